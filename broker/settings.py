@@ -1,0 +1,115 @@
+"""The broker's settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+__all__ = ["BrokerSettings", "FsyncPolicy"]
+
+FsyncPolicy = Literal["always", "interval", "os"]
+
+KIB = 1024
+MIB = 1024 * KIB
+HOUR = 3600.0
+DAY = 24 * HOUR
+
+
+class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that can be set about a broker; times in seconds, sizes in bytes.
+
+    Settings of topics (partitions, retention, segments, message size) are defaults: a topic's own
+    configuration goes before them. Raises ValueError that names the setting when a value makes no sense.
+    """
+
+    # where
+    data_dir: Path
+    host: str = "127.0.0.1"
+    port: int = 9092  # 0: any free port
+    advertised_host: str | None = None  # what clients connect to; default: host
+    advertised_port: int | None = None  # default: the port that was bound
+
+    # topics
+    auto_create_topics: bool = True
+    default_partitions: int = 1
+    max_partitions_per_topic: int = 10_000
+    message_max_bytes: int = 1_048_588  # of one record batch, as Kafka's message.max.bytes
+    retention_seconds: float | None = 7 * DAY  # None: no limit
+    retention_bytes: int | None = None  # of one partition; None: no limit
+    retention_check_interval: float = 60.0
+    segment_bytes: int = 256 * MIB
+    segment_seconds: float = 7 * DAY
+    index_interval_bytes: int = 4 * KIB
+
+    # durability
+    fsync: FsyncPolicy = "interval"
+    fsync_interval: float = 1.0
+
+    # consumer groups
+    group_initial_rebalance_delay: float = 0.0
+    group_min_session_timeout: float = 6.0
+    group_max_session_timeout: float = 1800.0
+    group_max_size: int = 10_000
+    offsets_retention_seconds: float = 7 * DAY
+    offset_metadata_max_bytes: int = 4 * KIB
+
+    # connections
+    request_max_bytes: int = 100 * MIB  # a larger request closes its connection
+    request_memory_bytes: int = 256 * MIB  # all requests that are being received, together
+    fetch_max_bytes: int = 8 * MIB  # of one fetch response, unless its first batch is larger
+    max_connections: int = 10_000
+    connection_idle_seconds: float = 600.0  # without a request
+    frame_timeout: float = 30.0  # for a request that has begun to arrive without progress
+    shutdown_timeout: float = 5.0  # for responses that are being sent
+
+    def __post_init__(self) -> None:
+        for name in ("port", "advertised_port"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 65_535:
+                raise ValueError(f"{name} must be between 0 and 65535, not {value}")
+        positive = (
+            "default_partitions",
+            "max_partitions_per_topic",
+            "message_max_bytes",
+            "retention_seconds",
+            "retention_bytes",
+            "retention_check_interval",
+            "segment_seconds",
+            "index_interval_bytes",
+            "fsync_interval",
+            "group_min_session_timeout",
+            "group_max_size",
+            "offsets_retention_seconds",
+            "request_memory_bytes",
+            "fetch_max_bytes",
+            "max_connections",
+            "connection_idle_seconds",
+            "frame_timeout",
+        )
+        for name in positive:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be greater than 0, not {value}")
+        for name in (
+            "group_initial_rebalance_delay",
+            "offset_metadata_max_bytes",
+            "shutdown_timeout",
+        ):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+        ordered = (
+            ("default_partitions", "max_partitions_per_topic"),
+            ("group_min_session_timeout", "group_max_session_timeout"),
+            ("message_max_bytes", "request_max_bytes"),
+            ("message_max_bytes", "segment_bytes"),
+            ("request_max_bytes", "request_memory_bytes"),
+        )
+        for low, high in ordered:
+            if getattr(self, low) > getattr(self, high):
+                raise ValueError(
+                    f"{low} ({getattr(self, low)}) must not be greater than {high} ({getattr(self, high)})"
+                )
+        if self.fsync not in ("always", "interval", "os"):
+            raise ValueError(f"fsync must be always, interval or os, not {self.fsync!r}")
