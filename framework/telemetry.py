@@ -7,7 +7,21 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 __all__ = ["Metrics"]
 
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
-_ROWS = (1, 10, 100, 1_000, 5_000, 10_000, 20_000, 32_768, 65_536, 131_072, 262_144, 524_288, 1_048_576)
+_ROWS = (
+    1,
+    10,
+    100,
+    1_000,
+    5_000,
+    10_000,
+    20_000,
+    32_768,
+    65_536,
+    131_072,
+    262_144,
+    524_288,
+    1_048_576,
+)
 _BYTES = tuple(4**power for power in range(4, 15))
 
 
@@ -58,10 +72,16 @@ class Metrics:
             registry=r,
         )
         self.flushes = Counter(
-            "kmr_reduce_flushes_total", "Flushes, by what caused them.", ("stage", "reason"), registry=r
+            "kmr_reduce_flushes_total",
+            "Flushes, by what caused them.",
+            ("stage", "reason"),
+            registry=r,
         )
         self.flush_retries = Counter(
-            "kmr_reduce_flush_retries_total", "Attempts to flush that must be repeated.", ("stage",), registry=r
+            "kmr_reduce_flush_retries_total",
+            "Attempts to flush that must be repeated.",
+            ("stage",),
+            registry=r,
         )
         self.backpressure = Counter(
             "kmr_backpressure_seconds_total",
@@ -82,5 +102,8 @@ class Metrics:
             "kmr_failed_records_total", "Records that failed, by stage.", ("stage",), registry=r
         )
         self.dead_letters = Counter(
-            "kmr_dlq_records_total", "Failed records by what became of them.", ("reason",), registry=r
+            "kmr_dlq_records_total",
+            "Failed records by what became of them.",
+            ("reason",),
+            registry=r,
         )

@@ -1,0 +1,79 @@
+"""What a worker tells of itself at one moment: the source of `/live`, `/ready`, the page and `kmr top`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+__all__ = ["PartitionStatus", "StageStatus", "WorkerState", "WorkerStatus"]
+
+WorkerState = Literal["starting", "running", "suspended", "draining", "stopped", "failed"]
+
+
+class StageStatus(msgspec.Struct, frozen=True):
+    """One stage.
+
+    Attributes:
+        name: `map topic-0`, `reduce-1`, `reduce-err`.
+        activity: what it does now.
+        queued: batches that wait in its inbox.
+        rows: rows collected and not yet flushed.
+        bytes: their size.
+        seconds: how long `activity` has lasted.
+        reason: why it retries or waits; None when all is well.
+    """
+
+    name: str
+    activity: Literal["idle", "mapping", "collecting", "flushing", "retrying", "held"]
+    queued: int
+    rows: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    reason: str | None = None
+
+
+class PartitionStatus(msgspec.Struct, frozen=True):
+    """One assigned partition; offsets are exclusive ends, except `watermark`, the lowest unsettled offset."""
+
+    topic: str
+    partition: int
+    watermark: int | None
+    committed: int | None
+    position: int | None
+    end: int | None
+    paused: bool
+
+    @property
+    def lag(self) -> int | None:
+        """Records between the watermark and the end of the partition."""
+        if self.end is None or self.watermark is None:
+            return None
+        return max(0, self.end - self.watermark)
+
+
+class WorkerStatus(msgspec.Struct, frozen=True):
+    """The whole worker.
+
+    Attributes:
+        live: False when work is in flight and nothing has moved for the stall timeout.
+        ready: True when partitions could be processed: in the group, all reducers open.
+        problem: why it is not live, or what a sink complains of; None when all is well.
+        consumed: records taken from the broker since the start.
+        settled: offsets settled since the start.
+        uptime: seconds.
+    """
+
+    state: WorkerState
+    live: bool
+    ready: bool
+    problem: str | None
+    group: str
+    topics: tuple[str, ...]
+    stages: tuple[StageStatus, ...]
+    partitions: tuple[PartitionStatus, ...]
+    inflight_bytes: int
+    inflight_limit: int
+    consumed: int
+    settled: int
+    uptime: float
