@@ -8,23 +8,28 @@ to read its own logs. Format: KIP-98, https://kafka.apache.org/documentation/#re
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-import cramjam
 import msgspec
+from aiokafka.errors import KafkaError
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from crc32c import crc32c
+
+from broker.compression import decompress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 __all__ = [
+    "CODECS",
     "HEADER_BYTES",
+    "LEADER_EPOCH",
     "NO_PRODUCER_ID",
     "NO_TIMESTAMP",
     "BatchError",
     "BatchHeader",
     "BatchTooLarge",
+    "Codec",
     "CorruptBatch",
     "InvalidBatch",
     "NewRecord",
@@ -43,11 +48,17 @@ HEADER_BYTES: Final = 61
 """Size of a batch's header, that is of a batch without records."""
 NO_PRODUCER_ID: Final = -1
 NO_TIMESTAMP: Final = -1
-CODECS: Final = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
-MAX_UNCOMPRESSED_BYTES: Final = 256 * 1024 * 1024
-"""A compressed batch that grows beyond this is refused when it is looked into: memory is bounded."""
+LEADER_EPOCH: Final = 0
+"""A single node leads every partition from the first record to the last."""
+Codec = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+CODECS: Final[dict[Codec, int]] = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+_OFFSET: Final = struct.Struct(">q")
+_EPOCH: Final = struct.Struct(">i")
+_CRC: Final = struct.Struct(">I")
+_ATTRIBUTES: Final = struct.Struct(">h")
+_MAGIC: Final = 2
 _PREFIX_BYTES: Final = 12  # base offset and length, which the length does not count
 _MAGIC_AT: Final = 16
 _CRC_AT: Final = 17
@@ -57,7 +68,8 @@ _CODEC_MASK: Final = 0x07
 _LOG_APPEND_TIME: Final = 0x08
 _TRANSACTIONAL: Final = 0x10
 _CONTROL: Final = 0x20
-_XERIAL: Final = b"\x82SNAPPY\x00"
+_MIN_RECORD_BYTES: Final = 7  # seven fields of at least one byte
+_NO_LIMIT: Final = 2**31 - 1
 
 
 class BatchError(Exception):
@@ -158,16 +170,45 @@ class StoredRecord(NamedTuple):
 
 
 def parse_header(data: memoryview | bytearray | bytes, position: int = 0) -> BatchHeader:
-    """The header at `position`; raises `CorruptBatch` if there cannot be a batch of this format.
+    """The header at `position`; raises `CorruptBatch` if there cannot be a batch.
 
-    Checks the length and the magic byte, but neither that the batch is complete nor its CRC.
+    Checks the format and the length, but neither that the batch is complete nor its CRC. Raises
+    `UnsupportedFormat` for the formats before v2.
     """
-    raise NotImplementedError
+    left = len(data) - position
+    if left <= _MAGIC_AT:
+        raise CorruptBatch(f"batch at byte {position}: {left} bytes are too few for a header")
+    magic = data[position + _MAGIC_AT]
+    if magic != _MAGIC:
+        if magic < _MAGIC:
+            raise UnsupportedFormat(
+                f"batch at byte {position}: format v{magic}; only v2 is supported (Kafka 0.11 on)"
+            )
+        raise CorruptBatch(f"batch at byte {position}: magic byte {magic} instead of 2")
+    if left < HEADER_BYTES:
+        raise CorruptBatch(f"batch at byte {position}: {left} bytes are too few for a header")
+    header = BatchHeader(*_HEADER.unpack_from(data, position), position=position)
+    if header.length < HEADER_BYTES - _PREFIX_BYTES:
+        raise CorruptBatch(f"batch at byte {position}: impossible length {header.length}")
+    if header.last_offset_delta < 0:
+        raise CorruptBatch(
+            f"batch at byte {position}: impossible last offset delta {header.last_offset_delta}"
+        )
+    return header
 
 
 def check_batch(data: memoryview, header: BatchHeader) -> None:
     """Raises `CorruptBatch` unless `data` holds the whole batch of `header` with a matching CRC."""
-    raise NotImplementedError
+    if header.end > len(data):
+        raise CorruptBatch(
+            f"batch at byte {header.position}: {header.size} bytes announced, "
+            f"{len(data) - header.position} are there"
+        )
+    crc = crc32c(data[header.position + _ATTRIBUTES_AT : header.end])
+    if crc != header.crc:
+        raise CorruptBatch(
+            f"batch at byte {header.position}: CRC is {crc:#010x}, the header says {header.crc:#010x}"
+        )
 
 
 def split_batches(
@@ -178,32 +219,95 @@ def split_batches(
     Every batch is checked: format, length, CRC, size, and that a client may produce it. Raises
     `CorruptBatch`, `UnsupportedFormat`, `InvalidBatch` or `BatchTooLarge` for the first that fails.
     """
-    raise NotImplementedError
+    view = memoryview(data)
+    batches: list[BatchHeader] = []
+    position = 0
+    while position < len(view):
+        header = parse_header(view, position)
+        if max_batch_bytes is not None and header.size > max_batch_bytes:
+            raise BatchTooLarge(
+                f"batch at byte {position}: {header.size} bytes, at most {max_batch_bytes} are allowed"
+            )
+        check_batch(view, header)
+        _check_produced(header)
+        batches.append(header)
+        position = header.end
+    return batches
 
 
-def stamp_offset(data: memoryview, header: BatchHeader, base_offset: int) -> None:
+def _check_produced(header: BatchHeader) -> None:
+    """Raises `InvalidBatch` for what only a broker may write, or what would mislead readers."""
+    count = header.record_count
+    uncompressed = header.compression == 0
+    if count < 1 or count != header.last_offset_delta + 1:
+        reason = f"{count} records, but offsets 0 to {header.last_offset_delta}"
+    elif uncompressed and count * _MIN_RECORD_BYTES > header.size - HEADER_BYTES:
+        # Otherwise a few bytes could use up two thousand million offsets.
+        reason = f"{count} records cannot be in {header.size - HEADER_BYTES} bytes"
+    elif header.is_control:
+        reason = "control batches are written by brokers only"
+    elif header.compression > max(CODECS.values()):
+        reason = f"unknown compression codec {header.compression}"
+    elif header.timestamp_type:
+        reason = "the timestamp type is LogAppendTime, which brokers set"
+    elif header.producer_id >= 0 and (header.producer_epoch < 0 or header.base_sequence < 0):
+        reason = (
+            f"producer id {header.producer_id} with epoch {header.producer_epoch} "
+            f"and sequence {header.base_sequence}"
+        )
+    elif header.is_transactional and header.producer_id < 0:
+        reason = "transactional, but without a producer id"
+    else:
+        return
+    raise InvalidBatch(f"batch at byte {header.position}: {reason}")
+
+
+def stamp_offset(data: memoryview | bytearray, header: BatchHeader, base_offset: int) -> None:
     """Writes the offset and the leader epoch into the batch in place; the CRC does not cover them."""
-    raise NotImplementedError
+    _OFFSET.pack_into(data, header.position, base_offset)
+    _EPOCH.pack_into(data, header.position + _PREFIX_BYTES, LEADER_EPOCH)
 
 
-def stamp_append_time(data: memoryview, header: BatchHeader, timestamp_ms: int) -> None:
+def stamp_append_time(data: memoryview | bytearray, header: BatchHeader, timestamp_ms: int) -> None:
     """Makes `timestamp_ms` the time of every record of the batch (LogAppendTime), in place."""
-    raise NotImplementedError
+    at = header.position
+    _ATTRIBUTES.pack_into(data, at + _ATTRIBUTES_AT, header.attributes | _LOG_APPEND_TIME)
+    _OFFSET.pack_into(data, at + _MAX_TIMESTAMP_AT, timestamp_ms)
+    _CRC.pack_into(data, at + _CRC_AT, crc32c(memoryview(data)[at + _ATTRIBUTES_AT : header.end]))
 
 
 def build_batch(
     records: Iterable[NewRecord],
     *,
     base_offset: int = 0,
-    codec: str = "none",
+    codec: Codec = "none",
     producer_id: int = NO_PRODUCER_ID,
     producer_epoch: int = -1,
     base_sequence: int = -1,
     transactional: bool = False,
     control: bool = False,
 ) -> bytearray:
-    """One batch of `records` (at least one); the first record's timestamp is the base timestamp."""
-    raise NotImplementedError
+    """One batch of `records` (at least one); the first record's timestamp is the base timestamp.
+
+    A codec that would make the batch larger is left out.
+    """
+    builder = DefaultRecordBatchBuilder(
+        _MAGIC, CODECS[codec], transactional, producer_id, producer_epoch, base_sequence, _NO_LIMIT
+    )
+    count = 0
+    for record in records:
+        builder.append(count, record.timestamp, record.key, record.value, list(record.headers))
+        count += 1
+    if not count:
+        raise ValueError("a batch needs at least one record")
+    batch: bytearray = builder.build()
+    _OFFSET.pack_into(batch, 0, base_offset)
+    _EPOCH.pack_into(batch, _PREFIX_BYTES, LEADER_EPOCH)
+    if control:
+        (attributes,) = _ATTRIBUTES.unpack_from(batch, _ATTRIBUTES_AT)
+        _ATTRIBUTES.pack_into(batch, _ATTRIBUTES_AT, attributes | _CONTROL)
+        _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[_ATTRIBUTES_AT:]))
+    return batch
 
 
 def read_records(data: memoryview | bytearray | bytes, header: BatchHeader) -> list[StoredRecord]:
@@ -211,4 +315,23 @@ def read_records(data: memoryview | bytearray | bytes, header: BatchHeader) -> l
 
     Raises `CorruptBatch` if they cannot be read. Costs time per record: not for the hot path.
     """
-    raise NotImplementedError
+    batch = memoryview(data)[header.position : header.end]
+    try:
+        plain = bytes(batch) if not header.compression else _decompressed(batch, header)
+        return [
+            StoredRecord(r.offset, r.timestamp, r.key, r.value, tuple(r.headers))
+            for r in DefaultRecordBatch(plain)
+        ]
+    except (KafkaError, ValueError, IndexError, struct.error) as error:
+        raise CorruptBatch(
+            f"batch at byte {header.position}, offset {header.base_offset}: "
+            f"its records cannot be read: {error}"
+        ) from error
+
+
+def _decompressed(batch: memoryview, header: BatchHeader) -> bytes:
+    """The same batch without compression; its length and CRC are not brought up to date."""
+    plain = bytearray(batch[:HEADER_BYTES])
+    _ATTRIBUTES.pack_into(plain, _ATTRIBUTES_AT, header.attributes & ~_CODEC_MASK)
+    plain += decompress(header.compression, batch[HEADER_BYTES:])
+    return bytes(plain)

@@ -1,0 +1,56 @@
+"""Decompression of record batches into bounded memory, whatever a client sent."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import cramjam
+
+__all__ = ["MAX_UNCOMPRESSED_BYTES", "decompress"]
+
+MAX_UNCOMPRESSED_BYTES: Final = 256 * 1024 * 1024
+"""A batch that would grow beyond this is refused: a kilobyte of zstd can hold gigabytes."""
+
+_INTO: Final = {
+    1: cramjam.gzip.decompress_into,
+    3: cramjam.lz4.decompress_into,
+    4: cramjam.zstd.decompress_into,
+}
+_SNAPPY: Final = 2
+_JAVA_SNAPPY: Final = b"\x82SNAPPY\x00"
+_JAVA_SNAPPY_HEADER_BYTES: Final = 16
+_BLOCK_LENGTH: Final = struct.Struct(">I")
+
+
+def decompress(codec: int, body: memoryview) -> memoryview:
+    """What `body` holds, by the codec's number in a batch's attributes (1 to 4).
+
+    Raises ValueError if it is damaged, grows beyond `MAX_UNCOMPRESSED_BYTES`, or for another codec.
+    """
+    # Its pages cost nothing before they are written.
+    output = bytearray(MAX_UNCOMPRESSED_BYTES)
+    try:
+        if codec == _SNAPPY:
+            size = _snappy_into(body, memoryview(output))
+        else:
+            size = int(_INTO[codec](body, output))
+    except KeyError:
+        raise ValueError(f"unknown compression codec {codec}") from None
+    except (cramjam.DecompressionError, struct.error) as error:
+        raise ValueError(f"decompression failed: {error}") from error
+    return memoryview(output)[:size]
+
+
+def _snappy_into(body: memoryview, output: memoryview) -> int:
+    """Snappy comes as one raw block, or as the Java library's stream of blocks with lengths."""
+    if bytes(body[: len(_JAVA_SNAPPY)]) != _JAVA_SNAPPY:
+        return int(cramjam.snappy.decompress_raw_into(body, output))
+    position, size = _JAVA_SNAPPY_HEADER_BYTES, 0
+    while position < len(body):
+        (length,) = _BLOCK_LENGTH.unpack_from(body, position)
+        position += _BLOCK_LENGTH.size
+        block = body[position : position + length]
+        size += int(cramjam.snappy.decompress_raw_into(block, output[size:]))
+        position += length
+    return size
