@@ -1,0 +1,175 @@
+"""The map functions that users write, and what applying one to a batch gives.
+
+The decorators only mark a function: it stays the function that it was, so that it can be called in a
+test and pickled by name. `apply` and `apply_async` run a marked function over the columns of one batch;
+both engines use them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+from framework.columns import (
+    NO_OFFSETS,
+    Failure,
+    Mapped,
+    from_columns,
+    from_results,
+    join,
+    reason_of,
+    several,
+)
+from framework.errors import StrategyError
+from framework.record import to_records
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    import pyarrow as pa
+
+__all__ = ["MapSpec", "apply", "apply_async", "map_batch", "map_record", "spec_of"]
+
+F = TypeVar("F", bound="Callable[..., Any]")
+MARK = "__kmr_map__"
+
+
+@dataclass(frozen=True, slots=True)
+class MapSpec:
+    """How a marked function wants to be called.
+
+    Attributes:
+        per: one call a `record`, or one a `batch`.
+        is_async: the function is a coroutine function; it is awaited on the event loop, in order.
+        schema: the columns that a per-record function returns; None infers them from each batch.
+    """
+
+    per: Literal["record", "batch"]
+    is_async: bool
+    schema: pa.Schema | None = None
+
+
+@overload
+def map_record(function: F) -> F: ...
+@overload
+def map_record(*, schema: pa.Schema | None = None) -> Callable[[F], F]: ...
+def map_record(
+    function: F | None = None, *, schema: pa.Schema | None = None
+) -> F | Callable[[F], F]:
+    """Mark a function that is called with one `Record` at a time.
+
+    It returns a `dict` (one row), a list or another iterable of dicts (several rows), or None (the
+    record is filtered). An exception means that the record failed: it goes to `reduce_err`. The
+    function may be `async def`.
+
+    Args:
+        function: the function, when the decorator is used without arguments.
+        schema: the Arrow schema of the rows. Without it the types are inferred from each batch.
+    """
+
+    def mark(function: F) -> F:
+        setattr(function, MARK, MapSpec("record", _is_async(function), schema))
+        return function
+
+    return mark if function is None else mark(function)
+
+
+def map_batch(function: F) -> F:
+    """Mark a function that is called with one `pyarrow.RecordBatch` at a time.
+
+    The columns are those of `framework.record.SCHEMA`. It returns a `RecordBatch` or `Table` that keeps
+    the `offset` column, which names the record that each row came from; or a pair of columns and `keep`,
+    the input row that each output row came from; or None, when every record is filtered. When it raises,
+    the batch is bisected, so that only the records that it cannot bear fail. It may be `async def`.
+    """
+    setattr(function, MARK, MapSpec("batch", _is_async(function)))
+    return function
+
+
+def spec_of(function: object) -> MapSpec:
+    """How `function` was marked. Raises StrategyError if it was not."""
+    spec = getattr(function, MARK, None)
+    if not isinstance(spec, MapSpec):
+        name = getattr(function, "__qualname__", repr(function))
+        raise StrategyError(f"map={name} is not marked; decorate it with @map_record or @map_batch")
+    return spec
+
+
+def apply(function: Callable[..., Any], records: pa.RecordBatch) -> Mapped:
+    """Run a marked plain function over the records of one batch.
+
+    Raises:
+        StrategyError: the function returned something that cannot be rows.
+    """
+    spec = spec_of(function)
+    if spec.per == "record":
+        made = []
+        failures = []
+        for record in to_records(records):
+            try:
+                result = function(record)
+                if result is not None and type(result) is not dict:
+                    result = several(result)
+                made.append((record.offset, result))
+            except Exception as error:  # noqa: BLE001  the user's function may raise anything
+                failures.append(Failure(record.offset, reason_of(error)))
+        return from_results(function, spec.schema, made, failures)
+    parts: list[Mapped] = []
+    todo = [records]
+    while todo:
+        part = todo.pop()
+        try:
+            result = function(part)
+        except Exception as error:  # noqa: BLE001
+            todo.extend(_halves(part, error, parts))
+        else:
+            parts.append(from_columns(function, part, result))
+    return join(parts)
+
+
+async def apply_async(function: Callable[..., Awaitable[Any]], records: pa.RecordBatch) -> Mapped:
+    """Run a marked coroutine function over the records of one batch, one call after the other.
+
+    Raises:
+        StrategyError: the function returned something that cannot be rows.
+    """
+    spec = spec_of(function)
+    if spec.per == "record":
+        made = []
+        failures = []
+        for record in to_records(records):
+            try:
+                result = await function(record)
+                if result is not None and type(result) is not dict:
+                    result = several(result)
+                made.append((record.offset, result))
+            except Exception as error:  # noqa: BLE001
+                failures.append(Failure(record.offset, reason_of(error)))
+        return from_results(function, spec.schema, made, failures)
+    parts: list[Mapped] = []
+    todo = [records]
+    while todo:
+        part = todo.pop()
+        try:
+            result = await function(part)
+        except Exception as error:  # noqa: BLE001
+            todo.extend(_halves(part, error, parts))
+        else:
+            parts.append(from_columns(function, part, result))
+    return join(parts)
+
+
+def _is_async(function: object) -> bool:
+    call = getattr(function, "__call__", None)  # noqa: B004  an object with an async __call__ is async too
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+def _halves(part: pa.RecordBatch, error: Exception, parts: list[Mapped]) -> list[pa.RecordBatch]:
+    """What to try next after `part` raised, last first; a single record becomes a failure."""
+    if len(part) > 1:
+        middle = len(part) // 2
+        return [part.slice(middle), part.slice(0, middle)]
+    offset = int(part.column("offset")[0].as_py())
+    parts.append(Mapped(None, NO_OFFSETS, (Failure(offset, reason_of(error)),)))
+    return []

@@ -1,0 +1,112 @@
+"""What users define: a map, reducers, and what becomes of the records that failed."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from framework.errors import StrategyError
+from framework.mapper import spec_of
+from framework.reducer import Reducer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from framework.mapper import MapSpec
+
+__all__ = ["ErrorLimit", "OnLimit", "Strategy"]
+
+OnLimit = Literal["stop", "pause", "drop"]
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorLimit:
+    """How many failed records are acceptable.
+
+    Attributes:
+        records: the most failed records within `per` seconds.
+        per: the length of the window, in seconds.
+        on_limit: `stop` the worker; `pause` until the window has room again; or `drop` what is above
+            the limit: such records count as settled and are lost, which is logged and counted.
+    """
+
+    records: int
+    per: float = 60.0
+    on_limit: OnLimit = "stop"
+
+    def __post_init__(self) -> None:
+        if self.records < 0 or self.per <= 0:
+            raise StrategyError(
+                f"err_limit: records must not be below 0 nor per at or below 0: {self.records}, {self.per}"
+            )
+        if self.on_limit not in get_args(OnLimit):
+            raise StrategyError(
+                f"err_limit: on_limit must be one of {get_args(OnLimit)}: {self.on_limit!r}"
+            )
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How the records of a topic are processed; the same for every engine.
+
+    Attributes:
+        map: a function marked with `map_record` or `map_batch`.
+        reduce: reducers in a chain; what one flushes is the input of the next.
+        reduce_err: the reducer for failed records. It is given the columns of the original records plus
+            `reason` (string), `stage` (string) and `attempt` (int32). Without it, the first record that
+            fails stops the worker.
+        err_limit: how many failures are acceptable; None is any number.
+
+    Raises:
+        StrategyError: a part is missing or of the wrong kind.
+    """
+
+    map: Callable[..., Any]
+    reduce: Sequence[Reducer]
+    reduce_err: Reducer | None = None
+    err_limit: ErrorLimit | None = None
+    map_spec: MapSpec = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "map_spec", spec_of(self.map))
+        reducers = [self.reduce] if isinstance(self.reduce, Reducer) else list(self.reduce)
+        if not reducers:
+            raise StrategyError("reduce= is empty: a strategy needs at least one reducer")
+        for reducer in (*reducers, *([self.reduce_err] if self.reduce_err is not None else [])):
+            if not isinstance(reducer, Reducer):
+                raise StrategyError(
+                    f"{reducer!r} is not a reducer: pass an object of a class that extends Reducer"
+                )
+        object.__setattr__(self, "reduce", tuple(reducers))
+        if self.reduce_err is not None and self.reduce_err.on_error == "divert":
+            raise StrategyError(
+                "reduce_err cannot divert its own errors: use on_error='retry' or on_error='stop'"
+            )
+        if self.err_limit is not None and self.reduce_err is None:
+            raise StrategyError(
+                "err_limit= needs reduce_err=: without it the first failure stops the worker"
+            )
+        for reducer in reducers:
+            if reducer.on_error == "divert" and self.reduce_err is None:
+                raise StrategyError(
+                    f"{type(reducer).__name__}: on_error='divert' needs reduce_err="
+                )
+
+    def validate(self) -> None:
+        """Check what construction could not: that the strategy can travel to another process.
+
+        Raises:
+            StrategyError: names the part that cannot be pickled, and why.
+        """
+        parts = {"map": self.map, "reduce_err": self.reduce_err} | {
+            f"reduce[{position}]": reducer for position, reducer in enumerate(self.reduce)
+        }
+        for name, part in parts.items():
+            try:
+                pickle.loads(pickle.dumps(part))  # noqa: S301  our own bytes
+            except Exception as error:
+                raise StrategyError(
+                    f"{name} cannot be pickled ({error}); define functions and classes at the top level "
+                    "of a module, and open connections in Reducer.open, not in __init__"
+                ) from error
