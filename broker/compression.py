@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import struct
 from typing import Final
 
@@ -12,12 +13,6 @@ __all__ = ["MAX_UNCOMPRESSED_BYTES", "decompress"]
 MAX_UNCOMPRESSED_BYTES: Final = 256 * 1024 * 1024
 """A batch that would grow beyond this is refused: a kilobyte of zstd can hold gigabytes."""
 
-_INTO: Final = {
-    1: cramjam.gzip.decompress_into,
-    3: cramjam.lz4.decompress_into,
-    4: cramjam.zstd.decompress_into,
-}
-_SNAPPY: Final = 2
 _JAVA_SNAPPY: Final = b"\x82SNAPPY\x00"
 _JAVA_SNAPPY_HEADER_BYTES: Final = 16
 _BLOCK_LENGTH: Final = struct.Struct(">I")
@@ -28,18 +23,15 @@ def decompress(codec: int, body: memoryview) -> memoryview:
 
     Raises ValueError if it is damaged, grows beyond `MAX_UNCOMPRESSED_BYTES`, or for another codec.
     """
-    # Its pages cost nothing before they are written.
-    output = bytearray(MAX_UNCOMPRESSED_BYTES)
+    # Anonymous memory: its pages cost nothing before they are written.
+    output = memoryview(mmap.mmap(-1, MAX_UNCOMPRESSED_BYTES))
     try:
-        if codec == _SNAPPY:
-            size = _snappy_into(body, memoryview(output))
-        else:
-            size = int(_INTO[codec](body, output))
+        size = int(_INTO[codec](body, output))
     except KeyError:
         raise ValueError(f"unknown compression codec {codec}") from None
     except (cramjam.DecompressionError, struct.error) as error:
         raise ValueError(f"decompression failed: {error}") from error
-    return memoryview(output)[:size]
+    return output[:size]
 
 
 def _snappy_into(body: memoryview, output: memoryview) -> int:
@@ -54,3 +46,11 @@ def _snappy_into(body: memoryview, output: memoryview) -> int:
         size += int(cramjam.snappy.decompress_raw_into(block, output[size:]))
         position += length
     return size
+
+
+_INTO: Final = {
+    1: cramjam.gzip.decompress_into,
+    2: _snappy_into,
+    3: cramjam.lz4.decompress_into,
+    4: cramjam.zstd.decompress_into,
+}

@@ -95,6 +95,7 @@ class BatchTooLarge(BatchError):
 class BatchHeader(msgspec.Struct, frozen=True, gc=False):
     """The header of a batch, and the `position` in the data that it was read from (bytes)."""
 
+    position: int
     base_offset: int
     length: int
     leader_epoch: int
@@ -108,7 +109,6 @@ class BatchHeader(msgspec.Struct, frozen=True, gc=False):
     producer_epoch: int
     base_sequence: int
     record_count: int
-    position: int = 0
 
     @property
     def size(self) -> int:
@@ -187,7 +187,7 @@ def parse_header(data: memoryview | bytearray | bytes, position: int = 0) -> Bat
         raise CorruptBatch(f"batch at byte {position}: magic byte {magic} instead of 2")
     if left < HEADER_BYTES:
         raise CorruptBatch(f"batch at byte {position}: {left} bytes are too few for a header")
-    header = BatchHeader(*_HEADER.unpack_from(data, position), position=position)
+    header = BatchHeader(position, *_HEADER.unpack_from(data, position))
     if header.length < HEADER_BYTES - _PREFIX_BYTES:
         raise CorruptBatch(f"batch at byte {position}: impossible length {header.length}")
     if header.last_offset_delta < 0:
