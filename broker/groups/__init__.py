@@ -1,0 +1,1 @@
+"""Consumer group coordination: the classic group protocol and the committed offsets of groups."""
