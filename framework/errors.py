@@ -7,8 +7,10 @@ __all__ = [
     "CommitFenced",
     "ConsumerError",
     "CorruptRecords",
+    "DeadlineExceeded",
     "KmrError",
     "OffsetOutOfRange",
+    "RecordFailed",
     "SettingsError",
     "SinkError",
     "StrategyError",
@@ -49,3 +51,11 @@ class CorruptRecords(ConsumerError):
 
 class SinkError(KmrError):
     """A sink refused rows for a reason that a retry cannot mend."""
+
+
+class RecordFailed(KmrError):
+    """A record failed and there is no error sink for it, or too many did."""
+
+
+class DeadlineExceeded(KmrError):
+    """The shutdown took longer than its deadline: names what was not drained."""

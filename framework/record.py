@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
@@ -29,7 +29,6 @@ __all__ = [
     "Record",
     "Rows",
     "TopicPartition",
-    "ranges_without",
     "to_records",
 ]
 
@@ -273,19 +272,6 @@ class Rows:
             replace(self, table=self.table.slice(0, at), ranges=head, offsets=offsets[:at]),
             replace(self, table=self.table.slice(at), ranges=tail, offsets=offsets[at:]),
         )
-
-
-def ranges_without(whole: Range, failed: Sequence[int] | NDArray[np.int64]) -> tuple[Range, ...]:
-    """The range `whole` less single offsets (ascending), as the ranges that remain between them."""
-    remaining = []
-    first = whole.first
-    for offset in failed:
-        if offset > first:
-            remaining.append(whole._replace(first=first, last=int(offset) - 1))
-        first = int(offset) + 1
-    if first <= whole.last:
-        remaining.append(whole._replace(first=first))
-    return tuple(remaining)
 
 
 def _int64(column: pa.Array[Any]) -> NDArray[np.int64]:

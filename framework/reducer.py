@@ -35,7 +35,7 @@ __all__ = [
     "WhenFull",
 ]
 
-FlushReason = Literal["count", "bytes", "age", "revoke", "shutdown"]
+FlushReason = Literal["count", "bytes", "age", "shutdown"]
 WhenFull = Literal["flush", "backpressure"]
 OnShutdown = Literal["flush", "drop"]
 OnError = Literal["retry", "divert", "stop"]
@@ -90,7 +90,7 @@ class Flushed:
 
 @dataclass(frozen=True, slots=True)
 class Empty:
-    """There was nothing to flush."""
+    """There was nothing to deliver: the records behind what was added are settled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,10 @@ class ErrorLimit:
             raise StrategyError(
                 f"err_limit: on_limit must be one of {get_args(OnLimit)}: {self.on_limit!r}"
             )
+        if self.on_limit == "pause" and self.records == 0:
+            raise StrategyError(
+                "err_limit: on_limit='pause' needs records of at least 1, or nothing moves"
+            )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,122 @@
+"""The map stage: one task per assigned partition, which maps its batches in order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+
+from framework.failures import failed_records
+from framework.ranges import subtract_ranges
+from framework.record import Range, Rows
+from framework.status import StageStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+    from framework.columns import Mapped
+    from framework.executor import Executor
+    from framework.failures import ErrorPort
+    from framework.ledger import Ledger, Ledgers
+    from framework.record import Batch
+    from framework.strategy import Strategy
+    from framework.telemetry import Metrics
+
+__all__ = ["MapStage"]
+
+STAGE = "map"
+
+
+class MapStage:
+    """Maps the batches of one partition, in one generation of its assignment.
+
+    Args:
+        ledger: the partition's ledger; its generation marks everything that the stage sends on.
+        inbox: batches, in order of offsets.
+        out: the first reduce stage's inbox.
+        errors: for records that the map fails on.
+        on_taken: called whenever a batch was taken from the inbox, so that intake can go on.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        executor: Executor,
+        ledger: Ledger,
+        ledgers: Ledgers,
+        inbox: MemoryObjectReceiveStream[Batch],
+        out: MemoryObjectSendStream[Rows | None],
+        errors: ErrorPort,
+        metrics: Metrics,
+        on_taken: Callable[[], None],
+    ) -> None:
+        self._strategy = strategy
+        self._executor = executor
+        self._ledger = ledger
+        self._ledgers = ledgers
+        self._inbox = inbox
+        self._out = out
+        self._errors = errors
+        self._metrics = metrics
+        self._on_taken = on_taken
+        self._scope = anyio.CancelScope()
+        self._mapping_since: float | None = None
+
+    async def run(self) -> None:
+        """Map until the inbox is closed and empty, or the partition is taken away.
+
+        Raises:
+            RecordFailed: a record failed and there is no error sink, or too many did.
+            StrategyError: the map function returned something that cannot be rows.
+            CorruptRecords: a batch cannot be decoded.
+        """
+        try:
+            with self._scope:
+                async for batch in self._inbox:
+                    self._on_taken()
+                    await self._map(batch)
+        finally:
+            self._inbox.close()
+            self._out.close()
+            self._errors.close()
+
+    def cancel(self) -> None:
+        """Stop at once: what is in the inbox or under way is dropped, unsettled."""
+        self._scope.cancel()
+
+    async def _map(self, batch: Batch) -> None:
+        started = self._mapping_since = anyio.current_time()
+        try:
+            mapped = await self._executor.map(self._strategy.map, self._strategy.map_spec, batch)
+        finally:
+            self._mapping_since = None
+        self._metrics.map_seconds.observe(anyio.current_time() - started)
+        await self._send(batch, mapped)
+
+    async def _send(self, batch: Batch, mapped: Mapped) -> None:
+        whole = Range(
+            batch.topic, batch.partition, batch.first, batch.last, self._ledger.generation
+        )
+        ranges: tuple[Range, ...] = (whole,)
+        failed: Rows | None = None
+        if mapped.failures:
+            failed = failed_records(batch, mapped.failures, STAGE, whole.generation)
+            ranges = subtract_ranges(ranges, failed.ranges)
+        if mapped.table is None:
+            self._ledgers.settle(ranges)
+        else:
+            await self._out.send(Rows(mapped.table, ranges, mapped.offsets, (batch,)))
+        if failed is not None:
+            await self._errors.send(failed, STAGE)
+
+    def status(self) -> StageStatus:
+        """What the stage does now."""
+        since = self._mapping_since
+        return StageStatus(
+            name=f"map {self._ledger.partition}",
+            activity="idle" if since is None else "mapping",
+            queued=self._inbox.statistics().current_buffer_used,
+            seconds=0.0 if since is None else anyio.current_time() - since,
+        )

@@ -1,0 +1,312 @@
+"""The reduce stage: collects rows in one copy of its reducer while the other copy is being flushed."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from typing import TYPE_CHECKING, Literal, cast
+
+import anyio
+import structlog
+from anyio import to_thread
+
+from framework.buffer import Buffer
+from framework.columns import reason_of
+from framework.errors import KmrError, SinkError
+from framework.failures import original_records
+from framework.ranges import subtract_ranges
+from framework.record import Rows
+from framework.reducer import Empty, Flushed, Poisoned, Retry
+from framework.status import StageStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+    from framework.backpressure import Budget, Gate
+    from framework.failures import ErrorPort
+    from framework.ledger import Ledgers
+    from framework.record import Range
+    from framework.reducer import Context, FlushReason, FlushResult, Reducer
+    from framework.telemetry import Metrics
+
+__all__ = ["ReduceStage"]
+
+FIRST_BACKOFF = 0.1
+LAST_BACKOFF = 30.0
+
+_log = structlog.get_logger(__name__)
+
+
+class ReduceStage:
+    """Runs one reducer of a strategy.
+
+    Two tasks: one collects rows until a limit is reached, the other flushes, one buffer at a time, so
+    that offsets settle in order. What is handed to the second task is frozen: a retry has the same rows.
+
+    Args:
+        inbox: rows; None in it asks for a flush at once, because the in-flight budget is used up.
+        out: the next stage's inbox, None for the last of a chain.
+        errors: for rows that the sink can never take; None in the error stage itself.
+        on_stale: told of ranges that were lost together with rows of a partition that is gone.
+        on_progress: called after every attempt to flush, whatever came of it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        reducer: Reducer,
+        inbox: MemoryObjectReceiveStream[Rows | None],
+        out: MemoryObjectSendStream[Rows | None] | None,
+        errors: ErrorPort | None,
+        *,
+        ledgers: Ledgers,
+        gate: Gate,
+        budget: Budget,
+        metrics: Metrics,
+        on_stale: Callable[[Iterable[Range]], None],
+        on_progress: Callable[[], None],
+    ) -> None:
+        self.name = name
+        self._inbox = inbox
+        self._out = out
+        self._errors = errors
+        self._ledgers = ledgers
+        self._gate = gate
+        self._budget = budget
+        self._metrics = metrics
+        self._on_stale = on_stale
+        self._on_progress = on_progress
+        self._collecting = Buffer(reducer.spawn())
+        self._buffers = [self._collecting, Buffer(reducer.spawn())]
+        self._free_send, self._free = anyio.create_memory_object_stream[Buffer](2)
+        self._full, self._frozen = anyio.create_memory_object_stream[tuple[Buffer, "FlushReason"]](
+            1
+        )
+        self._free_send.send_nowait(self._buffers[1])
+        self._draining = anyio.Event()
+        self._flushing_since: float | None = None
+        self._trouble: str | None = None
+
+    async def open(self, context: Context) -> None:
+        """Connect the reducer. Raises StrategyError for what the user must mend."""
+        for buffer in self._buffers:
+            await buffer.reducer.open(context)
+
+    async def close(self) -> None:
+        """Disconnect the reducer, also after a failure."""
+        for stream in (
+            self._inbox,
+            self._free_send,
+            self._free,
+            self._full,
+            self._frozen,
+            self._out,
+        ):
+            if stream is not None:
+                stream.close()
+        if self._errors is not None:
+            self._errors.close()
+        for buffer in self._buffers:
+            await buffer.reducer.close()
+
+    def drain(self) -> None:
+        """No more waiting for `max_age`: what is collected is flushed when the inbox ends."""
+        self._draining.set()
+
+    async def run(self) -> None:
+        """Collect and flush until the inbox is closed and empty.
+
+        Raises:
+            KmrError: the reducer's error, when `on_error` says stop or it cannot be mended by retrying.
+        """
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._flush_frozen)
+            with self._full:
+                await self._collect()
+
+    async def _collect(self) -> None:
+        while True:
+            event = await self._next()
+            if isinstance(event, Rows):
+                await self._take(event)
+            elif event == "shutdown":
+                break
+            elif self._collecting.held:
+                await self._hand_over(event)
+        if self._collecting.held and self._collecting.reducer.on_shutdown == "flush":
+            await self._full.send((self._collecting, "shutdown"))
+
+    async def _next(self) -> Rows | FlushReason:
+        """The next rows, or the reason to flush what is there."""
+        deadline = self._collecting.deadline
+        while True:
+            if anyio.current_time() >= deadline:
+                return "age"
+            if self._must_make_room():
+                return "bytes"
+            with anyio.move_on_at(deadline):
+                try:
+                    rows = await self._inbox.receive()
+                except anyio.EndOfStream:
+                    return "shutdown"
+                if rows is not None:
+                    return rows
+
+    async def _take(self, rows: Rows) -> None:
+        """Collect rows, and flush as often as a limit is reached on the way."""
+        rest: Rows | None = rows
+        while rest is not None:
+            if not self._ledgers.is_current(rest.ranges):
+                self._on_stale(rest.ranges)
+                return
+            rest = self._collecting.add(rest)
+            reason = self._collecting.full()
+            if reason is None and rest is not None:
+                reason = "bytes"
+            if reason is not None:
+                await self._hand_over(reason)
+
+    def _must_make_room(self) -> bool:
+        """Whether nothing more can arrive, because what is collected uses up the budget."""
+        return (
+            self._budget.exhausted
+            and bool(self._collecting.held)
+            and self._collecting.reducer.when_full == "flush"
+            and self._inbox.statistics().current_buffer_used == 0
+        )
+
+    async def _hand_over(self, reason: FlushReason) -> None:
+        """Freeze the buffer for flushing, and go on with the other one."""
+        if reason != "age" and self._collecting.reducer.when_full == "backpressure":
+            with anyio.move_on_at(self._collecting.deadline):
+                await self._draining.wait()
+            reason = "age"
+        await self._full.send((self._collecting, reason))
+        self._collecting = await self._free.receive()
+
+    async def _flush_frozen(self) -> None:
+        try:
+            async for buffer, reason in self._frozen:
+                self._flushing_since = anyio.current_time()
+                await self._flush(buffer, reason)
+                self._flushing_since = self._trouble = None
+                buffer.clear()
+                self._free_send.send_nowait(buffer)
+        finally:
+            if self._out is not None:
+                self._out.close()
+            if self._errors is not None:
+                self._errors.close()
+
+    async def _flush(self, buffer: Buffer, reason: FlushReason) -> None:
+        """Attempt until the rows are delivered, then settle them or send on what the reducer made."""
+        attempt = 0
+        while True:
+            attempt += 1
+            async with self._gate:
+                for stale in buffer.drop_stale(self._ledgers.is_current):
+                    self._on_stale(stale.ranges)
+                if not buffer.held:
+                    return
+                result = await self._attempt(buffer, attempt)
+                if not isinstance(result, Retry):
+                    forward, failed = self._delivered(buffer, result, attempt)
+                    break
+            await self._back_off(result, attempt)
+        self._count(buffer, reason)
+        if forward is not None and self._out is not None:
+            await self._out.send(forward)
+        if self._errors is not None:
+            for records in failed:
+                await self._errors.send(records, self.name)
+
+    def _delivered(
+        self, buffer: Buffer, result: Flushed | Empty, attempt: int
+    ) -> tuple[Rows | None, list[Rows]]:
+        """Settle, still behind the gate, so that a commit sees it; returns what goes on, and what failed."""
+        if isinstance(result, Empty):
+            result = Flushed()
+        failed = [
+            records
+            for poisoned in result.poisoned
+            for records in original_records(poisoned.rows, poisoned.reason, self.name, attempt)
+        ]
+        if failed and self._errors is None:
+            raise SinkError(
+                f"{self.name}: the error sink refused rows: {result.poisoned[0].reason}"
+            )
+        ranges = subtract_ranges(buffer.ranges(), (r for records in failed for r in records.ranges))
+        if self._out is None or result.out is None or result.out.num_rows == 0:
+            self._ledgers.settle(ranges)
+            return None, failed
+        return Rows(result.out, ranges, None, buffer.sources()), failed
+
+    async def _attempt(self, buffer: Buffer, attempt: int) -> FlushResult:
+        """One call of the reducer's flush; its exceptions become what the policy says."""
+        reducer = buffer.reducer
+        try:
+            if inspect.iscoroutinefunction(reducer.flush):
+                result: FlushResult = await reducer.flush()
+            else:
+                result = await to_thread.run_sync(cast("Callable[[], FlushResult]", reducer.flush))
+        except Exception as error:
+            if reducer.on_error == "divert":
+                why = reason_of(error)
+                return Flushed(poisoned=[Poisoned(rows, why) for rows in buffer.held])
+            if reducer.on_error == "stop" or isinstance(error, KmrError):
+                raise
+            return Retry(None, reason_of(error))
+        finally:
+            self._on_progress()
+        if not isinstance(result, Flushed | Empty | Retry):
+            raise SinkError(
+                f"{self.name}: {type(reducer).__name__}.flush returned {type(result).__name__}; "
+                "return Flushed(...), Empty() or Retry(...)"
+            )
+        return result
+
+    async def _back_off(self, retry: Retry, attempt: int) -> None:
+        after = retry.after
+        if after is None:
+            ceiling = min(LAST_BACKOFF, FIRST_BACKOFF * 2 ** min(attempt - 1, 20))
+            after = ceiling * random.uniform(0.5, 1.0)  # noqa: S311  spreads retries, nothing secret
+        if self._trouble is None or self._trouble != retry.reason:
+            _log.warning(
+                "flush failed, trying again", stage=self.name, reason=retry.reason, seconds=after
+            )
+        self._trouble = retry.reason
+        self._metrics.flush_retries.labels(self.name).inc()
+        await anyio.sleep(after)
+
+    def _count(self, buffer: Buffer, reason: FlushReason) -> None:
+        metrics = self._metrics
+        metrics.flushes.labels(self.name, reason).inc()
+        metrics.flush_records.labels(self.name).observe(buffer.rows)
+        metrics.flush_bytes.labels(self.name).observe(buffer.bytes)
+        if self._flushing_since is not None:
+            metrics.flush_seconds.labels(self.name).observe(
+                anyio.current_time() - self._flushing_since
+            )
+
+    def status(self) -> StageStatus:
+        """What the stage does now."""
+        activity: Literal["idle", "collecting", "flushing", "retrying", "held"]
+        since = self._flushing_since
+        if since is None:
+            since = self._collecting.since
+            activity = "idle" if since is None else "collecting"
+        elif not self._gate.is_open:
+            activity = "held"
+        else:
+            activity = "flushing" if self._trouble is None else "retrying"
+        return StageStatus(
+            name=self.name,
+            activity=activity,
+            queued=self._inbox.statistics().current_buffer_used,
+            rows=sum(buffer.rows for buffer in self._buffers),
+            bytes=sum(buffer.bytes for buffer in self._buffers),
+            seconds=0.0 if since is None else anyio.current_time() - since,
+            reason=self._trouble,
+        )
