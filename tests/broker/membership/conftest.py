@@ -8,8 +8,8 @@ from typing import Generic, TypeVar
 
 import pytest
 
-from broker.groups.group import Group
-from broker.groups.types import (
+from broker.membership.group import Group
+from broker.membership.types import (
     GroupError,
     GroupSettings,
     GroupSnapshot,

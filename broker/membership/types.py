@@ -54,6 +54,7 @@ class GroupError(Enum):
     ILLEGAL_GENERATION = auto()
     INCONSISTENT_GROUP_PROTOCOL = auto()
     INVALID_GROUP_ID = auto()
+    INVALID_REQUEST = auto()
     UNKNOWN_MEMBER_ID = auto()
     INVALID_SESSION_TIMEOUT = auto()
     REBALANCE_IN_PROGRESS = auto()
@@ -62,7 +63,6 @@ class GroupError(Enum):
     MEMBER_ID_REQUIRED = auto()
     GROUP_MAX_SIZE_REACHED = auto()
     FENCED_INSTANCE_ID = auto()
-    GROUP_SUBSCRIBED_TO_TOPIC = auto()
 
 
 @dataclass(frozen=True, slots=True)

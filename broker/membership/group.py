@@ -14,8 +14,8 @@ timeout), KIP-134 (initial delay), KIP-345 (static members), KIP-394 (member id 
 from collections.abc import Callable
 from uuid import uuid4
 
-from broker.groups.members import Member, Members
-from broker.groups.types import (
+from broker.membership.members import Member, Members
+from broker.membership.types import (
     NO_GENERATION,
     Clock,
     GroupDescription,
@@ -34,6 +34,8 @@ from broker.groups.types import (
 )
 
 __all__ = ["Group"]
+
+_MAX_ID_PREFIX = 249
 
 
 class Group:
@@ -221,7 +223,7 @@ class Group:
 
     def _join_new(self, request: JoinRequest, waiter: Waiter[JoinResult]) -> None:
         instance_id = request.member.instance_id
-        member_id = f"{instance_id or request.client_id}-{uuid4()}"
+        member_id = f"{(instance_id or request.client_id)[:_MAX_ID_PREFIX]}-{uuid4()}"
         returning = self._members.of_instance(instance_id)
         if returning is not None:
             self._replace_static(returning, member_id, request, waiter)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from broker.groups.types import (
+from broker.membership.types import (
     GroupError,
     JoinRequest,
     JoinResult,

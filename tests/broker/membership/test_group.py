@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from broker.groups.group import Group
-from broker.groups.types import (
+from broker.membership.group import Group
+from broker.membership.types import (
     NO_GENERATION,
     GroupError,
     GroupSettings,
@@ -16,7 +16,7 @@ from broker.groups.types import (
 )
 
 if TYPE_CHECKING:
-    from tests.broker.groups.conftest import GroupBench
+    from tests.broker.membership.conftest import GroupBench
 
 
 def test_a_single_member_leads_and_gets_its_own_assignment(bench: GroupBench) -> None:
@@ -258,9 +258,7 @@ def test_a_member_that_joins_between_join_and_sync_starts_another_rebalance(
 
     assert waiting.value.error is GroupError.REBALANCE_IN_PROGRESS
     assert bench.sync(again.value).value.error is GroupError.REBALANCE_IN_PROGRESS
-    final = bench.rebalanced(
-        bench.join(leader.member_id), bench.join(follower.member_id), newcomer
-    )
+    final = bench.rebalanced(bench.join(leader.member_id), bench.join(follower.member_id), newcomer)
     assert {joined.generation for joined in final} == {4}
 
 

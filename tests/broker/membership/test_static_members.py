@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.groups.types import GroupError, GroupState, JoinResult
+from broker.membership.types import GroupError, GroupState, JoinResult
 
 if TYPE_CHECKING:
-    from tests.broker.groups.conftest import GroupBench
+    from tests.broker.membership.conftest import GroupBench
 
 
 def static_pair(bench: GroupBench) -> tuple[JoinResult, JoinResult]:

@@ -1,1 +1,0 @@
-"""Consumer group coordination: the classic group protocol and the committed offsets of groups."""
