@@ -65,6 +65,25 @@ def test_a_sync_after_the_leaders_gets_the_assignment_at_once(bench: GroupBench)
     assert bench.sync(moved.value).value.assignment == b"F"
 
 
+def test_the_session_of_a_member_that_waited_for_its_assignment_starts_anew(
+    bench: GroupBench,
+) -> None:
+    leader, follower = bench.stable(2)
+    moved = bench.join(follower.member_id, protocols={"range": b"new"})
+    again = bench.join(leader.member_id).value
+    waiting = bench.sync(moved.value)
+    for _ in range(4):
+        bench.clock.advance(5)
+        assert bench.heartbeat(again) is None
+    bench.sync(again)
+    assert waiting.value.error is None
+
+    bench.clock.advance(9)
+    assert bench.heartbeat(again) is None
+    bench.clock.advance(2)
+    assert bench.heartbeat(again) is GroupError.REBALANCE_IN_PROGRESS
+
+
 def test_a_new_member_with_a_modern_client_first_gets_an_id(bench: GroupBench) -> None:
     refused = bench.join(require_known_member_id=True).value
     assert refused.error is GroupError.MEMBER_ID_REQUIRED
