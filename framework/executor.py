@@ -14,9 +14,9 @@ from framework.mapper import apply, apply_async
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from framework.columns import Mapped
     from framework.mapper import MapSpec
     from framework.record import Batch
+    from framework.results import Mapped
 
 __all__ = ["Executor", "ExecutorKind"]
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectSendStream
     from numpy.typing import NDArray
 
-    from framework.columns import Failure
     from framework.record import Batch
+    from framework.results import Failure
     from framework.strategy import ErrorLimit
     from framework.telemetry import Metrics
 
@@ -143,7 +143,7 @@ class ErrorPort:
 
     def __init__(
         self,
-        stream: MemoryObjectSendStream[Rows | None] | None,
+        stream: MemoryObjectSendStream[Rows] | None,
         window: LimitWindow,
         settle: Callable[[Iterable[Range]], None],
         metrics: Metrics,

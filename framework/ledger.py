@@ -20,8 +20,9 @@ __all__ = ["Delivery", "Ledger", "Ledgers"]
 
 
 class Delivery(NamedTuple):
-    """One batch that was taken in: its last offset (inclusive), its bytes, its newest timestamp."""
+    """One batch that was taken in: its offsets (inclusive), its bytes, its newest timestamp."""
 
+    first: int
     last: int
     nbytes: int
     timestamp_ms: int
@@ -71,7 +72,9 @@ class Ledger:
             self.watermark = self.delivered = batch.first
         gap = self.delivered
         self.delivered = batch.last + 1
-        self._deliveries.append(Delivery(batch.last, batch.nbytes, batch.max_timestamp_ms))
+        self._deliveries.append(
+            Delivery(batch.first, batch.last, batch.nbytes, batch.max_timestamp_ms)
+        )
         if batch.first > gap:
             # Compaction or a raised log start removed these offsets: nobody can ever settle them.
             self.settle(gap, batch.first - 1)

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-    from framework.columns import Mapped
     from framework.executor import Executor
     from framework.failures import ErrorPort
     from framework.ledger import Ledger, Ledgers
     from framework.record import Batch
+    from framework.results import Mapped
     from framework.strategy import Strategy
     from framework.telemetry import Metrics
 
@@ -47,7 +47,7 @@ class MapStage:
         ledger: Ledger,
         ledgers: Ledgers,
         inbox: MemoryObjectReceiveStream[Batch],
-        out: MemoryObjectSendStream[Rows | None],
+        out: MemoryObjectSendStream[Rows],
         errors: ErrorPort,
         metrics: Metrics,
         on_taken: Callable[[], None],

@@ -11,7 +11,9 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from framework.columns import (
+from framework.errors import StrategyError
+from framework.record import to_records
+from framework.results import (
     NO_OFFSETS,
     Failure,
     Mapped,
@@ -21,8 +23,6 @@ from framework.columns import (
     reason_of,
     several,
 )
-from framework.errors import StrategyError
-from framework.record import to_records
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -103,6 +103,8 @@ def apply(function: Callable[..., Any], records: pa.RecordBatch) -> Mapped:
         StrategyError: the function returned something that cannot be rows.
     """
     spec = spec_of(function)
+    if len(records) == 0:
+        return Mapped(None, NO_OFFSETS)
     if spec.per == "record":
         made = []
         failures = []
@@ -135,6 +137,8 @@ async def apply_async(function: Callable[..., Awaitable[Any]], records: pa.Recor
         StrategyError: the function returned something that cannot be rows.
     """
     spec = spec_of(function)
+    if len(records) == 0:
+        return Mapped(None, NO_OFFSETS)
     if spec.per == "record":
         made = []
         failures = []

@@ -11,12 +11,12 @@ import structlog
 from anyio import to_thread
 
 from framework.buffer import Buffer
-from framework.columns import reason_of
 from framework.errors import KmrError, SinkError
 from framework.failures import original_records
 from framework.ranges import subtract_ranges
 from framework.record import Rows
 from framework.reducer import Empty, Flushed, Poisoned, Retry
+from framework.results import reason_of
 from framework.status import StageStatus
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ class ReduceStage:
     that offsets settle in order. What is handed to the second task is frozen: a retry has the same rows.
 
     Args:
-        inbox: rows; None in it asks for a flush at once, because the in-flight budget is used up.
         out: the next stage's inbox, None for the last of a chain.
         errors: for rows that the sink can never take; None in the error stage itself.
         on_stale: told of ranges that were lost together with rows of a partition that is gone.
@@ -57,8 +56,8 @@ class ReduceStage:
         self,
         name: str,
         reducer: Reducer,
-        inbox: MemoryObjectReceiveStream[Rows | None],
-        out: MemoryObjectSendStream[Rows | None] | None,
+        inbox: MemoryObjectReceiveStream[Rows],
+        out: MemoryObjectSendStream[Rows] | None,
         errors: ErrorPort | None,
         *,
         ledgers: Ledgers,
@@ -85,6 +84,7 @@ class ReduceStage:
             1
         )
         self._free_send.send_nowait(self._buffers[1])
+        self._waiting = anyio.CancelScope()
         self._draining = anyio.Event()
         self._flushing_since: float | None = None
         self._trouble: str | None = None
@@ -110,6 +110,10 @@ class ReduceStage:
             self._errors.close()
         for buffer in self._buffers:
             await buffer.reducer.close()
+
+    def make_room(self) -> None:
+        """The in-flight budget is used up: flush what is collected unless more is on its way."""
+        self._waiting.cancel()
 
     def drain(self) -> None:
         """No more waiting for `max_age`: what is collected is flushed when the inbox ends."""
@@ -146,13 +150,11 @@ class ReduceStage:
                 return "age"
             if self._must_make_room():
                 return "bytes"
-            with anyio.move_on_at(deadline):
+            with anyio.CancelScope(deadline=deadline) as self._waiting:
                 try:
-                    rows = await self._inbox.receive()
+                    return await self._inbox.receive()
                 except anyio.EndOfStream:
                     return "shutdown"
-                if rows is not None:
-                    return rows
 
     async def _take(self, rows: Rows) -> None:
         """Collect rows, and flush as often as a limit is reached on the way."""

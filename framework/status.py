@@ -34,13 +34,23 @@ class StageStatus(msgspec.Struct, frozen=True):
 
 
 class PartitionStatus(msgspec.Struct, frozen=True):
-    """One assigned partition; offsets are exclusive ends, except `watermark`, the lowest unsettled offset."""
+    """One assigned partition.
+
+    Attributes:
+        watermark: the lowest offset that is not settled.
+        committed: the watermark that the broker has acknowledged.
+        position: the next offset to read.
+        start: the first offset that the broker still has.
+        end: the offset after the last record.
+        paused: whether intake waits for the map stage.
+    """
 
     topic: str
     partition: int
     watermark: int | None
     committed: int | None
     position: int | None
+    start: int | None
     end: int | None
     paused: bool
 
@@ -49,7 +59,7 @@ class PartitionStatus(msgspec.Struct, frozen=True):
         """Records between the watermark and the end of the partition."""
         if self.end is None or self.watermark is None:
             return None
-        return max(0, self.end - self.watermark)
+        return max(0, self.end - max(self.watermark, self.start or 0))
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):

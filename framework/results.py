@@ -1,0 +1,208 @@
+"""What user code returned, as columns: the second half of applying a map function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from framework.errors import StrategyError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = [
+    "NO_OFFSETS",
+    "Failure",
+    "Mapped",
+    "from_columns",
+    "from_results",
+    "join",
+    "reason_of",
+    "several",
+]
+
+NO_OFFSETS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+
+class Failure(NamedTuple):
+    """One record that the map function failed on."""
+
+    offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """What a map function made of one batch.
+
+    Attributes:
+        table: the rows; None when there are none.
+        offsets: the offset that each row came from, ascending.
+        failures: the records that failed, ascending by offset.
+    """
+
+    table: pa.Table | None
+    offsets: NDArray[np.int64]
+    failures: tuple[Failure, ...] = ()
+
+
+def reason_of(error: BaseException) -> str:
+    """An exception in one line, for the error sink."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def from_results(
+    function: Callable[..., Any],
+    schema: pa.Schema | None,
+    made: Sequence[tuple[int, Any]],
+    failures: list[Failure],
+) -> Mapped:
+    """The columns of what a per-record function returned: pairs of offset and result, in order."""
+    rows: list[Mapping[str, Any]] = []
+    origins: list[int] = []
+    for offset, result in made:
+        if result is None:
+            continue
+        if isinstance(result, Mapping):
+            rows.append(result)
+            origins.append(offset)
+            continue
+        if not isinstance(result, list) or not all(isinstance(row, Mapping) for row in result):
+            raise StrategyError(
+                f"map function {_name(function)} returned {type(result).__name__} for offset {offset}; "
+                "return a dict, a list of dicts, or None"
+            )
+        rows.extend(result)
+        origins.extend([offset] * len(result))
+    if not rows:
+        return Mapped(None, NO_OFFSETS, tuple(failures))
+    try:
+        table = _table(rows, schema)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        rows, origins, more = _without_misfits(rows, origins, schema)
+        failures = sorted({failure.offset: failure for failure in (*failures, *more)}.values())
+        if not rows:
+            return Mapped(None, NO_OFFSETS, tuple(failures))
+        table = _table(rows, schema)
+    return Mapped(table, np.array(origins, dtype=np.int64), tuple(failures))
+
+
+def several(result: object) -> object:
+    """What a per-record function returned that is no dict: an iterable, such as a generator, is run."""
+    if isinstance(result, Iterable) and not isinstance(result, (str, bytes, Mapping)):
+        return list(result)
+    return result
+
+
+def _table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema | None) -> pa.Table:
+    """Rows as columns; a key that only some rows have is null in the others."""
+    if schema is not None:
+        names = dict.fromkeys(chain.from_iterable(rows))
+        if unknown := [name for name in names if name not in schema.names]:
+            raise StrategyError(f"map returned columns {unknown} that its schema does not have")
+        return pa.Table.from_pylist(list(rows), schema=schema)
+    names = dict.fromkeys(chain.from_iterable(rows))
+    return pa.table({name: [row.get(name) for row in rows] for name in names})
+
+
+def _without_misfits(
+    rows: list[Mapping[str, Any]], origins: list[int], schema: pa.Schema | None
+) -> tuple[list[Mapping[str, Any]], list[int], list[Failure]]:
+    """Drop the records with a value that does not fit its column, whose type the first value decides."""
+    types: dict[str, pa.DataType] = {}
+    misfits: dict[int, Failure] = {}
+    for origin, row in zip(origins, rows, strict=True):
+        for name, value in row.items():
+            if value is None:
+                continue
+            try:
+                if schema is not None:
+                    pa.scalar(value, schema.field(name).type)
+                elif name in types:
+                    pa.scalar(value, types[name])
+                else:
+                    types[name] = pa.scalar(value).type
+            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+                misfits[origin] = Failure(origin, f"column {name}: {reason_of(error)}")
+    kept = [(o, row) for o, row in zip(origins, rows, strict=True) if o not in misfits]
+    return [row for _, row in kept], [o for o, _ in kept], list(misfits.values())
+
+
+def from_columns(function: Callable[..., Any], records: pa.RecordBatch, result: object) -> Mapped:
+    """Check what a per-batch function returned, and find the offset of each row."""
+    keep: Any = None
+    if isinstance(result, tuple) and len(result) == 2:
+        result, keep = result
+    if result is None:
+        return Mapped(None, NO_OFFSETS)
+    if not isinstance(result, pa.RecordBatch | pa.Table):
+        raise StrategyError(
+            f"map function {_name(function)} returned {type(result).__name__}; "
+            "return a pyarrow RecordBatch or Table, a pair of that and `keep`, or None"
+        )
+    table = result if isinstance(result, pa.Table) else pa.Table.from_batches([result])
+    if keep is not None:
+        source = records.column("offset").to_numpy(zero_copy_only=False)
+        offsets = source[np.asarray(keep)]
+    elif "offset" in table.column_names:
+        offsets = table.column("offset").to_numpy()
+    else:
+        raise StrategyError(
+            f"map function {_name(function)} returned columns without `offset`; keep that column, "
+            "or return a pair of the columns and the input row that each row came from"
+        )
+    if len(offsets) != table.num_rows:
+        raise StrategyError(
+            f"map function {_name(function)} returned {table.num_rows} rows and {len(offsets)} `keep`"
+        )
+    if table.num_rows == 0:
+        return Mapped(None, NO_OFFSETS)
+    return _ordered(function, records, table, offsets)
+
+
+def _ordered(
+    function: Callable[..., Any], records: pa.RecordBatch, table: pa.Table, offsets: NDArray[Any]
+) -> Mapped:
+    if offsets.dtype.kind not in "iu":
+        raise StrategyError(
+            f"map function {_name(function)} changed the `offset` column to {offsets.dtype}; "
+            "it must hold the offset of the record that each row came from"
+        )
+    offsets = offsets.astype(np.int64, copy=False)
+    if np.any(offsets[1:] < offsets[:-1]):
+        order = np.argsort(offsets, kind="stable")
+        offsets = offsets[order]
+        table = table.take(order)
+    source = records.column("offset")
+    first, last = source[0].as_py(), source[len(records) - 1].as_py()
+    if offsets[0] < first or offsets[-1] > last:
+        raise StrategyError(
+            f"map function {_name(function)} returned rows of offsets {offsets[0]} to {offsets[-1]}, "
+            f"but its batch holds {first} to {last}"
+        )
+    return Mapped(table, offsets)
+
+
+def join(parts: Sequence[Mapped]) -> Mapped:
+    """The parts of one batch, in order, as one."""
+    if len(parts) == 1:
+        return parts[0]
+    tables = [part.table for part in parts if part.table is not None]
+    failures = tuple(sorted(chain.from_iterable(part.failures for part in parts)))
+    if not tables:
+        return Mapped(None, NO_OFFSETS, failures)
+    table = pa.concat_tables(tables, promote_options="permissive")
+    offsets = np.concatenate([part.offsets for part in parts if part.table is not None])
+    return Mapped(table, offsets, failures)
+
+
+def _name(function: object) -> str:
+    return str(getattr(function, "__qualname__", function))
