@@ -79,7 +79,7 @@ class ConnectionConfig:
 
     def _ssl_context(self) -> SSLContext:
         try:
-            return create_ssl_context(
+            context: SSLContext = create_ssl_context(
                 cafile=self.ssl_cafile,
                 certfile=self.ssl_certfile,
                 keyfile=self.ssl_keyfile,
@@ -88,6 +88,7 @@ class ConnectionConfig:
         except (OSError, SSLError) as error:
             files = [f for f in (self.ssl_cafile, self.ssl_certfile, self.ssl_keyfile) if f]
             raise SettingsError(f"cannot load TLS files {', '.join(files)}: {error}") from error
+        return context
 
 
 @dataclass(frozen=True, kw_only=True)
