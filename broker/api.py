@@ -6,22 +6,39 @@ older versions into the newest one and writes the response in the version that t
 `RequestContext.api_version` tells a handler which one that was. Where an API changed its shape
 (FindCoordinator 4, say) the older range is an `Api` of its own, with its own handler.
 
+Produce and Fetch move the bytes of records and are read and written by hand: a `RawApi` gets the bytes
+of the request and answers with bytes.
+
 Each module of `broker.apis` lists what it serves in a constant `APIS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from broker.appends import Appends, Flush
+    from broker.buffers import BufferPool
     from broker.groups import GroupCoordinator
-    from broker.producers import ProducerIds
+    from broker.producer_ids import ProducerIds
     from broker.settings import BrokerSettings
     from broker.topics import Topics
 
-__all__ = ["NODE_ID", "Api", "RequestContext", "Services"]
+__all__ = [
+    "NODE_ID",
+    "AdvertisedVersions",
+    "Api",
+    "Buffered",
+    "CloseConnection",
+    "Deferred",
+    "RawApi",
+    "RawResponse",
+    "RequestContext",
+    "Services",
+]
 
 NODE_ID = 0
 """The one node of this cluster: every partition's leader and every group's coordinator."""
@@ -30,29 +47,89 @@ Request = TypeVar("Request")
 Response = TypeVar("Response")
 
 
+class AdvertisedVersions(NamedTuple):
+    """Versions of one API, inclusive."""
+
+    key: int
+    min_version: int
+    max_version: int
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """What handlers work with; built once by `broker.broker.Broker`."""
 
     settings: BrokerSettings
     cluster_id: str
-    advertised_host: str
-    advertised_port: int
+    versions: Sequence[AdvertisedVersions]
     topics: Topics
-    producers: ProducerIds
+    appends: Appends
+    response_buffers: BufferPool
+    producer_ids: ProducerIds
     groups: GroupCoordinator
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """Who asks, and in which version."""
+    """Who asks, and in which version; `node_host` and `node_port` are how this client reaches us."""
 
     client_id: str
     client_host: str
+    node_host: str
+    node_port: int
     api_key: int
     api_version: int
     principal: str
     services: Services
+
+
+class CloseConnection(Exception):
+    """There is no answer to this request but to close the connection; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A response that is sent when `flush` is done; later requests are handled meanwhile."""
+
+    flush: Flush
+    encode: Callable[[], bytes | bytearray]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffered:
+    """A response body in a buffer of the pool: `release` it once it has been sent.
+
+    The body begins after `broker.wire.fetch.FETCH_HEADROOM` bytes, which take the frame's header.
+    """
+
+    view: memoryview
+    release: Callable[[], None]
+
+
+RawResponse: TypeAlias = bytes | bytearray | Deferred | Buffered | None
+"""The bytes of a response's body, now or later; None when the client wants no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawApi:
+    """Versions of one API, inclusive, whose messages the handler reads and writes itself.
+
+    `request` and `response` are kio's classes of the newest version. The bytes that the handler gets
+    may be changed until the end of the turn of the event loop.
+    """
+
+    handler: Callable[[RequestContext, memoryview], RawResponse | Awaitable[RawResponse]]
+    request: type[Any]
+    response: type[Any]
+    min_version: int
+
+    @property
+    def key(self) -> int:
+        return int(self.request.__api_key__)
+
+    @property
+    def max_version(self) -> int:
+        return int(self.request.__version__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +150,11 @@ class Api(Generic[Request, Response]):
 
     @property
     def key(self) -> int:
-        return _schema(self.request).__api_key__
+        return int(_schema(self.request).__api_key__)
 
     @property
     def max_version(self) -> int:
-        return _schema(self.request).__version__
+        return int(_schema(self.request).__version__)
 
 
 def _schema(payload: Any) -> Any:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Literal
+from pathlib import Path  # noqa: TC003  msgspec reads the annotations at run time
 
 import msgspec
 
-__all__ = ["BrokerSettings", "FsyncPolicy"]
+from broker.log.config import FsyncPolicy  # noqa: TC001
 
-FsyncPolicy = Literal["always", "interval", "os"]
+__all__ = ["BrokerSettings"]
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -28,13 +27,13 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     data_dir: Path
     host: str = "127.0.0.1"
     port: int = 9092  # 0: any free port
-    advertised_host: str | None = None  # what clients connect to; default: host
+    advertised_host: str | None = None  # default: the address that a client connected to
     advertised_port: int | None = None  # default: the port that was bound
 
     # topics
     auto_create_topics: bool = True
     default_partitions: int = 1
-    max_partitions_per_topic: int = 10_000
+    max_partitions: int = 4_000  # of all topics together; each keeps files open
     message_max_bytes: int = 1_048_588  # of one record batch, as Kafka's message.max.bytes
     retention_seconds: float | None = 7 * DAY  # None: no limit
     retention_bytes: int | None = None  # of one partition; None: no limit
@@ -57,8 +56,10 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     # connections
     request_max_bytes: int = 100 * MIB  # a larger request closes its connection
+    control_request_max_bytes: int = 4 * MIB  # the same, of all requests but Produce
     request_memory_bytes: int = 256 * MIB  # all requests that are being received, together
     fetch_max_bytes: int = 8 * MIB  # of one fetch response, unless its first batch is larger
+    response_memory_bytes: int = 128 * MIB  # all fetch responses that are being sent, together
     max_connections: int = 10_000
     connection_idle_seconds: float = 600.0  # without a request
     frame_timeout: float = 30.0  # for a request that has begun to arrive without progress
@@ -71,7 +72,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise ValueError(f"{name} must be between 0 and 65535, not {value}")
         positive = (
             "default_partitions",
-            "max_partitions_per_topic",
+            "max_partitions",
             "message_max_bytes",
             "retention_seconds",
             "retention_bytes",
@@ -84,6 +85,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "offsets_retention_seconds",
             "request_memory_bytes",
             "fetch_max_bytes",
+            "control_request_max_bytes",
             "max_connections",
             "connection_idle_seconds",
             "frame_timeout",
@@ -100,11 +102,12 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         ordered = (
-            ("default_partitions", "max_partitions_per_topic"),
+            ("default_partitions", "max_partitions"),
             ("group_min_session_timeout", "group_max_session_timeout"),
             ("message_max_bytes", "request_max_bytes"),
             ("message_max_bytes", "segment_bytes"),
             ("request_max_bytes", "request_memory_bytes"),
+            ("fetch_max_bytes", "response_memory_bytes"),
         )
         for low, high in ordered:
             if getattr(self, low) > getattr(self, high):
