@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from broker.log.errors import LogCorrupt
+from broker.log.files import read_sealed, write_sealed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["ProducerIds"]
 
+_BLOCK: Final = (
+    1000  # ids that one write to disk reserves; at most this many are skipped by a crash
+)
+
 
 class ProducerIds:
-    """Hands out producer ids; blocks of ids are reserved on disk before the first one is used."""
+    """Hands out producer ids; a block of ids is reserved on disk before the first one is used."""
 
     def __init__(self, path: Path) -> None:
-        """`path`: the file that remembers what is reserved; created at the first id."""
-        raise NotImplementedError
+        """`path`: the file that remembers what is reserved; it is created at the first id.
+
+        Raises:
+            LogCorrupt: the file is damaged. Delete it only if no producer is still running.
+        """
+        self._path = path
+        payload = read_sealed(path)
+        if payload is not None and not payload.isdigit():
+            raise LogCorrupt(path, 0, "it does not hold a number")
+        self._next = self._reserved = int(payload) if payload is not None else 0
 
     def next(self) -> int:
-        """A new id. Raises OSError or `LogCorrupt` if the file cannot be used."""
-        raise NotImplementedError
+        """An id that was never handed out before. Raises OSError if a block cannot be reserved."""
+        if self._next == self._reserved:
+            reserved = self._reserved + _BLOCK
+            write_sealed(self._path, str(reserved).encode(), durable=True)
+            self._reserved = reserved
+        self._next += 1
+        return self._next - 1

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CODECS",
+    "CRC_START",
     "HEADER_BYTES",
     "LEADER_EPOCH",
     "NO_PRODUCER_ID",
@@ -46,6 +47,8 @@ __all__ = [
 
 HEADER_BYTES: Final = 61
 """Size of a batch's header, that is of a batch without records."""
+CRC_START: Final = 21
+"""Byte of a batch from which on its CRC covers everything."""
 NO_PRODUCER_ID: Final = -1
 NO_TIMESTAMP: Final = -1
 LEADER_EPOCH: Final = 0
@@ -62,7 +65,7 @@ _MAGIC: Final = 2
 _PREFIX_BYTES: Final = 12  # base offset and length, which the length does not count
 _MAGIC_AT: Final = 16
 _CRC_AT: Final = 17
-_ATTRIBUTES_AT: Final = 21  # the CRC covers everything from here on
+_ATTRIBUTES_AT: Final = CRC_START
 _MAX_TIMESTAMP_AT: Final = 35
 _CODEC_MASK: Final = 0x07
 _LOG_APPEND_TIME: Final = 0x08
@@ -73,7 +76,7 @@ _NO_LIMIT: Final = 2**31 - 1
 
 
 class BatchError(Exception):
-    """A batch cannot be accepted; the message says why and at which byte of the data it begins."""
+    """A batch cannot be accepted; the message says why."""
 
 
 class CorruptBatch(BatchError):
@@ -177,38 +180,30 @@ def parse_header(data: memoryview | bytearray | bytes, position: int = 0) -> Bat
     """
     left = len(data) - position
     if left <= _MAGIC_AT:
-        raise CorruptBatch(f"batch at byte {position}: {left} bytes are too few for a header")
+        raise CorruptBatch(f"{left} bytes are too few for a header")
     magic = data[position + _MAGIC_AT]
     if magic != _MAGIC:
         if magic < _MAGIC:
-            raise UnsupportedFormat(
-                f"batch at byte {position}: format v{magic}; only v2 is supported (Kafka 0.11 on)"
-            )
-        raise CorruptBatch(f"batch at byte {position}: magic byte {magic} instead of 2")
+            raise UnsupportedFormat(f"format v{magic}; only v2 is supported (Kafka 0.11 and later)")
+        raise CorruptBatch(f"magic byte {magic} instead of {_MAGIC}")
     if left < HEADER_BYTES:
-        raise CorruptBatch(f"batch at byte {position}: {left} bytes are too few for a header")
+        raise CorruptBatch(f"{left} bytes are too few for a header")
     header = BatchHeader(position, *_HEADER.unpack_from(data, position))
     if header.length < HEADER_BYTES - _PREFIX_BYTES:
-        raise CorruptBatch(f"batch at byte {position}: impossible length {header.length}")
+        raise CorruptBatch(f"impossible length {header.length}")
     if header.last_offset_delta < 0:
-        raise CorruptBatch(
-            f"batch at byte {position}: impossible last offset delta {header.last_offset_delta}"
-        )
+        raise CorruptBatch(f"impossible last offset delta {header.last_offset_delta}")
     return header
 
 
 def check_batch(data: memoryview, header: BatchHeader) -> None:
     """Raises `CorruptBatch` unless `data` holds the whole batch of `header` with a matching CRC."""
     if header.end > len(data):
-        raise CorruptBatch(
-            f"batch at byte {header.position}: {header.size} bytes announced, "
-            f"{len(data) - header.position} are there"
-        )
-    crc = crc32c(data[header.position + _ATTRIBUTES_AT : header.end])
+        left = len(data) - header.position
+        raise CorruptBatch(f"{header.size} bytes announced, {left} are there")
+    crc = crc32c(data[header.position + CRC_START : header.end])
     if crc != header.crc:
-        raise CorruptBatch(
-            f"batch at byte {header.position}: CRC is {crc:#010x}, the header says {header.crc:#010x}"
-        )
+        raise CorruptBatch(f"its CRC is {crc:#010x}, the header says {header.crc:#010x}")
 
 
 def split_batches(
@@ -222,28 +217,29 @@ def split_batches(
     view = memoryview(data)
     batches: list[BatchHeader] = []
     position = 0
-    while position < len(view):
-        header = parse_header(view, position)
-        if max_batch_bytes is not None and header.size > max_batch_bytes:
-            raise BatchTooLarge(
-                f"batch at byte {position}: {header.size} bytes, at most {max_batch_bytes} are allowed"
-            )
-        check_batch(view, header)
-        _check_produced(header)
-        batches.append(header)
-        position = header.end
+    try:
+        while position < len(view):
+            header = parse_header(view, position)
+            if max_batch_bytes is not None and header.size > max_batch_bytes:
+                raise BatchTooLarge(f"{header.size} bytes, at most {max_batch_bytes} are allowed")
+            check_batch(view, header)
+            _check_produced(header)
+            batches.append(header)
+            position = header.end
+    except BatchError as error:
+        raise type(error)(f"batch at byte {position}: {error}") from None
     return batches
 
 
 def _check_produced(header: BatchHeader) -> None:
     """Raises `InvalidBatch` for what only a broker may write, or what would mislead readers."""
     count = header.record_count
-    uncompressed = header.compression == 0
+    body_bytes = header.size - HEADER_BYTES
     if count < 1 or count != header.last_offset_delta + 1:
         reason = f"{count} records, but offsets 0 to {header.last_offset_delta}"
-    elif uncompressed and count * _MIN_RECORD_BYTES > header.size - HEADER_BYTES:
+    elif not header.compression and count * _MIN_RECORD_BYTES > body_bytes:
         # Otherwise a few bytes could use up two thousand million offsets.
-        reason = f"{count} records cannot be in {header.size - HEADER_BYTES} bytes"
+        reason = f"{count} records cannot be in {body_bytes} bytes"
     elif header.is_control:
         reason = "control batches are written by brokers only"
     elif header.compression > max(CODECS.values()):
@@ -259,7 +255,7 @@ def _check_produced(header: BatchHeader) -> None:
         reason = "transactional, but without a producer id"
     else:
         return
-    raise InvalidBatch(f"batch at byte {header.position}: {reason}")
+    raise InvalidBatch(reason)
 
 
 def stamp_offset(data: memoryview | bytearray, header: BatchHeader, base_offset: int) -> None:
@@ -273,7 +269,7 @@ def stamp_append_time(data: memoryview | bytearray, header: BatchHeader, timesta
     at = header.position
     _ATTRIBUTES.pack_into(data, at + _ATTRIBUTES_AT, header.attributes | _LOG_APPEND_TIME)
     _OFFSET.pack_into(data, at + _MAX_TIMESTAMP_AT, timestamp_ms)
-    _CRC.pack_into(data, at + _CRC_AT, crc32c(memoryview(data)[at + _ATTRIBUTES_AT : header.end]))
+    _CRC.pack_into(data, at + _CRC_AT, crc32c(memoryview(data)[at + CRC_START : header.end]))
 
 
 def build_batch(
@@ -306,7 +302,7 @@ def build_batch(
     if control:
         (attributes,) = _ATTRIBUTES.unpack_from(batch, _ATTRIBUTES_AT)
         _ATTRIBUTES.pack_into(batch, _ATTRIBUTES_AT, attributes | _CONTROL)
-        _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[_ATTRIBUTES_AT:]))
+        _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[CRC_START:]))
     return batch
 
 
@@ -324,8 +320,7 @@ def read_records(data: memoryview | bytearray | bytes, header: BatchHeader) -> l
         ]
     except (KafkaError, ValueError, IndexError, struct.error) as error:
         raise CorruptBatch(
-            f"batch at byte {header.position}, offset {header.base_offset}: "
-            f"its records cannot be read: {error}"
+            f"the records of the batch at offset {header.base_offset} cannot be read: {error}"
         ) from error
 
 

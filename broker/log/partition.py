@@ -5,14 +5,26 @@ Everything but `fsync` is called from one thread, the event loop's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shutil
+import time
 from typing import TYPE_CHECKING
+
+from broker.log.durability import Durability
+from broker.log.errors import LogFailed, OffsetOutOfRange
+from broker.log.files import DELETED
+from broker.log.recovery import recover
+from broker.log.results import Appended, DeletedSegment, ReadResult, RecoveryReport, Span
+from broker.log.segment import Segment
+from broker.log.segments import Segments
+from broker.log.snapshots import restore_producers, save_producers
+from broker.records import InvalidBatch, stamp_append_time, stamp_offset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from broker.log.config import LogConfig
+    from broker.log.recovery import Recovered
     from broker.producers import ProducerStates
     from broker.records import BatchHeader
 
@@ -26,160 +38,115 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """Where the batches of one append are (offsets inclusive).
-
-    `log_append_time_ms` is -1 unless the log stamps LogAppendTime. `duplicate`: nothing was written,
-    the producer had sent this batch before; the offsets are those of the first time.
-    """
-
-    first_offset: int
-    last_offset: int
-    log_append_time_ms: int
-    log_start_offset: int
-    duplicate: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """What `read_into` put into the buffer: whole batches.
-
-    `size` bytes, from the batch that contains the requested offset up to `next_offset` (exclusive).
-    `size == 0`: the log ends here (`needed_bytes == 0`), or the buffer cannot hold the first batch,
-    which takes `needed_bytes`.
-    """
-
-    size: int
-    first_offset: int
-    next_offset: int
-    needed_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ReadResult:
-    """Whole batches with the offsets `first_offset` to `next_offset` (exclusive), maybe none.
-
-    `first_offset` may be below the requested offset: it is that of the first batch.
-    """
-
-    data: memoryview
-    first_offset: int
-    next_offset: int
-    high_watermark: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeletedSegment:
-    """A segment that retention removed: offsets `base_offset` to `next_offset` (exclusive)."""
-
-    base_offset: int
-    next_offset: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class RecoveryReport:
-    """What opening a log found and did; the caller logs it.
-
-    Attributes:
-        scanned_bytes: bytes whose CRCs were checked; 0 after a clean stop.
-        truncated_bytes: bytes cut off at the first bad batch; 0: nothing was lost.
-        truncated_at: offset at which the log ends since the cut, None if nothing was cut.
-        reason: what was wrong with the first bad batch, with file and position.
-        set_aside: segments after the cut, renamed to `*.lost` so that nobody reads them.
-        lost_durable_records: offsets that were known to be on disk, but are not there any more; more
-            than 0 means that the disk or a person damaged the log, not a crash.
-        rebuilt_indexes: segments whose index files were missing or damaged.
-    """
-
-    scanned_bytes: int = 0
-    truncated_bytes: int = 0
-    truncated_at: int | None = None
-    reason: str = ""
-    set_aside: tuple[str, ...] = ()
-    lost_durable_records: int = 0
-    rebuilt_indexes: int = 0
-
-    @property
-    def lost_data(self) -> bool:
-        """Whether bytes were cut off or records are missing (a torn last write counts)."""
-        return bool(self.truncated_bytes or self.set_aside or self.lost_durable_records)
-
-
 class PartitionLog:
-    """The log of one partition.
+    """The log of one partition; made by `open`.
 
     Offsets are contiguous from `log_start_offset` (inclusive) to `next_offset` (exclusive).
+
+    Attributes:
+        directory: where its files are.
+        config: its settings; see `update_config`.
+        recovery: what `open` found and did.
+        producers: what is known of its idempotent producers.
     """
 
     @classmethod
     def open(cls, directory: Path, config: LogConfig, *, clean: bool) -> PartitionLog:
-        """Opens or creates the log in `directory`, and recovers it unless it was closed cleanly.
+        """Opens or creates the log in `directory`, and recovers it.
+
+        A log that was closed knows that by itself and is not scanned.
 
         Args:
             directory: one directory per partition; created if missing.
             config: see `LogConfig`; may change later by `update_config`.
-            clean: False forces the scan from the recovery point, as after a kill or a power loss.
+            clean: False checks all of the newest segment, also what was on disk before the crash;
+                damage there is reported, not cut off.
 
         Raises:
-            LogCorrupt: the log cannot be opened without hiding a loss.
+            LogFailed: the disk failed to sync what was recovered.
             OSError: the directory cannot be read or written.
         """
-        raise NotImplementedError
+        directory.mkdir(parents=True, exist_ok=True)
+        recovered = recover(
+            directory, index_interval_bytes=config.index_interval_bytes, clean=clean
+        )
+        log = cls(directory, config, recovered)
+        if recovered.unsynced or recovered.report.lost_data:
+            log._durability.sync(checkpoint=True)
+        return log
 
-    directory: Path
-    config: LogConfig
-    recovery: RecoveryReport
-    producers: ProducerStates
+    def __init__(self, directory: Path, config: LogConfig, recovered: Recovered) -> None:
+        self.directory = directory
+        self.config = config
+        self.recovery = recovered.report
+        self._log_start_offset = recovered.log_start_offset
+        self._next_offset = self._written_offset = recovered.next_offset
+        self._durability = Durability(
+            directory,
+            log_start_offset=self._log_start_offset,
+            active=recovered.segments[-1],
+            next_offset=self._next_offset,
+            unsynced=recovered.unsynced,
+        )
+        self._segments = Segments(recovered.segments, must_stay_open=self._durability.holds)
+        self._pending: list[memoryview | bytearray] = []
+        self._pending_bytes = 0
+        self._failed_write = ""  # why a write failed, until `flush_pending` reports it
+        self._closed = False
+        self._broken = ""  # why nothing more can be written, until the log is opened again
+        now_ms = int(time.time() * 1000)
+        self._active_since_ms = self._segments.active.first_timestamp(now_ms)
+        self.producers = self._restored_producers(now_ms)
 
     @property
     def log_start_offset(self) -> int:
         """First offset that can be read."""
-        raise NotImplementedError
+        return self._log_start_offset
 
     @property
     def next_offset(self) -> int:
         """Offset of the next record to be appended: the log end offset."""
-        raise NotImplementedError
+        return self._next_offset
 
     @property
     def high_watermark(self) -> int:
         """Offsets below are visible to consumers; on a single node the log end offset."""
-        raise NotImplementedError
+        return self._next_offset
 
     @property
     def last_stable_offset(self) -> int:
         """Offsets below belong to no open transaction; the high watermark without transactions."""
-        raise NotImplementedError
+        return self._next_offset
 
     @property
     def recovery_point(self) -> int:
         """Everything below is on disk, and the checkpoint file says so."""
-        raise NotImplementedError
+        return self._durability.recovery_point
 
     @property
     def durable_offset(self) -> int:
         """Everything below has been synced to disk; acks under fsync "always" wait for this."""
-        raise NotImplementedError
+        return self._durability.durable_offset
 
     @property
     def dirty(self) -> bool:
         """Whether there are appended batches that `fsync` has not yet made durable."""
-        raise NotImplementedError
+        return self._durability.durable_offset < self._next_offset
 
     @property
     def fsync_due(self) -> bool:
         """Whether a periodic task should call `fsync` now, by the policy.
 
-        Under "os" only rolled segments are synced, so that recovery after a crash stays short.
+        Under "os" only complete segments are synced, so that recovery after a crash stays short.
         """
-        raise NotImplementedError
+        if self.config.fsync == "os":
+            return self._durability.has_rolled
+        return self.dirty
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all segments, without indexes."""
-        raise NotImplementedError
+        return self._segments.size_bytes + self._pending_bytes
 
     def append(
         self, data: memoryview | bytearray, batches: Sequence[BatchHeader], *, now_ms: int
@@ -193,72 +160,275 @@ class PartitionLog:
         Args:
             data: nothing but the batches.
             batches: what `split_batches(data)` returned; one only, if it has a producer id.
-            now_ms: milliseconds since the epoch, for LogAppendTime and rolling.
+            now_ms: milliseconds since the epoch, for LogAppendTime, rolling and idle producers.
 
         Raises:
             ProducerError: sequence or epoch are wrong; nothing was appended.
             InvalidBatch: several batches with a producer id in one append.
-            LogFailed: the disk failed.
+            LogFailed: the disk failed, now or since the last `flush_pending`.
         """
-        raise NotImplementedError
+        self._raise_if_failed()
+        if not batches or batches[-1].end != len(data):
+            raise ValueError(f"{len(batches)} batches do not make up {len(data)} bytes")
+        if any(batch.producer_id >= 0 for batch in batches):
+            if len(batches) > 1:
+                raise InvalidBatch("a producer with an id appends one batch at a time")
+            sent = self.producers.check(batches[0])
+            if sent is not None:
+                time_ms = sent.timestamp if self._stamps_append_time else -1
+                first, last = sent.first_offset, sent.last_offset
+                return Appended(first, last, time_ms, self._log_start_offset, duplicate=True)
+        self._roll_if_due(len(data), now_ms)
+        active = self._segments.active
+        first_offset, end = self._next_offset, active.size + self._pending_bytes
+        for batch in batches:
+            offset, timestamp = self._next_offset, batch.max_timestamp
+            stamp_offset(data, batch, offset)
+            if self._stamps_append_time:
+                timestamp = now_ms
+                stamp_append_time(data, batch, now_ms)
+            active.add_to_index(batch, offset, end + batch.position, timestamp)
+            self.producers.update(batch, first_offset=offset, timestamp=timestamp, now_ms=now_ms)
+            self._next_offset = offset + batch.last_offset_delta + 1
+        self._pending.append(data)
+        self._pending_bytes += len(data)
+        return Appended(
+            first_offset,
+            self._next_offset - 1,
+            now_ms if self._stamps_append_time else -1,
+            self._log_start_offset,
+        )
 
     def flush_pending(self) -> None:
         """Writes what `append` collected with one system call; call it before acknowledging.
 
         Raises:
-            LogFailed: nothing that was appended since the last call may be acknowledged.
+            LogFailed: nothing that was appended since the last call may be acknowledged. The log is
+                as it was then, unless the message says that it is broken.
         """
-        raise NotImplementedError
+        self._write_pending()
+        failure, self._failed_write = self._failed_write, ""
+        if failure:
+            raise LogFailed(failure)
 
     def read_into(self, offset: int, buffer: memoryview) -> Span:
         """Fills `buffer` with whole batches from the one that contains `offset` on.
 
-        May stop early (at the end of a segment). Raises `OffsetOutOfRange`, `LogCorrupt`.
+        May stop early, at the end of a segment.
+
+        Raises:
+            OffsetOutOfRange: `offset` is not in the log, and is not its end either.
+            LogCorrupt: the batch is damaged; the message names file and position.
         """
-        raise NotImplementedError
+        self._write_pending()
+        if not self._log_start_offset <= offset <= self._next_offset:
+            raise OffsetOutOfRange(offset, self._log_start_offset, self._next_offset)
+        if offset == self._next_offset:
+            return Span(0, offset, offset)
+        active = self._segments.active
+        segment = active if offset >= active.base_offset else self._segments.containing(offset)
+        return segment.read_into(offset, buffer)
 
     def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
-        """Like `read_into` with a buffer of its own; `min_one`: a whole batch even beyond the limit."""
-        raise NotImplementedError
+        """Like `read_into` with memory of its own.
+
+        `min_one`: at least one whole batch, even if it takes more than `max_bytes`.
+        """
+        buffer = memoryview(bytearray(min(max_bytes, self.size_bytes)))
+        span = self.read_into(offset, buffer)
+        if min_one and span.needed_bytes > len(buffer):
+            buffer = memoryview(bytearray(span.needed_bytes))
+            span = self.read_into(offset, buffer)
+        return ReadResult(
+            buffer[: span.size], span.first_offset, span.next_offset, self.high_watermark
+        )
 
     def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
-        """`(offset, timestamp)` of the first record with this timestamp or a later one, or None."""
-        raise NotImplementedError
+        """`(offset, timestamp)` of the first record with this timestamp or a later one, or None.
+
+        Exact to the record, by the timestamps in the records; raises `LogCorrupt`.
+        """
+        self._write_pending()
+        return self._segments.first_record_since(timestamp_ms, self._log_start_offset)
 
     def offset_of_max_timestamp(self) -> tuple[int, int] | None:
-        """`(offset, timestamp)` of the first record with the greatest timestamp, or None."""
-        raise NotImplementedError
+        """`(offset, timestamp)` of the first record with the latest timestamp, or None.
+
+        None also if no record has a timestamp. Raises `LogCorrupt`.
+        """
+        self._write_pending()
+        latest = self._segments.latest_timestamp(self._log_start_offset)
+        return self.offset_for_timestamp(latest) if latest >= 0 else None
 
     def truncate_start(self, offset: int) -> None:
         """Deletes the records below `offset` for good (DeleteRecords).
 
-        No effect at or below the log start. Raises `OffsetOutOfRange` beyond the log end.
+        No effect at or below the log start.
+
+        Raises:
+            OffsetOutOfRange: `offset` is beyond the log end.
+            LogFailed: the disk failed.
         """
-        raise NotImplementedError
+        self._write_pending()
+        self._raise_if_failed()
+        if offset > self._next_offset:
+            raise OffsetOutOfRange(offset, self._log_start_offset, self._next_offset)
+        if offset <= self._log_start_offset:
+            return
+        if offset == self._next_offset:
+            self.roll()
+        try:
+            self._durability.save_log_start(offset)
+        except OSError as error:
+            raise LogFailed(f"{self.directory}: the checkpoint cannot be saved: {error}") from error
+        self._log_start_offset = offset
+        while len(self._segments) > 1 and self._segments.end_of_oldest() <= offset:
+            self._delete_oldest()
 
     def apply_retention(self, now_ms: int) -> list[DeletedSegment]:
-        """Deletes whole segments, oldest first, by age and bytes, and forgets idle producers."""
-        raise NotImplementedError
+        """Deletes whole segments, oldest first, by age and bytes, and forgets idle producers.
+
+        The active segment is rolled if all of it is too old. Raises `LogFailed`.
+        """
+        self._write_pending()
+        self.producers.expire(now_ms)
+        deleted: list[DeletedSegment] = []
+        keep_ms, keep_bytes = self.config.retention_ms, self.config.retention_bytes
+        while keep_ms >= 0 and self._segments.oldest.size:
+            if self._segments.oldest.newest_ms() >= now_ms - keep_ms:
+                break
+            if len(self._segments) == 1:
+                self.roll()
+            deleted.append(self._delete_oldest())
+        while keep_bytes >= 0 and len(self._segments) > 1:
+            if self.size_bytes - self._segments.oldest.size < keep_bytes:
+                break
+            deleted.append(self._delete_oldest())
+        return deleted
 
     def roll(self) -> None:
-        """Begins a new segment; no effect if the active one is empty."""
-        raise NotImplementedError
+        """Begins a new segment; no effect if the active one is empty. Raises `LogFailed`."""
+        self._write_pending()
+        self._raise_if_failed()
+        old = self._segments.active
+        if not old.size:
+            return
+        try:
+            old.save_index(self._next_offset)
+            save_producers(self.producers, self.directory, self._next_offset)
+            interval = self.config.index_interval_bytes
+            active = Segment.create(self.directory, self._next_offset, interval)
+        except OSError as error:
+            raise LogFailed(f"{self.directory}: no new segment can begin: {error}") from error
+        self._segments.add(active)
+        self._durability.wrote(active, self._next_offset)
 
     def update_config(self, config: LogConfig) -> None:
         """Settings for everything that is done from now on."""
-        raise NotImplementedError
+        self.config = config
 
     def fsync(self) -> int:
         """Syncs what was flushed before the call; returns the new `durable_offset`.
 
-        May run in another thread while this one appends. Raises `LogFailed`.
+        May run in another thread while this one appends.
+
+        Raises:
+            LogFailed: the disk failed; every later append fails too, until the log is opened again.
         """
-        raise NotImplementedError
+        return self._durability.durable_offset if self._closed else self._durability.sync()
 
     def close(self) -> None:
-        """Flushes, syncs, and marks the log as cleanly closed. Twice is fine."""
-        raise NotImplementedError
+        """Flushes, syncs, and saves a checkpoint, so that opening needs no scan. Twice is fine.
+
+        Raises:
+            LogFailed: the disk failed; the files are closed all the same.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._write_pending()
+            if not self._broken:
+                self._durability.sync(checkpoint=True)
+                self._segments.active.save_index(self._written_offset)
+                save_producers(self.producers, self.directory, self._written_offset)
+        except OSError as error:
+            raise LogFailed(f"{self.directory}: {error}") from error
+        finally:
+            self._segments.release()
+        if self._failed_write or self._broken:
+            raise LogFailed(self._failed_write or self._broken)
 
     def delete(self) -> None:
-        """Closes the log and removes its directory."""
-        raise NotImplementedError
+        """Removes the log with its directory, without flushing. Raises OSError."""
+        self._closed = True
+        self._pending.clear()
+        self._durability.wait()
+        self._segments.release()
+        # A crash in between leaves a directory that nobody takes for a log.
+        doomed = self.directory.with_name(f"{self.directory.name}.{time.time_ns()}{DELETED}")
+        self.directory.rename(doomed)
+        shutil.rmtree(doomed)
+
+    @property
+    def _stamps_append_time(self) -> bool:
+        return self.config.message_timestamp_type == "LogAppendTime"
+
+    def _roll_if_due(self, size: int, now_ms: int) -> None:
+        active_bytes = self._segments.active.size + self._pending_bytes
+        too_large = active_bytes + size > self.config.segment_bytes
+        too_old = now_ms - self._active_since_ms >= self.config.segment_ms
+        if active_bytes and (too_large or too_old):
+            self.roll()
+            active_bytes = 0
+        if not active_bytes:
+            self._active_since_ms = now_ms
+
+    def _write_pending(self) -> None:
+        """Writes; a failure is undone and kept for `flush_pending`, whoever is calling now."""
+        if not self._pending:
+            return
+        active = self._segments.active
+        try:
+            active.write(self._pending, self._pending_bytes)
+        except OSError as error:
+            self._undo_appends(error)
+        else:
+            self._written_offset = self._next_offset
+            self._durability.wrote(active, self._written_offset)
+        finally:
+            self._pending = []
+            self._pending_bytes = 0
+
+    def _undo_appends(self, error: OSError) -> None:
+        """Brings the log back to what was written before the write that failed."""
+        active = self._segments.active
+        self._failed_write = f"{active.path}: {error.strerror or error}; nothing was appended"
+        self._next_offset = self._written_offset
+        try:
+            active.truncate(active.size)
+            active.forget_index()
+            self.producers = self._restored_producers(int(time.time() * 1000))
+        except OSError as second:
+            self._broken = f"{active.path}: broken until a restart: {error}, then {second}"
+            self._failed_write = self._broken
+
+    def _raise_if_failed(self) -> None:
+        failure = self._broken or self._durability.failure or self._failed_write
+        if self._closed:
+            failure = f"{self.directory}: the log is closed"
+        if failure:
+            raise LogFailed(failure)
+
+    def _restored_producers(self, now_ms: int) -> ProducerStates:
+        return restore_producers(
+            self.directory, list(self._segments), self._written_offset, now_ms=now_ms
+        )
+
+    def _delete_oldest(self) -> DeletedSegment:
+        segment = self._segments.remove_oldest()
+        self._durability.forget(segment)
+        segment.delete()
+        start = self._segments.oldest.base_offset
+        self._log_start_offset = max(self._log_start_offset, start)
+        return DeletedSegment(segment.base_offset, start, segment.size)

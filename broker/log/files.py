@@ -1,0 +1,56 @@
+"""Small files that are replaced as a whole, each with a checksum: a torn one is never believed."""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import TYPE_CHECKING, Final
+
+from crc32c import crc32c
+
+from broker.log.errors import LogCorrupt
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["DELETED", "TEMPORARY", "read_sealed", "sync_directory", "write_sealed"]
+
+TEMPORARY: Final = ".tmp"
+"""Suffix of a file that was being written; whoever finds one after a crash may delete it."""
+DELETED: Final = ".deleted"
+"""Suffix of what was being deleted; whoever finds it after a crash may delete the rest."""
+_SEAL: Final = struct.Struct(">I")
+
+
+def write_sealed(path: Path, payload: bytes, *, durable: bool) -> None:
+    """Replaces the file at once, never in part; `durable`: it survives a power loss from now on."""
+    temporary = path.with_name(path.name + TEMPORARY)
+    with temporary.open("wb") as file:
+        file.write(payload + _SEAL.pack(crc32c(payload)))
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    temporary.replace(path)
+    if durable:
+        sync_directory(path.parent)
+
+
+def read_sealed(path: Path) -> bytes | None:
+    """What was written, or None if there is no such file. Raises `LogCorrupt` if it is damaged."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    payload = data[: -_SEAL.size]
+    if len(data) < _SEAL.size or data[-_SEAL.size :] != _SEAL.pack(crc32c(payload)):
+        raise LogCorrupt(path, 0, "its checksum does not match its content")
+    return payload
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes the names of the files in `directory` survive a power loss."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
