@@ -148,6 +148,10 @@ class GroupCoordinator:
             return group.check_commit(identity, generation)
         return None if generation < 0 else GroupError.ILLEGAL_GENERATION
 
+    def accepts_metadata(self, metadata: str) -> bool:
+        """Whether metadata is short enough to be committed."""
+        return len(metadata.encode()) <= self._settings.offset_metadata_max_bytes
+
     async def commit(
         self,
         group_id: str,

@@ -1,0 +1,169 @@
+"""FindCoordinator, DescribeGroups, ListGroups, DeleteGroups; and all that is about groups in one list."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import kio.schema.find_coordinator.v3 as find_one
+import structlog
+from kio.schema.delete_groups.v2 import DeleteGroupsRequest, DeleteGroupsResponse
+from kio.schema.delete_groups.v2.response import DeletableGroupResult
+from kio.schema.describe_groups.v5 import DescribeGroupsRequest, DescribeGroupsResponse
+from kio.schema.describe_groups.v5.response import DescribedGroup, DescribedGroupMember
+from kio.schema.errors import ErrorCode
+from kio.schema.find_coordinator.v4 import FindCoordinatorRequest, FindCoordinatorResponse
+from kio.schema.find_coordinator.v4.response import Coordinator
+from kio.schema.list_groups.v4 import ListGroupsRequest, ListGroupsResponse
+from kio.schema.list_groups.v4.response import ListedGroup
+from kio.schema.types import BrokerId, GroupId
+from kio.static.primitive import i32, i32Timedelta
+
+from broker.api import NODE_ID, Api
+from broker.apis import membership, offsets
+from broker.apis.membership import error_code
+from broker.log.errors import LogError
+
+if TYPE_CHECKING:
+    from broker.api import RequestContext
+
+__all__ = ["APIS"]
+
+_NO_THROTTLE = i32Timedelta.parse(timedelta())
+_GROUP, _TRANSACTION = 0, 1
+
+logger = structlog.get_logger()
+
+
+def find_coordinator(
+    context: RequestContext, request: FindCoordinatorRequest
+) -> FindCoordinatorResponse:
+    """This node coordinates every group and every transaction."""
+    return FindCoordinatorResponse(
+        throttle_time=_NO_THROTTLE,
+        coordinators=tuple(
+            _coordinator(context, key, request.key_type) for key in request.coordinator_keys
+        ),
+    )
+
+
+def find_one_coordinator(
+    context: RequestContext, request: find_one.FindCoordinatorRequest
+) -> find_one.FindCoordinatorResponse:
+    """Up to version 3 a request has one key; version 0 is for groups only."""
+    found = _coordinator(context, request.key, request.key_type)
+    return find_one.FindCoordinatorResponse(
+        throttle_time=_NO_THROTTLE,
+        error_code=found.error_code,
+        error_message=found.error_message,
+        node_id=found.node_id,
+        host=found.host,
+        port=found.port,
+    )
+
+
+def _coordinator(context: RequestContext, key: str, key_type: int) -> Coordinator:
+    if key_type not in (_GROUP, _TRANSACTION):
+        return Coordinator(
+            key=key,
+            node_id=BrokerId(-1),
+            host="",
+            port=i32(-1),
+            error_code=ErrorCode.invalid_request,
+            error_message=f"there are no coordinators of type {key_type}",
+        )
+    return Coordinator(
+        key=key,
+        node_id=BrokerId(NODE_ID),
+        host=context.node_host,
+        port=i32(context.node_port),
+        error_code=ErrorCode.none,
+        error_message=None,
+    )
+
+
+def describe_groups(
+    context: RequestContext, request: DescribeGroupsRequest
+) -> DescribeGroupsResponse:
+    return DescribeGroupsResponse(
+        throttle_time=_NO_THROTTLE,
+        groups=tuple(_describe(context, group_id) for group_id in request.groups),
+    )
+
+
+def _describe(context: RequestContext, group_id: GroupId) -> DescribedGroup:
+    group = context.services.groups.describe(group_id)
+    return DescribedGroup(
+        error_code=ErrorCode.none,
+        group_id=group_id,
+        group_state=group.state.value,
+        protocol_type=group.protocol_type,
+        protocol_data=group.protocol_name,
+        members=tuple(
+            DescribedGroupMember(
+                member_id=member.member_id,
+                group_instance_id=member.instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                member_metadata=member.metadata,
+                member_assignment=member.assignment,
+            )
+            for member in group.members
+        ),
+    )
+
+
+def list_groups(context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
+    """All groups, or those in one of the states asked for (in any case, as in Kafka)."""
+    wanted = {state.lower() for state in request.states_filter}
+    return ListGroupsResponse(
+        throttle_time=_NO_THROTTLE,
+        error_code=ErrorCode.none,
+        groups=tuple(
+            ListedGroup(
+                group_id=GroupId(group.group_id),
+                protocol_type=group.protocol_type,
+                group_state=group.state.value,
+            )
+            for group in context.services.groups.groups()
+            if not wanted or group.state.value.lower() in wanted
+        ),
+    )
+
+
+async def delete_groups(
+    context: RequestContext, request: DeleteGroupsRequest
+) -> DeleteGroupsResponse:
+    return DeleteGroupsResponse(
+        throttle_time=_NO_THROTTLE,
+        results=tuple(
+            [
+                DeletableGroupResult(group_id=group_id, error_code=await _delete(context, group_id))
+                for group_id in request.groups_names
+            ]
+        ),
+    )
+
+
+async def _delete(context: RequestContext, group_id: str) -> ErrorCode:
+    try:
+        return error_code(await context.services.groups.delete(group_id))
+    except LogError as failure:
+        logger.error("a group could not be deleted", group=group_id, error=str(failure))
+        return ErrorCode.coordinator_not_available
+
+
+APIS = (
+    *membership.APIS,
+    *offsets.APIS,
+    Api(find_coordinator, FindCoordinatorRequest, FindCoordinatorResponse, min_version=4),
+    Api(
+        find_one_coordinator,
+        find_one.FindCoordinatorRequest,
+        find_one.FindCoordinatorResponse,
+        min_version=0,
+    ),
+    Api(describe_groups, DescribeGroupsRequest, DescribeGroupsResponse, min_version=0),
+    Api(list_groups, ListGroupsRequest, ListGroupsResponse, min_version=0),
+    Api(delete_groups, DeleteGroupsRequest, DeleteGroupsResponse, min_version=0),
+)
