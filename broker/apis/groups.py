@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import kio.schema.find_coordinator.v3 as find_one
@@ -17,10 +16,11 @@ from kio.schema.find_coordinator.v4.response import Coordinator
 from kio.schema.list_groups.v4 import ListGroupsRequest, ListGroupsResponse
 from kio.schema.list_groups.v4.response import ListedGroup
 from kio.schema.types import BrokerId, GroupId
-from kio.static.primitive import i32, i32Timedelta
+from kio.static.primitive import i32
 
-from broker.api import NODE_ID, Api
+from broker.api import Api
 from broker.apis import membership, offsets
+from broker.apis.common import NO_THROTTLE, NODE
 from broker.apis.membership import error_code
 from broker.log.errors import LogError
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["APIS"]
 
-_NO_THROTTLE = i32Timedelta.parse(timedelta())
 _GROUP, _TRANSACTION = 0, 1
 
 logger = structlog.get_logger()
@@ -40,7 +39,7 @@ def find_coordinator(
 ) -> FindCoordinatorResponse:
     """This node coordinates every group and every transaction."""
     return FindCoordinatorResponse(
-        throttle_time=_NO_THROTTLE,
+        throttle_time=NO_THROTTLE,
         coordinators=tuple(
             _coordinator(context, key, request.key_type) for key in request.coordinator_keys
         ),
@@ -53,7 +52,7 @@ def find_one_coordinator(
     """Up to version 3 a request has one key; version 0 is for groups only."""
     found = _coordinator(context, request.key, request.key_type)
     return find_one.FindCoordinatorResponse(
-        throttle_time=_NO_THROTTLE,
+        throttle_time=NO_THROTTLE,
         error_code=found.error_code,
         error_message=found.error_message,
         node_id=found.node_id,
@@ -74,7 +73,7 @@ def _coordinator(context: RequestContext, key: str, key_type: int) -> Coordinato
         )
     return Coordinator(
         key=key,
-        node_id=BrokerId(NODE_ID),
+        node_id=NODE,
         host=context.node_host,
         port=i32(context.node_port),
         error_code=ErrorCode.none,
@@ -86,7 +85,7 @@ def describe_groups(
     context: RequestContext, request: DescribeGroupsRequest
 ) -> DescribeGroupsResponse:
     return DescribeGroupsResponse(
-        throttle_time=_NO_THROTTLE,
+        throttle_time=NO_THROTTLE,
         groups=tuple(_describe(context, group_id) for group_id in request.groups),
     )
 
@@ -117,7 +116,7 @@ def list_groups(context: RequestContext, request: ListGroupsRequest) -> ListGrou
     """All groups, or those in one of the states asked for (in any case, as in Kafka)."""
     wanted = {state.lower() for state in request.states_filter}
     return ListGroupsResponse(
-        throttle_time=_NO_THROTTLE,
+        throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none,
         groups=tuple(
             ListedGroup(
@@ -135,7 +134,7 @@ async def delete_groups(
     context: RequestContext, request: DeleteGroupsRequest
 ) -> DeleteGroupsResponse:
     return DeleteGroupsResponse(
-        throttle_time=_NO_THROTTLE,
+        throttle_time=NO_THROTTLE,
         results=tuple(
             [
                 DeletableGroupResult(group_id=group_id, error_code=await _delete(context, group_id))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import kio.schema.leave_group.v2 as leave_one
@@ -13,9 +12,10 @@ from kio.schema.join_group.v9.response import JoinGroupResponseMember
 from kio.schema.leave_group.v5 import LeaveGroupRequest, LeaveGroupResponse
 from kio.schema.leave_group.v5.response import MemberResponse
 from kio.schema.sync_group.v5 import SyncGroupRequest, SyncGroupResponse
-from kio.static.primitive import i32, i32Timedelta
+from kio.static.primitive import i32
 
 from broker.api import Api
+from broker.apis.common import NO_THROTTLE
 from broker.membership.types import (
     GroupError,
     JoinRequest,
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["APIS", "error_code"]
 
-_NO_THROTTLE = i32Timedelta.parse(timedelta())
 _FIRST_WITH_MEMBER_ID_REQUIRED = 4
 _FIRST_WITH_SKIPPED_ASSIGNMENT = 9
 
@@ -60,7 +59,7 @@ async def join_group(context: RequestContext, request: JoinGroupRequest) -> Join
         ),
     )
     return JoinGroupResponse(
-        throttle_time=_NO_THROTTLE,
+        throttle_time=NO_THROTTLE,
         error_code=error_code(result.error),
         generation_id=i32(result.generation),
         protocol_type=result.protocol_type,
@@ -92,7 +91,7 @@ async def sync_group(context: RequestContext, request: SyncGroupRequest) -> Sync
         ),
     )
     return SyncGroupResponse(
-        throttle_time=_NO_THROTTLE,
+        throttle_time=NO_THROTTLE,
         error_code=error_code(result.error),
         protocol_type=result.protocol_type,
         protocol_name=result.protocol_name,
@@ -106,13 +105,13 @@ def heartbeat(context: RequestContext, request: HeartbeatRequest) -> HeartbeatRe
         MemberIdentity(request.member_id, request.group_instance_id),
         request.generation_id,
     )
-    return HeartbeatResponse(throttle_time=_NO_THROTTLE, error_code=error_code(error))
+    return HeartbeatResponse(throttle_time=NO_THROTTLE, error_code=error_code(error))
 
 
 def leave_group(context: RequestContext, request: LeaveGroupRequest) -> LeaveGroupResponse:
     groups = context.services.groups
     return LeaveGroupResponse(
-        throttle_time=_NO_THROTTLE,
+        throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none,
         members=tuple(
             MemberResponse(
@@ -135,7 +134,7 @@ def leave_group_alone(
 ) -> leave_one.LeaveGroupResponse:
     """Up to version 2 a request is for the sender alone."""
     error = context.services.groups.leave(request.group_id, MemberIdentity(request.member_id))
-    return leave_one.LeaveGroupResponse(throttle_time=_NO_THROTTLE, error_code=error_code(error))
+    return leave_one.LeaveGroupResponse(throttle_time=NO_THROTTLE, error_code=error_code(error))
 
 
 APIS = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 import kio.schema.offset_fetch.v7 as fetch_one
@@ -25,9 +24,10 @@ from kio.schema.offset_fetch.v8.response import (
     OffsetFetchResponseTopics,
 )
 from kio.schema.types import TopicName
-from kio.static.primitive import i32, i32Timedelta, i64
+from kio.static.primitive import i32, i64
 
 from broker.api import Api
+from broker.apis.common import NO_THROTTLE
 from broker.apis.membership import error_code
 from broker.log.errors import LogError
 from broker.membership.types import MemberIdentity
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["APIS"]
 
-_NO_THROTTLE = i32Timedelta.parse(timedelta())
 _NOTHING_COMMITTED = CommittedOffset(offset=-1, leader_epoch=-1, metadata="", timestamp=-1)
 
 logger = structlog.get_logger()
@@ -68,7 +67,7 @@ async def offset_commit(
                 )
     outcome = await _commit(context, request, accepted)
     return OffsetCommitResponse(
-        throttle_time=_NO_THROTTLE,
+        throttle_time=NO_THROTTLE,
         topics=tuple(
             OffsetCommitResponseTopic(
                 name=topic.name,
@@ -141,7 +140,7 @@ async def offset_fetch(context: RequestContext, request: OffsetFetchRequest) -> 
                 error_code=error,
             )
         )
-    return OffsetFetchResponse(throttle_time=_NO_THROTTLE, groups=tuple(groups))
+    return OffsetFetchResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
 
 
 async def offset_fetch_one(
@@ -150,7 +149,7 @@ async def offset_fetch_one(
     """Up to version 7 a request is for one group, and version 1 has no place for its error."""
     error, committed = await _fetch(context, request.group_id, _partitions(request.topics))
     return fetch_one.OffsetFetchResponse(
-        throttle_time=_NO_THROTTLE,
+        throttle_time=NO_THROTTLE,
         topics=tuple(
             OffsetFetchResponseTopic(
                 name=TopicName(topic),
