@@ -60,7 +60,10 @@ class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ] = "PLAINTEXT"
     sasl_mechanism: Annotated[SaslMechanism, about("How the user is authenticated.")] = "PLAIN"
     sasl_user: Annotated[Text | None, about("User name for SASL.")] = None
-    sasl_password: Annotated[Text | None, about("Password for SASL.", secret=True)] = None
+    sasl_password: Annotated[
+        Text | None,
+        about("Password for SASL; other users see flags, so better a variable.", secret=True),
+    ] = None
     ssl_cafile: Annotated[
         Text | None, about("Certificates of the authorities to trust; default: the system's.")
     ] = None

@@ -1,2 +1,5 @@
-def main() -> None:
-    """Placeholder until the command line lands."""
+"""The `kmr` command: finds its groups by entry points, loads the one that is asked for, reports errors."""
+
+from framework.cli.root import main
+
+__all__ = ["main"]

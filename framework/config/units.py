@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["BYTES", "SECONDS", "read_quantity"]
+__all__ = ["BYTES", "SECONDS", "read_quantity", "show_quantity"]
 
 BYTES: Final = "bytes"
 SECONDS: Final = "seconds"
@@ -32,3 +32,10 @@ def read_quantity(text: str, unit: str) -> float | int | str:
         return text
     amount = float(match[1]) * factor
     return int(amount) if unit == BYTES and amount.is_integer() else amount
+
+
+def show_quantity(value: float, unit: str | None) -> str:
+    """A number as people would write it: sizes with their unit, floats without a tail of zeros."""
+    if unit == BYTES:
+        return f"{int(value) // 2**20}MiB" if value and value % 2**20 == 0 else f"{value}B"
+    return f"{value:.12g}"

@@ -29,7 +29,7 @@ RUNNING = WorkerStatus(
     group="flights",
     topics=("flights",),
     stages=(StageStatus("map flights-0", "mapping", 2), StageStatus("reduce-1", "idle", 0)),
-    partitions=(PartitionStatus("flights", 0, 5, 3, 9, 10, paused=False),),
+    partitions=(PartitionStatus("flights", 0, 5, 3, 9, 0, 10, paused=False),),
     inflight_bytes=100,
     inflight_limit=1000,
     consumed=9,

@@ -1,0 +1,127 @@
+"""`kmr graph`: draw a strategy."""
+
+import itertools
+from typing import Literal
+
+from framework.cli.outline import Outline, ReducerOutline, outline_of
+from framework.cli.strategies import load_strategy
+
+__all__ = ["draw", "graph"]
+
+Format = Literal["text", "mermaid", "dot"]
+Box = tuple[str, ...]
+"""The lines of text in one box."""
+
+
+def graph(strategy: str, /, *, format: Format = "text") -> None:  # noqa: A002  the flag's name
+    """Draw a strategy: for a terminal, or as Mermaid or Graphviz source.
+
+    Parameters
+    ----------
+    strategy
+        What to draw: module:attribute. The current directory can be imported from.
+    format
+        text for a terminal, mermaid for Markdown, dot for Graphviz.
+    """
+    print(draw(outline_of(strategy, load_strategy(strategy)), format))  # noqa: T201
+
+
+def draw(outline: Outline, form: Format) -> str:
+    """The picture of a strategy as text."""
+    mapped = outline.map
+    function = mapped.function.rpartition(".")[2]
+    per = f"{'async, ' if mapped.is_async else ''}per {mapped.per}"
+    main: list[Box] = [
+        ("consumer", "polls, pauses, seeks"),
+        (f"map {function}", per),
+        *(_box(reducer) for reducer in outline.reduce),
+        ("commit", "the watermark of each partition"),
+    ]
+    err = None if outline.reduce_err is None else _box(outline.reduce_err)
+    match form:
+        case "text":
+            return _text(main, err)
+        case "mermaid":
+            return _mermaid(main, err)
+        case "dot":
+            return _dot(main, err)
+
+
+def _box(reducer: ReducerOutline) -> Box:
+    return (f"{reducer.stage} {reducer.reducer}", f"flush at {reducer.limits()}")
+
+
+def _text(main: list[Box], err: Box | None) -> str:
+    """One box below the other; the error reducer to the right of the chain between map and commit."""
+    width = max(len(line) for box in main for line in box) + 2
+    lines: list[str] = []
+    for position, box in enumerate(main):
+        is_last = position == len(main) - 1
+        top = "┌" + "─" * width + "┐"
+        bottom = "└" + "─" * width + "┘"
+        if position:
+            top = _with(top, width // 2 + 1, "▼")
+        if not is_last:
+            bottom = _with(bottom, width // 2 + 1, "┬")
+        lines += [top, *(f"│ {line:<{width - 1}}│" for line in box), bottom]
+        if not is_last:
+            lines.append(" " * (width // 2 + 1) + "│")
+    if err is None:
+        return "\n".join(lines)
+    return "\n".join(_beside(lines, len(main), width, err))
+
+
+def _beside(lines: list[str], boxes: int, width: int, err: Box) -> list[str]:
+    """Add the error reducer to the drawing of the chain, with its way from the map to the commit."""
+    per_box = len(lines) // boxes + 1
+    failures, acks = per_box + 1, (boxes - 1) * per_box + 1
+    err_width = max(map(len, err)) + 2
+    column = width + 2 + len("─ failures ─")
+    turn = column + err_width // 2
+    frame = ["┌" + "─" * err_width + "┐", *(f"│ {line:<{err_width - 1}}│" for line in err)]
+    frame.append(_with("└" + "─" * err_width + "┘", err_width // 2, "┬"))
+    drawn = [line.ljust(width + 2) for line in lines]
+    drawn[failures] = drawn[failures][:-1] + "├─ failures ─" + "─" * (turn - column) + "┐"
+    start = failures + 1
+    for offset, line in enumerate(frame):
+        drawn[start + offset] = drawn[start + offset].ljust(column) + line
+    drawn[start] = _with(drawn[start], turn, "▼")
+    for row in range(start + len(frame), acks):
+        drawn[row] = drawn[row].ljust(turn) + "│"
+    drawn[acks] = drawn[acks] + "◄─ acks ".ljust(turn - width - 2, "─") + "┘"
+    return [line.rstrip() for line in drawn]
+
+
+def _with(line: str, at: int, character: str) -> str:
+    return line[:at] + character + line[at + 1 :]
+
+
+def _mermaid(main: list[Box], err: Box | None) -> str:
+    names = [f"s{position}" for position in range(len(main))]
+    lines = ["flowchart LR"]
+    lines += [f'    {name}["{"<br/>".join(box)}"]' for name, box in zip(names, main, strict=True)]
+    lines += [f"    {left} --> {right}" for left, right in itertools.pairwise(names)]
+    if err is not None:
+        lines.append(f'    err["{"<br/>".join(err)}"]')
+        lines += ["    s1 -- failures --> err", f"    err -- acks --> {names[-1]}"]
+    return "\n".join(lines)
+
+
+def _dot(main: list[Box], err: Box | None) -> str:
+    names = [f"s{position}" for position in range(len(main))]
+    lines = ["digraph strategy {", "    rankdir=LR;", '    node [shape=box, style="rounded"];']
+    lines += [
+        f'    {name} [label="{_escaped(box)}"];' for name, box in zip(names, main, strict=True)
+    ]
+    lines += [f"    {left} -> {right};" for left, right in itertools.pairwise(names)]
+    if err is not None:
+        lines.append(f'    err [label="{_escaped(err)}"];')
+        lines += [
+            '    s1 -> err [label="failures"];',
+            f'    err -> {names[-1]} [label="acks"];',
+        ]
+    return "\n".join([*lines, "}"])
+
+
+def _escaped(box: Box) -> str:
+    return "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in box)

@@ -1,0 +1,131 @@
+"""The root of the `kmr` command.
+
+Groups are entry points in `kmr.commands`: a cyclopts `App`, or a function. Only the group that is asked
+for is imported: `kmr --help` is fast, and a group that is broken or lacks a library breaks nothing else.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import signal
+import sys
+import traceback
+from importlib.metadata import EntryPoint, entry_points, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+
+from cyclopts import App, CycloptsError, Parameter
+from rich.console import Console
+
+from framework.errors import KmrError, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["main", "run_command"]
+
+GROUP: Final = "kmr.commands"
+DISTRIBUTION: Final = "kafka-map-reduce"
+
+CLEAN: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+
+_HELP: Final = "Consume Kafka topics by map-reduce in plain Python: batches, backpressure, no loss."
+_DEBUG: Final = "KMR_DEBUG"
+_OWN_NAME: Final = re.compile(r"^`kmr [\w -]+`:\s*")
+
+
+def main() -> NoReturn:
+    """Run the command line of this process and end it with the exit code.
+
+    0 clean, 1 failed, 2 wrong usage or settings, 3 deadline exceeded; 130 and 143 when a second SIGINT
+    or SIGTERM cut a drain short.
+    """
+    sys.exit(run_command(sys.argv[1:], entry_points(group=GROUP)))
+
+
+def run_command(arguments: Sequence[str], groups: Iterable[EntryPoint]) -> int:
+    """Run one command line; the groups are loaded only as they are needed. Returns the exit code."""
+    # Looked for by hand too: it must also be known when the command line cannot be parsed.
+    debug = "--debug" in arguments or os.environ.get(_DEBUG, "") not in ("", "0")
+    try:
+        app = _app(arguments, {group.name: group for group in groups})
+        result = app.meta(
+            list(arguments), exit_on_error=False, print_error=False, result_action="return_value"
+        )
+    except CycloptsError as error:
+        _complain(str(error))
+        return USAGE
+    except KmrError as error:
+        if debug:
+            traceback.print_exc()
+        _complain(str(error))
+        return USAGE if isinstance(error, SettingsError) else FAILED
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # The reader of our output has gone (`kmr ... | head`); the interpreter must not write again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    return result if isinstance(result, int) else CLEAN
+
+
+def _app(arguments: Sequence[str], groups: dict[str, EntryPoint]) -> App:
+    """The command line; of its groups, only the one that `arguments` name is loaded."""
+    chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
+    app = App(name="kmr", help=_HELP, version=version(DISTRIBUTION))
+
+    @app.meta.default
+    def launch(
+        *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+        debug: Annotated[
+            bool, Parameter(negative=(), help="Show the traceback of errors (KMR_DEBUG=1).")
+        ] = False,
+    ) -> Any:
+        return app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+
+    for name, group in sorted(groups.items()):
+        if name == chosen:
+            app.command(_load(group), name=name)
+        else:
+            # Its name and its line in the help are all that is needed of it.
+            app.command(App(name=name, help=_summary(group)))
+    return app
+
+
+def _load(group: EntryPoint) -> Any:
+    try:
+        return group.load()
+    except Exception as error:
+        raise KmrError(
+            f"the command {group.name} ({group.value}) cannot be loaded: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _summary(group: EntryPoint) -> str:
+    """The first line of the documentation of a group, read without running its module."""
+    try:
+        spec = importlib.util.find_spec(group.module)
+        if spec is None or spec.origin is None:
+            return "(not installed)"
+        module = ast.parse(Path(spec.origin).read_bytes())
+    except Exception:  # noqa: BLE001  whatever is wrong with it is told when it is used
+        return "(cannot be loaded)"
+    of: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef = module
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == group.attr:
+            of = node
+    line = (ast.get_docstring(of) or "").partition("\n")[0]
+    line = _OWN_NAME.sub("", line)
+    return line[:1].upper() + line[1:]
+
+
+def _complain(message: str) -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(
+        f"kmr: {message}", markup=False, style="red"
+    )

@@ -1,0 +1,51 @@
+"""`kmr run`: run a strategy as a member of a consumer group."""
+
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from framework.cli.flags import Given, with_settings
+from framework.cli.strategies import load_strategy
+from framework.errors import SettingsError
+from framework.logs import setup_logs
+
+__all__ = ["run"]
+
+
+@with_settings
+def run(
+    strategy: str | None = None,
+    /,
+    *,
+    given: Given,
+    engine: Annotated[
+        Literal["worker"], Parameter(help="What runs it: worker, a process of its own.")
+    ] = "worker",
+) -> int:
+    """Run a strategy as a member of a consumer group, until a signal.
+
+    The first SIGTERM or SIGINT (Ctrl-C) drains what is in flight, commits and leaves the group; a second
+    one ends the process at once, and what was not committed is delivered again.
+
+    Exit codes: 0 drained, 1 failed, 2 wrong usage or settings, 3 not drained within
+    --shutdown-deadline, 130 or 143 ended by the second signal.
+
+    Parameters
+    ----------
+    strategy
+        What to run: module:attribute. The current directory can be imported from.
+    """
+    del engine  # the only one so far
+    settings = given.load(strategy=strategy)
+    if settings.strategy is None:
+        raise SettingsError(
+            "no strategy: name one, as in `kmr run module:strategy`, or set KMR_STRATEGY, or write "
+            "strategy under [kmr] in the TOML file"
+        )
+    setup_logs(settings.log)
+    loaded = load_strategy(settings.strategy)
+    loaded.validate()
+    # Not before it is needed: it takes a second, and mistakes above should be told at once.
+    from framework.worker import run_worker
+
+    return run_worker(loaded, settings)
