@@ -265,7 +265,8 @@ def _control_type(part: _Part, row: int) -> int:
         part.view, part.headers[row : row + 1], 0
     )
     if (
-        counts[kernels.STATUS] != kernels.OK
+        part.headers[row, batches.ATTRIBUTES] & batches.CODEC
+        or counts[kernels.STATUS] != kernels.OK
         or counts[kernels.ROWS] == 0
         or key_offsets[1] < _CONTROL_KEY.size
     ):

@@ -38,7 +38,7 @@ class _BatchHeader(NamedTuple):
     producer_id: int
     producer_epoch: int
     base_sequence: int
-    count: int
+    records: int
 
     @property
     def last_offset(self) -> int:
@@ -64,18 +64,16 @@ def decode(
     for header, body in _batches(data):
         if header.last_offset < first:
             continue
-        records = list(_records(header, body)) if header.attributes & _CONTROL else None
+        control = header.attributes & _CONTROL
         if header.attributes & _TRANSACTIONAL and read_committed:
             while starting and starting[0][1] <= header.last_offset:
                 aborting.add(starting.pop(0)[0])
             if header.producer_id in aborting:
-                if records is None:
+                if not control:
                     continue
-                if not records or len(records[0].key or b"") < 4:
-                    raise CorruptRecords("not a transaction marker")
-                if struct.unpack_from(">hh", records[0].key or b"")[1] == 0:
+                if _is_abort_marker(header, body):
                     aborting.discard(header.producer_id)
-        if records is None:
+        if not control:
             rows += [row for row in _records(header, body) if row.offset >= first]
     return from_rows(topic, partition, rows)
 
@@ -95,12 +93,21 @@ def _batches(data: bytes) -> Iterator[tuple[_BatchHeader, bytes]]:
         header = _BatchHeader(*_HEADER.unpack_from(data, position))
         if not previous < header.base_offset <= 2**62 or header.last_offset_delta < 0:
             raise CorruptRecords("offsets")
-        if not 0 <= header.count <= header.last_offset_delta + 1:
+        if not 0 <= header.records <= header.last_offset_delta + 1:
             raise CorruptRecords("count")
         if crc32c.crc32c(data[position + 21 : end]) != header.crc:
             raise CorruptRecords("checksum")
         yield header, data[position + _HEADER.size : end]
         position, previous = end, header.last_offset
+
+
+def _is_abort_marker(header: _BatchHeader, body: bytes) -> bool:
+    records = list(_records(header, body))
+    key = records[0].key if records else None
+    if header.attributes & _CODEC or key is None or len(key) < 4:
+        raise CorruptRecords("not a transaction marker")
+    _version, kind = struct.unpack_from(">hh", key)
+    return bool(kind == 0)
 
 
 def _records(header: _BatchHeader, body: bytes) -> Iterator[Row]:
@@ -112,7 +119,7 @@ def _records(header: _BatchHeader, body: bytes) -> Iterator[Row]:
     batch = _Reader(plain.data.tobytes())
     append_time = bool(header.attributes & _LOG_APPEND_TIME)
     previous = -1
-    for _ in range(header.count):
+    for _ in range(header.records):
         record = _Reader(batch.take(batch.varint(5)))
         record.take(1)
         elapsed = record.varint(10)

@@ -56,8 +56,8 @@ def _varint(data: NDArray[np.uint8], position: Int, end: Int, most: int) -> tupl
     if np.uint64(position) >= np.uint64(end):
         return np.int64(0), np.int64(-1)
     if data[np.uint64(position)] < 0x80:  # most are of one byte
-        byte = np.int64(data[np.uint64(position)])
-        return (byte >> 1) ^ -(byte & 1), position + 1
+        small = np.int64(data[np.uint64(position)])
+        return (small >> 1) ^ -(small & 1), position + 1
     value: Int = np.uint64(0)
     shift = np.uint64(0)
     stop = min(end, position + most)

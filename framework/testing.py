@@ -1,0 +1,305 @@
+"""Tools for tests of strategies, and for our own: a pytest plugin, a clock to turn, a consumer in memory.
+
+Load the fixtures with `pytest_plugins = ["framework.testing"]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import defaultdict, deque
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+import anyio.lowlevel
+import pyarrow as pa
+import pytest
+
+from framework.consumer import CommitOffset
+from framework.errors import CommitFenced
+from framework.record import SCHEMA, Batch, TopicPartition
+from framework.reducer import Flushed, Reducer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from broker import Broker
+    from framework.consumer import Listener
+    from framework.record import Rows
+    from framework.reducer import FlushResult
+
+__all__ = [
+    "Journal",
+    "MemoryConsumer",
+    "MemoryWriter",
+    "VirtualClock",
+    "VirtualTimeLoop",
+    "batch_of",
+    "broker",
+    "clock",
+]
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time stands still until a test moves it; sockets and threads work as ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def time(self) -> float:
+        """The virtual time, in seconds since the loop was made."""
+        return self.now
+
+
+class VirtualClock:
+    """Moves the time of a `VirtualTimeLoop`: every sleep, deadline and age in the code under test."""
+
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        self._loop = loop
+
+    @property
+    def now(self) -> float:
+        """Seconds since the test began."""
+        return self._loop.now
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass; timers that are due fire, and what they wake has begun to run on return."""
+        self._loop.now += seconds
+        for _ in range(10):
+            await anyio.lowlevel.checkpoint()
+
+
+def batch_of(
+    topic: str,
+    partition: int,
+    first: int,
+    values: Sequence[bytes | None],
+    *,
+    keys: Sequence[bytes | None] | None = None,
+    timestamp: datetime = datetime(2026, 1, 1, tzinfo=UTC),
+) -> Batch:
+    """A batch of records with consecutive offsets from `first`."""
+    count = len(values)
+    columns: dict[str, Any] = {
+        "key": keys if keys is not None else [None] * count,
+        "value": values,
+        "topic": [topic] * count,
+        "partition": [partition] * count,
+        "offset": range(first, first + count),
+        "timestamp": [timestamp] * count,
+        "timestampType": [0] * count,
+        "headers": [None] * count,
+    }
+    return Batch.of(pa.RecordBatch.from_pydict(columns, schema=SCHEMA))
+
+
+class MemoryConsumer:
+    """A `Consumer` without a broker: a test puts in batches, assigns and revokes, and reads commits.
+
+    Attributes:
+        log: every batch of each partition; reading starts at the committed offset, as with a broker.
+        commits: every commit that was acknowledged, in order.
+        fenced: commits are refused as if the group had moved on.
+    """
+
+    def __init__(self) -> None:
+        self.log: dict[TopicPartition, list[Batch]] = defaultdict(list)
+        self.commits: list[dict[TopicPartition, int]] = []
+        self.fenced = False
+        self.generation = -1
+        self.member_id = "memory"
+        self._listener: Listener | None = None
+        self._committed: dict[TopicPartition, CommitOffset] = {}
+        self._positions: dict[TopicPartition, int] = {}
+        self._paused: set[TopicPartition] = set()
+        self._changed = anyio.Event()
+        self.started = anyio.Event()
+
+    def put(self, batch: Batch) -> None:
+        """Append a batch to its partition's log."""
+        self.log[batch.topic_partition].append(batch)
+        self._wake()
+
+    async def rebalance(self, partitions: Iterable[TopicPartition]) -> None:
+        """Revoke everything and assign `partitions`, as an eager rebalance does."""
+        await self.revoke()
+        await self.assign(partitions)
+
+    async def revoke(self) -> None:
+        """Begin a rebalance."""
+        assert self._listener is not None
+        held = frozenset(self._positions)
+        self._positions = {}
+        await self._listener.revoked(held)
+
+    async def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """End a rebalance."""
+        assert self._listener is not None
+        self.generation += 1
+        self._paused.clear()
+        start = {p: self._committed.get(p, CommitOffset(0)).offset for p in partitions}
+        self._positions = start
+        await self._listener.assigned(frozenset(start))
+        self._wake()
+
+    def commit_elsewhere(self, partition: TopicPartition, offset: int) -> None:
+        """Another member of the group commits."""
+        self._committed[partition] = CommitOffset(offset)
+
+    async def start(self, listener: Listener) -> None:
+        """See `Consumer.start`."""
+        self._listener = listener
+        self.started.set()
+
+    async def stop(self) -> None:
+        """See `Consumer.stop`."""
+
+    async def poll(self) -> list[Batch]:
+        """See `Consumer.poll`."""
+        while True:
+            found = []
+            for partition, position in self._positions.items():
+                if partition in self._paused:
+                    continue
+                batch = next((b for b in self.log[partition] if b.last >= position), None)
+                if batch is not None:
+                    rest = batch.records.slice(max(0, position - batch.first))
+                    found.append(Batch.of(rest))
+                    self._positions[partition] = batch.last + 1
+            if found:
+                return found
+            changed = self._changed
+            await changed.wait()
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """See `Consumer.pause`."""
+        self._paused.update(partitions)
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """See `Consumer.resume`."""
+        self._paused.difference_update(partitions)
+        self._wake()
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """See `Consumer.seek`."""
+        self._positions[partition] = offset
+        self._wake()
+
+    async def committed(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, CommitOffset | None]:
+        """See `Consumer.committed`."""
+        return {partition: self._committed.get(partition) for partition in partitions}
+
+    async def commit(self, offsets: Mapping[TopicPartition, CommitOffset]) -> None:
+        """See `Consumer.commit`."""
+        if self.fenced:
+            raise CommitFenced("the group has moved on")
+        self._committed.update(offsets)
+        self.commits.append({partition: entry.offset for partition, entry in offsets.items()})
+
+    def start_offset(self, partition: TopicPartition) -> int | None:
+        """See `Consumer.start_offset`."""
+        return self.log[partition][0].first if self.log[partition] else None
+
+    def end_offset(self, partition: TopicPartition) -> int | None:
+        """See `Consumer.end_offset`."""
+        return self.log[partition][-1].last + 1 if self.log[partition] else None
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+@dataclass(slots=True)
+class Journal:
+    """What a `MemoryWriter` wrote, and what a test tells it to do; shared by all of its copies.
+
+    Attributes:
+        written: the rows of every flush that succeeded, in order.
+        attempts: how often `flush` was called.
+        outcomes: what the next flushes do instead of writing all: return a result, or raise.
+        hold: while it is an event, a flush waits for it before anything else.
+    """
+
+    written: list[pa.Table] = field(default_factory=list)
+    attempts: int = 0
+    outcomes: deque[FlushResult | Exception] = field(default_factory=deque)
+    hold: anyio.Event | None = None
+    _changed: anyio.Event = field(default_factory=anyio.Event)
+
+    async def until(self, condition: Callable[[Journal], bool]) -> None:
+        """Wait until the condition holds; it is looked at after every attempt."""
+        while not condition(self):
+            await self._changed.wait()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Everything that was written, in order."""
+        return [row for table in self.written for row in table.to_pylist()]
+
+    def changed(self) -> None:
+        """Wake those who wait for a condition."""
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+class MemoryWriter(Reducer):
+    """A reducer that writes into a journal; with `forward`, the next reducer gets the rows too."""
+
+    def __init__(self, journal: Journal, *, forward: bool = False, **limits: Any) -> None:
+        super().__init__(**limits)
+        self.journal = journal
+        self.forward = forward
+        self.collected: list[Rows] = []
+
+    def spawn(self) -> Self:
+        """A copy with rows of its own and the same journal."""
+        return copy.copy(self)
+
+    def add(self, rows: Rows) -> None:
+        """See `Reducer.add`."""
+        self.collected.append(rows)
+
+    def reset(self) -> None:
+        """See `Reducer.reset`."""
+        self.collected = []
+
+    async def flush(self) -> FlushResult:
+        """Write, or do what the test said."""
+        journal = self.journal
+        journal.attempts += 1
+        journal.changed()
+        if journal.hold is not None:
+            await journal.hold.wait()
+        outcome = journal.outcomes.popleft() if journal.outcomes else Flushed()
+        if isinstance(outcome, Exception):
+            raise outcome
+        if isinstance(outcome, Flushed):
+            table = pa.concat_tables(
+                [rows.table for rows in self.collected], promote_options="permissive"
+            )
+            journal.written.append(table)
+            outcome = replace(outcome, out=table if self.forward else None)
+        journal.changed()
+        return outcome
+
+
+@pytest.fixture
+async def clock() -> VirtualClock:
+    """The clock of a test whose `anyio_backend` is `("asyncio", {"loop_factory": VirtualTimeLoop})`."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop), "set the anyio_backend fixture to use VirtualTimeLoop"
+    return VirtualClock(loop)
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    """A broker of this process on a free port of loopback, with an empty data directory."""
+    from broker import Broker, BrokerSettings
+
+    async with Broker(BrokerSettings(data_dir=tmp_path / "broker", port=0)) as running:
+        yield running
