@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from broker.records import BatchHeader
+    from broker.records import BatchHeader, StoredRecord
 
 __all__ = ["LOG_SUFFIX", "Segment", "segment_path"]
 
@@ -224,34 +224,26 @@ class Segment:
         offset = max(self.index.offset_before(timestamp), start_offset)
         base_offset, position = self.index.position_before(offset)
         for header in self.batches(position, base_offset, verify=True):
-            if (
-                header.max_timestamp < timestamp
-                or header.last_offset < start_offset
-                or header.is_control
-            ):
+            if header.max_timestamp < timestamp or header.is_control:
                 continue
-            data = memoryview(bytearray(header.size))
-            self._pread(data, header.position)
-            try:
-                records = read_records(data, msgspec.structs.replace(header, position=0))
-            except BatchError as error:
-                raise LogCorrupt(self.path, header.position, str(error)) from None
-            for record in records:
-                if record.timestamp >= timestamp and record.offset >= start_offset:
+            for record in self._records(header, start_offset):
+                if record.timestamp >= timestamp:
                     return record.offset, record.timestamp
         return None
 
     def latest_timestamp(self, start_offset: int) -> int:
-        """Latest timestamp of the batches that reach `start_offset` or beyond, -1 if none has one."""
+        """Latest timestamp of the records from `start_offset` on, -1 if none has one."""
+        latest = NO_TIMESTAMP
         base_offset, position = self.index.position_before(start_offset)
-        return max(
-            (
-                header.max_timestamp
-                for header in self.batches(position, base_offset)
-                if header.last_offset >= start_offset and not header.is_control
-            ),
-            default=NO_TIMESTAMP,
-        )
+        for header in self.batches(position, base_offset):
+            if header.max_timestamp <= latest or header.is_control:
+                continue
+            if header.base_offset >= start_offset:
+                latest = header.max_timestamp
+            else:
+                times = (record.timestamp for record in self._records(header, start_offset))
+                latest = max(times, default=latest)
+        return latest
 
     def first_timestamp(self, now_ms: int) -> int:
         """When the first batch was made; `now_ms` if nobody knows or it is in the future."""
@@ -302,6 +294,18 @@ class Segment:
         if count < wanted:
             raise LogCorrupt(self.path, position + count, f"it should have {self.size} bytes")
         return count
+
+    def _records(self, header: BatchHeader, start_offset: int) -> list[StoredRecord]:
+        """The records from `start_offset` on of a batch that `batches` found."""
+        if header.last_offset < start_offset:
+            return []
+        data = memoryview(bytearray(header.size))
+        self._pread(data, header.position)
+        try:
+            records = read_records(data, msgspec.structs.replace(header, position=0))
+        except BatchError as error:
+            raise LogCorrupt(self.path, header.position, str(error)) from None
+        return [record for record in records if record.offset >= start_offset]
 
     def _check_in_pieces(self, header: BatchHeader, position: int, buffer: memoryview) -> None:
         """Checks the CRC of a batch larger than `buffer`: a damaged length must not cost memory."""

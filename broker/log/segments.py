@@ -96,14 +96,19 @@ class Segments:
         self._open_old.clear()
 
     def _use(self, segment: Segment) -> Segment:
-        """Keeps `segment` open; closes the one that was opened longest ago, if there are many."""
-        if segment is self.active or segment in self._open_old:
+        """Keeps `segment` open; closes those that were opened longest ago, if there are many."""
+        if segment is self.active:
             return segment
-        self._open_old.append(segment)
+        if segment not in self._open_old:
+            self._open_old.append(segment)
         if len(self._open_old) > _MAX_OPEN_OLD:
-            for old in self._open_old[:-1]:
-                if not self._must_stay_open(old):
-                    old.release()
-                    self._open_old.remove(old)
-                    break
+            self._close_some(but=segment)
         return segment
+
+    def _close_some(self, *, but: Segment) -> None:
+        for old in list(self._open_old):
+            if len(self._open_old) <= _MAX_OPEN_OLD:
+                break
+            if old is not but and not self._must_stay_open(old):
+                old.release()
+                self._open_old.remove(old)

@@ -1,0 +1,114 @@
+import os
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from broker.log.config import LogConfig
+from broker.log.errors import LogFailed
+from broker.log.partition import Appended, PartitionLog
+
+Append = Callable[..., Appended]
+OpenLog = Callable[..., PartitionLog]
+
+
+def test_a_sync_covers_what_was_flushed_before_it(open_log: OpenLog, append: Append) -> None:
+    log = open_log()
+    append(log, [b"a"] * 3)
+    append(log, [b"b"], flush=False)
+    assert log.dirty
+    assert log.fsync() == log.durable_offset == 3
+    assert log.dirty
+    log.flush_pending()
+    assert log.fsync() == 4
+    assert not log.dirty
+
+
+def test_a_sync_after_a_roll_moves_the_recovery_point(open_log: OpenLog, append: Append) -> None:
+    log = open_log()
+    append(log, [b"a"] * 3)
+    log.fsync()
+    assert log.recovery_point == 0
+    log.roll()
+    append(log, [b"b"])
+    log.fsync()
+    assert log.recovery_point == 4
+    reopened = open_log(clean=False)
+    assert reopened.recovery.scanned_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("fsync", "due_after_append", "due_after_roll"),
+    [("always", True, True), ("interval", True, True), ("os", False, True)],
+)
+def test_when_a_sync_is_due(
+    open_log: OpenLog, append: Append, fsync: str, *, due_after_append: bool, due_after_roll: bool
+) -> None:
+    log = open_log(LogConfig(fsync=fsync))  # type: ignore[arg-type]
+    assert not log.fsync_due
+    append(log, [b"a"])
+    assert log.fsync_due is due_after_append
+    log.roll()
+    assert log.fsync_due is due_after_roll
+    log.fsync()
+    assert not log.fsync_due
+
+
+def test_syncs_in_another_thread_while_segments_come_and_go(
+    open_log: OpenLog, append: Append
+) -> None:
+    config = LogConfig(segment_bytes=500, retention_ms=-1, retention_bytes=2000)
+    log = open_log(config)
+    stop, failures, synced = threading.Event(), [], []
+
+    def sync() -> None:
+        while not stop.is_set():
+            try:
+                synced.append(log.fsync())
+            except Exception as error:  # noqa: BLE001 - whatever it is, the test fails
+                failures.append(error)
+                return
+
+    thread = threading.Thread(target=sync)
+    thread.start()
+    while len(synced) < 20 and not failures:
+        append(log, [b"x" * 100])
+        log.read(log.log_start_offset, 1000, min_one=True)
+        log.apply_retention(0)
+    stop.set()
+    thread.join()
+    assert failures == []
+    assert synced == sorted(synced)
+    assert log.fsync() == log.next_offset
+
+
+def test_after_a_failed_sync_nothing_is_appended_until_a_restart(
+    open_log: OpenLog, append: Append, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log()
+    append(log, [b"a"])
+
+    def fail(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", fail)
+        with pytest.raises(LogFailed, match=r"failed to sync: .*Input/output error"):
+            log.fsync()
+    # The system may have dropped what it could not write: a second sync proves nothing.
+    with pytest.raises(LogFailed):
+        log.fsync()
+    with pytest.raises(LogFailed):
+        append(log, [b"b"])
+    with pytest.raises(LogFailed):
+        log.close()
+    assert log.durable_offset == 0
+    reopened = open_log(clean=False)
+    assert append(reopened, [b"b"]).first_offset == 1
+
+
+def test_closing_syncs_under_every_policy(open_log: OpenLog, append: Append) -> None:
+    log = open_log(LogConfig(fsync="os"))
+    append(log, [b"a"])
+    log.close()
+    assert log.durable_offset == 1

@@ -1,0 +1,126 @@
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from broker.log.config import LogConfig
+from broker.log.errors import OffsetOutOfRange
+from broker.log.partition import Appended, DeletedSegment, PartitionLog
+from broker.producers import DEFAULT_EXPIRY_MS
+
+Append = Callable[..., Appended]
+OpenLog = Callable[..., PartitionLog]
+NOW_MS = 1_700_000_000_000
+KEEP = LogConfig(retention_ms=-1)
+
+
+def fill(log: PartitionLog, append: Append, segments: int) -> int:
+    """One record a segment, a second apart; returns the bytes of each."""
+    for number in range(segments):
+        log.roll()
+        append(log, [b"x" * 100], timestamps=[NOW_MS + number * 1000])
+    return log.size_bytes // segments
+
+
+def files(log: PartitionLog, suffix: str) -> list[int]:
+    return sorted(int(path.stem) for path in log.directory.glob(f"*{suffix}"))
+
+
+def test_old_segments_are_deleted_by_the_age_of_their_newest_record(
+    open_log: OpenLog, append: Append
+) -> None:
+    log = open_log(replace(KEEP, retention_ms=2500))
+    size = fill(log, append, 5)
+    deleted = log.apply_retention(NOW_MS + 4000)
+    assert deleted == [DeletedSegment(0, 1, size), DeletedSegment(1, 2, size)]
+    assert (log.log_start_offset, log.next_offset, log.size_bytes) == (2, 5, 3 * size)
+    assert files(log, ".log") == [2, 3, 4]
+    assert 0 not in files(log, ".index")
+    with pytest.raises(OffsetOutOfRange):
+        log.read(1, 1000, min_one=True)
+
+
+def test_the_active_segment_is_rolled_when_all_of_it_is_too_old(
+    open_log: OpenLog, append: Append
+) -> None:
+    log = open_log(replace(KEEP, retention_ms=1000))
+    fill(log, append, 2)
+    assert len(log.apply_retention(NOW_MS + 60_000)) == 2
+    assert (log.log_start_offset, log.next_offset, log.size_bytes) == (2, 2, 0)
+    assert log.apply_retention(NOW_MS + 60_000) == []
+    assert append(log, [b"y"]).first_offset == 2
+
+
+def test_old_segments_are_deleted_while_the_others_hold_enough(
+    open_log: OpenLog, append: Append
+) -> None:
+    log = open_log(KEEP)
+    size = fill(log, append, 5)
+    log.update_config(replace(KEEP, retention_bytes=3 * size - 1))
+    assert [segment.base_offset for segment in log.apply_retention(NOW_MS)] == [0, 1]
+    log.update_config(replace(KEEP, retention_bytes=0))
+    assert [segment.base_offset for segment in log.apply_retention(NOW_MS)] == [2, 3]
+    assert log.log_start_offset == 4
+
+
+def test_without_limits_everything_is_kept(open_log: OpenLog, append: Append) -> None:
+    log = open_log(KEEP)
+    fill(log, append, 3)
+    assert log.apply_retention(NOW_MS * 2) == []
+
+
+def test_records_without_timestamps_age_by_their_file(open_log: OpenLog, append: Append) -> None:
+    log = open_log(replace(KEEP, retention_ms=3_600_000))
+    append(log, [b"x"], timestamps=[-1])
+    written_ms = int(next(log.directory.glob("*.log")).stat().st_mtime * 1000)
+    assert log.apply_retention(written_ms + 3_600_000) == []
+    assert len(log.apply_retention(written_ms + 3_600_001)) == 1
+
+
+def test_deleted_segments_stay_deleted_after_a_kill(open_log: OpenLog, append: Append) -> None:
+    log = open_log(KEEP)
+    size = fill(log, append, 4)
+    log.fsync()
+    log.update_config(replace(KEEP, retention_bytes=2 * size))
+    log.apply_retention(NOW_MS)
+    log = open_log(KEEP, clean=False)
+    assert (log.log_start_offset, log.next_offset, log.recovery.lost_data) == (2, 4, False)
+
+
+def test_records_below_a_new_start_are_gone_for_good(open_log: OpenLog, append: Append) -> None:
+    log = open_log(KEEP)
+    append(log, [b"a"] * 10)
+    log.roll()
+    append(log, [b"b"] * 10)
+    log.truncate_start(5)
+    assert (log.log_start_offset, files(log, ".log")) == (5, [0, 10])
+    log.truncate_start(3)
+    assert log.log_start_offset == 5
+    log = open_log(KEEP, clean=False)  # as after a kill
+    assert log.log_start_offset == 5
+    log.truncate_start(12)
+    assert (log.log_start_offset, files(log, ".log")) == (12, [10])
+    with pytest.raises(OffsetOutOfRange):
+        log.truncate_start(21)
+
+
+def test_a_log_that_is_emptied_goes_on_with_its_offsets(open_log: OpenLog, append: Append) -> None:
+    log = open_log(KEEP)
+    append(log, [b"a"] * 10)
+    log.truncate_start(10)
+    assert (log.log_start_offset, log.next_offset, log.size_bytes) == (10, 10, 0)
+    for clean in (True, False):
+        log.close()
+        log = open_log(KEEP, clean=clean)
+        assert (log.log_start_offset, log.next_offset) == (10, 10)
+        assert log.recovery.lost_durable_records == 0
+    assert append(log, [b"b"]).first_offset == 10
+
+
+def test_retention_forgets_idle_producers(open_log: OpenLog, append: Append) -> None:
+    log = open_log(KEEP)
+    append(log, [b"a"], producer=(1, 0, 0), now_ms=NOW_MS)
+    log.apply_retention(NOW_MS + DEFAULT_EXPIRY_MS - 1)
+    assert len(log.producers) == 1
+    log.apply_retention(NOW_MS + DEFAULT_EXPIRY_MS)
+    assert len(log.producers) == 0
