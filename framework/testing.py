@@ -67,9 +67,14 @@ class VirtualClock:
         return self._loop.now
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass; timers that are due fire, and what they wake has begun to run on return."""
+        """Let everything that can run do so, then time pass, then run what that woke."""
+        await self.settle()
         self._loop.now += seconds
-        for _ in range(10):
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Let everything run that can run without time passing."""
+        for _ in range(20):
             await anyio.lowlevel.checkpoint()
 
 
