@@ -58,11 +58,12 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     request_max_bytes: int = 100 * MIB  # a larger request closes its connection
     control_request_max_bytes: int = 4 * MIB  # the same, of all requests but Produce
     request_memory_bytes: int = 256 * MIB  # all requests that are being received, together
-    fetch_max_bytes: int = 8 * MIB  # of one fetch response, unless its first batch is larger
-    response_memory_bytes: int = 128 * MIB  # all fetch responses that are being sent, together
+    fetch_max_bytes: int = 4 * MIB  # of one fetch response, unless its first batch is larger
+    response_memory_bytes: int = 256 * MIB  # all fetch responses that are being sent, together
     max_connections: int = 10_000
     connection_idle_seconds: float = 600.0  # without a request
-    frame_timeout: float = 30.0  # for a request that has begun to arrive without progress
+    request_timeout: float = 30.0  # without progress of a request that has begun to arrive
+    response_timeout: float = 120.0  # without progress of a response that the client should read
     shutdown_timeout: float = 5.0  # for responses that are being sent
 
     def __post_init__(self) -> None:
@@ -88,7 +89,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "control_request_max_bytes",
             "max_connections",
             "connection_idle_seconds",
-            "frame_timeout",
+            "request_timeout",
+            "response_timeout",
         )
         for name in positive:
             value = getattr(self, name)

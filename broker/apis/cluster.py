@@ -1,0 +1,47 @@
+"""DescribeCluster: the one node (KIP-700)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kio.schema.describe_cluster.v1 import DescribeClusterRequest, DescribeClusterResponse
+from kio.schema.describe_cluster.v1.response import DescribeClusterBroker
+from kio.schema.errors import ErrorCode
+from kio.static.primitive import i32
+
+from broker.api import Api
+from broker.apis.common import NO_THROTTLE, NODE
+
+if TYPE_CHECKING:
+    from broker.api import RequestContext
+
+__all__ = ["APIS"]
+
+_BROKERS = 1
+
+
+def _describe_cluster(
+    context: RequestContext, request: DescribeClusterRequest
+) -> DescribeClusterResponse:
+    if request.endpoint_type != _BROKERS:
+        return DescribeClusterResponse(
+            throttle_time=NO_THROTTLE,
+            error_code=ErrorCode.unsupported_endpoint_type,
+            error_message="this node is no separate controller: ask for endpoint type 1, brokers",
+            cluster_id="",
+            brokers=(),
+        )
+    return DescribeClusterResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=ErrorCode.none,
+        cluster_id=context.services.cluster_id,
+        controller_id=NODE,
+        brokers=(
+            DescribeClusterBroker(
+                broker_id=NODE, host=context.node_host, port=i32(context.node_port)
+            ),
+        ),
+    )
+
+
+APIS = (Api(_describe_cluster, DescribeClusterRequest, DescribeClusterResponse, min_version=0),)

@@ -1,0 +1,295 @@
+"""Fetch: records out of the logs, with long polling (KIP-74: limits)."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import structlog
+from kio.index import load_request_schema
+from kio.schema.errors import ErrorCode
+from kio.schema.fetch.v12 import FetchRequest, FetchResponse
+
+from broker.api import Buffered, RawApi
+from broker.apis.common import LEADER_EPOCH
+from broker.log.errors import LogCorrupt, OffsetOutOfRange
+from broker.partition import Watch
+from broker.records import parse_header
+from broker.wire.fetch import FetchResponseWriter, fetch_response_overhead
+from broker.wire.messages import read_message
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from kio.schema.fetch.v12.request import FetchPartition
+
+    from broker.api import RawResponse, RequestContext
+    from broker.partition import Partition
+
+__all__ = ["APIS"]
+
+logger = structlog.get_logger(__name__)
+
+KEY = 1
+_FIRST_WITH_SESSIONS = 7
+_FIRST_WITH_LEADER_EPOCHS = 9
+_READ_COMMITTED = 1
+
+
+class _Wanted(NamedTuple):
+    """One partition that is asked for; `limit` is the offset that the client may not reach yet."""
+
+    partition_index: int
+    offset: int
+    max_bytes: int
+    partition: Partition | None
+    error: ErrorCode
+    limit: int
+
+    @property
+    def has_records(self) -> bool:
+        return self.partition is not None and not self.error and self.offset < self.limit
+
+
+_Topics = list[tuple[str, list[_Wanted]]]
+
+
+class _Filled(NamedTuple):
+    """A response, how many bytes of records it has, and how many its first batch would need."""
+
+    response: Buffered
+    size: int
+    needed_bytes: int
+
+
+def _fetch(context: RequestContext, body: memoryview) -> RawResponse | Awaitable[RawResponse]:
+    schema = load_request_schema(KEY, context.api_version)
+    fetch = _Fetch(context, cast("FetchRequest", read_message(schema, body)))
+    return fetch.answer_now() or fetch.answer_later()
+
+
+class _Fetch:
+    """One fetch request on its way to a response."""
+
+    def __init__(self, context: RequestContext, request: FetchRequest) -> None:
+        services = context.services
+        self._version = context.api_version
+        self._request = request
+        self._registry = services.topics
+        self._buffers = services.response_buffers
+        self._max_bytes = min(request.max_bytes, services.settings.fetch_max_bytes)
+        self._read_committed = request.isolation_level == _READ_COMMITTED
+        self._overhead = fetch_response_overhead(
+            [topic.topic for topic in request.topics],
+            sum(len(topic.partitions) for topic in request.topics),
+        )
+        wait = request.max_wait.total_seconds()
+        self._deadline = asyncio.get_running_loop().time() + wait
+        self._out_of_time = wait <= 0
+
+    def answer_now(self) -> RawResponse:
+        """The response, if there is nothing to wait for."""
+        if self._version >= _FIRST_WITH_SESSIONS and self._request.session_id:
+            return self._no_session()
+        topics = self._look_up()
+        if not self._is_due(topics):
+            return None
+        buffer = self._buffers.take(self._buffer_size(topics))
+        if buffer is None:
+            return None
+        filled = self._fill(buffer, topics)
+        if filled.needed_bytes or not self._suffices(topics, filled.size):
+            filled.response.release()
+            return None
+        return filled.response
+
+    async def answer_later(self) -> RawResponse:
+        """The response, as soon as there are enough records or the client's patience ends."""
+        while True:
+            topics = self._look_up()
+            missing = int(self._request.min_bytes)
+            if self._is_due(topics):
+                topics, filled = await self._fill_when_possible(topics)
+                if self._suffices(topics, filled.size):
+                    return filled.response
+                missing -= filled.size
+                filled.response.release()
+            with Watch(_found(topics), missing) as watch:
+                try:
+                    async with asyncio.timeout_at(self._deadline):
+                        await watch.wait()
+                except TimeoutError:
+                    self._out_of_time = True
+
+    async def _fill_when_possible(self, topics: _Topics) -> tuple[_Topics, _Filled]:
+        """Wait for a buffer, then look again and fill it; a second one if the first batch is large."""
+        size = self._buffer_size(topics)
+        while True:
+            buffer = self._buffers.take(size) or await self._buffers.wait(size)
+            topics = self._look_up()
+            filled = self._fill(buffer, topics)
+            if not filled.needed_bytes:
+                return topics, filled
+            filled.response.release()
+            size = filled.needed_bytes + self._overhead
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    def _look_up(self) -> _Topics:
+        return [
+            (topic.topic, [self._look_up_partition(topic.topic, each) for each in topic.partitions])
+            for topic in self._request.topics
+        ]
+
+    def _look_up_partition(self, topic: str, wanted: FetchPartition) -> _Wanted:
+        partition = self._registry.partition(topic, wanted.partition)
+        error, limit = ErrorCode.none, 0
+        if partition is None:
+            error = ErrorCode.unknown_topic_or_partition
+        elif (
+            self._version >= _FIRST_WITH_LEADER_EPOCHS
+            and wanted.current_leader_epoch > LEADER_EPOCH
+        ):
+            error = ErrorCode.unknown_leader_epoch
+        else:
+            end = partition.high_watermark
+            if not partition.log.log_start_offset <= wanted.fetch_offset <= end:
+                error = ErrorCode.offset_out_of_range
+            limit = partition.last_stable_offset if self._read_committed else end
+        return _Wanted(
+            wanted.partition,
+            wanted.fetch_offset,
+            wanted.partition_max_bytes,
+            partition,
+            error,
+            limit,
+        )
+
+    def _is_due(self, topics: _Topics) -> bool:
+        """Whether it makes sense to read: something is there, or there is nothing to wait for."""
+        return self._suffices(topics, 0) or any(
+            each.has_records for _, partitions in topics for each in partitions
+        )
+
+    def _suffices(self, topics: _Topics, size: int) -> bool:
+        """Whether a response with `size` bytes of records should be sent."""
+        return (
+            size >= self._request.min_bytes
+            or self._out_of_time
+            or self._registry.stopping
+            or not any(partitions for _, partitions in topics)
+            or any(each.error for _, partitions in topics for each in partitions)
+        )
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def _buffer_size(self, topics: _Topics) -> int:
+        wanted = sum(
+            max(each.max_bytes, 0)
+            for _, partitions in topics
+            for each in partitions
+            if each.has_records
+        )
+        return self._overhead + min(wanted, max(self._max_bytes - self._overhead, 0))
+
+    def _fill(self, buffer: memoryview, topics: _Topics) -> _Filled:
+        """Write the response; takes over the buffer."""
+        writer = FetchResponseWriter(buffer, self._version, len(topics))
+        room = len(buffer) - self._overhead
+        size = needed_bytes = 0
+        for name, partitions in topics:
+            writer.topic(name, len(partitions))
+            for wanted in partitions:
+                added, needed = self._fill_partition(writer, wanted, room - size, first=not size)
+                size += added
+                needed_bytes = needed_bytes or needed
+            writer.end_topic()
+        response = Buffered(writer.end(), partial(self._buffers.put, buffer))
+        return _Filled(response, size, 0 if size else needed_bytes)
+
+    def _fill_partition(
+        self, writer: FetchResponseWriter, wanted: _Wanted, room: int, *, first: bool
+    ) -> tuple[int, int]:
+        """Bytes that were written, and bytes that the first batch of the response would need."""
+        partition = wanted.partition
+        if partition is None or wanted.error:
+            self._no_records(writer, wanted)
+            return 0, 0
+        start = writer.position
+        self._write_partition(writer, wanted.partition_index, partition)
+        if not wanted.has_records:
+            writer.no_records()
+            return 0, 0
+        limit = max(0, min(wanted.max_bytes, room, self._max_bytes))
+        try:
+            records = writer.begin_records(limit)
+            span = partition.log.read_into(wanted.offset, records)
+            if first and limit < span.needed_bytes <= room:
+                records = writer.begin_records(span.needed_bytes)
+                span = partition.log.read_into(wanted.offset, records)
+        except (OffsetOutOfRange, LogCorrupt) as error:
+            writer.position = start
+            self._no_records(writer, wanted._replace(error=_code(partition, error)))
+            return 0, 0
+        size = span.size
+        if span.next_offset > wanted.limit:
+            size = _bytes_below(records[:size], wanted.limit)
+        writer.end_records(size)
+        return size, span.needed_bytes if first else 0
+
+    def _write_partition(
+        self, writer: FetchResponseWriter, index: int, partition: Partition
+    ) -> None:
+        writer.partition(
+            index,
+            high_watermark=partition.high_watermark,
+            last_stable_offset=partition.last_stable_offset,
+            log_start_offset=partition.log.log_start_offset,
+            read_committed=self._read_committed,
+        )
+
+    def _no_records(self, writer: FetchResponseWriter, wanted: _Wanted) -> None:
+        writer.partition(
+            wanted.partition_index, error=int(wanted.error), read_committed=self._read_committed
+        )
+        writer.no_records()
+
+    def _no_session(self) -> Buffered:
+        """There are no fetch sessions (KIP-227): the client starts over with a full request."""
+        buffer = self._buffers.take_beyond_limit(1)
+        error = int(ErrorCode.fetch_session_id_not_found)
+        writer = FetchResponseWriter(buffer, self._version, 0, error)
+        return Buffered(writer.end(), partial(self._buffers.put, buffer))
+
+
+def _found(topics: _Topics) -> list[Partition]:
+    return [each.partition for _, partitions in topics for each in partitions if each.partition]
+
+
+def _bytes_below(records: memoryview, limit: int) -> int:
+    """Size of the batches that end at `limit` (an offset, exclusive) or before."""
+    position = 0
+    while position < len(records):
+        header = parse_header(records, position)
+        if header.next_offset > limit:
+            break
+        position = header.end
+    return position
+
+
+def _code(partition: Partition, error: OffsetOutOfRange | LogCorrupt) -> ErrorCode:
+    if isinstance(error, OffsetOutOfRange):
+        return ErrorCode.offset_out_of_range
+    if not partition.reported_corrupt:  # once: its consumers will ask again and again
+        partition.reported_corrupt = True
+        logger.error(
+            "records cannot be read",
+            topic=partition.topic,
+            partition=partition.index,
+            error=str(error),
+        )
+    return ErrorCode.kafka_storage_error
+
+
+APIS = (RawApi(_fetch, FetchRequest, FetchResponse, min_version=4),)

@@ -1,0 +1,115 @@
+"""Metadata: which topics there are and who leads them; creates topics on demand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+from kio.schema.errors import ErrorCode
+from kio.schema.metadata.v12 import MetadataRequest, MetadataResponse
+from kio.schema.metadata.v12.response import (
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from kio.schema.types import TopicName
+from kio.static.primitive import i32
+
+from broker.api import Api
+from broker.apis.common import LEADER_EPOCH, NO_THROTTLE, NODE
+from broker.errors import RequestError
+from broker.log.errors import LogError
+from broker.topics import check_topic_name
+
+if TYPE_CHECKING:
+    from kio.schema.metadata.v12.request import MetadataRequestTopic
+
+    from broker.api import RequestContext
+    from broker.topics import Topic
+
+__all__ = ["APIS"]
+
+logger = structlog.get_logger(__name__)
+
+
+async def _metadata(context: RequestContext, request: MetadataRequest) -> MetadataResponse:
+    services = context.services
+    # Version 0 has no null: there, no names means all topics.
+    if request.topics is None or (context.api_version == 0 and not request.topics):
+        topics = tuple(_describe(topic) for topic in services.topics)
+    else:
+        topics = tuple(
+            [
+                await _find(context, wanted, create=request.allow_auto_topic_creation)
+                for wanted in request.topics
+            ]
+        )
+    return MetadataResponse(
+        throttle_time=NO_THROTTLE,
+        brokers=(
+            MetadataResponseBroker(
+                node_id=NODE, host=context.node_host, port=i32(context.node_port)
+            ),
+        ),
+        cluster_id=services.cluster_id,
+        controller_id=NODE,
+        topics=topics,
+    )
+
+
+async def _find(
+    context: RequestContext, wanted: MetadataRequestTopic, *, create: bool
+) -> MetadataResponseTopic:
+    topics = context.services.topics
+    if wanted.name is None:
+        by_id = topics.by_id(wanted.topic_id) if wanted.topic_id is not None else None
+        return _describe(by_id) if by_id else _missing(wanted, ErrorCode.unknown_topic_id)
+    topic = topics.get(wanted.name)
+    if topic is not None:
+        return _describe(topic)
+    if not (create and context.services.settings.auto_create_topics):
+        return _missing(wanted, _why_missing(wanted.name))
+    try:
+        return _describe(await topics.create_if_missing(wanted.name))
+    except RequestError as error:
+        return _missing(wanted, error.code)
+    except (LogError, OSError) as error:
+        logger.error("a topic could not be created", topic=wanted.name, error=str(error))
+        return _missing(wanted, ErrorCode.kafka_storage_error)
+
+
+def _why_missing(name: str) -> ErrorCode:
+    try:
+        check_topic_name(name)
+    except RequestError as error:
+        return error.code
+    return ErrorCode.unknown_topic_or_partition
+
+
+def _missing(wanted: MetadataRequestTopic, error: ErrorCode) -> MetadataResponseTopic:
+    return MetadataResponseTopic(
+        error_code=error, name=wanted.name, topic_id=wanted.topic_id, partitions=()
+    )
+
+
+def _describe(topic: Topic) -> MetadataResponseTopic:
+    return MetadataResponseTopic(
+        error_code=ErrorCode.none,
+        name=TopicName(topic.name),
+        topic_id=topic.topic_id,
+        is_internal=topic.is_internal,
+        partitions=tuple(
+            MetadataResponsePartition(
+                error_code=ErrorCode.none,
+                partition_index=i32(partition.index),
+                leader_id=NODE,
+                leader_epoch=LEADER_EPOCH,
+                replica_nodes=(NODE,),
+                isr_nodes=(NODE,),
+            )
+            for partition in topic.partitions
+        ),
+    )
+
+
+APIS = (Api(_metadata, MetadataRequest, MetadataResponse, min_version=0),)

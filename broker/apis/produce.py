@@ -1,0 +1,149 @@
+"""Produce: records into the logs."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from kio.schema.errors import ErrorCode
+from kio.schema.produce.v11 import ProduceRequest as NewestRequest
+from kio.schema.produce.v11 import ProduceResponse as NewestResponse
+
+from broker.api import CloseConnection, Deferred, RawApi
+from broker.log.errors import LogFailed
+from broker.producers import InvalidProducerEpoch, OutOfOrderSequence
+from broker.records import (
+    BatchTooLarge,
+    CorruptBatch,
+    InvalidBatch,
+    UnsupportedFormat,
+    split_batches,
+)
+from broker.topics import INTERNAL_TOPICS
+from broker.wire.produce import PartitionResult, read_produce_request, write_produce_response
+
+if TYPE_CHECKING:
+    from broker.api import RawResponse, RequestContext
+    from broker.appends import Flush
+    from broker.partition import Partition
+
+__all__ = ["APIS", "FIRST_SERVED_VERSION", "KEY"]
+
+KEY = 0
+FIRST_SERVED_VERSION = 3
+"""Older versions carry older record formats and are refused. They are advertised because librdkafka
+before 2.11.1 sends no compressed records to a broker that does not (kio has no messages for them)."""
+
+_ACKS = (-1, 0, 1)
+_ERRORS: tuple[tuple[type[Exception], ErrorCode], ...] = (
+    (CorruptBatch, ErrorCode.corrupt_message),
+    (BatchTooLarge, ErrorCode.message_too_large),
+    (UnsupportedFormat, ErrorCode.unsupported_for_message_format),
+    (InvalidBatch, ErrorCode.invalid_record),
+    (OutOfOrderSequence, ErrorCode.out_of_order_sequence_number),
+    (InvalidProducerEpoch, ErrorCode.invalid_producer_epoch),
+    (LogFailed, ErrorCode.kafka_storage_error),
+)
+_REFUSALS = tuple(kind for kind, _ in _ERRORS)
+
+
+def _produce(context: RequestContext, body: memoryview) -> RawResponse:
+    version = context.api_version
+    request = read_produce_request(body, version)
+    refusal = _refusal(version, request.acks)
+    now_ms = int(time.time() * 1000)
+    flush: Flush | None = None
+    results: list[tuple[str, list[PartitionResult]]] = []
+    appended: list[tuple[str, Partition, list[PartitionResult], int]] = []
+    for topic, partitions in request.topics:
+        topic_results: list[PartitionResult] = []
+        results.append((topic, topic_results))
+        for index, records in partitions:
+            if refusal is not None:
+                topic_results.append(_failed(index, *refusal))
+                continue
+            partition = context.services.topics.partition(topic, index)
+            if partition is None or topic in INTERNAL_TOPICS:
+                topic_results.append(_no_partition(topic, index))
+                continue
+            result = _append(partition, records, now_ms)
+            if not result.error:
+                flush = context.services.appends.add(partition, len(records or b""))
+                appended.append((topic, partition, topic_results, len(topic_results)))
+            topic_results.append(result)
+
+    if not request.acks:
+        _close_on_failure(results)
+        return None
+    if flush is None:
+        return write_produce_response(results, version)
+    written = flush
+
+    def respond() -> bytearray:
+        for _, partition, topic_results, at in appended:
+            if partition in written.failed:
+                topic_results[at] = _failed(
+                    partition.index, ErrorCode.kafka_storage_error, str(written.failed[partition])
+                )
+        return write_produce_response(results, version)
+
+    return Deferred(written, respond)
+
+
+def _append(partition: Partition, records: memoryview | None, now_ms: int) -> PartitionResult:
+    if records is None:
+        return _failed(partition.index, ErrorCode.invalid_record, "there are no records")
+    log = partition.log
+    try:
+        batches = split_batches(records, max_batch_bytes=log.config.max_message_bytes)
+        appended = log.append(records, batches, now_ms=now_ms)
+    except _REFUSALS as error:
+        return _failed(partition.index, _code(error), str(error))
+    return PartitionResult(
+        partition.index,
+        0,
+        appended.first_offset,
+        appended.log_append_time_ms,
+        appended.log_start_offset,
+    )
+
+
+def _refusal(version: int, acks: int) -> tuple[ErrorCode, str] | None:
+    """What is wrong with the request as a whole."""
+    if version < FIRST_SERVED_VERSION:
+        return (
+            ErrorCode.unsupported_version,
+            f"Produce version {version} is not served, use {FIRST_SERVED_VERSION} or newer",
+        )
+    if acks not in _ACKS:
+        return ErrorCode.invalid_required_acks, f"acks = {acks}: must be -1 (all), 0 or 1"
+    return None
+
+
+def _no_partition(topic: str, index: int) -> PartitionResult:
+    if topic in INTERNAL_TOPICS:
+        return _failed(index, ErrorCode.invalid_topic_exception, f"{topic!r} belongs to the broker")
+    return _failed(
+        index, ErrorCode.unknown_topic_or_partition, f"there is no partition {index} of {topic!r}"
+    )
+
+
+def _failed(index: int, code: ErrorCode, message: str) -> PartitionResult:
+    return PartitionResult(index, int(code), message=message)
+
+
+def _code(error: Exception) -> ErrorCode:
+    return next(code for kind, code in _ERRORS if isinstance(error, kind))
+
+
+def _close_on_failure(results: list[tuple[str, list[PartitionResult]]]) -> None:
+    """Who wants no acknowledgement learns of a failure only when its connection is closed."""
+    for topic, partitions in results:
+        for result in partitions:
+            if result.error:
+                raise CloseConnection(
+                    f"produce with acks = 0 failed: {topic}-{result.partition_index}: {result.message}"
+                )
+
+
+APIS = (RawApi(_produce, NewestRequest, NewestResponse, min_version=0),)

@@ -1,0 +1,183 @@
+"""CreateTopics and DeleteTopics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import structlog
+from kio.schema.create_topics.v7 import CreateTopicsRequest, CreateTopicsResponse
+from kio.schema.create_topics.v7.response import CreatableTopicConfigs, CreatableTopicResult
+from kio.schema.delete_topics import v5, v6
+from kio.schema.delete_topics.v5.response import DeletableTopicResult as DeletedByName
+from kio.schema.delete_topics.v6.response import DeletableTopicResult
+from kio.schema.errors import ErrorCode
+from kio.schema.types import TopicName
+from kio.static.primitive import i8, i16, i32
+
+from broker.api import Api
+from broker.apis.common import NO_THROTTLE, NODE
+from broker.errors import RequestError
+from broker.log.errors import LogError
+from broker.topic_config import TOPIC_SETTINGS, setting_source, setting_value
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kio.schema.create_topics.v7.request import CreatableTopic
+
+    from broker.api import RequestContext
+    from broker.log.config import LogConfig
+
+__all__ = ["APIS"]
+
+logger = structlog.get_logger(__name__)
+
+_DEFAULT = -1
+_NO_ID = UUID(int=0)
+_STORAGE_FAILED = "the broker's disk failed; its log says how"
+
+
+# -- CreateTopics ----------------------------------------------------------------------------------
+
+
+async def _create_topics(
+    context: RequestContext, request: CreateTopicsRequest
+) -> CreateTopicsResponse:
+    times = Counter(topic.name for topic in request.topics)
+    results = []
+    for wanted in request.topics:
+        try:
+            if times[wanted.name] > 1:
+                raise RequestError(
+                    ErrorCode.invalid_request, f"{wanted.name!r} is in the request more than once"
+                )
+            result = await _create(context, wanted, validate_only=request.validate_only)
+        except RequestError as error:
+            result = _not_created(wanted, error.code, error.message)
+        except (LogError, OSError) as error:
+            logger.error("a topic could not be created", topic=wanted.name, error=str(error))
+            result = _not_created(wanted, ErrorCode.kafka_storage_error, _STORAGE_FAILED)
+        results.append(result)
+    return CreateTopicsResponse(throttle_time=NO_THROTTLE, topics=tuple(results))
+
+
+async def _create(
+    context: RequestContext, wanted: CreatableTopic, *, validate_only: bool
+) -> CreatableTopicResult:
+    topics = context.services.topics
+    partitions = _partition_count(wanted, context.services.settings.default_partitions)
+    settings = {each.name: each.value for each in wanted.configs if each.value is not None}
+    if validate_only:
+        config, topic_id = topics.check_new(wanted.name, partitions, settings), _NO_ID
+    else:
+        topic = await topics.create(wanted.name, partitions, settings)
+        config, topic_id = topic.config, topic.topic_id
+    return CreatableTopicResult(
+        name=wanted.name,
+        topic_id=topic_id,
+        error_code=ErrorCode.none,
+        error_message=None,
+        num_partitions=i32(partitions),
+        replication_factor=i16(1),
+        configs=_describe_settings(config, settings),
+    )
+
+
+def _partition_count(wanted: CreatableTopic, default: int) -> int:
+    if not wanted.assignments:
+        if wanted.replication_factor not in (1, _DEFAULT):
+            raise RequestError(
+                ErrorCode.invalid_replication_factor,
+                f"replication factor {wanted.replication_factor}: must be 1, there is one node",
+            )
+        return default if wanted.num_partitions == _DEFAULT else wanted.num_partitions
+    if wanted.num_partitions != _DEFAULT or wanted.replication_factor != _DEFAULT:
+        raise RequestError(
+            ErrorCode.invalid_request,
+            "with replica assignments, partitions and replication factor must be -1",
+        )
+    indexes = sorted(each.partition_index for each in wanted.assignments)
+    on_this_node = all(each.broker_ids == (NODE,) for each in wanted.assignments)
+    if indexes != list(range(len(indexes))) or not on_this_node:
+        raise RequestError(
+            ErrorCode.invalid_replica_assignment,
+            f"replicas must be assigned to partitions 0 to n - 1, each to node {NODE} alone",
+        )
+    return len(indexes)
+
+
+def _describe_settings(
+    config: LogConfig, settings: Mapping[str, str]
+) -> tuple[CreatableTopicConfigs, ...]:
+    return tuple(
+        CreatableTopicConfigs(
+            name=setting.name,
+            value=setting_value(setting, config),
+            read_only=bool(setting.fixed),
+            config_source=i8(setting_source(setting, settings)),
+            is_sensitive=False,
+        )
+        for setting in TOPIC_SETTINGS.values()
+    )
+
+
+def _not_created(wanted: CreatableTopic, code: ErrorCode, message: str) -> CreatableTopicResult:
+    return CreatableTopicResult(
+        name=wanted.name, topic_id=_NO_ID, error_code=code, error_message=message, configs=None
+    )
+
+
+# -- DeleteTopics ----------------------------------------------------------------------------------
+
+
+async def _delete_topics(
+    context: RequestContext, request: v6.DeleteTopicsRequest
+) -> v6.DeleteTopicsResponse:
+    """From version 6 on, topics are named by name or id (KIP-516)."""
+    results = []
+    for wanted in request.topics:
+        name, topic_id = wanted.name, wanted.topic_id or _NO_ID
+        if name is None:
+            topic = context.services.topics.by_id(topic_id)
+            name = TopicName(topic.name) if topic else None
+        if name is None:
+            code, message = ErrorCode.unknown_topic_id, f"there is no topic with the id {topic_id}"
+        else:
+            code, message = await _delete(context, name)
+        results.append(
+            DeletableTopicResult(
+                name=name, topic_id=topic_id, error_code=code, error_message=message or None
+            )
+        )
+    return v6.DeleteTopicsResponse(throttle_time=NO_THROTTLE, responses=tuple(results))
+
+
+async def _delete_topics_by_name(
+    context: RequestContext, request: v5.DeleteTopicsRequest
+) -> v5.DeleteTopicsResponse:
+    results = []
+    for name in request.topic_names:
+        code, message = await _delete(context, name)
+        results.append(DeletedByName(name=name, error_code=code, error_message=message or None))
+    return v5.DeleteTopicsResponse(throttle_time=NO_THROTTLE, responses=tuple(results))
+
+
+async def _delete(context: RequestContext, name: str) -> tuple[ErrorCode, str]:
+    try:
+        await context.services.topics.delete(name)
+        await context.services.groups.remove_topics([name])
+    except RequestError as error:
+        return error.code, error.message
+    except (LogError, OSError) as error:
+        logger.error("a topic could not be deleted", topic=name, error=str(error))
+        return ErrorCode.kafka_storage_error, _STORAGE_FAILED
+    return ErrorCode.none, ""
+
+
+APIS = (
+    Api(_create_topics, CreateTopicsRequest, CreateTopicsResponse, min_version=2),
+    Api(_delete_topics, v6.DeleteTopicsRequest, v6.DeleteTopicsResponse, min_version=6),
+    Api(_delete_topics_by_name, v5.DeleteTopicsRequest, v5.DeleteTopicsResponse, min_version=1),
+)

@@ -1,0 +1,203 @@
+"""The broker: everything it is made of, started and stopped in the right order."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+import anyio
+import structlog
+from anyio import to_thread
+
+from broker.api import Services
+from broker.appends import Appends
+from broker.buffers import BufferPool
+from broker.datadir import DataDirectory
+from broker.dispatch import SERVED, Dispatcher, advertised_versions
+from broker.errors import BrokerError
+from broker.groups import GroupCoordinator
+from broker.log.errors import LogError
+from broker.maintenance import apply_retention, sync_due_logs
+from broker.membership import GroupSettings
+from broker.offsets import OffsetStore
+from broker.producer_ids import ProducerIds
+from broker.server import Server, bind
+from broker.topic_config import default_log_config
+from broker.topics import Topics
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from types import TracebackType
+
+    from anyio.abc import TaskGroup
+
+    from broker.settings import BrokerSettings
+
+__all__ = ["Broker"]
+
+logger = structlog.get_logger(__name__)
+
+_SYNC_THREADS = 4
+_ANY_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  not for binding
+
+
+class Broker:
+    """One node that speaks Kafka's protocol, while it is entered.
+
+        async with Broker(BrokerSettings(data_dir=path, port=0)) as broker:
+            print(broker.bootstrap_servers)
+
+    It runs in the event loop of whoever enters it. On leaving, it answers the requests that it has
+    begun to handle, then writes, syncs and closes its logs.
+
+    Entering raises BrokerError when the port or the data directory is in use, or when the data cannot
+    be read.
+    """
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self.settings = settings
+        self._port = 0
+        self._topics: Topics | None = None
+        self._stack = AsyncExitStack()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """`HOST:PORT`, as clients on this machine, or where it is advertised, name it."""
+        host = self.settings.advertised_host or self.settings.host
+        host = _ANY_ADDRESS.get(host, host)
+        port = self.settings.advertised_port or self._port
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    @property
+    def topics(self) -> Topics:
+        """The topics of a broker that is running."""
+        if self._topics is None:
+            raise RuntimeError("the broker is not running: use it with `async with`")
+        return self._topics
+
+    async def __aenter__(self) -> Self:
+        settings = self.settings
+        async with AsyncExitStack() as stack:
+            listener = bind(settings.host, settings.port)
+            stack.callback(listener.close)
+            self._port = listener.getsockname()[1]
+            executor = stack.enter_context(ThreadPoolExecutor(_SYNC_THREADS, "fsync"))
+
+            data = DataDirectory(settings.data_dir)
+            storage = _Storage(data)
+            stack.push_async_callback(storage.close)
+            topics = storage.topics = Topics(data.path, settings)
+            await topics.open(clean=data.was_clean)
+            store = storage.offsets = await _open_offsets(data, settings)
+            producer_ids = _open_producer_ids(data)
+
+            appends = Appends(sync=settings.fsync == "always", executor=executor)
+            stack.push_async_callback(_shielded, appends.drain)
+            tasks = await anyio.create_task_group().__aenter__()
+            stack.push_async_callback(_cancel, tasks)
+
+            groups = GroupCoordinator(store, _group_settings(settings))
+            services = Services(
+                settings=settings,
+                cluster_id=data.cluster_id,
+                versions=advertised_versions(SERVED),
+                topics=topics,
+                appends=appends,
+                response_buffers=BufferPool(settings.response_memory_bytes),
+                producer_ids=producer_ids,
+                groups=groups,
+            )
+            server = Server(settings, Dispatcher(SERVED, services), appends)
+            # At the end: no more requests, answers for who waits in a group or polls, then the rest.
+            stack.push_async_callback(_shielded, server.drain)
+            await stack.enter_async_context(groups)
+            stack.callback(topics.stop)
+            stack.callback(server.stop)
+            await server.listen(listener)
+
+            tasks.start_soon(server.watch_connections)
+            tasks.start_soon(sync_due_logs, topics, settings.fsync_interval, executor)
+            tasks.start_soon(apply_retention, topics, settings.retention_check_interval)
+            self._topics = topics
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        self._topics = None
+        return await self._stack.__aexit__(exc_type, exc, traceback)
+
+
+class _Storage:
+    """What must be closed, in order, before the data directory may be called clean."""
+
+    def __init__(self, data: DataDirectory) -> None:
+        self.topics: Topics | None = None
+        self.offsets: OffsetStore | None = None
+        self._data = data
+
+    async def close(self) -> None:
+        with anyio.CancelScope(shield=True):
+            clean = False
+            try:
+                if self.topics is not None and self.offsets is not None:
+                    await to_thread.run_sync(self.offsets.close)
+                    await self.topics.close()
+                    clean = True
+            except (LogError, OSError) as error:
+                logger.error(
+                    "not everything could be written; the logs are checked at the next start",
+                    error=str(error),
+                )
+            finally:
+                self._data.close(clean=clean)
+
+
+async def _open_offsets(data: DataDirectory, settings: BrokerSettings) -> OffsetStore:
+    directory = data.path / "offsets"
+    open_store = partial(
+        OffsetStore.open, directory, default_log_config(settings), clean=data.was_clean
+    )
+    try:
+        return await to_thread.run_sync(open_store)
+    except (LogError, OSError) as error:
+        raise BrokerError(
+            f"the committed offsets in {directory} cannot be read: {error}"
+        ) from error
+
+
+def _open_producer_ids(data: DataDirectory) -> ProducerIds:
+    path = data.path / "producer-ids"
+    try:
+        return ProducerIds(path)
+    except (LogError, OSError) as error:
+        raise BrokerError(f"the producer ids in {path} cannot be read: {error}") from error
+
+
+def _group_settings(settings: BrokerSettings) -> GroupSettings:
+    return GroupSettings(
+        min_session_timeout=settings.group_min_session_timeout,
+        max_session_timeout=settings.group_max_session_timeout,
+        initial_rebalance_delay=settings.group_initial_rebalance_delay,
+        max_size=settings.group_max_size,
+        offsets_retention=settings.offsets_retention_seconds,
+        offset_metadata_max_bytes=settings.offset_metadata_max_bytes,
+    )
+
+
+async def _cancel(tasks: TaskGroup) -> None:
+    # Without the exception that leaves the broker, which the group would wrap.
+    tasks.cancel_scope.cancel()
+    await tasks.__aexit__(None, None, None)
+
+
+async def _shielded(action: Callable[[], Awaitable[None]]) -> None:
+    """Run a part of the orderly stop, also when the broker's task is being cancelled."""
+    with anyio.CancelScope(shield=True):
+        await action()

@@ -1,0 +1,234 @@
+"""From the bytes of a request to its handler and back: which APIs are served, in which versions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from inspect import iscoroutine
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import structlog
+from kio.index import load_request_schema, load_response_schema
+from kio.schema.errors import ErrorCode
+
+from broker.api import AdvertisedVersions, Api, CloseConnection, RawApi, RawResponse, RequestContext
+from broker.apis import (
+    cluster,
+    configs,
+    epochs,
+    fetch,
+    groups,
+    list_offsets,
+    metadata,
+    produce,
+    producers,
+    topics,
+    versions,
+)
+from broker.wire.cursor import MalformedRequest
+from broker.wire.header import read_request_header, skip_header_tags
+from broker.wire.messages import default_message, has_field, read_message, recast, write_message
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from broker.api import Services
+
+__all__ = ["SERVED", "Answer", "Client", "Dispatcher", "advertised_versions"]
+
+logger = structlog.get_logger(__name__)
+
+AnyApi: TypeAlias = Api[Any, Any] | RawApi
+
+SERVED: Sequence[AnyApi] = (
+    *produce.APIS,
+    *fetch.APIS,
+    *list_offsets.APIS,
+    *metadata.APIS,
+    *groups.APIS,
+    *versions.APIS,
+    *topics.APIS,
+    *producers.APIS,
+    *epochs.APIS,
+    *configs.APIS,
+    *cluster.APIS,
+)
+"""Every API of this broker."""
+
+
+def advertised_versions(apis: Sequence[AnyApi]) -> list[AdvertisedVersions]:
+    """The versions of each API, which may be spread over several handlers."""
+    ranges: dict[int, tuple[int, int]] = {}
+    for api in apis:
+        low, high = ranges.get(api.key, (api.min_version, api.max_version))
+        ranges[api.key] = (min(low, api.min_version), max(high, api.max_version))
+    return [AdvertisedVersions(key, *ranges[key]) for key in sorted(ranges)]
+
+
+class Client:
+    """Who sent the requests of a connection, and how it reaches this broker."""
+
+    __slots__ = ("contexts", "host", "node_host", "node_port", "principal")
+
+    def __init__(self, host: str, node_host: str, node_port: int) -> None:
+        self.host = host
+        self.node_host = node_host
+        self.node_port = node_port
+        self.principal = "User:ANONYMOUS"
+        self.contexts: dict[tuple[int, int], RequestContext] = {}
+
+
+class Answer(NamedTuple):
+    """The answer to one request, or who will give it; `flexible` selects the response's header."""
+
+    correlation_id: int
+    flexible: bool
+    response: RawResponse | Awaitable[RawResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """One version of one API."""
+
+    flexible_request: bool
+    flexible_response: bool
+    max_bytes: int
+    handle: Callable[[RequestContext, memoryview], RawResponse | Awaitable[RawResponse]]
+
+
+class Dispatcher:
+    """Hands requests to their handlers; one per broker."""
+
+    def __init__(self, apis: Sequence[AnyApi], services: Services) -> None:
+        self._apis = {
+            (api.key, version): api
+            for api in apis
+            for version in range(api.min_version, api.max_version + 1)
+        }
+        self._services = services
+        self._routes: dict[tuple[int, int], _Route] = {}  # made at their first request
+
+    def dispatch(self, frame: memoryview, client: Client) -> Answer:
+        """Handle one request.
+
+        Raises CloseConnection, with the reason, when the request cannot be answered.
+        """
+        try:
+            return self._dispatch(frame, client)
+        except MalformedRequest as error:
+            raise CloseConnection(str(error)) from None
+        except CloseConnection:
+            raise
+        except Exception as error:
+            logger.exception("request failed", client_host=client.host)
+            raise CloseConnection("the request failed") from error
+
+    def _dispatch(self, frame: memoryview, client: Client) -> Answer:
+        key, version, correlation_id, client_id, body = read_request_header(frame)
+        route = self._routes.get((key, version)) or self._make_route(key, version)
+        if route is None:
+            return Answer(correlation_id, flexible=False, response=self._unknown(key, version))
+        if len(frame) > route.max_bytes:
+            raise CloseConnection(
+                f"a request of API {key} has {len(frame)} bytes, more than {route.max_bytes}"
+            )
+        if route.flexible_request:
+            body = skip_header_tags(frame, body)
+        context = client.contexts.get((key, version))
+        if context is None or context.client_id != client_id:
+            context = RequestContext(
+                client_id=client_id,
+                client_host=client.host,
+                node_host=client.node_host,
+                node_port=client.node_port,
+                api_key=key,
+                api_version=version,
+                principal=client.principal,
+                services=self._services,
+            )
+            client.contexts[key, version] = context
+        return Answer(correlation_id, route.flexible_response, route.handle(context, frame[body:]))
+
+    def _make_route(self, key: int, version: int) -> _Route | None:
+        api = self._apis.get((key, version))
+        if api is None:
+            return None
+        settings = self._services.settings
+        if key == produce.KEY and version < produce.FIRST_SERVED_VERSION:
+            flexible_request = flexible_response = False
+        else:
+            flexible_request = _header_version(load_request_schema(key, version)) == 2
+            flexible_response = _header_version(load_response_schema(key, version)) == 1
+        route = _Route(
+            flexible_request=flexible_request,
+            flexible_response=flexible_response,
+            max_bytes=(
+                settings.request_max_bytes
+                if key == produce.KEY
+                else settings.control_request_max_bytes
+            ),
+            handle=api.handler if isinstance(api, RawApi) else partial(_handle, api),
+        )
+        self._routes[key, version] = route
+        return route
+
+    def _unknown(self, key: int, version: int) -> bytes:
+        """An unknown version of ApiVersions is answered in version 0, all else not at all (KIP-511)."""
+        if key != versions.KEY:
+            raise CloseConnection(f"API {key} version {version} is not served")
+        return write_message(
+            recast(versions.unsupported_version(self._services), load_response_schema(key, 0))
+        )
+
+
+def _handle(
+    api: Api[Any, Any], context: RequestContext, body: memoryview
+) -> RawResponse | Awaitable[RawResponse]:
+    request = recast(
+        read_message(load_request_schema(api.key, context.api_version), body), api.request
+    )
+    try:
+        response = api.handler(context, request)
+    except CloseConnection:
+        raise
+    except Exception as error:  # noqa: BLE001  the broker lives on
+        return _internal_error(api, context, error)
+    if iscoroutine(response):
+        return _handle_later(api, context, response)
+    return _encode(api, context, response)
+
+
+async def _handle_later(
+    api: Api[Any, Any], context: RequestContext, response: Awaitable[Any]
+) -> RawResponse:
+    try:
+        return _encode(api, context, await response)
+    except CloseConnection:
+        raise
+    except Exception as error:  # noqa: BLE001  the broker lives on
+        return _internal_error(api, context, error)
+
+
+def _encode(api: Api[Any, Any], context: RequestContext, response: Any) -> bytes:
+    return write_message(recast(response, load_response_schema(api.key, context.api_version)))
+
+
+def _internal_error(api: Api[Any, Any], context: RequestContext, error: Exception) -> bytes:
+    """Report a bug: to the operator, and to the client if its response has a place for errors."""
+    logger.error(
+        "request failed",
+        exc_info=error,
+        api_key=api.key,
+        api_version=context.api_version,
+        client_id=context.client_id,
+        client_host=context.client_host,
+    )
+    if not has_field(api.response, "error_code"):
+        raise CloseConnection("the request failed, and its response has no place for an error")
+    return _encode(
+        api, context, default_message(api.response, error_code=ErrorCode.unknown_server_error)
+    )
+
+
+def _header_version(message_type: Any) -> int:
+    return int(message_type.__header_schema__.__version__)

@@ -1,0 +1,143 @@
+"""Fetch responses, versions 4 to 12, written by hand into one buffer.
+
+The records are read from the log straight into their place in the response.
+Version 5 brought the log start offset, 7 sessions, 11 the preferred replica, 12 compact types.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+__all__ = ["FETCH_HEADROOM", "FetchResponseWriter", "fetch_response_overhead"]
+
+FETCH_HEADROOM = 9
+"""Bytes in front of the body that are left free for the frame's length and header."""
+
+_THROTTLE_V4 = Struct(">i")
+_THROTTLE_ERROR_SESSION_V7 = Struct(">ihi")
+_PARTITION_V4 = Struct(">ihqq")
+_PARTITION_V5 = Struct(">ihqqq")
+_INT32 = Struct(">i")
+_INT16 = Struct(">h")
+_FIXED_OVERHEAD = FETCH_HEADROOM + 32
+_TOPIC_OVERHEAD = 16
+_PARTITION_OVERHEAD = 64
+_NO_PREFERRED_REPLICA = -1
+
+
+def fetch_response_overhead(names: list[str], partitions: int) -> int:
+    """At most so many bytes of a response are not records."""
+    encoded = sum(len(name.encode()) for name in names)
+    return (
+        _FIXED_OVERHEAD + len(names) * _TOPIC_OVERHEAD + encoded + partitions * _PARTITION_OVERHEAD
+    )
+
+
+class FetchResponseWriter:
+    """Writes one response into `buffer`, in the order of its methods.
+
+    Construct it, then per topic `topic`, then per partition `partition` and either `no_records` or
+    `begin_records` and `end_records`; after the last partition of a topic `end_topic`; then `end`.
+    `position` may be set back to what it was before a partition.
+    """
+
+    def __init__(self, buffer: memoryview, version: int, topics: int, error: int = 0) -> None:
+        self._buffer = buffer
+        self._version = version
+        self._compact = version >= 12
+        self.position = FETCH_HEADROOM
+        self._length_bytes = 4
+        if version >= 7:
+            self._pack(_THROTTLE_ERROR_SESSION_V7, 0, error, 0)
+        else:
+            self._pack(_THROTTLE_V4, 0)
+        self._count(topics)
+
+    def topic(self, name: str, partitions: int) -> None:
+        encoded = name.encode()
+        if self._compact:
+            self._uvarint(len(encoded) + 1)
+        else:
+            self._pack(_INT16, len(encoded))
+        self._buffer[self.position : self.position + len(encoded)] = encoded
+        self.position += len(encoded)
+        self._count(partitions)
+
+    def partition(
+        self,
+        index: int,
+        *,
+        error: int = 0,
+        high_watermark: int = -1,
+        last_stable_offset: int = -1,
+        log_start_offset: int = -1,
+        read_committed: bool = False,
+    ) -> None:
+        if self._version >= 5:
+            self._pack(
+                _PARTITION_V5, index, error, high_watermark, last_stable_offset, log_start_offset
+            )
+        else:
+            self._pack(_PARTITION_V4, index, error, high_watermark, last_stable_offset)
+        # Aborted transactions: an empty list for who asked for committed records, else null.
+        self._count(0 if read_committed else -1)
+        if self._version >= 11:
+            self._pack(_INT32, _NO_PREFERRED_REPLICA)
+
+    def no_records(self) -> None:
+        """Empty rather than null: not every client understands null."""
+        self.begin_records(0)
+        self.end_records(0)
+
+    def begin_records(self, max_bytes: int) -> memoryview:
+        """Where up to `max_bytes` of records go; `end_records` says how many there are."""
+        self._length_bytes = _uvarint_bytes(max_bytes + 1) if self._compact else 4
+        start = self.position + self._length_bytes
+        return self._buffer[start : start + max_bytes]
+
+    def end_records(self, size: int) -> None:
+        if not self._compact:
+            self._pack(_INT32, size)
+            self.position += size
+            return
+        start = self.position + self._length_bytes
+        self._uvarint(size + 1)
+        if self.position != start:  # the length takes fewer bytes than it might have
+            self._buffer[self.position : self.position + size] = self._buffer[start : start + size]
+        self.position += size
+        self._no_tags()
+
+    def end_topic(self) -> None:
+        self._no_tags()
+
+    def end(self) -> memoryview:
+        """The response, with its headroom."""
+        self._no_tags()
+        return self._buffer[: self.position]
+
+    def _no_tags(self) -> None:
+        if self._compact:
+            self._buffer[self.position] = 0
+            self.position += 1
+
+    def _count(self, count: int) -> None:
+        if self._compact:
+            self._uvarint(count + 1)
+        else:
+            self._pack(_INT32, count)
+
+    def _uvarint(self, value: int) -> None:
+        while value >= 0x80:
+            self._buffer[self.position] = value & 0x7F | 0x80
+            self.position += 1
+            value >>= 7
+        self._buffer[self.position] = value
+        self.position += 1
+
+    def _pack(self, layout: Struct, *values: int) -> None:
+        layout.pack_into(self._buffer, self.position, *values)
+        self.position += layout.size
+
+
+def _uvarint_bytes(value: int) -> int:
+    return max(1, (value.bit_length() + 6) // 7)

@@ -1,0 +1,71 @@
+"""Request and response headers, and what a request is before anybody looked at its body."""
+
+from __future__ import annotations
+
+from struct import Struct, error
+from typing import NamedTuple
+
+from broker.wire.cursor import Cursor, MalformedRequest
+
+__all__ = [
+    "MIN_REQUEST_BYTES",
+    "RequestHeader",
+    "read_request_header",
+    "response_frame_header",
+    "skip_header_tags",
+]
+
+_FIXED = Struct(">hhih")
+MIN_REQUEST_BYTES = _FIXED.size
+"""API key, version, correlation id and the length of the client id; the oldest header has no more."""
+
+_RESPONSE = Struct(">ii")
+_FLEXIBLE_RESPONSE = Struct(">iib")
+
+
+class RequestHeader(NamedTuple):
+    """The first fields of a request; `body` is where the message starts in a non-flexible version."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str
+    body: int
+
+
+def read_request_header(frame: memoryview) -> RequestHeader:
+    """Read header version 1, which is the beginning of version 2; raises MalformedRequest.
+
+    The tagged fields of version 2 follow at `body`: which version it is depends on the API
+    (`skip_header_tags`).
+    """
+    try:
+        api_key, api_version, correlation_id, size = _FIXED.unpack_from(frame)
+    except error:
+        raise MalformedRequest(f"a request of {len(frame)} bytes has no header") from None
+    at = MIN_REQUEST_BYTES
+    if size <= 0:
+        return RequestHeader(api_key, api_version, correlation_id, "", at)
+    if at + size > len(frame):
+        raise MalformedRequest(f"a client id of {size} bytes does not fit in the request")
+    try:
+        client_id = str(frame[at : at + size], "utf-8")
+    except UnicodeDecodeError:
+        raise MalformedRequest("the client id is not UTF-8") from None
+    return RequestHeader(api_key, api_version, correlation_id, client_id, at + size)
+
+
+def skip_header_tags(frame: memoryview, position: int) -> int:
+    """Where the message starts after the tagged fields of header version 2."""
+    if position < len(frame) and frame[position] == 0:
+        return position + 1
+    cursor = Cursor(frame, position)
+    cursor.skip_tagged_fields()
+    return cursor.position
+
+
+def response_frame_header(correlation_id: int, body_bytes: int, *, flexible: bool) -> bytes:
+    """Length, correlation id and, in flexible versions, no tagged fields."""
+    if flexible:
+        return _FLEXIBLE_RESPONSE.pack(body_bytes + 5, correlation_id, 0)
+    return _RESPONSE.pack(body_bytes + 4, correlation_id)

@@ -1,0 +1,129 @@
+"""Produce requests and responses, versions 0 to 11, framed by hand.
+
+The records stay where they were received: they are patched and written to the log from there.
+Version 3 brought the transactional id, 5 the log start offset, 8 error messages, 9 compact types.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+from broker.wire.cursor import Cursor
+
+__all__ = ["PartitionResult", "ProduceRequest", "read_produce_request", "write_produce_response"]
+
+_PARTITION_V0 = Struct(">ihq")
+_PARTITION_V2 = Struct(">ihqq")
+_PARTITION_V5 = Struct(">ihqqq")
+_COUNT = Struct(">i")
+_LENGTH = Struct(">h")
+_NO_RECORD_ERRORS_NO_MESSAGE = _COUNT.pack(0) + _LENGTH.pack(-1)
+_NO_THROTTLE = _COUNT.pack(0)
+
+
+class ProduceRequest(NamedTuple):
+    """`topics`: name and partitions, each an index and its records, a view of the request."""
+
+    transactional_id: str | None
+    acks: int
+    timeout_ms: int
+    topics: list[tuple[str, list[tuple[int, memoryview | None]]]]
+
+
+class PartitionResult(NamedTuple):
+    """What became of one partition's records; `error` is the protocol's error code."""
+
+    partition_index: int
+    error: int = 0
+    base_offset: int = -1
+    log_append_time_ms: int = -1
+    log_start_offset: int = -1
+    message: str | None = None
+
+
+def read_produce_request(body: memoryview, version: int) -> ProduceRequest:
+    """Raises MalformedRequest."""
+    compact = version >= 9
+    cursor = Cursor(body)
+    transactional_id = cursor.string(compact=compact) if version >= 3 else None
+    acks = cursor.int16()
+    timeout_ms = cursor.int32()
+    topics = []
+    for _ in range(cursor.array_length(compact=compact)):
+        name = cursor.string(compact=compact) or ""
+        partitions = []
+        for _ in range(cursor.array_length(compact=compact)):
+            index = cursor.int32()
+            partitions.append((index, cursor.data(compact=compact)))
+            if compact:
+                cursor.skip_tagged_fields()
+        if compact:
+            cursor.skip_tagged_fields()
+        topics.append((name, partitions))
+    return ProduceRequest(transactional_id, acks, timeout_ms, topics)
+
+
+def write_produce_response(
+    topics: list[tuple[str, list[PartitionResult]]], version: int
+) -> bytearray:
+    """The response's body; throttling is not used."""
+    compact = version >= 9
+    out = bytearray()
+    _write_count(out, len(topics), compact=compact)
+    for name, partitions in topics:
+        _write_string(out, name, compact=compact)
+        _write_count(out, len(partitions), compact=compact)
+        for result in partitions:
+            _write_partition(out, result, version)
+        if compact:
+            out.append(0)
+    if version >= 1:
+        out += _NO_THROTTLE
+    if compact:
+        out.append(0)
+    return out
+
+
+def _write_partition(out: bytearray, result: PartitionResult, version: int) -> None:
+    index, error, base_offset, append_time, log_start_offset, message = result
+    if version >= 5:
+        out += _PARTITION_V5.pack(index, error, base_offset, append_time, log_start_offset)
+    elif version >= 2:
+        out += _PARTITION_V2.pack(index, error, base_offset, append_time)
+    else:
+        out += _PARTITION_V0.pack(index, error, base_offset)
+    if version < 8:
+        return
+    if version >= 9:
+        _write_count(out, 0, compact=True)
+        _write_string(out, message, compact=True)
+        out.append(0)
+    elif message is None:
+        out += _NO_RECORD_ERRORS_NO_MESSAGE
+    else:
+        _write_count(out, 0, compact=False)
+        _write_string(out, message, compact=False)
+
+
+def _write_count(out: bytearray, count: int, *, compact: bool) -> None:
+    if compact:
+        write_uvarint(out, count + 1)
+    else:
+        out += _COUNT.pack(count)
+
+
+def _write_string(out: bytearray, value: str | None, *, compact: bool) -> None:
+    encoded = b"" if value is None else value.encode()
+    if compact:
+        write_uvarint(out, 0 if value is None else len(encoded) + 1)
+    else:
+        out += _LENGTH.pack(-1 if value is None else len(encoded))
+    out += encoded
+
+
+def write_uvarint(out: bytearray, value: int) -> None:
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
