@@ -20,7 +20,7 @@ __all__ = ["INDEX_SUFFIXES", "SegmentIndex"]
 
 INDEX_SUFFIXES: Final = (".index", ".timeindex")
 _ENTRY: Final = struct.Struct(">qq")
-_LOG_SIZE: Final = struct.Struct(">q")
+_SEGMENT: Final = struct.Struct(">qq")  # base offset, bytes: what the index belongs to
 
 
 class _SparseTable:
@@ -88,21 +88,21 @@ class SegmentIndex:
         """Writes both files; the segment has `log_size` bytes and ends before `next_offset`."""
         self._add_time(next_offset)
         for suffix, table in zip(INDEX_SUFFIXES, (self._offsets, self._times), strict=True):
-            payload = _LOG_SIZE.pack(log_size) + table.data
+            payload = _SEGMENT.pack(self._base_offset, log_size) + table.data
             write_sealed(log_path.with_suffix(suffix), payload, durable=False)
 
     @classmethod
     def load(cls, log_path: Path, base_offset: int, log_size: int) -> SegmentIndex | None:
         """The saved index, or None if it is not that of a segment with `log_size` bytes."""
-        tables = []
+        tables, segment = [], _SEGMENT.pack(base_offset, log_size)
         for suffix in INDEX_SUFFIXES:
             try:
                 payload = read_sealed(log_path.with_suffix(suffix))
             except LogCorrupt:
                 return None
-            if payload is None or not payload.startswith(_LOG_SIZE.pack(log_size)):
+            if payload is None or not payload.startswith(segment):
                 return None
-            tables.append(payload[_LOG_SIZE.size :])
+            tables.append(payload[_SEGMENT.size :])
         return cls(base_offset, *tables)
 
     def _add_time(self, offset: int) -> None:

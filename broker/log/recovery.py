@@ -68,11 +68,13 @@ def recover(directory: Path, *, index_interval_bytes: int, clean: bool) -> Recov
         scan.next_offset = max(point.recovery_point, point.log_start_offset)
         end = point.log_start_offset
         segments.append(Segment.create(directory, scan.next_offset, index_interval_bytes))
+    while len(segments) > 1 and segments[1].base_offset <= point.log_start_offset:
+        segments.pop(0).delete()  # a crash came in between
     return Recovered(
         segments=segments,
         log_start_offset=max(point.log_start_offset, segments[0].base_offset),
         next_offset=scan.next_offset,
-        unsynced=scan.unsynced,
+        unsynced=[segment for segment in scan.unsynced if segment in segments],
         report=RecoveryReport(
             scanned_bytes=scan.scanned_bytes,
             truncated_bytes=scan.truncated_bytes,
@@ -185,4 +187,3 @@ class _Scan:
                 self.set_aside.append(str(lost))
             segment.delete()
         del self.segments[number:]
-        self.unsynced = [segment for segment in self.unsynced if segment in self.segments]

@@ -185,6 +185,8 @@ class Segment:
         if position is None:
             header = self.batch_at(offset)
             first_offset, position = header.base_offset, header.position
+        elif position == self.size:
+            raise self._ends_before(offset)
         filled = self._pread(buffer, position)
         at, next_offset = 0, first_offset
         try:
@@ -201,9 +203,8 @@ class Segment:
                 raise LogCorrupt(self.path, position + at, str(error)) from None
             # What came before is intact; the next read begins here and is told.
         if not at:
-            header = next(
-                self.batches(position, first_offset, verify=position < self.verified_from)
-            )
+            verify = position < self.verified_from
+            header = next(self.batches(position, first_offset, verify=verify))
             return Span(0, first_offset, first_offset, header.size)
         if len(self._ends) >= _MAX_ENDS:
             self._ends.clear()
@@ -216,7 +217,7 @@ class Segment:
         for header in self.batches(position, base_offset):
             if header.last_offset >= offset:
                 return header
-        raise LogCorrupt(self.path, self.size, f"the file ends before offset {offset}")
+        raise self._ends_before(offset)
 
     def first_record_since(self, timestamp: int, start_offset: int) -> tuple[int, int] | None:
         """`(offset, timestamp)` of the first record from `start_offset` on with this timestamp or
@@ -287,6 +288,9 @@ class Segment:
         with contextlib.suppress(OSError):  # then the next start rebuilds it again
             index.save(self.path, self.size, next_offset)
         return index
+
+    def _ends_before(self, offset: int) -> LogCorrupt:
+        return LogCorrupt(self.path, self.size, f"the file ends before offset {offset}")
 
     def _pread(self, buffer: memoryview, position: int) -> int:
         wanted = min(len(buffer), self.size - position)

@@ -1,0 +1,398 @@
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from broker.log.config import LogConfig
+from broker.log.errors import LogCorrupt
+from broker.log.partition import Appended, PartitionLog
+from broker.log.segment import segment_path
+
+Append = Callable[..., Appended]
+OpenLog = Callable[..., PartitionLog]
+ReadAll = Callable[[PartitionLog], list[bytes]]
+
+CONFIG = LogConfig(index_interval_bytes=200)
+
+
+def kill(log: PartitionLog, into: Path) -> Path:
+    """What a kill leaves: the files as they are, nothing closed."""
+    return Path(shutil.copytree(log.directory, into))
+
+
+def reopen(directory: Path, *, clean: bool = False) -> PartitionLog:
+    return PartitionLog.open(directory, CONFIG, clean=clean)
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 0x10
+    path.write_bytes(data)
+
+
+def fill(log: PartitionLog, append: Append, batches: int, *, roll_every: int = 0) -> None:
+    for number in range(batches):
+        if roll_every and number and number % roll_every == 0:
+            log.roll()
+        append(log, [b"%d" % number] * 3)
+
+
+def test_a_truncated_batch_is_cut_off_at_recovery(
+    open_log: OpenLog, append: Append, read_all: ReadAll, tmp_path: Path
+) -> None:
+    log = open_log(CONFIG)
+    fill(log, append, 5)
+    batches = read_all(log)
+    size = len(batches[-1])
+    for missing in range(1, size):
+        directory = kill(log, tmp_path / str(missing))
+        os.truncate(segment_path(directory, 0), log.size_bytes - missing)
+        recovered = reopen(directory)
+        assert read_all(recovered) == batches[:-1]
+        assert recovered.recovery.truncated_bytes == size - missing
+        assert recovered.recovery.truncated_at == recovered.next_offset == 12
+        assert f"corrupt at byte {log.size_bytes - size}" in recovered.recovery.reason
+        assert recovered.recovery.lost_durable_records == 0
+        recovered.close()
+
+
+@pytest.mark.parametrize("tail", [b"\x00" * 5000, b"\xff" * 5000, b"\x00"], ids=["0", "f", "1"])
+def test_a_tail_that_is_not_batches_is_cut_off(
+    open_log: OpenLog, append: Append, read_all: ReadAll, tmp_path: Path, tail: bytes
+) -> None:
+    log = open_log(CONFIG)
+    fill(log, append, 5)
+    directory = kill(log, tmp_path / "killed")
+    with segment_path(directory, 0).open("ab") as file:
+        file.write(tail)
+    recovered = reopen(directory)
+    assert read_all(recovered) == read_all(log)
+    assert recovered.recovery.truncated_bytes == len(tail)
+    append(recovered, [b"goes on"])
+    recovered.close()
+    assert reopen(directory, clean=True).next_offset == 16
+
+
+def test_a_kill_between_two_writes_loses_nothing(
+    open_log: OpenLog, append: Append, read_all: ReadAll, tmp_path: Path
+) -> None:
+    log = open_log(CONFIG)
+    fill(log, append, 20, roll_every=6)
+    recovered = reopen(kill(log, tmp_path / "killed"))
+    assert read_all(recovered) == read_all(log)
+    assert not recovered.recovery.lost_data
+    assert recovered.recovery.scanned_bytes == log.size_bytes
+    assert recovered.recovery_point == recovered.durable_offset == 60
+
+
+def test_only_what_lies_beyond_the_recovery_point_is_scanned(
+    open_log: OpenLog, append: Append, tmp_path: Path
+) -> None:
+    log = open_log(CONFIG)
+    fill(log, append, 10)
+    log.close()
+    log = open_log(CONFIG)
+    before = log.size_bytes
+    fill(log, append, 3)
+    directory = kill(log, tmp_path / "killed")
+    assert reopen(directory, clean=True).recovery.scanned_bytes == log.size_bytes - before
+
+
+def test_without_a_checkpoint_everything_is_scanned(
+    open_log: OpenLog, append: Append, read_all: ReadAll
+) -> None:
+    log = open_log(CONFIG)
+    fill(log, append, 20, roll_every=6)
+    batches = read_all(log)
+    log.close()
+    for damage in (Path.unlink, lambda path: flip(path, 3), lambda path: path.write_bytes(b"")):
+        damage(log.directory / "checkpoint")
+        log = open_log(CONFIG)
+        assert log.recovery.scanned_bytes == log.size_bytes
+        assert read_all(log) == batches
+        log.close()
+
+
+def test_what_comes_after_a_bad_batch_is_set_aside_not_deleted(
+    open_log: OpenLog, append: Append, read_all: ReadAll, tmp_path: Path
+) -> None:
+    log = open_log(CONFIG)
+    fill(log, append, 20, roll_every=5)
+    directory = kill(log, tmp_path / "killed")
+    batches = read_all(log)
+    bad = segment_path(directory, 15)
+    flip(bad, len(batches[5]) + 80)
+    lost = segment_path(directory, 30).read_bytes()
+    recovered = reopen(directory)
+    assert read_all(recovered) == batches[:6]
+    assert recovered.recovery.truncated_at == 18
+    assert f"{bad} is corrupt at byte {len(batches[5])}" in recovered.recovery.reason
+    assert [Path(name).name for name in recovered.recovery.set_aside] == [
+        f"{30:020}.log.lost",
+        f"{45:020}.log.lost",
+    ]
+    assert Path(recovered.recovery.set_aside[0]).read_bytes() == lost
+    append(recovered, [b"goes on"])
+    recovered.close()
+    assert reopen(directory, clean=True).next_offset == 19
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_bit_flip_below_the_recovery_point_is_reported_when_read(
+    open_log: OpenLog, append: Append, read_all: ReadAll, *, clean: bool
+) -> None:
+    log = open_log(CONFIG)
+    fill(log, append, 20, roll_every=10)
+    batches = read_all(log)
+    log.close()
+    for base_offset, number in ((0, 4), (30, 15)):  # an old segment and the active one
+        path = segment_path(log.directory, base_offset)
+        position = sum(map(len, batches[base_offset // 3 : number]))
+        flip(path, position + 70)
+        log = open_log(CONFIG, clean=clean)
+        assert log.next_offset == 60
+        assert not log.recovery.lost_data
+        if base_offset == 30 and not clean:
+            assert f"{path} is corrupt at byte {position}: its CRC" in log.recovery.damaged
+        for offset in range(60):
+            if offset // 3 == number:
+                with pytest.raises(LogCorrupt, match=f"{path} is corrupt at byte {position}: "):
+                    log.read(offset, 1, min_one=True)
+            else:
+                data = log.read(offset, 1, min_one=True).data
+                assert data == batches[offset // 3]
+        log.close()
+        flip(path, position + 70)
+
+
+def test_intact_batches_before_a_bad_one_are_still_read(
+    open_log: OpenLog, append: Append, read_all: ReadAll
+) -> None:
+    log = open_log(CONFIG)
+    fill(log, append, 5)
+    batches = read_all(log)
+    log.close()
+    flip(segment_path(log.directory, 0), log.size_bytes - 1)
+    log = open_log(CONFIG)
+    result = log.read(0, 10_000, min_one=True)
+    assert bytes(result.data) == b"".join(batches[:4])
+    with pytest.raises(LogCorrupt):
+        log.read(result.next_offset, 10_000, min_one=True)
+
+
+def test_a_damaged_length_does_not_cost_memory(
+    open_log: OpenLog, append: Append, tmp_path: Path
+) -> None:
+    log = open_log(CONFIG)
+    append(log, [b"first"])
+    log.close()
+    path = segment_path(log.directory, 0)
+    with path.open("r+b") as file:
+        file.truncate(200 * 2**20)  # sparse
+        file.seek(8)
+        file.write((150 * 2**20).to_bytes(4, "big"))
+    tracemalloc.start()
+    try:
+        recovered = reopen(log.directory)
+        assert recovered.recovery.truncated_bytes > 190 * 2**20
+        assert recovered.next_offset == 1
+        with pytest.raises(LogCorrupt):
+            recovered.read_into(0, memoryview(bytearray(100)))
+        assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_missing_old_segment_is_reported_when_read(
+    open_log: OpenLog, append: Append, read_all: ReadAll
+) -> None:
+    log = open_log(CONFIG)
+    fill(log, append, 20, roll_every=5)
+    batches = read_all(log)
+    log.close()
+    segment_path(log.directory, 15).unlink()
+    log = open_log(CONFIG)
+    assert log.read(14, 1, min_one=True).data == batches[4]
+    with pytest.raises(LogCorrupt, match="ends before offset 15"):
+        log.read(15, 1, min_one=True)
+    assert log.read(30, 1, min_one=True).data == batches[10]
+
+
+def test_offsets_are_never_handed_out_again_when_all_segments_are_gone(
+    open_log: OpenLog, append: Append
+) -> None:
+    log = open_log(CONFIG)
+    fill(log, append, 10)
+    log.close()
+    segment_path(log.directory, 0).unlink()
+    log = open_log(CONFIG)
+    assert (log.log_start_offset, log.next_offset) == (30, 30)
+    assert log.recovery.lost_durable_records == 30
+    assert append(log, [b"a"]).first_offset == 30
+
+
+def test_durable_records_that_are_gone_are_counted(
+    open_log: OpenLog, append: Append, read_all: ReadAll
+) -> None:
+    log = open_log(CONFIG)
+    fill(log, append, 10)
+    batches = read_all(log)
+    log.close()
+    os.truncate(segment_path(log.directory, 0), log.size_bytes - len(batches[-1]))
+    log = open_log(CONFIG)
+    assert log.recovery.lost_durable_records == 3
+    assert log.recovery.lost_data
+    assert read_all(log) == batches[:-1]
+
+
+def test_an_empty_newest_segment_is_used(open_log: OpenLog, append: Append, tmp_path: Path) -> None:
+    log = open_log(CONFIG)
+    fill(log, append, 5)
+    log.roll()
+    recovered = reopen(kill(log, tmp_path / "killed"))
+    assert (recovered.next_offset, recovered.recovery.lost_data) == (15, False)
+    append(recovered, [b"a"])
+    assert segment_path(recovered.directory, 15).stat().st_size > 0
+
+
+def test_an_empty_segment_after_a_torn_one_is_deleted(
+    open_log: OpenLog, append: Append, tmp_path: Path
+) -> None:
+    log = open_log(CONFIG)
+    fill(log, append, 5)
+    log.roll()
+    directory = kill(log, tmp_path / "killed")
+    os.truncate(segment_path(directory, 0), log.size_bytes - 1)
+    recovered = reopen(directory)
+    assert (recovered.next_offset, recovered.recovery.set_aside) == (12, ())
+    assert not segment_path(directory, 15).exists()
+
+
+def test_leftovers_of_a_crash_are_removed_and_other_files_left_alone(
+    open_log: OpenLog, append: Append
+) -> None:
+    log = open_log(CONFIG)
+    fill(log, append, 5)
+    log.close()
+    leftovers = ["checkpoint.tmp", f"{0:020}.log.deleted", f"{99:020}.index", f"{99:020}.timeindex"]
+    others = ["notes.txt", "7.log", f"{3:020}.log.lost"]
+    for name in leftovers + others:
+        (log.directory / name).write_bytes(b"?")
+    assert open_log(CONFIG).next_offset == 15
+    assert not any((log.directory / name).exists() for name in leftovers)
+    assert all((log.directory / name).exists() for name in others)
+
+
+def test_segments_below_the_log_start_are_deleted_at_the_next_start(
+    open_log: OpenLog, append: Append, tmp_path: Path
+) -> None:
+    log = open_log(CONFIG)
+    fill(log, append, 20, roll_every=5)
+    log.fsync()
+    directory = kill(log, tmp_path / "killed")
+    log.truncate_start(40)
+    shutil.copy(log.directory / "checkpoint", directory)
+    recovered = reopen(directory)
+    assert recovered.log_start_offset == 40
+    assert sorted(int(path.stem) for path in directory.glob("*.log")) == [30, 45]
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "torn", "flipped", "stale"])
+def test_a_bad_index_is_rebuilt(
+    open_log: OpenLog, append: Append, read_all: ReadAll, suffix: str, damage: str
+) -> None:
+    log = open_log(CONFIG)
+    fill(log, append, 60, roll_every=20)
+    batches = read_all(log)
+    log.close()
+    stale = segment_path(log.directory, 60).with_suffix(suffix).read_bytes()
+    for path in log.directory.glob(f"*{suffix}"):
+        data = path.read_bytes()
+        if damage == "missing":
+            path.unlink()
+        elif damage == "stale":
+            path.write_bytes(stale)
+        elif damage == "flipped":
+            flip(path, len(data) // 2)
+        else:
+            path.write_bytes(data[: len(data) // 2 if damage == "torn" else 0])
+    log = open_log(CONFIG)
+    for offset in range(180):
+        assert log.read(offset, 1, min_one=True).data == batches[offset // 3]
+
+
+def test_a_damaged_snapshot_of_producers_is_made_up_for_by_the_log(
+    open_log: OpenLog, append: Append
+) -> None:
+    log = open_log(CONFIG)
+    for sequence in range(20):
+        if sequence % 6 == 0:
+            log.roll()
+        append(log, [b"x"], producer=(3, 0, sequence))
+    log.close()
+    for count in (1, 2):
+        for path in sorted(log.directory.glob("*.snapshot"))[-count:]:
+            flip(path, 5)
+        log = open_log(CONFIG)
+        assert append(log, [b"x"], producer=(3, 0, 18)).duplicate
+        log.close()
+
+
+def test_a_producers_batch_that_was_cut_off_may_come_again(
+    open_log: OpenLog, append: Append, tmp_path: Path
+) -> None:
+    log = open_log(CONFIG)
+    append(log, [b"a"], producer=(3, 0, 0))
+    append(log, [b"b"], producer=(3, 0, 1))
+    log.roll()
+    directory = kill(log, tmp_path / "killed")
+    os.truncate(segment_path(directory, 0), log.size_bytes - 1)
+    recovered = reopen(directory)
+    again = append(recovered, [b"b"], producer=(3, 0, 1))
+    assert (again.first_offset, again.duplicate) == (1, False)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from broker.log.config import LogConfig
+from broker.log.partition import PartitionLog
+from broker.records import NewRecord, build_batch, split_batches
+
+config = LogConfig(segment_bytes=100_000, fsync="os")
+log = PartitionLog.open(Path(sys.argv[1]), config, clean=False)
+while True:
+    for _ in range(20):
+        batch = build_batch([NewRecord(None, b"%d" % log.next_offset)] * 10)
+        log.append(batch, split_batches(batch), now_ms=0)
+    log.flush_pending()
+    print(log.next_offset, flush=True)
+"""
+
+
+def test_nothing_acknowledged_is_lost_by_kills(tmp_path: Path, read_all: ReadAll) -> None:
+    directory, acknowledged = tmp_path / "t-0", 0
+    for _ in range(3):
+        with subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(directory)], stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            until = acknowledged + 5000
+            while acknowledged < until:
+                acknowledged = int(process.stdout.readline())
+            process.send_signal(signal.SIGKILL)
+            rest = process.stdout.read()
+            if "\n" in rest:
+                acknowledged = int(rest.rpartition("\n")[0].rpartition("\n")[2])
+        log = PartitionLog.open(directory, LogConfig(retention_ms=-1), clean=False)
+        assert log.next_offset >= acknowledged
+        assert log.recovery.lost_durable_records == 0
+        assert len(read_all(log)) == log.next_offset / 10
+        log.close()
