@@ -1,0 +1,127 @@
+"""A sink that writes rows as JSON to a stream or a file: for error records, and for looking at a flow."""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from pathlib import Path
+from typing import Any, Literal, Self, TextIO, get_args
+
+import msgspec
+
+from framework.collect import Collecting
+from framework.errors import SinkError, StrategyError
+from framework.reducer import Context, Empty, Flushed, FlushResult, Retry
+from framework.sinks.json_rows import json_lines, json_objects
+from framework.tables import one_table
+
+__all__ = ["StreamFormat", "StreamWriter"]
+
+StreamFormat = Literal["json", "pretty"]
+
+_STANDARD = ("stdout", "stderr")
+
+
+class StreamWriter(Collecting):
+    """Writes rows to a text stream, or appends them to a file.
+
+    Bytes are shown as text where they are UTF-8, else as `base64:...`.
+
+    Args:
+        stream: `sys.stdout`, `sys.stderr`, their names, the path of a file, or any open text stream.
+            The standard streams are kept by name and found when the worker starts, so that the
+            reducer can travel to another process; another open stream cannot.
+        format: `json` writes one object a line, `pretty` indents it for people.
+        max_age: how long a row waits at most before it is written, in seconds.
+        limits: further limits and policies of `Reducer`.
+
+    Raises:
+        StrategyError: there is no such format; from `open`: the file cannot be written.
+        SinkError: from `flush`: nobody reads the stream any more (a broken pipe).
+    """
+
+    def __init__(
+        self,
+        stream: TextIO | str | os.PathLike[str],
+        *,
+        format: StreamFormat = "json",  # noqa: A002  the user's word
+        max_age: float | None = 1.0,
+        **limits: Any,
+    ) -> None:
+        super().__init__(max_age=max_age, **limits)
+        if format not in get_args(StreamFormat):
+            raise StrategyError(
+                f"StreamWriter: format must be one of {get_args(StreamFormat)}, not {format!r}"
+            )
+        self.format = format
+        self._name: str | None = None
+        self._path: Path | None = None
+        self._stream: TextIO | None = None
+        if stream in _STANDARD:
+            self._name = str(stream)
+        elif isinstance(stream, str | os.PathLike):
+            self._path = Path(stream)
+        elif stream in (sys.stdout, sys.__stdout__):
+            self._name = "stdout"
+        elif stream in (sys.stderr, sys.__stderr__):
+            self._name = "stderr"
+        elif hasattr(stream, "write"):
+            self._stream = stream
+        else:
+            raise StrategyError(f"StreamWriter: {stream!r} is neither a text stream nor a path")
+
+    def spawn(self) -> Self:
+        # The stream is shared: flushes of the two copies never overlap.
+        other = copy.copy(self)
+        other.reset()
+        return other
+
+    async def open(self, context: Context) -> None:
+        if self._path is not None:
+            try:
+                with self._path.open("ab"):
+                    return
+            except OSError as error:
+                raise StrategyError(
+                    f"{context.stage}: cannot write to {self._path}: {error.strerror}"
+                ) from error
+
+    def flush(self) -> FlushResult:
+        if not self.rows:
+            return Empty()
+        lines = self._encode()
+        if self._path is not None:
+            return _append(self._path, lines)
+        stream = self._stream if self._name is None else getattr(sys, self._name)
+        where = self._name or getattr(stream, "name", "the stream")
+        try:
+            stream.write(lines.decode())
+            stream.flush()
+        except (OSError, ValueError) as error:
+            # How much of it was written is unknown, so that a retry would write rows twice.
+            raise SinkError(f"StreamWriter: nobody reads {where} any more: {error}") from error
+        return Flushed()
+
+    def _encode(self) -> bytes:
+        table = one_table(self.rows)
+        if self.format == "json":
+            return json_lines(table)
+        return b"".join(msgspec.json.format(row) + b"\n" for row in json_objects(table))
+
+
+def _append(path: Path, lines: bytes) -> FlushResult:
+    """Append all of it or, when the disk is full, nothing."""
+    try:
+        with path.open("ab", buffering=0) as file:
+            end = file.seek(0, os.SEEK_END)
+            rest = memoryview(lines)
+            try:
+                while rest:
+                    rest = rest[file.write(rest) :]
+            except OSError:
+                file.truncate(end)
+                raise
+    except OSError as error:
+        return Retry(None, f"cannot write to {path}: {error.strerror}")
+    return Flushed()
