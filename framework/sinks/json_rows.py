@@ -61,12 +61,15 @@ def readable(array: pa.Array[Any]) -> pa.Array[Any]:
     if pa.types.is_duration(kind):
         return array.cast(pa.int64())
     if pa.types.is_dictionary(kind):
-        return readable(array.dictionary_decode())
+        return readable(array.cast(kind.value_type))
+    if pa.types.is_map(kind):
+        entry = pa.struct([pa.field("key", kind.key_type), pa.field("value", kind.item_type)])
+        return _list(array.cast(pa.list_(entry)))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _list(array)
     if pa.types.is_struct(kind):
-        children = [readable(child) for child in array.flatten()]
         names = [field.name for field in kind]
+        children = [readable(pc.struct_field(array, [at])) for at in range(len(names))]
         return pa.StructArray.from_arrays(children, names, mask=array.is_null())
     return array
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Self, TextIO, get_args
 
@@ -93,14 +94,13 @@ class StreamWriter(Collecting):
         lines = self._encode()
         if self._path is not None:
             return _append(self._path, lines)
-        stream = self._stream if self._name is None else getattr(sys, self._name)
+        stream: Any = self._stream if self._name is None else getattr(sys, self._name)
         where = self._name or getattr(stream, "name", "the stream")
         try:
-            stream.write(lines.decode())
-            stream.flush()
+            _write(stream, lines)
         except (OSError, ValueError) as error:
-            # How much of it was written is unknown, so that a retry would write rows twice.
-            raise SinkError(f"StreamWriter: nobody reads {where} any more: {error}") from error
+            # How much of it was written is unknown: a retry might write rows twice.
+            raise SinkError(f"StreamWriter: cannot write to {where} any more: {error}") from error
         return Flushed()
 
     def _encode(self) -> bytes:
@@ -108,6 +108,18 @@ class StreamWriter(Collecting):
         if self.format == "json":
             return json_lines(table)
         return b"".join(msgspec.json.format(row) + b"\n" for row in json_objects(table))
+
+
+def _write(stream: Any, lines: bytes) -> None:
+    """Write as UTF-8 whatever the stream's own encoding is, if it lets us."""
+    stream.flush()
+    binary = getattr(stream, "buffer", None)
+    if binary is None:
+        stream.write(lines.decode())
+    else:
+        binary.write(lines)
+        binary.flush()
+    stream.flush()
 
 
 def _append(path: Path, lines: bytes) -> FlushResult:
@@ -120,7 +132,8 @@ def _append(path: Path, lines: bytes) -> FlushResult:
                 while rest:
                     rest = rest[file.write(rest) :]
             except OSError:
-                file.truncate(end)
+                with suppress(OSError):  # a device has no length to restore
+                    file.truncate(end)
                 raise
     except OSError as error:
         return Retry(None, f"cannot write to {path}: {error.strerror}")

@@ -1,0 +1,211 @@
+"""StreamWriter: rows as lines of JSON, on the standard streams, in files, in other streams."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import resource
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from framework.errors import SinkError, StrategyError
+from framework.record import SCHEMA, Range, Rows
+from framework.reducer import Context, Empty, Flushed, Retry
+from framework.sinks.json_rows import BASE64, json_lines
+from framework.sinks.stream import StreamWriter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONTEXT = Context(group="g", bootstrap_servers="", stage="reduce-err", client={})
+
+
+def rows_of(table: pa.Table | None = None, **columns: Any) -> Rows:
+    return Rows(table if table is not None else pa.table(columns), (Range("t", 0, 0, 9),))
+
+
+def written(table: pa.Table) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in json_lines(table).splitlines()]
+
+
+def test_rows_of_all_batches_become_one_line_each() -> None:
+    stream = io.StringIO()
+    writer = StreamWriter(stream)
+    writer.add(rows_of(a=[1, 2]))
+    writer.add(rows_of(b=["x\ny"]))
+    assert writer.flush() == Flushed()
+    assert stream.getvalue().splitlines() == [
+        '{"a":1,"b":null}',
+        '{"a":2,"b":null}',
+        '{"a":null,"b":"x\\ny"}',
+    ]
+
+
+def test_a_record_is_readable() -> None:
+    record = {
+        "key": b"UA",
+        "value": b'{"delay": 5}',
+        "topic": "flights",
+        "partition": 0,
+        "offset": 7,
+        "timestamp": 1_500_000,
+        "timestampType": 0,
+        "headers": [{"key": "trace", "value": b"\xff"}],
+    }
+    (line,) = written(pa.Table.from_pylist([record], schema=SCHEMA))
+    assert line == record | {
+        "key": "UA",
+        "value": '{"delay": 5}',
+        "timestamp": "1970-01-01T00:00:01.500000Z",
+        "headers": [{"key": "trace", "value": f"{BASE64}/w=="}],
+    }
+
+
+def test_every_type_of_arrow_that_people_use_can_be_written() -> None:
+    table = pa.table(
+        {
+            "day": pa.array([1, None], pa.date32()),
+            "local": pa.array([0, None], pa.timestamp("s", "Europe/Berlin")),
+            "naive": pa.array([0, None], pa.timestamp("ms")),
+            "enum": pa.array(["x", None]).dictionary_encode(),
+            "fixed": pa.array([b"ab", None], pa.binary(2)),
+            "map": pa.array([[("k", b"v")], None], pa.map_(pa.string(), pa.binary())),
+            "struct": pa.array([{"a": b"x"}, None], pa.struct([("a", pa.binary())])),
+            "nested": pa.array([[[b"a"], None], None], pa.list_(pa.list_(pa.binary()))),
+            "number": [float("nan"), None],
+            "two words": [True, None],
+            "nothing": pa.nulls(2),
+        }
+    )
+    full, empty = written(table)
+    assert full == {
+        "day": "1970-01-02",
+        "local": "1970-01-01T00:00:00Z",
+        "naive": "1970-01-01T00:00:00.000",
+        "enum": "x",
+        "fixed": "ab",
+        "map": [{"key": "k", "value": "v"}],
+        "struct": {"a": "x"},
+        "nested": [["a"], None],
+        "number": None,
+        "two words": True,
+        "nothing": None,
+    }
+    assert set(empty.values()) == {None}
+    assert written(table.slice(1)) == [empty]
+
+
+@given(st.lists(st.none() | st.binary(max_size=6), max_size=8), st.integers(0, 8))
+def test_any_bytes_are_written_and_told_from_text(values: list[bytes | None], skip: int) -> None:
+    table = pa.table({"value": pa.array(values, pa.binary())}).slice(skip)
+    lines = written(table)
+    assert len(lines) == max(0, len(values) - skip)
+    for line, value in zip(lines, values[skip:], strict=True):
+        shown = line["value"]
+        if value is None:
+            assert shown is None
+        elif not shown.startswith(BASE64):
+            assert shown.encode() == value
+
+
+def test_pretty_is_indented_for_people() -> None:
+    stream = io.StringIO()
+    writer = StreamWriter(stream, format="pretty")
+    writer.add(rows_of(a=[1]))
+    writer.flush()
+    assert stream.getvalue() == '{\n  "a": 1\n}\n'
+
+
+def test_nothing_collected_writes_nothing() -> None:
+    stream = io.StringIO()
+    assert StreamWriter(stream).flush() == Empty()
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_standard_stream_is_kept_by_name_and_travels(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for writer in (StreamWriter(getattr(sys, name)), StreamWriter(name)):
+        travelled: StreamWriter = pickle.loads(pickle.dumps(writer.spawn()))
+        travelled.add(rows_of(a=["é"]))
+        travelled.flush()
+        assert getattr(capsys.readouterr(), name[3:]) == '{"a":"é"}\n'
+
+
+def test_copies_write_to_the_same_stream_but_collect_apart() -> None:
+    stream = io.StringIO()
+    writer = StreamWriter(stream, max_age=0.5)
+    writer.add(rows_of(a=[1]))
+    other = writer.spawn()
+    other.add(rows_of(a=[2]))
+    other.flush()
+    writer.flush()
+    assert stream.getvalue() == '{"a":2}\n{"a":1}\n'
+    assert other.max_age == 0.5
+
+
+async def test_a_file_is_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "errors.jsonl"
+    path.write_text("before\n")
+    writer = StreamWriter(path)
+    await writer.open(CONTEXT)
+    writer.add(rows_of(a=[1]))
+    writer.flush()
+    assert path.read_text() == 'before\n{"a":1}\n'
+
+
+async def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
+    writer = StreamWriter(str(tmp_path / "absent" / "errors.jsonl"))
+    with pytest.raises(StrategyError, match=r"reduce-err: cannot write to .*: No such file"):
+        await writer.open(CONTEXT)
+
+
+def test_a_full_disk_is_tried_again() -> None:
+    writer = StreamWriter("/dev/full")
+    writer.add(rows_of(a=[1]))
+    assert writer.flush() == Retry(None, "cannot write to /dev/full: No space left on device")
+
+
+def test_a_write_that_stops_half_way_leaves_no_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "errors.jsonl"
+    path.write_text("before\n")
+    writer = StreamWriter(path)
+    writer.add(rows_of(a=list(range(100))))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, limits[1]))
+    try:
+        result = writer.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert result == Retry(None, f"cannot write to {path}: File too large")
+    assert path.read_text() == "before\n"
+    assert writer.flush() == Flushed()
+    assert len(path.read_text().splitlines()) == 101
+
+
+def test_a_broken_pipe_is_a_clear_error() -> None:
+    reader, end = os.pipe()
+    os.close(reader)
+    with os.fdopen(end, "w") as stream:
+        writer = StreamWriter(stream)
+        writer.add(rows_of(a=[1]))
+        with pytest.raises(SinkError, match=r"StreamWriter: cannot write to .*Broken pipe"):
+            writer.flush()
+        # What is still in the buffer of the stream has nowhere to go either.
+        with pytest.raises(BrokenPipeError):
+            stream.buffer.close()
+
+
+def test_what_is_no_stream_is_refused() -> None:
+    with pytest.raises(StrategyError, match="5 is neither a text stream nor a path"):
+        StreamWriter(5)  # type: ignore[arg-type]
+    with pytest.raises(StrategyError, match="format must be one of"):
+        StreamWriter("stderr", format="xml")  # type: ignore[arg-type]
