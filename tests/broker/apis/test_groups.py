@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.structs import OffsetAndMetadata
-from kio.index import load_request_schema, load_response_schema
+from kio.index import load_request_schema
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i32Timedelta
 
+from broker import Broker, BrokerSettings
 from broker.apis.groups import APIS
 from broker.apis.membership import error_code
-from broker.broker import Broker
 from broker.membership import GroupError
-from broker.settings import BrokerSettings
-from broker.wire.messages import default_message, read_message, write_message
+from broker.wire.messages import default_message
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
+
+    Start = Callable[..., Awaitable[Broker]]
 
 OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, JOIN, HEARTBEAT, LEAVE, SYNC = range(8, 15)
 DESCRIBE, LIST, DELETE = 15, 16, 42
@@ -31,29 +32,14 @@ TEN_SECONDS = i32Timedelta.parse(timedelta(seconds=10))
 
 
 class Wire:
-    """Sends requests of any version and reads their responses."""
+    """Sends requests of any version."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self.writer = writer
+    def __init__(self, client: Any) -> None:
+        self._client = client
 
     async def call(self, key: int, version: int, /, **values: object) -> Any:
         """Fields that this version does not have are left out, those not given are empty."""
-        request = load_request_schema(key, version)
-        header = default_message(
-            request.__header_schema__,
-            request_api_key=key,
-            request_api_version=version,
-            correlation_id=7,
-            client_id="wire",
-        )
-        message = write_message(header) + write_message(default_message(request, **values))
-        self.writer.write(len(message).to_bytes(4, "big") + message)
-        size = int.from_bytes(await self._reader.readexactly(4), "big")
-        body = memoryview(await self._reader.readexactly(size))
-        response = load_response_schema(key, version)
-        flexible = response.__header_schema__.__version__ == 1
-        return read_message(response, body[5 if flexible else 4 :])
+        return await self._client.ask(default_message(load_request_schema(key, version), **values))
 
 
 def part(key: int, version: int, entity: str, /, **values: object) -> Any:
@@ -63,22 +49,16 @@ def part(key: int, version: int, entity: str, /, **values: object) -> Any:
 
 
 @pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    settings = BrokerSettings(
-        data_dir=tmp_path, port=0, default_partitions=4, group_min_session_timeout=0.1
-    )
-    async with Broker(settings) as broker:
-        await broker.topics.create("t")
-        yield broker
+async def broker(start: Start) -> Broker:
+    """A broker with a topic "t" of four partitions."""
+    broker = await start(default_partitions=4, group_min_session_timeout=0.1)
+    await broker.topics.create("t")
+    return broker
 
 
 @pytest.fixture
-async def wire(broker: Broker) -> AsyncIterator[Wire]:
-    host, port = broker.bootstrap_servers.split(":")
-    wire = Wire(*await asyncio.open_connection(host, int(port)))
-    yield wire
-    wire.writer.close()
-    await wire.writer.wait_closed()
+async def wire(broker: Broker, connect: Callable[[Broker], Awaitable[Any]]) -> Wire:
+    return Wire(await connect(broker))
 
 
 def versions(*keys: int) -> list[Any]:
@@ -349,7 +329,7 @@ async def test_describe_groups(wire: Wire, key: int, version: int) -> None:
     )
     (described,) = group.members
     assert described.member_id == joined.member_id
-    assert (described.client_id, described.client_host) == ("wire", "127.0.0.1")
+    assert (described.client_id, described.client_host) == ("raw", "127.0.0.1")
     assert (described.member_metadata, described.member_assignment) == (b"m", b"plan")
     assert (missing.error_code, missing.group_state) == (ErrorCode.none, "Dead")
 
