@@ -1,4 +1,4 @@
-"""What holds work back: the budget of bytes in flight, and the gate before every flush.
+"""What holds work back: the budget of bytes in flight, and the gates before maps and flushes.
 
 Both wake their waiters by events; nothing here polls.
 """
@@ -50,10 +50,11 @@ class Budget:
 
 
 class Gate:
-    """Every attempt to flush passes through it; a closed gate lets none begin.
+    """Work passes through it; while it is closed, none begins.
 
-    While the group rebalances the gate is closed: a write that began then could race the partition's
-    next owner. `async with gate:` waits until it is open and counts the passage until it ends.
+    During a rebalance the gate before every flush is closed: a write that began then could race the
+    partition's next owner. `async with gate:` waits until it is open and counts the passage until it
+    ends.
     """
 
     def __init__(self) -> None:
@@ -64,18 +65,18 @@ class Gate:
         self.is_open = False
 
     def open(self) -> None:
-        """Let attempts begin."""
+        """Let work begin."""
         self.is_open = True
         self._opened.set()
 
     def close(self) -> None:
-        """Let no attempt begin; those that have begun go on."""
+        """Let none begin; what has begun goes on."""
         if self.is_open:
             self.is_open = False
             self._opened = anyio.Event()
 
     async def wait_quiet(self) -> None:
-        """Return when no attempt is under way."""
+        """Return when nothing is under way."""
         await self._quiet.wait()
 
     async def __aenter__(self) -> Self:

@@ -119,7 +119,7 @@ class EventHandler:
                     self._pipeline.abandon()
                 case _, Failed():
                     self.state = "failed"
-                    self._pipeline.gate.close()
+                    self._pipeline.stop_flushing()
                 case "draining", Assign() | Shutdown():
                     pass  # We are leaving; a partition that came now is another member's soon.
                 case (("stopped" | "failed"), _):
@@ -131,28 +131,24 @@ class EventHandler:
             self.state = "stopped"
 
     async def _suspend(self, partitions: frozenset[TopicPartition]) -> None:
-        pipeline = self._pipeline
-        pipeline.taking_in = False
-        pipeline.gate.close()
-        if not partitions:
-            return
-        self._metrics.rebalances.labels("revoked").inc()
         with anyio.move_on_after(self._revoke_deadline) as deadline:
-            await pipeline.gate.wait_quiet()
+            await self._pipeline.suspend()
         if deadline.cancelled_caught:
-            busy = [stage.name for stage in pipeline.stages() if stage.activity == "held"]
+            busy = [stage.name for stage in self._pipeline.stages() if stage.rows]
             _log.warning(
                 "a flush outlasts the rebalance: its records may be delivered twice",
                 stages=busy,
                 seconds=self._revoke_deadline,
             )
+        if partitions:
+            self._metrics.rebalances.labels("revoked").inc()
         await self._committer.commit()
 
     async def _finish_before_rebalance(self) -> None:
         """We are draining anyway; only what takes too long is held back from now on."""
         with anyio.move_on_after(self._revoke_deadline):
             await self._pipeline.drained.wait()
-        self._pipeline.gate.close()
+        self._pipeline.stop_flushing()
         await self._committer.commit()
 
     async def _resume(self, partitions: frozenset[TopicPartition]) -> None:
@@ -175,9 +171,7 @@ class EventHandler:
                 pipeline.start_partition(partition, offset)
         self._metrics.rebalances.labels("assigned").inc()
         _log.info("assigned", partitions=sorted(map(str, partitions)), kept=kept)
-        pipeline.pause_again()
-        pipeline.taking_in = True
-        pipeline.gate.open()
+        pipeline.resume()
 
     def _forget_metrics(self, partition: TopicPartition) -> None:
         with contextlib.suppress(KeyError):  # nothing was ever fetched from it

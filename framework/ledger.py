@@ -11,6 +11,8 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+import anyio
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -50,6 +52,11 @@ class Ledger:
     def inflight_bytes(self) -> int:
         """Bytes of the batches that are not wholly below the watermark."""
         return sum(delivery.nbytes for delivery in self._deliveries)
+
+    @property
+    def has_holes(self) -> bool:
+        """Whether offsets above the watermark are settled: if the partition went now, they would double."""
+        return bool(self._starts)
 
     @property
     def unsettled(self) -> bool:
@@ -125,6 +132,7 @@ class Ledgers:
         self._on_settled = on_settled
         self._on_dropped = on_dropped
         self._generation = 0
+        self._settled = anyio.Event()
 
     def open(self, partition: TopicPartition, start: int | None) -> Ledger:
         """Begin a new generation of a partition; whatever is in flight of an older one is stale."""
@@ -160,6 +168,18 @@ class Ledgers:
                 continue
             for delivery in ledger.settle(r.first, r.last):
                 self._on_settled(ledger.partition, delivery)
+        self._settled.set()
+        self._settled = anyio.Event()
+
+    @property
+    def have_holes(self) -> bool:
+        """Whether any partition has offsets settled above its watermark."""
+        return any(ledger.has_holes for ledger in self._ledgers.values())
+
+    async def wait_whole(self) -> None:
+        """Return when no partition has holes."""
+        while self.have_holes:
+            await self._settled.wait()
 
     def watermarks(self) -> dict[TopicPartition, int]:
         """The watermark of every partition that has one."""

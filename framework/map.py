@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+    from framework.backpressure import Gate
     from framework.executor import Executor
     from framework.failures import ErrorPort
     from framework.ledger import Ledger, Ledgers
@@ -37,6 +38,7 @@ class MapStage:
         inbox: batches, in order of offsets.
         out: the first reduce stage's inbox.
         errors: for records that the map fails on.
+        gate: while it is closed, no batch is mapped.
         on_taken: called whenever a batch was taken from the inbox, so that intake can go on.
     """
 
@@ -49,6 +51,7 @@ class MapStage:
         inbox: MemoryObjectReceiveStream[Batch],
         out: MemoryObjectSendStream[Rows],
         errors: ErrorPort,
+        gate: Gate,
         metrics: Metrics,
         on_taken: Callable[[], None],
     ) -> None:
@@ -59,6 +62,7 @@ class MapStage:
         self._inbox = inbox
         self._out = out
         self._errors = errors
+        self._gate = gate
         self._metrics = metrics
         self._on_taken = on_taken
         self._scope = anyio.CancelScope()
@@ -76,7 +80,8 @@ class MapStage:
             with self._scope:
                 async for batch in self._inbox:
                     self._on_taken()
-                    await self._map(batch)
+                    async with self._gate:
+                        await self._map(batch)
         finally:
             self._inbox.close()
             self._out.close()

@@ -88,7 +88,8 @@ class Pipeline:
         self._intake = anyio.CancelScope()
         self.taking_in = False
         self.budget = Budget(limits.inflight_bytes)
-        self.gate = Gate()
+        self._mapping = Gate()
+        self._flushing = Gate()
         self.ledgers = Ledgers(self._on_settled, self._on_dropped)
         self.drained = anyio.Event()
         self.consumed = 0
@@ -133,7 +134,7 @@ class Pipeline:
             out,
             errors,
             ledgers=self.ledgers,
-            gate=self.gate,
+            gate=self._flushing,
             budget=self.budget,
             metrics=self._metrics,
             on_stale=self._restart_lost,
@@ -173,6 +174,45 @@ class Pipeline:
         finally:
             self.drained.set()
 
+    def resume(self) -> None:
+        """Take in, map and flush: from the first assignment on, and after every rebalance."""
+        for name, partition in self._partitions.items():
+            if partition.paused:
+                self._consumer.pause([name])  # A rebalance forgets pauses.
+        self.taking_in = True
+        self._mapping.open()
+        self._flushing.open()
+
+    def stop_flushing(self) -> None:
+        """Let no flush begin any more."""
+        self._flushing.close()
+
+    async def suspend(self) -> None:
+        """Take nothing in, map nothing new, and return when no flush is under way.
+
+        What is collected stays collected, unless records after it are settled already (those of another
+        stage, of another flush): then it is flushed too, because a partition that goes to another member
+        is read again from the watermark. Cancelled, it leaves the gates closed.
+        """
+        self.taking_in = False
+        self._mapping.close()
+        self._flushing.close()
+        await self._flushing.wait_quiet()
+        try:
+            while self.ledgers.have_holes:
+                self._flush_through(on=True)
+                self._flushing.open()
+                await self.ledgers.wait_whole()
+                self._flushing.close()
+                await self._flushing.wait_quiet()
+        finally:
+            self._flush_through(on=False)
+            self._flushing.close()
+
+    def _flush_through(self, *, on: bool) -> None:
+        for stage in self._stages:
+            stage.flush_through(on=on)
+
     def drain(self) -> None:
         """Take nothing in any more; `run` returns when what is in flight has been flushed or dropped."""
         self.taking_in = False
@@ -184,7 +224,7 @@ class Pipeline:
         """Drop everything in flight, unsettled, and end `run`."""
         for partition in list(self._partitions):
             self.stop_partition(partition)
-        self.gate.open()
+        self.resume()
         self.drain()
 
     def start_partition(self, partition: TopicPartition, start: int | None) -> None:
@@ -202,6 +242,7 @@ class Pipeline:
             receive,
             self._rows.clone(),
             self._errors.clone(),
+            self._mapping,
             self._metrics,
             on_taken=lambda: self._on_taken(partition),
         )
@@ -225,12 +266,6 @@ class Pipeline:
         """Whether intake of the partition waits for its map stage."""
         found = self._partitions.get(partition)
         return found is not None and found.paused
-
-    def pause_again(self) -> None:
-        """A rebalance forgets pauses; pause again what still has a full queue."""
-        for name, partition in self._partitions.items():
-            if partition.paused:
-                self._consumer.pause([name])
 
     async def _take_in(self) -> None:
         while True:

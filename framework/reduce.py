@@ -86,6 +86,7 @@ class ReduceStage:
         self._free_send.send_nowait(self._buffers[1])
         self._waiting = anyio.CancelScope()
         self._draining = anyio.Event()
+        self._flushing_through = False
         self._flushing_since: float | None = None
         self._trouble: str | None = None
 
@@ -110,6 +111,11 @@ class ReduceStage:
             self._errors.close()
         for buffer in self._buffers:
             await buffer.reducer.close()
+
+    def flush_through(self, *, on: bool) -> None:
+        """While it is on, nothing is collected: rows are flushed as soon as no more are waiting."""
+        self._flushing_through = on
+        self._waiting.cancel()
 
     def make_room(self) -> None:
         """The in-flight budget is used up: flush what is collected unless more is on its way."""
@@ -148,8 +154,11 @@ class ReduceStage:
         while True:
             if anyio.current_time() >= deadline:
                 return "age"
-            if self._must_make_room():
-                return "bytes"
+            if self._collecting.held and self._inbox.statistics().current_buffer_used == 0:
+                if self._flushing_through:
+                    return "revoke"
+                if self._budget.exhausted and self._collecting.reducer.when_full == "flush":
+                    return "bytes"  # Nothing more can arrive: these rows use up the budget.
             with anyio.CancelScope(deadline=deadline) as self._waiting:
                 try:
                     return await self._inbox.receive()
@@ -170,18 +179,9 @@ class ReduceStage:
             if reason is not None:
                 await self._hand_over(reason)
 
-    def _must_make_room(self) -> bool:
-        """Whether nothing more can arrive, because what is collected uses up the budget."""
-        return (
-            self._budget.exhausted
-            and bool(self._collecting.held)
-            and self._collecting.reducer.when_full == "flush"
-            and self._inbox.statistics().current_buffer_used == 0
-        )
-
     async def _hand_over(self, reason: FlushReason) -> None:
         """Freeze the buffer for flushing, and go on with the other one."""
-        if reason != "age" and self._collecting.reducer.when_full == "backpressure":
+        if reason in ("count", "bytes") and self._collecting.reducer.when_full == "backpressure":
             with anyio.move_on_at(self._collecting.deadline):
                 await self._draining.wait()
             reason = "age"

@@ -35,7 +35,7 @@ __all__ = [
     "WhenFull",
 ]
 
-FlushReason = Literal["count", "bytes", "age", "shutdown"]
+FlushReason = Literal["count", "bytes", "age", "revoke", "shutdown"]
 WhenFull = Literal["flush", "backpressure"]
 OnShutdown = Literal["flush", "drop"]
 OnError = Literal["retry", "divert", "stop"]

@@ -17,7 +17,6 @@ from framework.commit import Committer
 from framework.errors import DeadlineExceeded, KmrError
 from framework.events import EventHandler, Failed, Shutdown
 from framework.health import HealthServer
-from framework.kafka import KafkaConsumer
 from framework.pipeline import Limits, Pipeline
 from framework.reducer import Context
 from framework.status import PartitionStatus, WorkerStatus
@@ -64,7 +63,7 @@ class Worker:
     ) -> None:
         self._settings = settings
         self.metrics = metrics or Metrics()
-        self._consumer = consumer or KafkaConsumer(consumer_config(settings))
+        self._consumer = consumer  # TEMP
         limits = Limits(
             settings.inflight_bytes,
             settings.queue_batches,

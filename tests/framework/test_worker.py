@@ -1,0 +1,453 @@
+"""A whole worker on a consumer in memory: rebalances, failures, shutdowns; time is virtual."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from framework.errors import DeadlineExceeded, RecordFailed
+from framework.mapper import map_record
+from framework.record import Record, TopicPartition
+from framework.settings import Settings
+from framework.strategy import ErrorLimit, Strategy
+from framework.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop, batch_of
+from framework.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from framework.testing import VirtualClock
+
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return "asyncio", {"loop_factory": VirtualTimeLoop}
+
+
+@map_record
+def locate(record: Record) -> dict[str, int] | None:
+    """One row a record; `poison` fails, `skip` is filtered."""
+    if record.value == b"poison":
+        raise ValueError("poisoned")
+    return None if record.value == b"skip" else {"p": record.partition, "o": record.offset}
+
+
+@asynccontextmanager
+async def running(
+    strategy: Strategy, consumer: MemoryConsumer, **settings: Any
+) -> AsyncIterator[Worker]:
+    """A worker that runs until the end of the block, and is then drained."""
+    base: dict[str, Any] = {"topics": ("t",), "group": "g", "executor": "inline"}
+    worker = Worker(strategy, Settings(**(base | settings)), consumer=consumer)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(worker.run)
+        await consumer.started.wait()
+        yield worker
+        worker.shutdown("the test is over")
+
+
+def put(consumer: MemoryConsumer, partition: int, first: int, *values: bytes) -> None:
+    consumer.put(batch_of("t", partition, first, values))
+
+
+def committed(consumer: MemoryConsumer) -> dict[TopicPartition, int]:
+    """What the group would go on from; a start that was committed as such is 0."""
+    return {partition: offset for commit in consumer.commits for partition, offset in commit.items()}
+
+
+def written(journal: Journal, partition: int) -> list[int]:
+    return [row["o"] for row in journal.rows() if row["p"] == partition]
+
+
+async def test_records_travel_from_the_topic_to_the_sink_and_are_committed(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"skip", b"c")
+    put(consumer, 1, 7, b"d")
+    async with running(Strategy(locate, [MemoryWriter(journal)]), consumer) as worker:
+        await consumer.rebalance([P0, P1])
+        await clock.advance(4.0)
+        await clock.advance(1.0)
+        assert written(journal, 0) == [0, 2]
+        assert written(journal, 1) == [7]
+        assert committed(consumer) == {P0: 3, P1: 8}
+        status = worker.status()
+        assert (status.state, status.consumed, status.settled) == ("running", 4, 4)
+        assert status.inflight_bytes == 0
+    assert worker.status().state == "stopped"
+
+
+async def test_a_shutdown_flushes_commits_and_leaves(clock: VirtualClock) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    async with running(Strategy(locate, [MemoryWriter(journal)]), consumer):
+        await consumer.rebalance([P0])
+        await clock.settle()
+        assert journal.written == []
+    assert written(journal, 0) == [0, 1]
+    assert committed(consumer) == {P0: 2}
+
+
+async def test_a_shutdown_right_after_the_start_is_clean(clock: VirtualClock) -> None:
+    async with running(Strategy(locate, [MemoryWriter(Journal())]), MemoryConsumer()) as worker:
+        pass
+    assert worker.status().state == "stopped"
+
+
+async def test_an_empty_assignment_is_no_error(clock: VirtualClock) -> None:
+    consumer = MemoryConsumer()
+    async with running(Strategy(locate, [MemoryWriter(Journal())]), consumer) as worker:
+        await consumer.rebalance([])
+        await consumer.rebalance([])
+        assert worker.status().ready
+
+
+async def test_a_partition_that_stays_ours_goes_on_without_reading_anything_twice(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    async with running(Strategy(locate, [MemoryWriter(journal)]), consumer):
+        await consumer.rebalance([P0])
+        await clock.settle()
+        await consumer.rebalance([P0])
+        put(consumer, 0, 2, b"c")
+        await clock.advance(4.0)
+        assert written(journal, 0) == [0, 1, 2]
+
+
+async def test_a_partition_that_was_lost_is_not_written_any_more(clock: VirtualClock) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    put(consumer, 1, 0, b"a", b"b")
+    async with running(Strategy(locate, [MemoryWriter(journal)]), consumer) as worker:
+        await consumer.rebalance([P0, P1])
+        await clock.settle()
+        await consumer.rebalance([P1])
+        await clock.advance(4.0)
+        await clock.advance(1.0)
+        assert written(journal, 0) == []
+        assert written(journal, 1) == [0, 1]
+        assert committed(consumer) == {P0: 0, P1: 2}
+        assert worker.status().inflight_bytes == 0
+
+
+async def test_a_partition_that_another_member_moved_on_starts_at_its_commit(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    for first in (0, 2, 4):
+        put(consumer, 0, first, b"a", b"b")
+    async with running(Strategy(locate, [MemoryWriter(journal, max_rows=100)]), consumer):
+        await consumer.rebalance([P0])
+        await clock.settle()
+        await consumer.revoke()
+        consumer.commit_elsewhere(P0, 4)
+        await consumer.assign([P0])
+        await clock.advance(4.0)
+        assert written(journal, 0) == [4, 5]
+
+
+async def test_a_rebalance_waits_for_the_write_under_way_and_commits_it(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(hold=anyio.Event()), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    revoked = anyio.Event()
+
+    async def revoke() -> None:
+        await consumer.revoke()
+        revoked.set()
+
+    async with running(Strategy(locate, [MemoryWriter(journal, max_rows=2)]), consumer):
+        await consumer.rebalance([P0])
+        await journal.until(lambda j: j.attempts == 1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(revoke)
+            await clock.advance(10.0)
+            assert not revoked.is_set()
+            assert journal.hold is not None
+            journal.hold.set()
+            await revoked.wait()
+        assert committed(consumer) == {P0: 2}
+        await consumer.assign([])
+
+
+async def test_a_write_that_hangs_delays_a_rebalance_only_until_its_deadline(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(hold=anyio.Event()), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    async with running(
+        Strategy(locate, [MemoryWriter(journal, max_rows=2)]), consumer, revoke_deadline=20.0
+    ):
+        await consumer.rebalance([P0])
+        await journal.until(lambda j: j.attempts == 1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(consumer.rebalance, [])
+            await clock.advance(20.0)
+        assert committed(consumer) == {P0: 0}
+        assert journal.hold is not None
+        journal.hold.set()
+
+
+async def test_nothing_is_written_between_revocation_and_assignment(clock: VirtualClock) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    async with running(Strategy(locate, [MemoryWriter(journal)]), consumer) as worker:
+        await consumer.rebalance([P0])
+        await clock.settle()
+        await consumer.revoke()
+        await clock.advance(100.0)
+        assert journal.attempts == 0
+        assert worker.status().state == "suspended"
+        await consumer.assign([P0])
+        await clock.settle()
+        assert written(journal, 0) == [0, 1]
+
+
+async def test_a_shutdown_during_a_rebalance_writes_nothing_more(clock: VirtualClock) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    async with running(Strategy(locate, [MemoryWriter(journal)]), consumer):
+        await consumer.rebalance([P0])
+        await clock.settle()
+        await consumer.revoke()
+    assert journal.attempts == 0
+    assert committed(consumer) == {P0: 0}
+
+
+async def test_a_failed_record_is_settled_only_by_the_error_sink(clock: VirtualClock) -> None:
+    journal, errors, consumer = Journal(), Journal(hold=anyio.Event()), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"poison", b"c")
+    strategy = Strategy(
+        locate, [MemoryWriter(journal, max_rows=1)], reduce_err=MemoryWriter(errors, max_rows=1)
+    )
+    async with running(strategy, consumer):
+        await consumer.rebalance([P0])
+        await errors.until(lambda j: j.attempts == 1)
+        await clock.advance(1.0)
+        assert written(journal, 0) == [0, 2]
+        assert committed(consumer) == {P0: 1}
+        assert errors.hold is not None
+        errors.hold.set()
+        await clock.advance(1.0)
+        assert committed(consumer) == {P0: 3}
+        [failed] = errors.rows()
+        assert (failed["offset"], failed["value"], failed["stage"]) == (1, b"poison", "map")
+        assert failed["reason"] == "ValueError: poisoned"
+
+
+async def test_without_an_error_sink_the_first_failure_stops_the_worker_and_names_the_record(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"poison")
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(RecordFailed, match=r"t-0\[1\.\.1\] in map: ValueError")
+    ):
+        async with running(Strategy(locate, [MemoryWriter(journal, max_rows=1)]), consumer):
+            await consumer.rebalance([P0])
+            await anyio.sleep_forever()
+
+
+async def test_what_was_settled_before_a_failure_is_committed(clock: VirtualClock) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    with pytest.RaisesGroup(RecordFailed):
+        async with running(Strategy(locate, [MemoryWriter(journal, max_rows=1)]), consumer):
+            await consumer.rebalance([P0])
+            await journal.until(lambda j: len(j.written) == 2)
+            put(consumer, 0, 2, b"poison")
+            await anyio.sleep_forever()
+    assert committed(consumer) == {P0: 2}
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(3, 3), (5, 4)])
+async def test_too_many_failures_stop_the_worker(
+    clock: VirtualClock, limit: int, kept: int
+) -> None:
+    consumer = MemoryConsumer()
+    put(consumer, 0, 0, *([b"poison"] * 4))
+    strategy = Strategy(
+        locate,
+        [MemoryWriter(Journal())],
+        reduce_err=MemoryWriter(Journal(), max_rows=1),
+        err_limit=ErrorLimit(limit, per=60.0),
+    )
+    if kept == 4:
+        async with running(strategy, consumer):
+            await consumer.rebalance([P0])
+            await clock.settle()
+        assert committed(consumer) == {P0: 4}
+        return
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(RecordFailed, match="more than 3 records failed within 60")
+    ):
+        async with running(strategy, consumer):
+            await consumer.rebalance([P0])
+            await anyio.sleep_forever()
+
+
+async def test_the_error_limit_can_pause_until_the_window_has_room(clock: VirtualClock) -> None:
+    errors, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, *([b"poison"] * 5))
+    strategy = Strategy(
+        locate,
+        [MemoryWriter(Journal())],
+        reduce_err=MemoryWriter(errors, max_rows=1),
+        err_limit=ErrorLimit(2, per=60.0, on_limit="pause"),
+    )
+    async with running(strategy, consumer):
+        await consumer.rebalance([P0])
+        await clock.advance(59.0)
+        assert [row["offset"] for row in errors.rows()] == [0, 1]
+        await clock.advance(1.0)
+        assert [row["offset"] for row in errors.rows()] == [0, 1, 2, 3]
+        await clock.advance(60.0)
+        await clock.settle()
+        assert [row["offset"] for row in errors.rows()] == [0, 1, 2, 3, 4]
+
+
+async def test_the_error_limit_can_drop_and_the_dropped_count_as_settled(
+    clock: VirtualClock,
+) -> None:
+    errors, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, *([b"poison"] * 5))
+    strategy = Strategy(
+        locate,
+        [MemoryWriter(Journal())],
+        reduce_err=MemoryWriter(errors, max_rows=1),
+        err_limit=ErrorLimit(2, per=60.0, on_limit="drop"),
+    )
+    async with running(strategy, consumer) as worker:
+        await consumer.rebalance([P0])
+        await clock.advance(1.0)
+        dropped = worker.metrics.dead_letters.labels("dropped")
+        assert dropped._value.get() == 3
+    assert [row["offset"] for row in errors.rows()] == [0, 1]
+    assert committed(consumer) == {P0: 5}
+
+
+async def test_a_drain_that_takes_too_long_names_what_is_left(clock: VirtualClock) -> None:
+    journal, consumer = Journal(hold=anyio.Event()), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+
+    with pytest.RaisesGroup(
+        pytest.RaisesGroup(pytest.RaisesExc(DeadlineExceeded, match=r"t-0\[0\.\.1\].*reduce-1"))
+    ):
+        async with anyio.create_task_group() as tasks:
+            async with running(Strategy(locate, [MemoryWriter(journal, max_rows=2)]), consumer):
+                await consumer.rebalance([P0])
+                await journal.until(lambda j: j.attempts == 1)
+                tasks.start_soon(clock.advance, 25.0)
+
+
+async def test_a_full_queue_pauses_its_partition_and_only_that(clock: VirtualClock) -> None:
+    journal, consumer = Journal(hold=anyio.Event()), MemoryConsumer()
+    for first in range(30):
+        put(consumer, 0, first, b"a")
+    async with running(
+        Strategy(locate, [MemoryWriter(journal, max_rows=1)]), consumer, queue_batches=2
+    ) as worker:
+        await consumer.rebalance([P0, P1])
+        await clock.settle()
+        await clock.settle()
+        paused = {p.partition: p.paused for p in worker.status().partitions}
+        assert paused == {0: True, 1: False}
+        assert worker.status().consumed < 12
+        assert journal.hold is not None
+        journal.hold.set()
+        await journal.until(lambda j: len(j.written) == 30)
+    assert written(journal, 0) == list(range(30))
+
+
+async def test_the_budget_holds_intake_and_never_sticks_without_an_age(clock: VirtualClock) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    for first in range(0, 100, 10):
+        put(consumer, 0, first, *([b"x" * 1_000] * 10))
+    strategy = Strategy(locate, [MemoryWriter(journal, max_rows=1_000_000, max_age=None)])
+    async with running(strategy, consumer, inflight_bytes=2 * 1024 * 1024) as worker:
+        worker._pipeline.budget.limit = 25_000
+        await consumer.rebalance([P0])
+        await journal.until(lambda j: sum(t.num_rows for t in j.written) >= 80)
+        assert worker.status().inflight_bytes < 25_000 + 12_000
+    assert written(journal, 0) == list(range(100))
+
+
+async def test_a_batch_larger_than_the_whole_budget_passes_alone(clock: VirtualClock) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, *([b"x" * 1_000] * 10))
+    put(consumer, 0, 10, b"y")
+    strategy = Strategy(locate, [MemoryWriter(journal, max_age=None)])
+    async with running(strategy, consumer) as worker:
+        worker._pipeline.budget.limit = 100
+        await consumer.rebalance([P0])
+        await journal.until(lambda j: sum(t.num_rows for t in j.written) == 10)
+    assert written(journal, 0) == list(range(11))
+
+
+async def test_rows_that_a_reducer_mixed_with_a_lost_partition_are_read_again(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    put(consumer, 1, 0, b"a", b"b")
+    batcher = Journal()
+    strategy = Strategy(
+        locate,
+        [MemoryWriter(batcher, max_rows=4, forward=True), MemoryWriter(journal, max_rows=100)],
+    )
+    async with running(strategy, consumer):
+        await consumer.rebalance([P0, P1])
+        await batcher.until(lambda j: len(j.written) == 1)
+        await clock.settle()
+        await consumer.rebalance([P1])
+        await clock.advance(4.0)
+        await clock.advance(4.0)
+        await clock.advance(4.0)
+    assert written(journal, 0) == []
+    assert written(journal, 1) == [0, 1]
+    assert committed(consumer) == {P0: 0, P1: 2}
+
+
+async def test_a_fenced_commit_is_survived_and_the_broker_decides_where_to_go_on(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    async with running(Strategy(locate, [MemoryWriter(journal, max_rows=1)]), consumer):
+        await consumer.rebalance([P0])
+        await journal.until(lambda j: len(j.written) == 2)
+        consumer.fenced = True
+        await consumer.revoke()
+        consumer.fenced = False
+        consumer.commit_elsewhere(P0, 1)
+        await consumer.assign([P0])
+        await journal.until(lambda j: len(j.written) == 3)
+    assert written(journal, 0) == [0, 1, 1]
+    assert committed(consumer) == {P0: 2}
+
+
+async def test_a_stage_without_progress_makes_the_worker_not_live(clock: VirtualClock) -> None:
+    journal, consumer = Journal(hold=anyio.Event()), MemoryConsumer()
+    put(consumer, 0, 0, b"a")
+    async with running(
+        Strategy(locate, [MemoryWriter(journal, max_rows=1)]), consumer, stall_timeout=300.0
+    ) as worker:
+        await consumer.rebalance([P0])
+        await clock.advance(299.0)
+        assert worker.status().live
+        await clock.advance(2.0)
+        status = worker.status()
+        assert not status.live
+        assert status.problem is not None
+        assert "no progress for 301 s" in status.problem
+        assert journal.hold is not None
+        journal.hold.set()
