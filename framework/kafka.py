@@ -1,0 +1,295 @@
+"""The consumer on aiokafka: membership and offsets by aiokafka, records as whole raw batches."""
+# ruff: noqa: SLF001  aiokafka's internals; framework.contract checks them
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import aiokafka
+import anyio
+import structlog
+from aiokafka.abc import ConsumerRebalanceListener
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from aiokafka.errors import (
+    IllegalStateError,
+    KafkaError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+)
+
+from framework.connecting import connect, disconnect, require_topics
+from framework.contract import coordinator_mismatch, fetcher_mismatch
+from framework.decode import Decoder, warm_up
+from framework.errors import CommitFenced, ConsumerError, OffsetOutOfRange
+from framework.fallback import RecordFetcher
+from framework.fetch import BatchFetcher
+from framework.offsets import Membership, commit_offsets, fetch_offsets
+from framework.record import TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+    from framework.connection import ConsumerConfig
+    from framework.consumer import CommitOffset, Listener
+    from framework.record import Batch
+
+_Callback: TypeAlias = "Callable[[frozenset[TopicPartition]], Awaitable[None]]"
+
+__all__ = ["KafkaConsumer"]
+
+_log = structlog.get_logger(__name__)
+
+_NEVER_MS = 10 * 365 * 24 * 3600 * 1000
+_TELL_RANGE = 5.0  # seconds to ask for a log's range before an error is raised without it
+
+
+class KafkaConsumer:
+    """A `Consumer` on aiokafka; see there for what each method promises.
+
+    The group's assignor is "sticky" (KIP-54), so most partitions stay where they are in a rebalance.
+    Nothing is committed but by `commit`. Slow processing never costs the membership: only missed
+    heartbeats do, and those are sent by a task of their own.
+    """
+
+    def __init__(self, config: ConsumerConfig) -> None:
+        self._config = config
+        self._consumer: Any = None
+        self._listener: Listener | None = None
+        # aiokafka keeps an assignor's memory in its class: so, one class for each consumer.
+        self._assignor: Any = type("StickyAssignor", (StickyPartitionAssignor,), {})
+        self._fetcher: BatchFetcher | RecordFetcher | None = None
+        self._membership = Membership()
+        self._failure: Exception | None = None
+        self._stopped = False
+
+    @property
+    def generation(self) -> int:
+        """See `Consumer.generation`: that of the last assignment."""
+        return self._membership.generation
+
+    @property
+    def member_id(self) -> str:
+        """See `Consumer.member_id`."""
+        return self._membership.member_id
+
+    async def start(self, listener: Listener) -> None:
+        """See `Consumer.start`. Compiles the decoder first, where that was not done before."""
+        await anyio.to_thread.run_sync(warm_up)
+        self._listener = listener
+        try:
+            await self._connect()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _connect(self) -> None:
+        config = self._config
+        reset = "none" if config.auto_offset_reset == "error" else config.auto_offset_reset
+        self._consumer = consumer = aiokafka.AIOKafkaConsumer(
+            group_id=config.group,
+            group_instance_id=config.group_instance_id,
+            partition_assignment_strategy=[self._assignor],
+            enable_auto_commit=False,
+            auto_offset_reset=reset,
+            isolation_level=config.isolation_level,
+            max_partition_fetch_bytes=config.max_partition_fetch_bytes,
+            fetch_max_bytes=config.fetch_max_bytes,
+            fetch_min_bytes=config.fetch_min_bytes,
+            fetch_max_wait_ms=round(config.fetch_max_wait * 1000),
+            session_timeout_ms=round(config.session_timeout * 1000),
+            heartbeat_interval_ms=round(config.heartbeat_interval * 1000),
+            rebalance_timeout_ms=round(config.rebalance_timeout * 1000),
+            max_poll_interval_ms=_NEVER_MS,
+            **config.client_options(),
+        )
+        await connect(consumer, config)
+        if mismatch := coordinator_mismatch(consumer):
+            raise ConsumerError(
+                f"aiokafka {aiokafka.__version__} does not fit this version of kmr"
+                f" (missing: {mismatch}): install aiokafka 0.14"
+            )
+        await require_topics(consumer._client, config, config.topics)
+        self._fetcher = await self._choose_fetcher()
+        callbacks = _Callbacks(self._on_revoked, self._on_assigned)
+        if config.topic_pattern is not None:
+            consumer.subscribe(pattern=f"^(?:{config.topic_pattern})$", listener=callbacks)
+        else:
+            consumer.subscribe(config.topics, listener=callbacks)
+
+    async def _choose_fetcher(self) -> BatchFetcher | RecordFetcher:
+        consumer = self._consumer
+        if mismatch := fetcher_mismatch(consumer):
+            _log.warning(
+                "aiokafka's fetcher has changed: reading record by record, ten times slower",
+                version=aiokafka.__version__,
+                missing=mismatch,
+                advice="install aiokafka 0.14",
+            )
+            return RecordFetcher(consumer)
+        # Not subscribed yet, so its fetcher has nothing and does nothing.
+        await consumer._fetcher.close()
+        decoder = Decoder(read_committed=self._config.isolation_level == "read_committed")
+        fetcher = BatchFetcher(consumer._fetcher, decoder)
+        consumer._fetcher = fetcher
+        return fetcher
+
+    async def stop(self) -> None:
+        """See `Consumer.stop`."""
+        if self._consumer is None or self._stopped:
+            return
+        self._stopped = True
+        await disconnect(self._consumer, self._config.stop_timeout)
+        self._membership = Membership()
+        if self._fetcher is not None:
+            self._fetcher.wake()
+
+    async def poll(self) -> list[Batch]:
+        """See `Consumer.poll`."""
+        while True:
+            fetcher = self._started()
+            if self._failure is not None:
+                raise self._failure
+            try:
+                self._consumer._coordinator.check_errors()
+                batches = fetcher.take()
+                if batches:
+                    return batches
+                await fetcher.wait()
+            except KafkaError as error:
+                raise await self._explain(error) from error
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """See `Consumer.pause`."""
+        fetcher = self._started()
+        self._consumer.pause(*self._assigned(partitions))
+        fetcher.wake()
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """See `Consumer.resume`."""
+        fetcher = self._started()
+        self._consumer.resume(*self._assigned(partitions))
+        fetcher.wake()
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """See `Consumer.seek`."""
+        fetcher = self._started()
+        try:
+            self._consumer.seek(aiokafka.TopicPartition(*partition), offset)
+        except IllegalStateError as error:
+            raise ConsumerError(f"cannot seek {partition}: it is not assigned to us") from error
+        if isinstance(fetcher, RecordFetcher):
+            fetcher.forget(partition, offset)
+
+    async def committed(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, CommitOffset | None]:
+        """See `Consumer.committed`."""
+        self._started()
+        return await fetch_offsets(
+            self._consumer._coordinator, partitions, self._config.request_timeout
+        )
+
+    async def commit(self, offsets: Mapping[TopicPartition, CommitOffset]) -> None:
+        """See `Consumer.commit`."""
+        self._started()
+        for partition in offsets:
+            if partition not in self._consumer.assignment():
+                raise CommitFenced(
+                    f"group {self._config.group}: {partition} is not assigned to us any more"
+                )
+        await commit_offsets(
+            self._consumer._coordinator, self._membership, offsets, self._config.commit_timeout
+        )
+
+    def start_offset(self, partition: TopicPartition) -> int | None:
+        """See `Consumer.start_offset`."""
+        fetcher = self._started()
+        return fetcher.start_offset(partition) if self._assigned([partition]) else None
+
+    def end_offset(self, partition: TopicPartition) -> int | None:
+        """See `Consumer.end_offset`."""
+        self._started()
+        for assigned in self._assigned([partition]):
+            end: int | None = self._consumer.highwater(assigned)
+            if self._config.isolation_level == "read_committed":
+                stable = self._consumer.last_stable_offset(assigned)
+                return end if stable is None or stable < 0 else int(stable)
+            return end
+        return None
+
+    async def _on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        """aiokafka's heartbeat task still runs while this is awaited; it is stopped only afterwards."""
+        await self._tell("revoked", partitions)
+
+    async def _on_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        """aiokafka's heartbeat task starts only after this."""
+        coordinator = self._consumer._coordinator
+        self._membership = Membership(coordinator.generation, coordinator.member_id)
+        self._assignor.on_generation_assignment(coordinator.generation)
+        if await self._tell("assigned", partitions):
+            self._started().resume()
+
+    async def _tell(
+        self, what: Literal["revoked", "assigned"], partitions: frozenset[TopicPartition]
+    ) -> bool:
+        """Call the listener. aiokafka would log what it raises, and go on: keep it for `poll`."""
+        if self._stopped or self._listener is None:
+            return False
+        fetcher = self._started()
+        fetcher.suspend()
+        try:
+            await getattr(self._listener, what)(partitions)
+        except Exception as error:  # noqa: BLE001
+            self._failure = self._failure or error
+            fetcher.wake()
+            return False
+        return True
+
+    def _started(self) -> BatchFetcher | RecordFetcher:
+        if self._fetcher is None or self._stopped:
+            raise ConsumerError(f"the consumer is {'stopped' if self._stopped else 'not started'}")
+        return self._fetcher
+
+    def _assigned(self, partitions: Iterable[TopicPartition]) -> list[Any]:
+        assigned = self._consumer.assignment()
+        return [aiokafka.TopicPartition(*p) for p in partitions if p in assigned]
+
+    async def _explain(self, error: KafkaError) -> ConsumerError:
+        if isinstance(error, OffsetOutOfRangeError):
+            ((partition, offset),) = error.args[0].items()
+            return OffsetOutOfRange(
+                f"{TopicPartition(*partition)}: offset {offset} does not exist;"
+                f" {await self._describe_range(partition)}."
+                ' Set auto_offset_reset to "earliest" or "latest", or reset the group\'s offsets'
+            )
+        if isinstance(error, NoOffsetForPartitionError):
+            partition = error.args[0]
+            return OffsetOutOfRange(
+                f"{TopicPartition(*partition)}: group {self._config.group} has no committed offset;"
+                f" {await self._describe_range(partition)}."
+                ' Set auto_offset_reset to "earliest" or "latest", or reset the group\'s offsets'
+            )
+        return ConsumerError(f"group {self._config.group}: {error}")
+
+    async def _describe_range(self, partition: Any) -> str:
+        try:
+            with anyio.fail_after(_TELL_RANGE):
+                first = await self._consumer.beginning_offsets([partition])
+                end = await self._consumer.end_offsets([partition])
+        except (KafkaError, TimeoutError):
+            return "the broker does not say which offsets do"
+        return f"the log has offsets {first[partition]} to {end[partition]} (exclusive)"
+
+
+class _Callbacks(ConsumerRebalanceListener):  # type: ignore[misc]
+    """What aiokafka wants to be given."""
+
+    def __init__(self, revoked: _Callback, assigned: _Callback) -> None:
+        self._revoked = revoked
+        self._assigned = assigned
+
+    async def on_partitions_revoked(self, revoked: Iterable[Any]) -> None:
+        await self._revoked(frozenset(TopicPartition(*partition) for partition in revoked))
+
+    async def on_partitions_assigned(self, assigned: Iterable[Any]) -> None:
+        await self._assigned(frozenset(TopicPartition(*partition) for partition in assigned))
