@@ -17,6 +17,7 @@ from framework.commit import Committer
 from framework.errors import DeadlineExceeded, KmrError
 from framework.events import EventHandler, Failed, Shutdown
 from framework.health import HealthServer
+from framework.kafka import KafkaConsumer
 from framework.pipeline import Limits, Pipeline
 from framework.reducer import Context
 from framework.status import PartitionStatus, WorkerStatus
@@ -63,7 +64,7 @@ class Worker:
     ) -> None:
         self._settings = settings
         self.metrics = metrics or Metrics()
-        self._consumer = consumer  # TEMP
+        self._consumer: Consumer = consumer or KafkaConsumer(consumer_config(settings))
         limits = Limits(
             settings.inflight_bytes,
             settings.queue_batches,
