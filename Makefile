@@ -1,0 +1,29 @@
+# Everything is installed into .venv in this folder; nothing else is touched.
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## the whole pipeline on real data: broker, two workers, ClickHouse, rebalances, checks
+	@tools/install demo
+	@.venv/bin/python -m demo
+
+test: ## the checks and the whole test suite
+	@tools/install dev demo
+	@tools/kcat
+	@$(MAKE) --no-print-directory check
+	.venv/bin/pytest
+
+check: ## formatting, lint, types, import contracts
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+bench: ## side-by-side benchmarks, printed as ratios
+	@tools/install bench demo
+	@.venv/bin/python -m bench
+
+clean: ## remove what was built and what the demo left
+	rm -rf .venv .kmr build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
