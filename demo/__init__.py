@@ -1,0 +1,1 @@
+"""The demo: the whole pipeline on real data, in one command. Nothing imports it."""

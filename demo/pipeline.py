@@ -1,0 +1,69 @@
+"""The demo's strategies. Run one by hand:
+
+kmr run demo.pipeline:strategy --topic flights --group demo
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime  # noqa: TC003  msgspec reads the annotations at run time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from framework import Record, Strategy, map_batch, map_record
+from framework.sinks import ClickHouseWriter, StreamWriter
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["ingest", "strategy"]
+
+
+class Flight(msgspec.Struct):
+    """One message of the topic `flights`; times are minutes, `None` where a flight was cancelled."""
+
+    carrier: str
+    flight: int
+    tailnum: str | None
+    origin: str
+    dest: str
+    time_hour: datetime
+    dep_delay: int | None
+    arr_delay: int | None
+    air_time: int | None
+    distance: int
+
+
+decode = msgspec.json.Decoder(Flight).decode
+
+
+@map_record
+def parse(record: Record) -> dict[str, Any] | None:
+    """One row per flight; a message that is no flight raises, and goes to `reduce_err`."""
+    if record.value is None:
+        return None
+    return msgspec.structs.asdict(decode(record.value)) | {
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+    }
+
+
+@map_batch
+def locate(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Where and when each record was; works for any topic, whatever its bytes."""
+    return batch.select(["partition", "offset", "timestamp"])
+
+
+strategy = Strategy(
+    map=parse,
+    reduce=[ClickHouseWriter(table="flights", max_rows=32_768, max_age=1.0)],
+    reduce_err=StreamWriter(sys.stderr, max_age=1.0),
+)
+
+ingest = Strategy(
+    map=locate,
+    reduce=[ClickHouseWriter(table="kmr_consumer_ingest", max_rows=131_072, max_age=1.0)],
+    reduce_err=StreamWriter(sys.stderr, max_age=1.0),
+)
