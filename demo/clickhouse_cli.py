@@ -18,7 +18,9 @@ from framework.sinks.clickhouse_client import Target, connect
 
 __all__ = ["app"]
 
-app = App(name="clickhouse", help="The embedded ClickHouse: serve it over HTTP, query any ClickHouse.")
+app = App(
+    name="clickhouse", help="The embedded ClickHouse: serve it over HTTP, query any ClickHouse."
+)
 
 
 @app.command
@@ -46,7 +48,9 @@ def serve(
         Refuse requests that are larger.
     """
     try:
-        anyio.run(_serve, EmbeddedClickHouse(data, host=host, port=port, max_body_bytes=max_body_bytes))
+        anyio.run(
+            _serve, EmbeddedClickHouse(data, host=host, port=port, max_body_bytes=max_body_bytes)
+        )
     except ServerError as error:
         _fail(str(error))
 

@@ -156,7 +156,9 @@ class Engine:
             path.mkdir(parents=True, exist_ok=True)
             self._keeper = self._open()  # keeps the engine running while no query does
         except (OSError, RuntimeError) as error:
-            raise ServerError(f"Cannot open the ClickHouse data directory {path}: {error}") from error
+            raise ServerError(
+                f"Cannot open the ClickHouse data directory {path}: {error}"
+            ) from error
         self.version, self.timezone = self._rows("SELECT version(), timezone()")[0]
         self._known_settings = frozenset(
             name for (name,) in self._rows("SELECT name FROM system.settings")

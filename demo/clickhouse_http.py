@@ -177,7 +177,9 @@ def decompress(body: bytes, encoding: str) -> bytes:
     try:
         return bytes(decoder(body))
     except cramjam.DecompressionError as error:
-        raise ClickHouseError(271, "CANNOT_DECOMPRESS", f"Cannot decompress the body: {error}") from error
+        raise ClickHouseError(
+            271, "CANNOT_DECOMPRESS", f"Cannot decompress the body: {error}"
+        ) from error
 
 
 def is_loopback_origin(origin: str | None) -> bool:

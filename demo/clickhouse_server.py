@@ -154,7 +154,9 @@ class EmbeddedClickHouse:
             )
             if request.method == "GET" and query.statement.kind != "read":
                 raise ClickHouseError(
-                    164, "READONLY", "Cannot execute query in readonly mode. For queries that "
+                    164,
+                    "READONLY",
+                    "Cannot execute query in readonly mode. For queries that "
                     "modify data use the method POST",
                 )
             held = resources.pop_all()
