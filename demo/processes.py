@@ -52,10 +52,11 @@ class Child:
         """Send SIGTERM and wait for the clean end; SIGKILL after 30 s. Returns the exit code."""
         if self.running:
             self._process.send_signal(signal.SIGTERM)
-        with anyio.move_on_after(STOP_TIMEOUT, shield=True):
-            return await self._process.wait()
-        self._process.kill()
         with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(STOP_TIMEOUT):
+                await self._process.wait()
+            if self.running:
+                self._process.kill()
             return await self._process.wait()
 
 

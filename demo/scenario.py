@@ -62,6 +62,7 @@ class Scenario:
         self._statuses: dict[str, WorkerStatus | None] = {}
         self._produced = 0
         self._delivered = 0
+        self._chunk_sent = anyio.Event()
         self.clickhouse_url = f"http://127.0.0.1:{free_port()}"
 
     async def run(self) -> Outcome:
@@ -171,7 +172,7 @@ class Scenario:
 
     async def _until_produced(self, records: int) -> None:
         while self._produced < records:
-            await anyio.sleep(0.05)
+            await self._chunk_sent.wait()
 
     async def _produce(self) -> None:
         """Send all flights, at a pace that leaves time to watch."""
@@ -180,6 +181,8 @@ class Scenario:
             for keys, values in messages(self._flights, CHUNK):
                 await producer.send(values, keys)
                 self._produced += len(values)
+                self._chunk_sent.set()
+                self._chunk_sent = anyio.Event()
                 await anyio.sleep_until(started + self._produced / RECORDS_PER_SECOND)
 
     async def _until_delivered(self) -> None:
@@ -200,7 +203,7 @@ class Scenario:
         while True:
             self._children.check()
             await self._ask_workers()
-            result = await client.query(f"SELECT count() FROM {TOPIC}")
+            result = await client.query("SELECT count() FROM flights")
             self._delivered = int(result.result_rows[0][0])
             self._display.update(self._produced, self._delivered, self._statuses)
             await anyio.sleep(0.2)

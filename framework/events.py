@@ -83,6 +83,7 @@ class EventHandler:
         self._metrics = metrics
         self._lock = anyio.Lock()
         self.state: WorkerState = "starting"
+        self.assigned_once = anyio.Event()
 
     async def assigned(self, partitions: frozenset[TopicPartition]) -> None:
         """The consumer's call after a rebalance."""
@@ -123,7 +124,7 @@ class EventHandler:
                 case "draining", Assign() | Shutdown():
                     pass  # We are leaving; a partition that came now is another member's soon.
                 case (("stopped" | "failed"), _):
-                    pass
+                    self._consumer.seek(partition, ledger.delivered)
 
     def stopped(self) -> None:
         """Everything has ended."""
@@ -172,6 +173,7 @@ class EventHandler:
         self._metrics.rebalances.labels("assigned").inc()
         _log.info("assigned", partitions=sorted(map(str, partitions)), kept=kept)
         pipeline.resume()
+        self.assigned_once.set()
 
     def _forget_metrics(self, partition: TopicPartition) -> None:
         with contextlib.suppress(KeyError):  # nothing was ever fetched from it

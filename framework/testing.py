@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import defaultdict, deque
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import anyio
 import anyio.lowlevel
@@ -35,11 +36,13 @@ __all__ = [
     "Journal",
     "MemoryConsumer",
     "MemoryWriter",
+    "StartBroker",
     "VirtualClock",
     "VirtualTimeLoop",
     "batch_of",
     "broker",
     "clock",
+    "start_broker",
 ]
 
 
@@ -242,6 +245,11 @@ class Journal:
         while not condition(self):
             await self._changed.wait()
 
+    @property
+    def count(self) -> int:
+        """How many rows were written."""
+        return sum(table.num_rows for table in self.written)
+
     def rows(self) -> list[dict[str, Any]]:
         """Everything that was written, in order."""
         return [row for table in self.written for row in table.to_pylist()]
@@ -301,10 +309,31 @@ async def clock() -> VirtualClock:
     return VirtualClock(loop)
 
 
+class StartBroker(Protocol):
+    """Starts a broker of this process on a free port of loopback; it stops at the end of the test."""
+
+    async def __call__(self, **settings: Any) -> Broker:
+        """Start one; `data_dir` is new unless given."""
+
+
 @pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    """A broker of this process on a free port of loopback, with an empty data directory."""
+async def start_broker(tmp_path: Path) -> AsyncIterator[StartBroker]:
+    """Brokers with settings of their own: `broker = await start_broker(default_partitions=4)`."""
     from broker import Broker, BrokerSettings
 
-    async with Broker(BrokerSettings(data_dir=tmp_path / "broker", port=0)) as running:
-        yield running
+    async with AsyncExitStack() as stack:
+        started = 0
+
+        async def start(**settings: Any) -> Broker:
+            nonlocal started
+            started += 1
+            settings = {"data_dir": tmp_path / f"broker-{started}", "port": 0} | settings
+            return await stack.enter_async_context(Broker(BrokerSettings(**settings)))
+
+        yield start
+
+
+@pytest.fixture
+async def broker(start_broker: StartBroker) -> Broker:
+    """A broker of this process with default settings and an empty data directory."""
+    return await start_broker()

@@ -96,6 +96,10 @@ class Worker:
             self._reason = reason
             self._shutdown.set()
 
+    async def ready(self) -> None:
+        """Return when the worker has joined its group and works on what it was assigned."""
+        await self._events.assigned_once.wait()
+
     async def run(self) -> None:
         """Consume until `shutdown`, then drain, commit and leave the group.
 
