@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -11,12 +12,13 @@ import anyio
 from cyclopts import App, Parameter
 from rich.console import Console
 
-from demo.clickhouse_errors import ServerError
 from demo.clickhouse_server import EmbeddedClickHouse
-from framework.errors import KmrError
-from framework.sinks.clickhouse_client import Target, connect
+from demo.clickhouse_statement import parse
+from framework.sinks.clickhouse_client import URL_VARIABLE, Target, connect
 
 __all__ = ["app"]
+
+DEFAULT_URL = "http://127.0.0.1:8123"
 
 app = App(
     name="clickhouse", help="The embedded ClickHouse: serve it over HTTP, query any ClickHouse."
@@ -47,12 +49,8 @@ def serve(
     max_body_bytes
         Refuse requests that are larger.
     """
-    try:
-        anyio.run(
-            _serve, EmbeddedClickHouse(data, host=host, port=port, max_body_bytes=max_body_bytes)
-        )
-    except ServerError as error:
-        _fail(str(error))
+    server = EmbeddedClickHouse(data, host=host, port=port, max_body_bytes=max_body_bytes)
+    anyio.run(_serve, server)
 
 
 async def _serve(server: EmbeddedClickHouse) -> None:
@@ -82,19 +80,14 @@ def query(
         The statement.
     url
         http://user:password@host:8123/database, or chdb:///directory; by default the environment's
-        KMR_CLICKHOUSE_URL.
+        KMR_CLICKHOUSE_URL, else http://127.0.0.1:8123.
     format
         Any ClickHouse format: CSV, JSONEachRow, Vertical, ...
     """
-    try:
-        with connect(Target.of(url)) as client:
-            answer = client.raw_query(sql, transport_settings={"X-ClickHouse-Format": format})
-    except KmrError as error:
-        _fail(str(error))
-    else:
-        sys.stdout.write(answer.decode(errors="replace"))
-
-
-def _fail(message: str) -> None:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(message, markup=False)
-    sys.exit(1)
+    statement = parse(sql.encode())
+    sql = sql.strip().rstrip(";")
+    # only a statement with a result takes a FORMAT clause, and only one
+    choose = statement.answers and statement.format is None
+    with connect(Target.of(url or os.environ.get(URL_VARIABLE) or DEFAULT_URL)) as client:
+        answer = client.raw_query(sql, fmt=format if choose else None)
+    sys.stdout.write(answer.decode(errors="replace"))

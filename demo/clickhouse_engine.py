@@ -286,7 +286,7 @@ def _settings(handle: Any, settings: Mapping[str, str], session: str | None) -> 
     if session is not None:
         names = ", ".join(map(_string, settings))
         body = handle.query(
-            f"SELECT name, value, changed = 1 FROM system.settings WHERE name IN ({names})",
+            f"SELECT name, value, changed = 1 FROM system.settings WHERE name IN ({names})",  # noqa: S608
             "JSONCompactEachRow",
         ).bytes()
         before = [tuple(msgspec.json.decode(line)) for line in body.splitlines()]

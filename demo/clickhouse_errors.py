@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from typing import Self
 
+from framework.errors import KmrError
+
 __all__ = ["ClickHouseError", "ServerError"]
 
 _CODE = re.compile(r"Code: (\d+)\. DB::Exception: ")
 _NAME = re.compile(r"\(([A-Z][A-Z0-9_]+)\)")
 
 
-class ServerError(Exception):
+class ServerError(KmrError):
     """The embedded ClickHouse cannot be started; the message says why and what to do."""
 
 
-class ClickHouseError(Exception):
+class ClickHouseError(KmrError):
     """A query failed: ClickHouse's message, its error code and that code's symbolic name."""
 
     def __init__(self, code: int, name: str, message: str) -> None:

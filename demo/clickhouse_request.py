@@ -67,8 +67,9 @@ async def read_query(
         database=parameters.get("database") or headers.get("X-ClickHouse-Database"),
         settings=settings,
         parameters=bound,
-        default_format=parameters.get("default_format")
-        or headers.get("X-ClickHouse-Format", "TabSeparated"),
+        default_format=parameters.get(
+            "default_format", headers.get("X-ClickHouse-Format", "TabSeparated")
+        ),
         external=external,
         tag=query_id,
         session=parameters.get("session_id") or None,

@@ -10,6 +10,7 @@ It is made for one machine: no users, no TLS, loopback unless told otherwise.
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, suppress
@@ -110,8 +111,9 @@ class EmbeddedClickHouse:
         try:
             await web.TCPSite(runner, self.host, self.port).start()
         except OSError as error:
+            reason = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
             raise ServerError(
-                f"Cannot listen on {self.host}:{self.port}: {error.strerror}. "
+                f"Cannot listen on {self.host}:{self.port}: {reason}. "
                 "Choose another port with --port (0 picks a free one)."
             ) from error
         self.port = runner.addresses[0][1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import logging
 import os
 import re
 from contextlib import contextmanager
@@ -27,7 +28,14 @@ if TYPE_CHECKING:
     from clickhouse_connect.driver.asyncclient import AsyncClient
     from clickhouse_connect.driver.client import Client
 
-__all__ = ["Connection", "Target", "connect", "connect_async", "data_directory_owner"]
+__all__ = [
+    "URL_VARIABLE",
+    "Connection",
+    "Target",
+    "connect",
+    "connect_async",
+    "data_directory_owner",
+]
 
 URL_VARIABLE = "KMR_CLICKHOUSE_URL"
 DEFAULT_DIRECTORY = ".kmr/clickhouse"
@@ -224,6 +232,9 @@ def connect(target: Target, *, timeout: float = 30.0) -> Iterator[Client]:
         SinkError: nothing answers there, or what is asked of it fails; one line.
     """
     client: Client | None = None
+    # The client logs a network error before it raises it; without a handler that goes to stderr.
+    log, silent = logging.getLogger("clickhouse_connect"), logging.NullHandler()
+    log.addHandler(silent)
     try:
         if target.path is not None:
             client = _embedded_client(target)
@@ -239,6 +250,7 @@ def connect(target: Target, *, timeout: float = 30.0) -> Iterator[Client]:
         problem = "refused" if client is not None else "does not answer"
         raise SinkError(f"{target} {problem}: {classify(error).reason}") from error
     finally:
+        log.removeHandler(silent)
         if client is not None:
             client.close()
 

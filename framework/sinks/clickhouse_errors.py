@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -146,7 +147,7 @@ def classify(error: Exception) -> Trouble:
     text = str(error)
     found = _CODE.search(text)
     code = getattr(error, "code", None) or (int(found[1]) if found else None)
-    message = found[2] if found else text or type(error).__name__
+    message = found[2] if found else _network_reason(error) or text or type(error).__name__
     reason = " ".join(_NOISE.sub("", message).split())[:_LONGEST]
     column = _COLUMN.search(message)
     kind = _kind(error, code, text)
@@ -171,3 +172,14 @@ def _kind(error: Exception, code: int | None, text: str) -> Kind:
     if status is not None:  # of a proxy on the way
         return "later" if status[1][0] == "5" or status[1] in ("408", "429") else "stop"
     return "later" if isinstance(error, OperationalError) else "unknown"
+
+
+def _network_reason(error: BaseException) -> str | None:
+    """What the operating system said, below all that the layers of a client have wrapped around it."""
+    while (below := error.__cause__ or error.__context__) is not None:
+        error = below
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno) if error.errno > 0 else error.strerror
+    return None

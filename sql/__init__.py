@@ -1,0 +1,1 @@
+"""The SQL checks, as files that any client can run; `kmr check` runs them too."""
