@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -64,7 +65,10 @@ async def _why(config: ConnectionConfig) -> ConsumerError:
             )
         except TimeoutError:
             reasons.append(f"{host}:{port}: no answer in {_PROBE_TIMEOUT:g} s")
-        except (OSError, KafkaError) as error:
+        except OSError as error:  # asyncio's own text does not say what went wrong
+            number = error.errno or 0
+            reasons.append(f"{host}:{port}: {os.strerror(number) if number > 0 else error}")
+        except KafkaError as error:
             reasons.append(f"{host}:{port}: {error}")
         else:
             reasons.append(f"{host}:{port}: it answers now; try again")

@@ -97,19 +97,19 @@ class Decoder:
             aborted: producer id and first offset of each aborted transaction, as the response has it.
 
         Raises:
-            CorruptRecords: for headers that make no sense. `batch.records` raises it for everything
+            CorruptRecords: when the first header makes no sense (those before a later one that does not
+                are a batch; the next fetch begins with it). `batch.records` raises it for everything
                 that only decoding can find.
         """
         if not data:
             return None
         view: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
         headers, flags, status, position, incomplete = batches.scan(view, first)
-        if status != batches.OK:
-            reason = f"{batches.REASONS[status]} (at byte {position} of {len(data)})"
-            raise _corrupt(topic, partition, first, reason)
         if not len(headers):
             reason = "the broker sent only records before that offset"
-            if incomplete:
+            if status != batches.OK:
+                reason = f"{batches.REASONS[status]} (at byte {position} of {len(data)})"
+            elif incomplete:
                 reason = (
                     f"it is cut off after {len(data)} of {incomplete} bytes"
                     " (a broker older than 0.10.1 needs a larger max_partition_fetch_bytes)"

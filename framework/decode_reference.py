@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["decode"]
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
+_CRC_FROM = 21
 _CODEC, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
 
 
@@ -61,9 +62,10 @@ def decode(
     rows: list[Row] = []
     starting = sorted(aborted, key=lambda transaction: transaction[1])
     aborting: set[int] = set()
-    for header, body in _batches(data):
-        if header.last_offset < first:
-            continue
+    for header, batch in _batches(data, first):
+        if crc32c.crc32c(batch[_CRC_FROM:]) != header.crc:
+            raise CorruptRecords("checksum")
+        body = batch[_HEADER.size :]
         control = header.attributes & _CONTROL
         if header.attributes & _TRANSACTIONAL and read_committed:
             while starting and starting[0][1] <= header.last_offset:
@@ -78,26 +80,29 @@ def decode(
     return from_rows(topic, partition, rows)
 
 
-def _batches(data: bytes) -> Iterator[tuple[_BatchHeader, bytes]]:
-    """Every whole batch with the bytes of its records, still compressed; ends at an incomplete one."""
-    position, previous = 0, -1
+def _batches(data: bytes, first: int) -> Iterator[tuple[_BatchHeader, bytes]]:
+    """Every whole batch that reaches `first`, until one is incomplete or has an impossible header."""
+    position, previous, found = 0, -1, False
     while len(data) - position >= 12:
         (length,) = struct.unpack_from(">i", data, position + 8)
         end = position + 12 + length
-        if length < 14:
-            raise CorruptRecords("length")
-        if end > len(data):
+        if length >= 14 and end > len(data):
             break
-        if data[position + 16] != 2 or length < _HEADER.size - 12:
-            raise CorruptRecords("magic or length")
-        header = _BatchHeader(*_HEADER.unpack_from(data, position))
-        if not previous < header.base_offset <= 2**62 or header.last_offset_delta < 0:
-            raise CorruptRecords("offsets")
-        if not 0 <= header.records <= header.last_offset_delta + 1:
-            raise CorruptRecords("count")
-        if crc32c.crc32c(data[position + 21 : end]) != header.crc:
-            raise CorruptRecords("checksum")
-        yield header, data[position + _HEADER.size : end]
+        batch = data[position:end]
+        header = _BatchHeader(*_HEADER.unpack(batch[: _HEADER.size].ljust(_HEADER.size, b"\0")))
+        if (
+            length < _HEADER.size - 12
+            or header.magic != 2
+            or not previous < header.base_offset <= 2**62
+            or header.last_offset_delta < 0
+            or not 0 <= header.records <= header.last_offset_delta + 1
+        ):
+            if found:
+                break
+            raise CorruptRecords("header")
+        if header.last_offset >= first:
+            found = True
+            yield header, batch
         position, previous = end, header.last_offset
 
 

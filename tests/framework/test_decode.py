@@ -384,13 +384,20 @@ ONE = Spec(7, 7, [Row(7, 1, 0, b"key", b"value")])
         (ONE.encode()[:5], "cut off after 5 of 12 bytes"),
         (ONE.encode()[:8] + b"\x00\x00\x00\x01" + ONE.encode()[12:], "length is impossible"),
         (ONE.encode()[:16] + b"\x03" + ONE.encode()[17:], "format version is unknown"),
-        (ONE.encode() * 2, "do not follow those before"),
+        (Spec(2**62 + 1, 2**62 + 1, []).encode(), "do not follow those before"),
         (Spec(3, 3, ONE.rows).encode(), "only records before that offset"),
     ],
 )
 def test_impossible_headers_are_refused_at_once(decoder: Decoder, raw: bytes, message: str) -> None:
     with pytest.raises(CorruptRecords, match=f"topic-3: .* offset 7 is damaged: .*{message}"):
         decoder.batch("topic", 3, raw, 7)
+
+
+def test_batches_before_an_impossible_header_are_not_lost(decoder: Decoder) -> None:
+    batch = decoder.batch("topic", 3, ONE.encode() * 2, 7)
+    assert batch is not None
+    assert check(batch) == from_rows("topic", 3, ONE.rows)
+    assert (batch.first, batch.last) == (7, 7)
 
 
 @pytest.mark.parametrize(
