@@ -198,9 +198,10 @@ class Connection(asyncio.BufferedProtocol):
                 )
                 return
             if self._busy:
+                self._send()
+            if self._busy:
                 self._unread = (buffer, start, end)
                 self._pause_reading()
-                self._send()
                 return
             begin, stop = start + _LENGTH_BYTES, start + _LENGTH_BYTES + size
             if stop > end:

@@ -11,6 +11,7 @@ from struct import Struct
 
 __all__ = ["Cursor", "MalformedRequest"]
 
+_NULL = -1
 _INT16 = Struct(">h").unpack_from
 _INT32 = Struct(">i").unpack_from
 
@@ -55,7 +56,7 @@ class Cursor:
     def string(self, *, compact: bool) -> str | None:
         size = self.uvarint() - 1 if compact else self.int16()
         if size < 0:
-            return None
+            return _null(size)
         at = self._advance(size)
         try:
             return str(self._view[at : at + size], "utf-8")
@@ -66,7 +67,7 @@ class Cursor:
         """Bytes as a view of the buffer; None for null."""
         size = self.uvarint() - 1 if compact else self.int32()
         if size < 0:
-            return None
+            return _null(size)
         at = self._advance(size)
         return self._view[at : at + size]
 
@@ -75,7 +76,10 @@ class Cursor:
         length = self.uvarint() - 1 if compact else self.int32()
         if length > self._end - self.position:
             raise MalformedRequest(f"an array of {length} elements does not fit in the request")
-        return max(length, 0)
+        if length < 0:
+            _null(length)
+            return 0
+        return length
 
     def skip_tagged_fields(self) -> None:
         for _ in range(self.uvarint()):
@@ -89,3 +93,8 @@ class Cursor:
             raise MalformedRequest(f"the request ends {position - self._end} bytes too early")
         self.position = position
         return at
+
+
+def _null(length: int) -> None:
+    if length != _NULL:
+        raise MalformedRequest(f"a length of {length}")

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 __all__ = ["default_message", "has_field", "read_message", "recast", "write_message"]
 
 _EMPTY: dict[type, object] = {
-    bool: False,
+    bool: False,  # before int, of which it is a kind, as is the next one
+    ErrorCode: ErrorCode.none,
     int: 0,
     float: 0.0,
     str: "",
     bytes: b"",
     timedelta: timedelta(0),
-    ErrorCode: ErrorCode.none,
     UUID: UUID(int=0),
 }
 

@@ -1,0 +1,139 @@
+"""A running broker, and clients that talk to it in raw protocol messages."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from io import BytesIO
+from pathlib import Path
+from struct import pack, unpack
+from typing import Any
+
+import pytest
+from kio.index import load_response_schema
+from kio.serial import entity_reader, entity_writer
+
+from broker import Broker, BrokerSettings
+from broker.records import Codec, NewRecord, build_batch
+
+Start = Callable[..., Awaitable[Broker]]
+
+
+class RawClient:
+    """One connection. Messages are written and read by kio alone, none of the broker's code."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self._correlation_id = 0
+
+    async def ask(self, request: Any) -> Any:
+        """Send one request and wait for its response."""
+        correlation_id = await self.send(request)
+        return await self.receive(request, correlation_id)
+
+    async def send(self, request: Any) -> int:
+        """Send one request; returns its correlation id."""
+        self._correlation_id += 1
+        await self.send_bytes(self.frame(request, self._correlation_id))
+        return self._correlation_id
+
+    def frame(self, request: Any, correlation_id: int) -> bytes:
+        """The bytes of a request, its length included."""
+        out = BytesIO()
+        header_type = request.__header_schema__
+        header = header_type(
+            request_api_key=request.__api_key__,
+            request_api_version=request.__version__,
+            correlation_id=correlation_id,
+            client_id="raw",
+        )
+        entity_writer(header_type)(out, header)
+        entity_writer(type(request))(out, request)
+        return pack(">i", out.tell()) + out.getvalue()
+
+    async def send_bytes(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def receive(self, request: Any, correlation_id: int) -> Any:
+        """Wait for the response to `request`."""
+        frame = await self.receive_frame()
+        response_type = load_response_schema(request.__api_key__, request.__version__)
+        header, at = entity_reader(response_type.__header_schema__)(frame, 0)
+        assert header.correlation_id == correlation_id
+        response, size = entity_reader(response_type)(frame, at)
+        assert at + size == len(frame)
+        return response
+
+    async def receive_frame(self) -> bytes:
+        (size,) = unpack(">i", await self.reader.readexactly(4))
+        return await self.reader.readexactly(size)
+
+    async def is_closed_by_broker(self) -> bool:
+        """Wait until the broker closes the connection; false if it sends something before."""
+        try:
+            return await self.reader.read(1) == b""
+        except ConnectionError:
+            return True
+
+    async def close(self) -> None:
+        self.writer.close()
+        with suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    """Starts brokers, by default on `tmp_path/data` and any free port; stops them at the end."""
+    async with AsyncExitStack() as stack:
+
+        async def start(**settings: Any) -> Broker:
+            defaults = {"data_dir": tmp_path / "data", "port": 0}
+            broker = Broker(BrokerSettings(**{**defaults, **settings}))
+            return await stack.enter_async_context(broker)
+
+        yield start
+
+
+@pytest.fixture
+async def broker(start: Start) -> Broker:
+    """A running broker with default settings."""
+    return await start()
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Callable[[Broker], Awaitable[RawClient]]]:
+    """Opens connections to a broker; closes them at the end."""
+    clients: list[RawClient] = []
+
+    async def connect(broker: Broker) -> RawClient:
+        host, _, port = broker.bootstrap_servers.rpartition(":")
+        clients.append(RawClient(*await asyncio.open_connection(host, int(port), limit=2**26)))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        await client.close()
+
+
+@pytest.fixture(scope="session")
+def until() -> Callable[[Callable[[], bool]], Awaitable[None]]:
+    """Lets the event loop run until a condition holds that nobody announces."""
+
+    async def until(condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not condition():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+    return until
+
+
+@pytest.fixture(scope="session")
+def batch() -> Callable[..., bytes]:
+    """One record batch as a producer sends it."""
+
+    def batch(*values: bytes, timestamp: int = 1_700_000_000_000, codec: Codec = "none") -> bytes:
+        records = [NewRecord(None, value, (), timestamp + at) for at, value in enumerate(values)]
+        return bytes(build_batch(records, codec=codec))
+
+    return batch

@@ -1,0 +1,230 @@
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from kio.schema.fetch.v11 import FetchRequest
+from kio.schema.fetch.v11.request import FetchPartition, FetchTopic
+
+from broker import Broker, BrokerError, BrokerSettings
+from broker.wire.messages import default_message
+
+Start = Callable[..., Awaitable[Broker]]
+Until = Callable[[Callable[[], bool]], Awaitable[None]]
+Connect = Callable[[Broker], Awaitable[Any]]
+
+
+async def produce(broker: Broker, topic: str, *values: bytes, **options: Any) -> list[int]:
+    producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers, **options)
+    await producer.start()
+    try:
+        sent = [await producer.send(topic, value, partition=0) for value in values]
+        return [record.offset for record in await asyncio.gather(*sent)]
+    finally:
+        await producer.stop()
+
+
+async def consume(broker: Broker, topic: str, count: int) -> list[bytes]:
+    consumer = AIOKafkaConsumer(bootstrap_servers=broker.bootstrap_servers)
+    await consumer.start()
+    try:
+        partition = TopicPartition(topic, 0)
+        consumer.assign([partition])
+        await consumer.seek_to_beginning(partition)
+        return [(await consumer.getone()).value for _ in range(count)]
+    finally:
+        await consumer.stop()
+
+
+async def test_a_broker_serves_on_a_free_port_until_it_is_left(tmp_path: Path) -> None:
+    broker = Broker(BrokerSettings(data_dir=tmp_path, port=0))
+    async with broker:
+        host, _, port = broker.bootstrap_servers.partition(":")
+        assert host == "127.0.0.1"
+        assert await produce(broker, "t", b"a", b"b") == [0, 1]
+        assert await consume(broker, "t", 2) == [b"a", b"b"]
+    with socket.socket() as probe, pytest.raises(ConnectionRefusedError):
+        probe.connect((host, int(port)))
+
+
+async def test_topics_are_only_there_while_the_broker_runs(tmp_path: Path) -> None:
+    broker = Broker(BrokerSettings(data_dir=tmp_path, port=0))
+    async with broker:
+        await broker.topics.create("t", 2)
+    with pytest.raises(RuntimeError, match="async with"):
+        _ = broker.topics
+
+
+@pytest.mark.parametrize("fsync", ["always", "interval", "os"])
+async def test_records_and_ids_survive_a_restart(start: Start, tmp_path: Path, fsync: str) -> None:
+    settings = BrokerSettings(data_dir=tmp_path, port=0, fsync=fsync)  # type: ignore[arg-type]
+    async with Broker(settings) as broker:
+        await produce(broker, "t", b"a", enable_idempotence=True)
+        topic = broker.topics.get("t")
+    assert (tmp_path / "clean").exists()
+    async with Broker(settings) as again:
+        assert not (tmp_path / "clean").exists()
+        found = again.topics.get("t")
+        assert topic is not None
+        assert found is not None
+        assert found.topic_id == topic.topic_id
+        assert await produce(again, "t", b"b", enable_idempotence=True) == [1]
+        assert await consume(again, "t", 2) == [b"a", b"b"]
+
+
+async def test_the_cluster_id_stays_the_same(tmp_path: Path) -> None:
+    settings = BrokerSettings(data_dir=tmp_path, port=0)
+    ids = []
+    for _ in range(2):
+        async with Broker(settings):
+            ids.append((tmp_path / "meta.json").read_bytes())
+    assert ids[0] == ids[1]
+
+
+async def test_a_second_broker_on_the_same_directory_is_refused(
+    broker: Broker, start: Start
+) -> None:
+    with pytest.raises(BrokerError, match=rf"in use by another broker \(process {os.getpid()}\)"):
+        await start()
+    assert await produce(broker, "t", b"a") == [0]
+
+
+async def test_an_occupied_port_is_named(start: Start, tmp_path: Path, broker: Broker) -> None:
+    port = int(broker.bootstrap_servers.rpartition(":")[2])
+    with pytest.raises(BrokerError, match=rf"port {port} on 127\.0\.0\.1 is in use"):
+        await start(data_dir=tmp_path / "other", port=port)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("host", ["no such host", "203.0.113.1"])
+async def test_an_address_that_is_not_ours_is_refused(start: Start, host: str) -> None:
+    with pytest.raises(BrokerError, match="cannot listen on"):
+        await start(host=host)
+
+
+async def test_a_data_directory_that_cannot_be_made_is_named(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(BrokerError, match="cannot be used"):
+        await start(data_dir=tmp_path / "file" / "data")
+
+
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [(b"{", "is not a broker's"), (b'{"format":9,"cluster_id":"x"}', "format 9")],
+)
+async def test_a_directory_of_another_format_is_refused(
+    start: Start, tmp_path: Path, meta: bytes, message: str
+) -> None:
+    (tmp_path / "meta.json").write_bytes(meta)
+    for _ in range(2):  # the lock is released
+        with pytest.raises(BrokerError, match=message):
+            await start(data_dir=tmp_path)
+
+
+async def test_damaged_offsets_and_ids_are_named(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "offsets").write_bytes(b"not a directory")
+    with pytest.raises(BrokerError, match="committed offsets in"):
+        await start(data_dir=tmp_path)
+    (tmp_path / "offsets").unlink()
+    (tmp_path / "producer-ids").write_bytes(b"garbage")
+    with pytest.raises(BrokerError, match="producer ids in"):
+        await start(data_dir=tmp_path)
+
+
+async def test_an_error_inside_leaves_the_broker_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match="mine"):
+        async with Broker(BrokerSettings(data_dir=tmp_path, port=0)):
+            raise KeyError("mine")
+    assert (tmp_path / "clean").exists()
+
+
+async def test_a_cancelled_broker_stops_in_an_orderly_way(tmp_path: Path) -> None:
+    async def run(started: anyio.Event) -> None:
+        async with Broker(BrokerSettings(data_dir=tmp_path, port=0)) as broker:
+            await produce(broker, "t", b"a")
+            started.set()
+            await anyio.sleep_forever()
+
+    async with anyio.create_task_group() as tasks:
+        started = anyio.Event()
+        tasks.start_soon(run, started)
+        await started.wait()
+        tasks.cancel_scope.cancel()
+    assert (tmp_path / "clean").exists()
+
+
+async def test_the_stop_answers_a_long_poll_at_once(
+    tmp_path: Path, connect: Connect, until: Until
+) -> None:
+    async with Broker(BrokerSettings(data_dir=tmp_path, port=0)) as broker:
+        topic = await broker.topics.create("t")
+        client = await connect(broker)
+        partition = default_message(FetchPartition, partition=0, partition_max_bytes=1000)
+        request = default_message(
+            FetchRequest,
+            max_wait=timedelta(seconds=600),
+            min_bytes=1,
+            max_bytes=1000,
+            topics=(FetchTopic(topic="t", partitions=(partition,)),),
+        )
+        correlation_id = await client.send(request)
+        await until(lambda: bool(topic.partitions[0].watches))
+    response = await client.receive(request, correlation_id)
+    assert response.responses[0].partitions[0].records == b""
+    assert await client.is_closed_by_broker()
+
+
+async def test_clients_are_told_the_advertised_address(start: Start) -> None:
+    broker = await start(host="0.0.0.0", advertised_host="kafka.example", advertised_port=9999)
+    assert broker.bootstrap_servers == "kafka.example:9999"
+
+
+async def test_a_broker_on_all_addresses_names_the_one_that_its_client_used(start: Start) -> None:
+    broker = await start(host="0.0.0.0")
+    assert broker.bootstrap_servers.startswith("127.0.0.1:")
+    assert await produce(broker, "t", b"a") == [0]
+
+
+SERVE_UNTIL_KILLED = """
+import asyncio, sys
+from pathlib import Path
+from broker import Broker, BrokerSettings
+
+async def serve():
+    async with Broker(BrokerSettings(data_dir=Path(sys.argv[1]), port=0, fsync="os")) as broker:
+        print(broker.bootstrap_servers, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(serve())
+"""
+
+
+async def test_acknowledged_records_survive_a_kill(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SERVE_UNTIL_KILLED, str(tmp_path), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    address = (await process.stdout.readline()).decode().strip()
+    producer = AIOKafkaProducer(bootstrap_servers=address, enable_idempotence=True)
+    await producer.start()
+    acknowledged = [
+        (await producer.send_and_wait("t", str(number).encode(), partition=0)).offset
+        for number in range(100)
+    ]
+    process.send_signal(signal.SIGKILL)
+    await process.communicate()
+    await producer.stop()
+
+    assert acknowledged == list(range(100))
+    assert not (tmp_path / "clean").exists()
+    async with Broker(BrokerSettings(data_dir=tmp_path, port=0)) as broker:
+        values = await consume(broker, "t", 100)
+    assert values == [str(number).encode() for number in range(100)]

@@ -1,0 +1,403 @@
+"""What a connection does with every kind of input: good, bad, slow, too much."""
+
+import asyncio
+import resource
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import timedelta
+from struct import pack, unpack_from
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kio.schema.api_versions.v0 import ApiVersionsRequest
+from kio.schema.fetch.v11 import FetchRequest
+from kio.schema.fetch.v11.request import FetchPartition, FetchTopic
+from kio.schema.list_offsets.v7 import ListOffsetsRequest
+from kio.schema.list_offsets.v7.request import ListOffsetsPartition, ListOffsetsTopic
+from kio.schema.produce.v8 import ProduceRequest
+from kio.schema.produce.v8.request import PartitionProduceData, TopicProduceData
+
+from broker import Broker
+from broker.wire.messages import default_message
+
+Start = Callable[..., Awaitable[Broker]]
+Connect = Callable[[Broker], Awaitable[Any]]
+Until = Callable[[Callable[[], bool]], Awaitable[None]]
+Batch = Callable[..., bytes]
+
+MIB = 1024 * 1024
+ASK_VERSIONS = ApiVersionsRequest()
+HEADER = pack(">hhih", 0, 8, 1, -1)
+
+
+def produce_request(records: bytes, *, acks: int = -1, topic: str = "t") -> ProduceRequest:
+    partition = PartitionProduceData(index=0, records=records)  # type: ignore[arg-type]
+    return default_message(
+        ProduceRequest,
+        acks=acks,
+        timeout=timedelta(seconds=30),
+        topic_data=(TopicProduceData(name=topic, partition_data=(partition,)),),  # type: ignore[arg-type]
+    )
+
+
+def fetch_request(max_bytes: int, offset: int = 0, wait: float = 0) -> FetchRequest:
+    partition = default_message(
+        FetchPartition, partition=0, fetch_offset=offset, partition_max_bytes=max_bytes
+    )
+    return default_message(
+        FetchRequest,
+        max_wait=timedelta(seconds=wait),
+        min_bytes=1,
+        max_bytes=max_bytes,
+        topics=(FetchTopic(topic="t", partitions=(partition,)),),
+    )
+
+
+def produced_offset(frame: bytes) -> tuple[int, int]:
+    """Error and base offset of a one-partition produce response of version 8 to topic `t`."""
+    error, offset = unpack_from(">hq", frame, 4 + 4 + 3 + 4 + 4)
+    return error, offset
+
+
+@pytest.fixture
+async def client(broker: Broker, connect: Connect) -> Any:
+    await broker.topics.create("t")
+    return await connect(broker)
+
+
+async def test_pipelined_requests_are_answered_in_their_order(client: Any, batch: Batch) -> None:
+    data = batch(b"value")
+    frames = [client.frame(produce_request(data), number) for number in range(100)]
+    frames.insert(50, client.frame(fetch_request(1000), 1000))
+    frames.insert(70, client.frame(ASK_VERSIONS, 2000))
+    await client.send_bytes(b"".join(frames))
+    answers = [await client.receive_frame() for _ in frames]
+    numbers = [unpack_from(">i", answer)[0] for answer in answers]
+    assert numbers == [*range(50), 1000, *range(50, 69), 2000, *range(69, 100)]
+    assert [produced_offset(answers[n])[1] for n in (0, 49, 101)] == [0, 49, 99]
+
+
+async def test_any_number_of_requests_may_be_under_way(client: Any) -> None:
+    await client.send_bytes(b"".join(client.frame(ASK_VERSIONS, n) for n in range(5000)))
+    for number in range(5000):
+        assert unpack_from(">i", await client.receive_frame())[0] == number
+
+
+async def test_a_request_may_arrive_in_any_pieces(client: Any, batch: Batch) -> None:
+    frame = client.frame(produce_request(batch(b"v" * 100)), 1)
+    for at in range(len(frame)):
+        await client.send_bytes(frame[at : at + 1])
+        await asyncio.sleep(0)
+    assert produced_offset(await client.receive_frame()) == (0, 0)
+    two = frame + frame
+    for start, end in ((0, 3), (3, 7), (7, len(frame) + 2), (len(frame) + 2, len(two))):
+        await client.send_bytes(two[start:end])
+        await asyncio.sleep(0.001)
+    assert produced_offset(await client.receive_frame()) == (0, 1)
+    assert produced_offset(await client.receive_frame()) == (0, 2)
+
+
+async def test_large_requests_and_responses_pass(client: Any, batch: Batch) -> None:
+    data = batch(*(b"x" * 1000 for _ in range(1000)))
+    for number in range(5):
+        answer = await client.ask(produce_request(data))
+        assert answer.responses[0].partition_responses[0].base_offset == number * 1000
+    answer = await client.ask(fetch_request(16 * MIB))
+    assert len(answer.responses[0].partitions[0].records) == 4 * len(data)  # fetch_max_bytes
+
+
+async def test_many_connections_are_served_at_once(
+    broker: Broker, connect: Connect, batch: Batch
+) -> None:
+    await broker.topics.create("t")
+    clients = [await connect(broker) for _ in range(100)]
+    answers = await asyncio.gather(*(each.ask(produce_request(batch(b"v"))) for each in clients))
+    offsets = {each.responses[0].partition_responses[0].base_offset for each in answers}
+    assert offsets == set(range(100))
+
+
+async def test_produce_without_acknowledgement_has_no_response(client: Any, batch: Batch) -> None:
+    await client.send(produce_request(batch(b"a"), acks=0))
+    await client.send(produce_request(batch(b"b"), acks=0))
+    answer = await client.ask(produce_request(batch(b"c")))
+    assert answer.responses[0].partition_responses[0].base_offset == 2
+
+
+async def test_failed_produce_without_acknowledgement_closes_the_connection(
+    client: Any, batch: Batch
+) -> None:
+    await client.send(produce_request(batch(b"a"), acks=0, topic="unknown"))
+    assert await client.is_closed_by_broker()
+
+
+@pytest.mark.parametrize("size", [-1, 0, 9, 2**31 - 1, 100 * MIB + 1])
+async def test_an_absurd_length_closes_the_connection(
+    client: Any, size: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await client.send_bytes(pack(">i", size) + HEADER)
+    assert await client.is_closed_by_broker()
+    assert f"a request of {size} bytes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("key", "version"), [(999, 0), (-1, 0), (0, 12), (1, 3), (3, 13), (3, -1), (4, 0)]
+)
+async def test_what_is_not_served_closes_the_connection(
+    client: Any, key: int, version: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await client.send_bytes(pack(">i", 14) + pack(">hhih", key, version, 1, -1) + bytes(4))
+    assert await client.is_closed_by_broker()
+    assert f"API {key} version {version} is not served" in capsys.readouterr().out
+
+
+async def test_answers_to_earlier_requests_come_before_the_connection_is_closed(
+    client: Any,
+) -> None:
+    await client.send_bytes(client.frame(ASK_VERSIONS, 1))
+    await client.receive(ASK_VERSIONS, 1)
+    await client.send_bytes(pack(">i", 14) + bytes(14))
+    assert await client.is_closed_by_broker()
+
+
+async def test_a_control_request_may_not_be_as_large_as_a_produce_request(
+    start: Start, connect: Connect, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = await connect(await start(control_request_max_bytes=1000))
+    await client.send_bytes(pack(">i", 1001) + pack(">hhih", 3, 1, 1, -1) + bytes(991))
+    assert await client.is_closed_by_broker()
+    assert "API 3 has 1001 bytes, more than 1000" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("body", [b"", b"\xfe" * 50])
+@pytest.mark.parametrize("key", [0, 1, 3, 11, 19])
+async def test_a_malformed_request_closes_the_connection(
+    client: Any, key: int, body: bytes, broker: Broker, connect: Connect
+) -> None:
+    version = {0: 8, 1: 11, 3: 8, 11: 5, 19: 4}[key]
+    payload = pack(">hhih", key, version, 1, -1) + body
+    await client.send_bytes(pack(">i", len(payload)) + payload)
+    assert await client.is_closed_by_broker()
+    other = await connect(broker)
+    assert (await other.ask(ASK_VERSIONS)).error_code == 0
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.one_of(
+        st.binary(max_size=400),
+        st.builds(
+            lambda key, version, body: pack(">ihhih", len(body) + 10, key, version, 1, -1) + body,
+            st.sampled_from([0, 1, 2, 3, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 19, 20, 22, 23, 32]),
+            st.integers(0, 12),
+            st.binary(max_size=300),
+        ),
+    )
+)
+async def test_the_broker_lives_on_whatever_it_receives(
+    broker: Broker, connect: Connect, data: bytes
+) -> None:
+    client = await connect(broker)
+    await client.send_bytes(data)
+    client.writer.write_eof()
+    with suppress(ConnectionError):
+        await client.reader.read()  # until the broker closes
+    await client.close()
+    other = await connect(broker)
+    assert (await other.ask(ASK_VERSIONS)).error_code == 0
+    await other.close()
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(1, 255)), min_size=1, max_size=4))
+async def test_a_damaged_produce_request_never_damages_the_log(
+    broker: Broker, connect: Connect, batch: Batch, damage: list[tuple[int, int]]
+) -> None:
+    if broker.topics.get("t") is None:
+        await broker.topics.create("t")
+    client = await connect(broker)
+    frame = bytearray(client.frame(produce_request(batch(b"one", b"two")), 1))
+    for where, what in damage:
+        frame[4 + where % (len(frame) - 4)] ^= what
+    await client.send_bytes(bytes(frame))
+    client.writer.write_eof()
+    with suppress(ConnectionError):
+        await client.reader.read()
+    await client.close()
+
+    other = await connect(broker)
+    sound = await other.ask(produce_request(batch(b"sound")))
+    offset = sound.responses[0].partition_responses[0].base_offset
+    answer = await other.ask(fetch_request(MIB, offset))
+    assert answer.responses[0].partitions[0].records.endswith(b"sound\x00")
+    await other.close()
+
+
+async def test_a_client_that_does_not_read_is_not_read_from(
+    client: Any, broker: Broker, batch: Batch
+) -> None:
+    await client.ask(produce_request(batch(b"x" * 1_000_000)))
+    requests = client.frame(fetch_request(2 * MIB), 7) * 1000
+    host, _, port = broker.bootstrap_servers.partition(":")
+    with socket.create_connection((host, int(port))) as unread:
+        unread.settimeout(0)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        sent, refused = 0, 0
+        while refused < 1000:  # turns of the event loop in which nothing more is taken
+            try:
+                sent += unread.send(requests[sent % len(requests) :])
+                refused = 0
+            except BlockingIOError:
+                refused += 1
+            await asyncio.sleep(0)
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        assert grown * 1024 < 16 * MIB
+        assert sent < 32 * MIB  # what sockets hold
+        received = 0
+        while received < 100 * MIB:  # the broker goes on where it stopped
+            try:
+                received += len(unread.recv(MIB))
+            except BlockingIOError:
+                await asyncio.sleep(0)
+
+
+async def test_announced_requests_take_no_more_memory_than_the_limit(
+    start: Start, connect: Connect, batch: Batch
+) -> None:
+    broker = await start(request_memory_bytes=32 * MIB, request_max_bytes=16 * MIB)
+    await broker.topics.create("t")
+    hoarders = [await connect(broker) for _ in range(20)]
+    for each in hoarders:
+        await each.send_bytes(pack(">i", 15 * MIB) + HEADER + bytes(100))
+    client = await connect(broker)
+    large = produce_request(batch(b"x" * 1_000_000))  # more than is read at once
+    asking = asyncio.create_task(client.ask(large))
+    done, _ = await asyncio.wait([asking], timeout=0.1)
+    assert not done  # it waits for its turn
+    assert (await (await connect(broker)).ask(ASK_VERSIONS)).error_code == 0  # small ones do not
+    for each in hoarders:
+        await each.close()
+    assert (await asking).responses[0].partition_responses[0].error_code == 0
+
+
+async def test_a_request_that_does_not_go_on_closes_the_connection(
+    start: Start, connect: Connect, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = await connect(await start(request_timeout=0.05))
+    await client.send_bytes(pack(">i", 1000) + HEADER)
+    assert await client.is_closed_by_broker()
+    assert "the rest of a request did not come" in capsys.readouterr().out
+
+
+async def test_a_response_that_is_not_read_closes_the_connection(
+    start: Start, connect: Connect, batch: Batch, until: Until, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker = await start(response_timeout=0.05, fetch_max_bytes=32 * MIB)
+    await broker.topics.create("t")
+    client = await connect(broker)
+    data = batch(*(b"x" * 1000 for _ in range(1000)))
+    for _ in range(20):
+        await client.ask(produce_request(data))
+    client.reader._transport.pause_reading()
+    await client.send(fetch_request(32 * MIB))
+    shown = ""
+
+    def closed() -> bool:
+        nonlocal shown
+        shown += capsys.readouterr().out
+        return "did not read its response" in shown
+
+    await until(closed)
+
+
+async def test_an_idle_connection_is_closed(start: Start, connect: Connect) -> None:
+    client = await connect(await start(connection_idle_seconds=0.05))
+    await client.ask(ASK_VERSIONS)
+    assert await client.is_closed_by_broker()
+
+
+async def test_a_long_poll_is_not_idle(start: Start, connect: Connect, until: Until) -> None:
+    broker = await start(connection_idle_seconds=0.05, request_timeout=0.05)
+    topic = await broker.topics.create("t")
+    client = await connect(broker)
+    answer = await client.ask(fetch_request(1000, wait=0.3))
+    assert answer.responses[0].partitions[0].error_code == 0
+    assert not topic.partitions[0].watches
+
+
+async def test_connections_beyond_the_limit_are_refused(start: Start, connect: Connect) -> None:
+    broker = await start(max_connections=2)
+    first, second = await connect(broker), await connect(broker)
+    await first.ask(ASK_VERSIONS)
+    await second.ask(ASK_VERSIONS)
+    third = await connect(broker)
+    assert await third.is_closed_by_broker()
+    await first.ask(ASK_VERSIONS)
+
+
+async def test_a_client_that_leaves_ends_its_long_poll(
+    client: Any, broker: Broker, until: Until
+) -> None:
+    partition = broker.topics.partition("t", 0)
+    assert partition is not None
+    await client.send(fetch_request(1000, wait=600))
+    await until(lambda: bool(partition.watches))
+    await client.close()
+    await until(lambda: not partition.watches)
+
+
+async def test_requests_behind_a_long_poll_wait_for_it(
+    client: Any, broker: Broker, connect: Connect, batch: Batch
+) -> None:
+    poll, offsets = fetch_request(1000, wait=600), list_offsets_request()
+    await client.send_bytes(client.frame(poll, 1) + client.frame(offsets, 2))
+    other = await connect(broker)
+    await other.ask(produce_request(batch(b"a")))
+    assert (await client.receive(poll, 1)).responses[0].partitions[0].records.endswith(b"a\x00")
+    assert (await client.receive(offsets, 2)).topics[0].partitions[0].offset == 1
+
+
+async def test_with_sync_a_request_behind_a_produce_request_does_not_wait_for_the_disk(
+    start: Start, connect: Connect, batch: Batch
+) -> None:
+    broker = await start(fsync="always")
+    await broker.topics.create("t")
+    client = await connect(broker)
+    requests = 200
+    frames = [client.frame(produce_request(batch(b"v")), n) for n in range(requests)]
+    await client.send_bytes(b"".join(frames))
+    answers = [produced_offset(await client.receive_frame()) for _ in range(requests)]
+    assert answers == [(0, offset) for offset in range(requests)]
+
+
+def list_offsets_request() -> ListOffsetsRequest:
+    partition = default_message(ListOffsetsPartition, partition_index=0, timestamp=-1)
+    return default_message(
+        ListOffsetsRequest, topics=(ListOffsetsTopic(name="t", partitions=(partition,)),)
+    )
+
+
+async def test_an_unknown_failure_is_logged_and_closes_only_its_connection(
+    client: Any,
+    broker: Broker,
+    connect: Connect,
+    batch: Batch,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(broker.topics), "partition", fail)
+        await client.send(produce_request(batch(b"a")))
+        assert await client.is_closed_by_broker()
+    assert "a bug" in capsys.readouterr().out
+    other = await connect(broker)
+    assert (await other.ask(ASK_VERSIONS)).error_code == 0

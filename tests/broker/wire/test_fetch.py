@@ -1,0 +1,68 @@
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from kio.index import load_response_schema
+from kio.serial import entity_reader
+
+from broker.wire.fetch import FETCH_HEADROOM, FetchResponseWriter, fetch_response_overhead
+
+FETCH = 1
+partitions = st.lists(st.tuples(st.integers(0, 99), st.binary(max_size=300), st.integers(0, 300)))
+
+
+@given(st.integers(4, 12), st.lists(st.tuples(st.text(max_size=20), partitions)), st.booleans())
+def test_responses_of_every_version_are_understood(
+    version: int, topics: list[tuple[str, list[tuple[int, bytes, int]]]], committed: bool
+) -> None:
+    names = [name for name, _ in topics]
+    records = [data for _, parts in topics for _, data, _ in parts]
+    spare = [more for _, parts in topics for _, _, more in parts]
+    size = fetch_response_overhead(names, len(records)) + sum(map(len, records)) + max([0, *spare])
+    writer = FetchResponseWriter(memoryview(bytearray(size)), version, len(topics))
+    for name, parts in topics:
+        writer.topic(name, len(parts))
+        for index, data, more in parts:
+            writer.partition(
+                index,
+                high_watermark=2**40,
+                last_stable_offset=2**39,
+                log_start_offset=7,
+                read_committed=committed,
+            )
+            # Room for more than there is: the length may then take fewer bytes.
+            room = writer.begin_records(len(data) + more)
+            room[: len(data)] = data
+            writer.end_records(len(data))
+        writer.end_topic()
+    body = bytes(writer.end()[FETCH_HEADROOM:])
+
+    response: Any
+    response, end = entity_reader(load_response_schema(FETCH, version))(body, 0)
+    assert end == len(body)
+    assert [topic.topic for topic in response.responses] == names
+    for topic, (_, parts) in zip(response.responses, topics, strict=True):
+        for read, (index, data, _) in zip(topic.partitions, parts, strict=True):
+            assert (read.partition_index, read.error_code, read.records) == (index, 0, data)
+            assert (read.high_watermark, read.last_stable_offset) == (2**40, 2**39)
+            assert read.aborted_transactions == (() if committed else None)
+            if version >= 5:
+                assert read.log_start_offset == 7
+
+
+def test_an_error_can_take_the_place_of_a_partition_that_was_begun() -> None:
+    writer = FetchResponseWriter(memoryview(bytearray(500)), 12, 1)
+    writer.topic("t", 1)
+    start = writer.position
+    writer.partition(3, high_watermark=9)
+    writer.begin_records(100)
+    writer.position = start
+    writer.partition(3, error=56)
+    writer.no_records()
+    writer.end_topic()
+    body = bytes(writer.end()[FETCH_HEADROOM:])
+    response: Any
+    response, end = entity_reader(load_response_schema(FETCH, 12))(body, 0)
+    (partition,) = response.responses[0].partitions
+    assert end == len(body)
+    assert (partition.error_code, partition.high_watermark, partition.records) == (56, -1, b"")
