@@ -111,7 +111,8 @@ class EmbeddedClickHouse:
         try:
             await web.TCPSite(runner, self.host, self.port).start()
         except OSError as error:
-            reason = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+            # asyncio words errno in its own way; the resolver has numbers of its own
+            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
             raise ServerError(
                 f"Cannot listen on {self.host}:{self.port}: {reason}. "
                 "Choose another port with --port (0 picks a free one)."

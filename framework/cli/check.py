@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clickhouse_connect.driver.binding import quote_identifier
@@ -21,6 +21,7 @@ __all__ = ["CheckResult", "PartitionResult", "app", "check", "show"]
 
 app = App(name="check")
 
+_SQL = Path(__file__).parents[2] / "sql" / "clickhouse"
 # What the SQL files read from; it is replaced by the table that is checked.
 _SOURCE = "SELECT '' AS topic, partition, offset FROM kmr_consumer_ingest"
 _COLUMNS_SQL = """
@@ -153,8 +154,7 @@ def _columns(client: Client, target: Target, table: str) -> list[str]:
 
 
 def _statement(file: str, source: str) -> str:
-    text = (files("sql") / "clickhouse" / file).read_text()
-    return text.replace(_SOURCE, source)
+    return (_SQL / file).read_text().replace(_SOURCE, source)
 
 
 def _rows(client: Client, sql: str) -> list[dict[str, Any]]:

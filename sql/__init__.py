@@ -1,1 +1,0 @@
-"""The SQL checks, as files that any client can run; `kmr check` runs them too."""
