@@ -40,6 +40,7 @@ async def demo(console: Console) -> int:
         f"\n{outcome.records:,} records in {outcome.seconds:.1f} s ({rate:,.0f} records/s; the producer is "
         "slowed down so that you can watch, see `make bench`)\n",
         highlight=False,
+        soft_wrap=True,
     )
     if not result.clean:
         console.print("[bold red]The checks found missing or doubled records.[/bold red]")

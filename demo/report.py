@@ -49,4 +49,5 @@ def how_to_go_on(console: Console, directory: Path) -> None:
 """,
         highlight=False,
         markup=False,
+        soft_wrap=True,
     )

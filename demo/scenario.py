@@ -200,13 +200,17 @@ class Scenario:
     async def _watch(self) -> None:
         """Keep the display up to date, and notice a process that ends."""
         client = await clickhouse_connect.get_async_client(dsn=self.clickhouse_url)
-        while True:
-            self._children.check()
-            await self._ask_workers()
-            result = await client.query("SELECT count() FROM flights")
-            self._delivered = int(result.result_rows[0][0])
-            self._display.update(self._produced, self._delivered, self._statuses)
-            await anyio.sleep(0.2)
+        try:
+            while True:
+                self._children.check()
+                await self._ask_workers()
+                result = await client.query("SELECT count() FROM flights")
+                self._delivered = int(result.result_rows[0][0])
+                self._display.update(self._produced, self._delivered, self._statuses)
+                await anyio.sleep(0.2)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await client.close()
 
     async def _ask_workers(self) -> None:
         timeout = aiohttp.ClientTimeout(total=2)

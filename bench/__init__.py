@@ -1,0 +1,1 @@
+"""Side-by-side benchmarks. Each figure comes from a process of its own; what counts are the ratios."""

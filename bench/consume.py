@@ -1,0 +1,259 @@
+"""One contender consumes one topic: `python -m bench.consume NAME ...` prints one line of JSON.
+
+Every contender does the same work: from each record its partition, offset and timestamp, which are
+dropped or written to ClickHouse, and offsets that are committed afterwards. The clock runs from the first
+record received to the last one settled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import resource
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pyarrow as pa  # noqa: TC002  a strategy's annotations are read by nobody, but a user would write them
+
+from framework import (
+    Empty,
+    Flushed,
+    Reducer,
+    Rows,
+    Settings,
+    Strategy,
+    Worker,
+    map_batch,
+    map_record,
+)
+from framework.record import Record  # noqa: TC001
+from framework.sinks import ClickHouseWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from framework.reducer import FlushResult
+
+FLUSH_ROWS = 131_072
+TABLE = "kmr_consumer_ingest"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to consume; `group` is new for every run."""
+
+    bootstrap_servers: str
+    topic: str
+    group: str
+    records: int
+    clickhouse_url: str | None
+
+
+@map_batch
+def per_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The three columns, as they are."""
+    return batch.select(["partition", "offset", "timestamp"])
+
+
+@map_record
+def per_record(record: Record) -> dict[str, Any]:
+    """The same, as a function of one record."""
+    return {"partition": record.partition, "offset": record.offset, "timestamp": record.timestamp}
+
+
+class NullWriter(Reducer):
+    """Counts rows and forgets them."""
+
+    def __init__(self) -> None:
+        super().__init__(max_rows=FLUSH_ROWS, max_age=0.2)
+        self.reset()
+
+    def add(self, rows: Rows) -> None:
+        """Count."""
+        self._rows += len(rows)
+
+    async def flush(self) -> FlushResult:
+        """Forget."""
+        return Flushed() if self._rows else Empty()
+
+    def reset(self) -> None:
+        """Count anew."""
+        self._rows = 0
+
+
+def kmr(job: Job, function: Callable[..., Any]) -> float:
+    """This project's worker, until the watermarks have passed all records."""
+    sink: Reducer = NullWriter()
+    if job.clickhouse_url is not None:
+        sink = ClickHouseWriter(
+            table=TABLE, url=job.clickhouse_url, max_rows=FLUSH_ROWS, max_age=0.5
+        )
+    settings = Settings(
+        topics=(job.topic,), group=job.group, bootstrap_servers=job.bootstrap_servers
+    )
+
+    async def run() -> float:
+        worker = Worker(Strategy(function, [sink]), settings)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(worker.run)
+            await worker.ready()
+            while worker.status().consumed == 0:
+                await anyio.sleep(0.001)
+            started = time.perf_counter()
+            while worker.status().settled < job.records:
+                await anyio.sleep(0.01)
+            seconds = time.perf_counter() - started
+            worker.shutdown("done")
+        return seconds
+
+    return anyio.run(run)
+
+
+def getmany(job: Job) -> float:
+    """What one would write by hand: aiokafka's getmany, a loop over records, inserts of the same size."""
+    from aiokafka import AIOKafkaConsumer, TopicPartition
+    from clickhouse_connect import get_async_client
+
+    async def run() -> float:
+        consumer = AIOKafkaConsumer(
+            job.topic,
+            bootstrap_servers=job.bootstrap_servers,
+            group_id=job.group,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+        )
+        await consumer.start()
+        client = await get_async_client(dsn=job.clickhouse_url) if job.clickhouse_url else None
+        rows: list[tuple[int, int, int]] = []
+        offsets: dict[TopicPartition, int] = {}
+        seen, started = 0, 0.0
+        while seen < job.records:
+            fetched = await consumer.getmany(timeout_ms=200)
+            if fetched and not started:
+                started = time.perf_counter()
+            for partition, records in fetched.items():
+                rows.extend((r.partition, r.offset, r.timestamp // 1000) for r in records)
+                offsets[partition] = records[-1].offset + 1
+                seen += len(records)
+            if len(rows) >= FLUSH_ROWS or seen >= job.records:
+                if client is not None:
+                    columns = [list(column) for column in zip(*rows, strict=True)]
+                    await client.insert(
+                        TABLE,
+                        columns,
+                        column_names=["partition", "offset", "timestamp"],
+                        column_type_names=["UInt32", "UInt64", "DateTime"],
+                        column_oriented=True,
+                    )
+                await consumer.commit(offsets)
+                rows = []
+        seconds = time.perf_counter() - started
+        await consumer.stop()
+        if client is not None:
+            await client.close()
+        return seconds
+
+    return asyncio.run(run())
+
+
+def arroyo(job: Job) -> float:
+    """sentry-arroyo: a map of each message, and a reduce into batches of the same size."""
+    import clickhouse_connect
+    from arroyo.backends.kafka import KafkaConsumer
+    from arroyo.backends.kafka.configuration import build_kafka_consumer_configuration
+    from arroyo.commit import IMMEDIATE
+    from arroyo.processing import StreamProcessor
+    from arroyo.processing.strategies import (
+        CommitOffsets,
+        ProcessingStrategyFactory,
+        Reduce,
+        RunTask,
+    )
+    from arroyo.types import BaseValue, Message, Topic
+
+    state: dict[str, Any] = {"seen": 0, "started": 0.0}
+    client = clickhouse_connect.get_client(dsn=job.clickhouse_url) if job.clickhouse_url else None
+
+    def locate(message: Message[Any]) -> tuple[int, int, float]:
+        if not state["started"]:
+            state["started"] = time.perf_counter()
+        value = message.value
+        return value.partition.index, value.offset, value.timestamp.timestamp()
+
+    def collect(
+        rows: list[tuple[int, int, float]], value: BaseValue[Any]
+    ) -> list[tuple[int, int, float]]:
+        rows.append(value.payload)
+        return rows
+
+    def write(message: Message[list[tuple[int, int, float]]]) -> int:
+        rows = message.payload
+        if client is not None:
+            columns = [list(column) for column in zip(*rows, strict=True)]
+            columns[2] = [int(seconds) for seconds in columns[2]]
+            client.insert(
+                TABLE,
+                columns,
+                column_names=["partition", "offset", "timestamp"],
+                column_type_names=["UInt32", "UInt64", "DateTime"],
+                column_oriented=True,
+            )
+        state["seen"] += len(rows)
+        if state["seen"] >= job.records:
+            state["seconds"] = time.perf_counter() - state["started"]
+            processor.signal_shutdown()
+        return len(rows)
+
+    class Factory(ProcessingStrategyFactory):  # type: ignore[misc]
+        def create_with_partitions(self, commit: Any, partitions: Any) -> Any:
+            batches = Reduce(FLUSH_ROWS, 0.5, collect, list, RunTask(write, CommitOffsets(commit)))
+            return RunTask(locate, batches)
+
+    consumer = KafkaConsumer(
+        build_kafka_consumer_configuration(
+            {},
+            bootstrap_servers=[job.bootstrap_servers],
+            group_id=job.group,
+            auto_offset_reset="earliest",
+        )
+    )
+    processor = StreamProcessor(
+        consumer=consumer,
+        topic=Topic(job.topic),
+        processor_factory=Factory(),
+        commit_policy=IMMEDIATE,
+    )
+    processor.run()
+    return float(state["seconds"])
+
+
+CONTENDERS: dict[str, Callable[[Job], float]] = {
+    "kmr per batch": lambda job: kmr(job, per_batch),
+    "kmr per record": lambda job: kmr(job, per_record),
+    "getmany loop": getmany,
+    "sentry-arroyo": arroyo,
+}
+
+
+def main() -> None:
+    """Run one contender; prints records, seconds, and the process's peak memory in MB."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name", choices=CONTENDERS)
+    for option in ("bootstrap-servers", "topic", "group"):
+        parser.add_argument(f"--{option}", required=True)
+    parser.add_argument("--records", type=int, required=True)
+    parser.add_argument("--clickhouse-url")
+    options = vars(parser.parse_args())
+    name = options.pop("name")
+    job = Job(**options)
+    seconds = CONTENDERS[name](job)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    json.dump({"name": name, "seconds": seconds, "peak_mb": peak, **asdict(job)}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
