@@ -8,7 +8,7 @@ can tell which records are settled without looking at a single one.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,8 +46,6 @@ _COLUMNS: list[pa.Field[Any]] = [
 ]
 SCHEMA = pa.schema(_COLUMNS)
 """The columns of a batch: those of Spark's own Kafka source, so that one function runs in both engines."""
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class TopicPartition(NamedTuple):
@@ -103,7 +101,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     @property
     def timestamp(self) -> datetime:
         """The record's time, in UTC."""
-        return _EPOCH + timedelta(microseconds=self.timestamp_us)
+        return datetime.fromtimestamp(self.timestamp_us / 1e6, UTC)
 
     @property
     def timestamp_ms(self) -> int:
@@ -196,7 +194,9 @@ class Batch:
 
 
 def to_records(columns: pa.RecordBatch) -> list[Record]:
-    """The rows of a batch as `Record` objects, for per-record user code."""
+    """The rows of a batch, all of one partition, as `Record` objects, for per-record user code."""
+    if len(columns) == 0:
+        return []
     headers = columns.column("headers")
     per_record_headers = (
         repeat(())
@@ -209,8 +209,8 @@ def to_records(columns: pa.RecordBatch) -> list[Record]:
     return list(
         map(
             Record,
-            columns.column("topic").to_pylist(),
-            columns.column("partition").to_pylist(),
+            repeat(columns.column("topic")[0].as_py()),
+            repeat(columns.column("partition")[0].as_py()),
             columns.column("offset").to_pylist(),
             columns.column("key").to_pylist(),
             columns.column("value").to_pylist(),
