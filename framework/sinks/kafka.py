@@ -16,7 +16,7 @@ from anyio import to_thread
 from framework.collect import Collecting
 from framework.errors import BrokerUnavailable, SinkError, StrategyError
 from framework.reducer import Context, Empty, Flushed, FlushResult, Poisoned, Retry
-from framework.sinks.kafka_delivery import Delivery, ProducerLost
+from framework.sinks.kafka_delivery import Delivery, ProducerLost, stop_producer
 from framework.sinks.kafka_messages import (
     JSON,
     Messages,
@@ -158,13 +158,8 @@ class KafkaWriter(Collecting):
 
     async def close(self) -> None:
         producer, self._producer = self._producer, None
-        if producer is None:
-            return
-        with anyio.move_on_after(_CLOSE_SECONDS) as stopping:
-            await producer.stop()
-        if stopping.cancelled_caught:
-            # It waits for brokers that do not answer; nothing acknowledged depends on it.
-            await producer.client.close()
+        if producer is not None:
+            await stop_producer(producer, _CLOSE_SECONDS)
 
     def reset(self) -> None:
         super().reset()

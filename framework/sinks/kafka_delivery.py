@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from framework.sinks.kafka_messages import Messages
 
-__all__ = ["Delivery", "ProducerLost"]
+__all__ = ["Delivery", "ProducerLost", "stop_producer"]
 
 _LOST: Final = (
     errors.ProducerFenced,
@@ -202,6 +202,22 @@ class Delivery:
         raise SinkError(
             f"the brokers refuse messages for topic {self._topic}: {said}{hint}"
         ) from error
+
+
+async def stop_producer(producer: AIOKafkaProducer, patience: float) -> None:
+    """Stop a producer, after `patience` seconds even though brokers do not answer.
+
+    An idempotent one would wait for them for ever. What it then drops was never acknowledged.
+    """
+    with anyio.move_on_after(patience):
+        await producer.flush()
+        await producer.stop()
+        return
+    # Stopping it half: no public method leaves out the wait for what is pending.
+    producer._closed = True  # noqa: SLF001
+    with anyio.move_on_after(1.0):
+        await producer._sender.close()  # noqa: SLF001
+    await producer.client.close()
 
 
 def _look_at(future: asyncio.Future[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -278,6 +279,23 @@ async def test_while_the_broker_is_away_a_flush_is_tried_again_and_doubles_nothi
             await writer.close()
     finally:
         await writer.close()
+
+
+@pytest.mark.slow
+async def test_a_writer_can_be_closed_while_the_broker_is_away_and_leaves_no_task(
+    tmp_path: Path,
+) -> None:
+    before = asyncio.all_tasks()
+    async with Broker(BrokerSettings(data_dir=tmp_path / "broker", port=0)) as broker:
+        await create(broker)
+        writer = KafkaWriter(TOPIC, value="v", attempt_timeout=0.2).spawn()
+        await writer.open(context(broker.bootstrap_servers))
+    writer.add(rows_of(v=["never"]))
+    assert isinstance(await writer.flush(), Retry)
+    with anyio.fail_after(9):
+        await writer.close()
+    await anyio.wait_all_tasks_blocked()
+    assert asyncio.all_tasks() == before
 
 
 async def test_a_topic_that_is_made_anew_under_the_producer_loses_nothing(broker: Broker) -> None:
