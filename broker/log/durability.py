@@ -56,6 +56,7 @@ class Durability:
         self._state = threading.Lock()  # held for moments
         self._syncing = threading.Lock()  # held while the disk works
         self._saving = threading.Lock()
+        self._stopped = False
         self.durable_offset = next_offset
         self.failure = ""
 
@@ -97,6 +98,8 @@ class Durability:
             LogFailed: the disk failed, now or before.
         """
         with self._syncing:
+            if self._stopped:
+                return self.durable_offset
             self._raise_failure()
             with self._state:
                 end, rolled, names_changed = self._end, list(self._rolled), self._names_changed
@@ -130,10 +133,10 @@ class Durability:
         """Remembers durably where the log starts. Raises OSError."""
         self._save(log_start_offset=log_start_offset)
 
-    def wait(self) -> None:
-        """Returns when no sync is running."""
+    def stop(self) -> None:
+        """Waits for a sync that is running; later ones do nothing."""
         with self._syncing:
-            pass
+            self._stopped = True
 
     def _save(self, **changes: int) -> None:
         with self._saving:

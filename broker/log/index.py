@@ -16,11 +16,13 @@ from broker.log.files import read_sealed, write_sealed
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["INDEX_SUFFIXES", "SegmentIndex"]
+__all__ = ["INDEX_SUFFIXES", "UNKNOWN_TIMESTAMP", "SegmentIndex"]
 
 INDEX_SUFFIXES: Final = (".index", ".timeindex")
+UNKNOWN_TIMESTAMP: Final = 2**63 - 1
+"""Latest timestamp of a segment with damage, in which any timestamp may hide."""
 _ENTRY: Final = struct.Struct(">qq")
-_SEGMENT: Final = struct.Struct(">qq")  # base offset, bytes: what the index belongs to
+_SEGMENT: Final = struct.Struct(">qqq")  # base offset, next offset, bytes: what it belongs to
 
 
 class _SparseTable:
@@ -84,17 +86,19 @@ class SegmentIndex:
         entry = self._times.floor(timestamp - 1)
         return entry[1] if entry else self._base_offset
 
-    def save(self, log_path: Path, log_size: int, next_offset: int) -> None:
+    def save(self, log_path: Path, *, log_size: int, next_offset: int) -> None:
         """Writes both files; the segment has `log_size` bytes and ends before `next_offset`."""
         self._add_time(next_offset)
+        segment = _SEGMENT.pack(self._base_offset, next_offset, log_size)
         for suffix, table in zip(INDEX_SUFFIXES, (self._offsets, self._times), strict=True):
-            payload = _SEGMENT.pack(self._base_offset, log_size) + table.data
-            write_sealed(log_path.with_suffix(suffix), payload, durable=False)
+            write_sealed(log_path.with_suffix(suffix), segment + table.data, durable=False)
 
     @classmethod
-    def load(cls, log_path: Path, base_offset: int, log_size: int) -> SegmentIndex | None:
-        """The saved index, or None if it is not that of a segment with `log_size` bytes."""
-        tables, segment = [], _SEGMENT.pack(base_offset, log_size)
+    def load(
+        cls, log_path: Path, base_offset: int, *, log_size: int, next_offset: int
+    ) -> SegmentIndex | None:
+        """The saved index, or None if there is none of just this segment."""
+        tables, segment = [], _SEGMENT.pack(base_offset, next_offset, log_size)
         for suffix in INDEX_SUFFIXES:
             try:
                 payload = read_sealed(log_path.with_suffix(suffix))

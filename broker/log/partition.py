@@ -335,7 +335,7 @@ class PartitionLog:
         Raises:
             LogFailed: the disk failed; every later append fails too, until the log is opened again.
         """
-        return self._durability.durable_offset if self._closed else self._durability.sync()
+        return self._durability.sync()
 
     def close(self) -> None:
         """Flushes, syncs, and saves a checkpoint, so that opening needs no scan. Twice is fine.
@@ -355,6 +355,7 @@ class PartitionLog:
         except OSError as error:
             raise LogFailed(f"{self.directory}: {error}") from error
         finally:
+            self._durability.stop()
             self._segments.release()
         if self._failed_write or self._broken:
             raise LogFailed(self._failed_write or self._broken)
@@ -363,7 +364,7 @@ class PartitionLog:
         """Removes the log with its directory, without flushing. Raises OSError."""
         self._closed = True
         self._pending.clear()
-        self._durability.wait()
+        self._durability.stop()
         self._segments.release()
         # A crash in between leaves a directory that nobody takes for a log.
         doomed = self.directory.with_name(f"{self.directory.name}.{time.time_ns()}{DELETED}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from broker.log.checkpoint import Checkpoint
 from broker.log.errors import LogCorrupt
 from broker.log.files import DELETED, TEMPORARY
-from broker.log.index import INDEX_SUFFIXES, SegmentIndex
+from broker.log.index import INDEX_SUFFIXES, UNKNOWN_TIMESTAMP, SegmentIndex
 from broker.log.results import RecoveryReport
 from broker.log.segment import LOG_SUFFIX, Segment, segment_path
 
@@ -146,7 +146,9 @@ class _Scan:
         """The index of the bytes below `position`, loaded or built from the batches themselves."""
         index = None
         if not verify:
-            index = SegmentIndex.load(segment.path, segment.base_offset, position)
+            index = SegmentIndex.load(
+                segment.path, segment.base_offset, log_size=position, next_offset=self.next_offset
+            )
         segment.begin_index(index)
         if index is not None:
             return
@@ -158,6 +160,7 @@ class _Scan:
         except LogCorrupt as error:
             if error.position < position:
                 self.damaged = str(error)
+                segment.index.max_timestamp = UNKNOWN_TIMESTAMP
                 segment.index.mark(self.next_offset, position)
 
     def _scan(self, segment: Segment, position: int) -> bool:

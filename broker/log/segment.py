@@ -10,7 +10,7 @@ import msgspec
 from crc32c import crc32c
 
 from broker.log.errors import LogCorrupt
-from broker.log.index import INDEX_SUFFIXES, SegmentIndex
+from broker.log.index import INDEX_SUFFIXES, UNKNOWN_TIMESTAMP, SegmentIndex
 from broker.log.results import Span
 from broker.records import (
     CRC_START,
@@ -50,6 +50,7 @@ class Segment:
     Attributes:
         base_offset: offset of the first record.
         size: bytes that hold batches; the file may be longer after a failed write.
+        end_offset: base offset of the next segment, which must follow; None for the active one.
         verified_from: position from which on this process has seen intact batches; reads below
             check CRCs, because the disk may have changed since.
     """
@@ -58,6 +59,7 @@ class Segment:
         self.path = path
         self.base_offset = base_offset
         self.size = size
+        self.end_offset: int | None = None
         self.verified_from = size
         self._index_interval_bytes = index_interval_bytes
         self._index: SegmentIndex | None = None
@@ -79,8 +81,10 @@ class Segment:
     @property
     def index(self) -> SegmentIndex:
         """The sparse index, loaded or rebuilt at its first use."""
-        if self._index is None:
-            self._index = SegmentIndex.load(self.path, self.base_offset, self.size)
+        if self._index is None and self.end_offset is not None:
+            self._index = SegmentIndex.load(
+                self.path, self.base_offset, log_size=self.size, next_offset=self.end_offset
+            )
         if self._index is None:
             self._index = self._rebuilt_index()
         return self._index
@@ -119,7 +123,7 @@ class Segment:
 
     def save_index(self, next_offset: int) -> None:
         """Writes the index files; the segment ends before `next_offset`."""
-        self.index.save(self.path, self.size, next_offset)
+        self.index.save(self.path, log_size=self.size, next_offset=next_offset)
 
     def write(self, buffers: Sequence[memoryview | bytearray], size: int) -> None:
         """Appends `size` bytes with as few system calls as possible; raises OSError.
@@ -153,7 +157,8 @@ class Segment:
             verify: whether to read the whole batches and check their CRCs.
 
         Raises:
-            LogCorrupt: there is no such batch, or not all of it; the batches before were yielded.
+            LogCorrupt: there is no such batch, or not all of it, or the file ends too early; the
+                batches before were yielded.
         """
         buffer = memoryview(bytearray(_SCAN_BYTES if verify else _SEEK_BYTES))
         start = filled = 0
@@ -177,6 +182,8 @@ class Segment:
             yield msgspec.structs.replace(header, position=position)
             offset = header.next_offset
             position += header.size
+        if self.end_offset is not None and offset != self.end_offset:
+            raise self._ends_before(offset)
 
     def read_into(self, offset: int, buffer: memoryview) -> Span:
         """Whole batches from the one that contains `offset` on; see `PartitionLog.read_into`."""
@@ -254,8 +261,8 @@ class Segment:
         return now_ms
 
     def newest_ms(self) -> int:
-        """Age of the newest record: its timestamp, or when the file was last written."""
-        if self.max_timestamp >= 0:
+        """When the newest record was made, as far as known, or the file written."""
+        if 0 <= self.max_timestamp < UNKNOWN_TIMESTAMP:
             return self.max_timestamp
         return int(self.path.stat().st_mtime * 1000)
 
@@ -284,9 +291,11 @@ class Segment:
                 )
                 next_offset = header.next_offset
         except LogCorrupt:
-            return index  # it ends here; whoever reads on from here is told
+            # It ends here. Whoever reads on, or looks for timestamps, comes upon the damage.
+            index.max_timestamp = UNKNOWN_TIMESTAMP
+            return index
         with contextlib.suppress(OSError):  # then the next start rebuilds it again
-            index.save(self.path, self.size, next_offset)
+            index.save(self.path, log_size=self.size, next_offset=next_offset)
         return index
 
     def _ends_before(self, offset: int) -> LogCorrupt:

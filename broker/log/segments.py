@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ class Segments:
         self._segments = segments
         self._must_stay_open = must_stay_open
         self._open_old: list[Segment] = []
-        for segment in segments[:-1]:
+        for segment, following in itertools.pairwise(segments):
+            segment.end_offset = following.base_offset
             segment.release()
 
     def __len__(self) -> int:
@@ -58,6 +60,7 @@ class Segments:
     def add(self, segment: Segment) -> None:
         """Makes `segment` the active one."""
         old = self.active
+        old.end_offset = segment.base_offset
         self._segments.append(segment)
         self._use(old)
 

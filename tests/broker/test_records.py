@@ -86,7 +86,7 @@ def test_any_flipped_bit_that_the_crc_covers_is_found(data: st.DataObject) -> No
     batch = plain()
     bit = data.draw(st.integers(min_value=CRC_START * 8, max_value=len(batch) * 8 - 1))
     batch[bit // 8] ^= 1 << bit % 8
-    with pytest.raises(CorruptBatch, match="CRC"):
+    with pytest.raises(CorruptBatch):
         split_batches(batch)
 
 

@@ -1,6 +1,7 @@
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +36,34 @@ def test_a_sync_after_a_roll_moves_the_recovery_point(open_log: OpenLog, append:
     assert log.recovery_point == 4
     reopened = open_log(clean=False)
     assert reopened.recovery.scanned_bytes == 0
+
+
+def test_a_sync_reaches_rolled_segments_names_and_the_checkpoint(
+    open_log: OpenLog, append: Append, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log()
+    append(log, [b"a"])
+    log.roll()
+    append(log, [b"b"])
+    synced = []
+
+    def fsync(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    log.fsync()
+    assert synced == [
+        f"{0:020}.log",
+        f"{1:020}.log",
+        log.directory.name,
+        log.directory.parent.name,
+        "checkpoint.tmp",
+        log.directory.name,
+    ]
+    synced.clear()
+    append(log, [b"c"])
+    log.fsync()
+    assert synced == [f"{1:020}.log"]
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,21 @@ def test_what_comes_after_a_bad_batch_is_set_aside_not_deleted(
     assert reopen(directory, clean=True).next_offset == 19
 
 
+def test_what_comes_after_a_hole_is_set_aside_whole(
+    open_log: OpenLog, append: Append, read_all: ReadAll, tmp_path: Path
+) -> None:
+    log = open_log(CONFIG)
+    fill(log, append, 10, roll_every=5)
+    directory = kill(log, tmp_path / "killed")
+    batches = read_all(log)
+    os.truncate(segment_path(directory, 0), sum(map(len, batches[:4])))  # a whole batch is missing
+    recovered = reopen(directory)
+    assert read_all(recovered) == batches[:4]
+    assert recovered.recovery.lost_data
+    (lost,) = recovered.recovery.set_aside
+    assert Path(lost).read_bytes() == b"".join(batches[5:])
+
+
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_bit_flip_below_the_recovery_point_is_reported_when_read(
     open_log: OpenLog, append: Append, read_all: ReadAll, *, clean: bool
