@@ -288,7 +288,7 @@ class PartitionLog:
     def apply_retention(self, now_ms: int) -> list[DeletedSegment]:
         """Deletes whole segments, oldest first, by age and bytes, and forgets idle producers.
 
-        The active segment is rolled if all of it is too old. Raises `LogFailed`.
+        The active segment is rolled if all of it is too old. Raises `LogFailed`, OSError.
         """
         self._write_pending()
         self.producers.expire(now_ms)

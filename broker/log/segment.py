@@ -243,7 +243,7 @@ class Segment:
         """Latest timestamp of the records from `start_offset` on, -1 if none has one."""
         latest = NO_TIMESTAMP
         base_offset, position = self.index.position_before(start_offset)
-        for header in self.batches(position, base_offset):
+        for header in self.batches(position, base_offset, verify=True):
             if header.max_timestamp <= latest or header.is_control:
                 continue
             if header.base_offset >= start_offset:

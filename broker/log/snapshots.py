@@ -67,7 +67,7 @@ def _load(producers: ProducerStates, path: Path) -> bool:
 def _replay(producers: ProducerStates, segment: Segment, offset: int, now_ms: int) -> None:
     base_offset, position = segment.index.position_before(offset)
     try:
-        for header in segment.batches(position, base_offset):
+        for header in segment.batches(position, base_offset, verify=True):
             if header.base_offset >= offset:
                 producers.update(
                     header,

@@ -3,7 +3,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.log.config import LogConfig
@@ -26,6 +26,7 @@ def first_since(records: list[tuple[int, int]], timestamp: int) -> tuple[int, in
     return next(((offset, time) for offset, time in records if time >= timestamp), None)
 
 
+@settings(deadline=None)
 @given(batches, st.integers(min_value=0, max_value=100), st.sampled_from([0, 60, 300]))
 def test_lookups_by_timestamp_agree_with_a_search_of_all_records(
     append: Append,
