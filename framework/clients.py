@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from framework.connection import ConnectionConfig, ConsumerConfig
 
 if TYPE_CHECKING:
-    from framework.settings import Settings
+    from framework.settings import GroupSettings, Settings
 
 __all__ = ["connection_config", "consumer_config"]
 
 
-def connection_config(settings: Settings) -> ConnectionConfig:
+def connection_config(settings: Settings | GroupSettings) -> ConnectionConfig:
     """How to reach the brokers, for producers and admin clients."""
     return ConnectionConfig(**_connection(settings))
 
@@ -35,7 +35,7 @@ def consumer_config(settings: Settings) -> ConsumerConfig:
     )
 
 
-def _connection(settings: Settings) -> dict[str, Any]:
+def _connection(settings: Settings | GroupSettings) -> dict[str, Any]:
     security = settings.security
     return {
         "bootstrap_servers": settings.bootstrap_servers,

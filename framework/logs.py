@@ -63,7 +63,7 @@ def setup_logs(settings: LogSettings) -> None:
                     "foreign_pre_chain": [structlog.stdlib.ExtraAdder(), *shared],
                 }
             },
-            "filters": {"kafka": {"()": _KafkaClient}},
+            "filters": {"kafka": {"()": _KafkaClient, "least": level}},
             "handlers": {
                 "stderr": {
                     "class": "logging.StreamHandler",
@@ -82,12 +82,15 @@ def setup_logs(settings: LogSettings) -> None:
 class _KafkaClient(logging.Filter):
     """Calms the Kafka client, which retries by itself: what it cannot mend it raises, and we log.
 
-    Its errors become warnings, and what it repeats at every attempt (a broker that is down) is logged
+    Its errors become warnings (and are left out if `least`, the least level to log, is above), and what it repeats at every attempt (a broker that is down) is logged
     once in `_REPEAT_AFTER` seconds, with the number of those left out as `repeated`.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, least: int = logging.INFO, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         super().__init__()
+        self._least = least
         self._clock = clock
         self._last: dict[tuple[str, object], tuple[float, int]] = {}
 
@@ -96,6 +99,8 @@ class _KafkaClient(logging.Filter):
             return True
         if record.levelno == logging.ERROR:
             record.levelno, record.levelname = logging.WARNING, "WARNING"
+        if record.levelno < self._least:
+            return False
         # The text before its arguments: few in number, so the table stays small.
         text = (record.name, record.msg)
         now = self._clock()

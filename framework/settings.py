@@ -20,8 +20,10 @@ from framework.config.schema import check_values, settings_of
 from framework.config.units import BYTES, SECONDS
 
 __all__ = [
+    "PREFIX",
     "ExecutorKind",
     "FetchSettings",
+    "GroupSettings",
     "HttpSettings",
     "LogFormat",
     "LogSettings",
@@ -31,6 +33,7 @@ __all__ = [
 ]
 
 PREFIX = "kmr"
+"""The table in a TOML file, and what variables begin with."""
 
 ExecutorKind = Literal["thread", "process", "inline"]
 LogFormat = Literal["auto", "json", "console"]
@@ -126,6 +129,21 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     format: Annotated[
         LogFormat, about("json, console, or auto: console on a terminal, else json.")
     ] = "auto"
+
+
+class GroupSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The part of a worker's settings that is needed to look at its group from outside."""
+
+    group: Annotated[Text, about("Consumer group.")]
+    topics: Annotated[
+        tuple[Text, ...],
+        about("Topic to look at; without it, all that the group has committed.", flag="topic"),
+    ] = ()
+    bootstrap_servers: Annotated[
+        Text, about("Brokers to ask for the others, host:port, separated by commas.")
+    ] = "127.0.0.1:9092"
+    client_id: Annotated[Text, about("Our name in the brokers' logs and quotas.")] = "kmr"
+    security: SecuritySettings = SecuritySettings()
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,7 +18,7 @@ app = App(name="config", help="Look at the settings of a worker.")
 
 
 @app.command
-@with_settings
+@with_settings()
 def show(
     *,
     given: Given,

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
+import msgspec
 from cyclopts import Group, Parameter
 
-from framework.config.layers import Found
+from framework.config.layers import Found, build
 from framework.config.schema import Setting, settings_of
 from framework.config.units import BYTES, SECONDS, show_quantity
-from framework.settings import Settings, find_settings
+from framework.settings import PREFIX, GroupSettings, Settings, find_settings
 
 __all__ = ["Given", "with_settings"]
 
@@ -40,20 +41,30 @@ class Given:
         """The settings of all layers; `more` counts as flags. Raises SettingsError."""
         return Settings.load(self._config, os.environ, {**self._flags, **more})
 
+    def load_group(self) -> GroupSettings:
+        """The settings that name a group and its brokers. Raises SettingsError."""
+        return build(GroupSettings, self.find(), prefix=PREFIX)
+
     def find(self) -> dict[str, Found]:
         """The same one by one, with their origins, and with nothing required. Raises SettingsError."""
         return find_settings(self._config, os.environ, self._flags)
 
 
-def with_settings(function: Callable[..., T]) -> Callable[..., T]:
-    """A command with `--config` and a flag for every setting; `function` is called with `given: Given`.
+def with_settings(
+    struct: type[msgspec.Struct] = Settings,
+) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Give a command `--config` and a flag for every setting of `struct`; it is called with `given: Given`.
 
-    The flags hand over what was typed, and `Given.load` reads it: a wrong value is explained in the
-    same words wherever it came from.
+    The flags hand over what was typed, and `Given` reads it: a wrong value is explained in the same
+    words wherever it came from.
     """
+    return functools.partial(_with_settings, struct)
+
+
+def _with_settings(struct: type[msgspec.Struct], function: Callable[..., T]) -> Callable[..., T]:
     settings = {
         setting.name.replace(".", "_"): setting
-        for setting in settings_of(Settings)
+        for setting in settings_of(struct)
         if setting.name != _POSITIONAL
     }
 
@@ -109,7 +120,7 @@ def _flag(name: str, setting: Setting) -> inspect.Parameter:
 
 
 def _default(setting: Setting) -> str:
-    if setting.required or setting.default is None:
+    if setting.required or setting.default in (None, ()):
         return ""
     shown = setting.default
     if isinstance(shown, int | float) and not setting.is_switch:

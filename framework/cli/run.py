@@ -12,7 +12,7 @@ from framework.logs import setup_logs
 __all__ = ["run"]
 
 
-@with_settings
+@with_settings()
 def run(
     strategy: str | None = None,
     /,

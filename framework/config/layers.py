@@ -114,9 +114,10 @@ def _build(struct: type[T], found: Mapping[str, Found], outer: tuple[str, ...]) 
     for field in msgspec.structs.fields(struct):
         path = (*outer, field.name)
         inner = struct_of(field.type)
-        values[field.name] = (
-            _build(inner, found, path) if inner is not None else found[".".join(path)].value
-        )
+        if inner is not None:
+            values[field.name] = _build(inner, found, path)
+        elif (at := found.get(".".join(path))) is not None:
+            values[field.name] = at.value
     return struct(**values)
 
 

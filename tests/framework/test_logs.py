@@ -101,6 +101,15 @@ def test_an_error_that_the_kafka_client_mends_is_a_warning(
     assert event["level"] == "warning"
 
 
+def test_what_the_kafka_client_mends_is_left_out_where_only_errors_are_logged(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    setup_logs(LogSettings(level="error", format="json"))
+    logging.getLogger("aiokafka").error("Unable connect to node")
+    logging.getLogger("somebody").error("theirs")
+    assert [event["event"] for event in events(capsys)] == ["theirs"]
+
+
 def test_what_the_kafka_client_repeats_is_logged_once_and_counted() -> None:
     now = 0.0
     calm = _KafkaClient(clock=lambda: now)
