@@ -1,0 +1,22 @@
+"""The commands of `kmr broker`."""
+
+from cyclopts import App
+
+from broker.cli import group, topic
+from broker.cli.console import console
+from broker.cli.consume import consume
+from broker.cli.produce import produce
+from broker.cli.serve import serve
+
+__all__ = ["app"]
+
+app = App(
+    name="broker",
+    help="Run the bundled broker, and work with any Kafka broker: topics, records, groups.",
+)
+app.command(serve)
+app.command(topic.app)
+app.command(group.app)
+app.command(produce)
+app.command(consume)
+app.command(console)

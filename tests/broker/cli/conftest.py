@@ -1,0 +1,76 @@
+"""The command line against a broker that runs in a thread of its own."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import pytest
+import structlog
+from anyio.from_thread import start_blocking_portal
+
+from broker import Broker, BrokerSettings
+from broker.cli import app
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Result(NamedTuple):
+    """What a command did."""
+
+    code: int
+    out: bytes
+    err: bytes
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.decode().splitlines()
+
+
+class Kmr(Protocol):
+    """Runs `kmr broker ARGUMENTS`."""
+
+    def __call__(self, *arguments: str, stdin: bytes = b"") -> Result: ...
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a broker that all tests of a module share: each uses topics of its own."""
+    settings = BrokerSettings(
+        data_dir=tmp_path_factory.mktemp("broker"), port=0, auto_create_topics=False
+    )
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(Broker(settings)) as broker,
+    ):
+        yield broker.bootstrap_servers
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def kmr(
+    servers: str,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Kmr:
+    """Runs a command in this process, with the broker of `servers`."""
+    monkeypatch.setenv("KMR_BOOTSTRAP_SERVERS", servers)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*arguments: str, stdin: bytes = b"") -> Result:
+        source = tmp_path / "stdin"
+        source.write_bytes(stdin)
+        capfdbinary.readouterr()
+        with source.open() as file, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", file)
+            code = app(
+                arguments, exit_on_error=False, print_error=False, result_action="return_value"
+            )
+        captured = capfdbinary.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    return run
