@@ -176,10 +176,12 @@ def _kind(error: Exception, code: int | None, text: str) -> Kind:
 
 def _network_reason(error: BaseException) -> str | None:
     """What the operating system said, below all that the layers of a client have wrapped around it."""
-    while (below := error.__cause__ or error.__context__) is not None:
-        error = below
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    if isinstance(error, OSError) and error.errno is not None:
-        return os.strerror(error.errno) if error.errno > 0 else error.strerror
-    return None
+    reason = None
+    below: BaseException | None = error
+    while below is not None:
+        if isinstance(below, OSError) and below.errno is not None:
+            reason = os.strerror(below.errno) if below.errno > 0 else below.strerror
+        elif isinstance(below, TimeoutError):
+            reason = "no answer in time"
+        below = below.__cause__ or below.__context__
+    return reason

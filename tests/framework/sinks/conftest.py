@@ -1,0 +1,130 @@
+"""A ClickHouse to write to, and what can go wrong on the way there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import clickhouse_connect
+import pytest
+from aiohttp import web
+
+from framework.reducer import Context
+
+if TYPE_CHECKING:
+    from clickhouse_connect.driver.client import Client
+
+CreateTable = Callable[..., str]
+
+
+@pytest.fixture
+def context() -> Context:
+    """Where the writers of these tests run."""
+    return Context(group="g", bootstrap_servers="", stage="reduce-1", client={})
+
+
+@pytest.fixture
+def client(clickhouse_url: str) -> Iterator[Client]:
+    """A look at the tables from outside."""
+    with clickhouse_connect.get_client(dsn=clickhouse_url, autogenerate_session_id=False) as client:
+        yield client
+
+
+@pytest.fixture
+def create_table(client: Client, request: pytest.FixtureRequest) -> Iterator[CreateTable]:
+    """Creates tables with names of their own, which remember 10,000 tokens; dropped after the test."""
+    created: list[str] = []
+
+    def create(
+        columns: str, engine: str = "MergeTree ORDER BY tuple()", window: int = 10_000
+    ) -> str:
+        name = f"t{abs(hash(request.node.nodeid))}_{len(created)}"
+        settings = f" SETTINGS non_replicated_deduplication_window = {window}"
+        client.command(f"DROP TABLE IF EXISTS {name}")
+        client.command(
+            f"CREATE TABLE {name} ({columns}) ENGINE = {engine}"
+            + (settings if "MergeTree" in engine else "")
+        )
+        created.append(name)
+        return name
+
+    yield create
+    for name in created:
+        client.command(f"DROP TABLE IF EXISTS {name}")
+
+
+@dataclass
+class Proxy:
+    """Stands between a writer and ClickHouse, and does to INSERTs what it is told.
+
+    Attributes:
+        url: where it answers.
+        faults: what happens to the next INSERTs, one each: `lose` the answer after the rows are written,
+            `hang` without passing them on, or an error code to answer with; then all goes well.
+        tokens: the deduplication tokens of all INSERTs, in order.
+        settings: the parameters of the last INSERT.
+    """
+
+    upstream: str
+    url: str = ""
+    faults: list[str | int] = field(default_factory=list)
+    tokens: list[str] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
+    hanging: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        statement = request.query.get("query", "") + body[:20].decode(errors="replace")
+        fault: str | int | None = None
+        if statement.startswith("INSERT"):
+            self.tokens.append(request.query.get("insert_deduplication_token", ""))
+            self.settings = dict(request.query)
+            fault = self.faults.pop(0) if self.faults else None
+        if fault == "hang":
+            await self.hanging.wait()
+        if isinstance(fault, int):
+            text = f"Code: {fault}. DB::Exception: a fault of the test. (FAULT)"
+            return web.Response(
+                status=500, text=text, headers={"X-ClickHouse-Exception-Code": str(fault)}
+            )
+        async with (
+            aiohttp.ClientSession(auto_decompress=False) as session,
+            session.request(
+                request.method,
+                self.upstream + request.path_qs,
+                data=body,
+                headers={
+                    name: value
+                    for name, value in request.headers.items()
+                    if name.lower() in ("content-encoding", "accept-encoding")
+                },
+            ) as response,
+        ):
+            answer = await response.read()
+            headers: dict[str, Any] = {
+                name: value
+                for name, value in response.headers.items()
+                if name.startswith("X-ClickHouse") or name == "Content-Encoding"
+            }
+        if fault == "lose":
+            assert request.transport is not None
+            request.transport.close()
+        return web.Response(status=response.status, body=answer, headers=headers)
+
+
+@pytest.fixture
+async def proxy(clickhouse_url: str) -> AsyncIterator[Proxy]:
+    """A proxy in front of ClickHouse."""
+    proxy = Proxy(clickhouse_url)
+    app = web.Application(client_max_size=1 << 30)
+    app.router.add_route("*", "/{path:.*}", proxy.handle)
+    runner = web.AppRunner(app, access_log=None, auto_decompress=False, shutdown_timeout=1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    proxy.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield proxy
+    proxy.hanging.set()
+    await runner.cleanup()
