@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import types
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_type_hints
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from cyclopts import Token
 
-__all__ = ["HELP", "with_settings"]
+__all__ = ["HELP", "in_flags", "with_settings"]
 
 _NAMES: Final = {"data_dir": "--data", "default_partitions": "--partitions"}
 """Where the flag is not simply the name of the setting."""
@@ -107,6 +108,18 @@ def with_settings(function: Callable[..., int]) -> Callable[..., int]:
     return command
 
 
+def in_flags(message: str) -> str:
+    """A message about settings in the words of the command line."""
+    for names in HELP.values():
+        for name in names:
+            message = re.sub(rf"\b{name}\b", _flag_name(name), message)
+    return message
+
+
+def _flag_name(setting: str) -> str:
+    return _NAMES.get(setting, f"--{setting.replace('_', '-')}")
+
+
 def _flag(
     field: msgspec.structs.FieldInfo, hint: Any, group: Group, text: str
 ) -> inspect.Parameter:
@@ -115,7 +128,7 @@ def _flag(
     kind = kinds[0] if len(kinds) < len(get_args(hint)) else hint
     required = field.required
     parameter = Parameter(
-        name=_NAMES.get(field.name, f"--{field.name.replace('_', '-')}"),
+        name=_flag_name(field.name),
         env_var=f"KMR_BROKER__{field.name.upper()}",
         help=text,
         group=group,

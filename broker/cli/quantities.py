@@ -53,8 +53,8 @@ def show_seconds(seconds: float) -> str:
     """A time in the largest unit that leaves it whole."""
     for unit, factor in (("d", 86_400), ("h", 3600), ("m", 60)):
         if seconds and seconds % factor == 0:
-            return f"{seconds / factor:g}{unit}"
-    return f"{seconds:g}s"
+            return f"{seconds / factor:.12g}{unit}"
+    return f"{seconds:.12g}s"
 
 
 def _read(text: str, units: dict[str, int] | dict[str, float]) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from broker.broker import Broker
 from broker.cli.errors import UsageError, runs
-from broker.cli.flags import with_settings
+from broker.cli.flags import in_flags, with_settings
 from broker.cli.text import say
 from broker.settings import BrokerSettings
 
@@ -50,7 +50,7 @@ async def serve(
     try:
         checked = BrokerSettings(**settings)
     except ValueError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(in_flags(str(error))) from error
     stop = _stop_by_signals()
     async with Broker(checked) as broker:
         say(f"listening on {broker.bootstrap_servers}, data in {checked.data_dir}")

@@ -1,0 +1,129 @@
+"""kmr broker serve, as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+SERVE = ["-c", "from broker.cli import app; app()", "serve"]
+
+
+async def start(*arguments: str | int | Path) -> Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *SERVE,
+        *map(str, arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+@asynccontextmanager
+async def serving(*arguments: str | int | Path) -> AsyncIterator[tuple[Process, str]]:
+    """A broker that is ready, and its address; killed at the end if it still runs."""
+    process = await start(*arguments)
+    try:
+        assert process.stdout is not None
+        ready = (await process.stdout.readline()).decode()
+        assert ready.startswith("listening on "), await process.communicate()
+        yield process, ready.split()[2].rstrip(",")
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+def member(servers: str) -> AIOKafkaConsumer[bytes, bytes]:
+    """A member of a group whose ghost is soon forgotten."""
+    return AIOKafkaConsumer(
+        "t",
+        bootstrap_servers=servers,
+        group_id="g",
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        session_timeout_ms=500,
+        heartbeat_interval_ms=100,
+    )
+
+
+async def finished(process: Process) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a process that ends by itself."""
+    async with asyncio.timeout(20):
+        out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_stops_it_in_good_order(tmp_path: Path, number: signal.Signals) -> None:
+    async with serving("--data", tmp_path, "--port", 0) as (process, servers):
+        async with AIOKafkaProducer(bootstrap_servers=servers) as producer:
+            await producer.send_and_wait("t", b"value")
+            process.send_signal(number)
+            code, out, err = await finished(process)
+        assert (code, out) == (0, "")
+        assert "Traceback" not in err
+        assert (tmp_path / "clean").exists()
+
+
+async def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
+    arguments = ("--data", tmp_path, "--port", 0, "--group-min-session-timeout", "100ms")
+    async with serving(*arguments) as (process, servers):
+        async with AIOKafkaProducer(bootstrap_servers=servers) as producer:
+            for index in range(20):
+                await producer.send_and_wait("t", b"%d" % index)
+        async with member(servers) as consumer:
+            for _ in range(5):
+                record = await consumer.getone()
+            await consumer.commit({next(iter(consumer.assignment())): record.offset + 1})
+            process.kill()
+            await process.wait()
+    async with serving(*arguments) as (_, servers), member(servers) as consumer:
+        values = [(await consumer.getone()).value for _ in range(15)]
+    assert values == [b"%d" % index for index in range(5, 20)]
+
+
+async def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
+    async with serving("--data", tmp_path / "a", "--port", 0) as (_, servers):
+        port = servers.rpartition(":")[2]
+        code, out, err = await finished(await start("--data", tmp_path / "b", "--port", port))
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert err.startswith("kmr broker: ")
+        assert port in err
+
+
+async def test_a_data_directory_that_is_in_use_is_one_line(tmp_path: Path) -> None:
+    async with serving("--data", tmp_path, "--port", 0) as (process, _):
+        code, out, err = await finished(await start("--data", tmp_path, "--port", 0))
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert f"{tmp_path} is in use" in err
+        assert str(process.pid) in err
+
+
+async def test_a_setting_that_makes_no_sense_is_one_line(tmp_path: Path) -> None:
+    code, out, err = await finished(await start("--data", tmp_path, "--partitions", 0))
+    assert (code, out) == (2, "")
+    assert err == "kmr broker: --partitions must be greater than 0, not 0\n"
+
+
+async def test_logs_go_to_stderr_as_json_unless_it_is_a_terminal(tmp_path: Path) -> None:
+    async with serving("--data", tmp_path, "--port", 0, "--partitions", 3) as (process, servers):
+        async with AIOKafkaProducer(bootstrap_servers=servers) as producer:
+            assert len(await producer.partitions_for("t")) == 3
+        process.terminate()
+        _, out, err = await finished(process)
+    assert out == ""
+    first = json.loads(err.splitlines()[0])
+    assert (first["event"], first["topic"], first["level"]) == ("topic created", "t", "info")
