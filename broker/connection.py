@@ -179,6 +179,7 @@ class Connection(asyncio.BufferedProtocol):
             or self._sending is not None
             or not self._writable
             or len(self._outgoing) >= _MAX_DEFERRED
+            or (bool(self._outgoing) and isinstance(self._outgoing[-1].response, Buffered))
         )
 
     @property

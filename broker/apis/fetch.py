@@ -196,22 +196,27 @@ class _Fetch:
     def _fill(self, buffer: memoryview, topics: _Topics) -> _Filled:
         """Write the response; takes over the buffer."""
         writer = FetchResponseWriter(buffer, self._version, len(topics))
+        release = partial(self._buffers.put, buffer)
         room = len(buffer) - self._overhead
-        size = needed_bytes = 0
+        size = 0
         for name, partitions in topics:
             writer.topic(name, len(partitions))
             for wanted in partitions:
-                added, needed = self._fill_partition(writer, wanted, room - size, first=not size)
+                added, needed = self._fill_partition(writer, wanted, size, room)
+                if needed:
+                    return _Filled(Buffered(buffer, release), 0, needed)
                 size += added
-                needed_bytes = needed_bytes or needed
             writer.end_topic()
-        response = Buffered(writer.end(), partial(self._buffers.put, buffer))
-        return _Filled(response, size, 0 if size else needed_bytes)
+        return _Filled(Buffered(writer.end(), release), size, 0)
 
     def _fill_partition(
-        self, writer: FetchResponseWriter, wanted: _Wanted, room: int, *, first: bool
+        self, writer: FetchResponseWriter, wanted: _Wanted, size: int, room: int
     ) -> tuple[int, int]:
-        """Bytes that were written, and bytes that the first batch of the response would need."""
+        """Bytes that were added to the `size` bytes so far, and 0.
+
+        The first batch of a response is added whatever the limits are (KIP-74). If it needs more than
+        `room` bytes: 0, and how many it needs.
+        """
         partition = wanted.partition
         if partition is None or wanted.error:
             self._no_records(writer, wanted)
@@ -221,22 +226,24 @@ class _Fetch:
         if not wanted.has_records:
             writer.no_records()
             return 0, 0
-        limit = max(0, min(wanted.max_bytes, room, self._max_bytes))
+        limit = max(0, min(wanted.max_bytes, self._max_bytes - size, room - size))
         try:
             records = writer.begin_records(limit)
             span = partition.log.read_into(wanted.offset, records)
-            if first and limit < span.needed_bytes <= room:
+            if span.needed_bytes and not size:
+                if span.needed_bytes > room:
+                    return 0, span.needed_bytes
                 records = writer.begin_records(span.needed_bytes)
                 span = partition.log.read_into(wanted.offset, records)
         except (OffsetOutOfRange, LogCorrupt) as error:
             writer.position = start
             self._no_records(writer, wanted._replace(error=_code(partition, error)))
             return 0, 0
-        size = span.size
+        added = span.size
         if span.next_offset > wanted.limit:
-            size = _bytes_below(records[:size], wanted.limit)
-        writer.end_records(size)
-        return size, span.needed_bytes if first else 0
+            added = _bytes_below(records[:added], wanted.limit)
+        writer.end_records(added)
+        return added, 0
 
     def _write_partition(
         self, writer: FetchResponseWriter, index: int, partition: Partition

@@ -91,7 +91,7 @@ def _produce(context: RequestContext, body: memoryview) -> RawResponse:
 
 
 def _append(partition: Partition, records: memoryview | None, now_ms: int) -> PartitionResult:
-    if records is None:
+    if not records:
         return _failed(partition.index, ErrorCode.invalid_record, "there are no records")
     log = partition.log
     try:

@@ -56,7 +56,8 @@ class Cursor:
     def string(self, *, compact: bool) -> str | None:
         size = self.uvarint() - 1 if compact else self.int16()
         if size < 0:
-            return _null(size)
+            _check_null(size)
+            return None
         at = self._advance(size)
         try:
             return str(self._view[at : at + size], "utf-8")
@@ -67,7 +68,8 @@ class Cursor:
         """Bytes as a view of the buffer; None for null."""
         size = self.uvarint() - 1 if compact else self.int32()
         if size < 0:
-            return _null(size)
+            _check_null(size)
+            return None
         at = self._advance(size)
         return self._view[at : at + size]
 
@@ -77,7 +79,7 @@ class Cursor:
         if length > self._end - self.position:
             raise MalformedRequest(f"an array of {length} elements does not fit in the request")
         if length < 0:
-            _null(length)
+            _check_null(length)
             return 0
         return length
 
@@ -95,6 +97,6 @@ class Cursor:
         return at
 
 
-def _null(length: int) -> None:
+def _check_null(length: int) -> None:
     if length != _NULL:
         raise MalformedRequest(f"a length of {length}")

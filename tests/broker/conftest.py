@@ -3,19 +3,37 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
+from dataclasses import fields, is_dataclass
 from io import BytesIO
 from pathlib import Path
 from struct import pack, unpack
-from typing import Any
+from typing import Any, get_args
 
 import pytest
-from kio.index import load_response_schema
+from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
 from broker import Broker, BrokerSettings
 from broker.records import Codec, NewRecord, build_batch
+from broker.wire.messages import default_message
 
 Start = Callable[..., Awaitable[Broker]]
+
+
+def build(entity_type: Any, values: dict[str, Any]) -> Any:
+    """An entity of kio from plain data; raises KeyError for fields that it does not have."""
+    types = {field.name: field.type for field in fields(entity_type)}
+    return default_message(entity_type, **{k: _value(types[k], v) for k, v in values.items()})
+
+
+def _value(field_type: Any, value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_value(field_type, each) for each in value)
+    if isinstance(value, dict):
+        while not is_dataclass(field_type):
+            field_type = next(each for each in get_args(field_type) if each is not type(None))
+        return build(field_type, value)
+    return value
 
 
 class RawClient:
@@ -25,6 +43,14 @@ class RawClient:
         self.reader = reader
         self.writer = writer
         self._correlation_id = 0
+
+    def message(self, key: int, version: int, /, **fields: Any) -> Any:
+        """A request; nested entities are dictionaries, what is not given has its default."""
+        return build(load_request_schema(key, version), fields)
+
+    async def call(self, key: int, version: int, /, **fields: Any) -> Any:
+        """`ask` a `message`."""
+        return await self.ask(self.message(key, version, **fields))
 
     async def ask(self, request: Any) -> Any:
         """Send one request and wait for its response."""

@@ -11,11 +11,8 @@ from typing import Any
 import anyio
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from kio.schema.fetch.v11 import FetchRequest
-from kio.schema.fetch.v11.request import FetchPartition, FetchTopic
 
 from broker import Broker, BrokerError, BrokerSettings
-from broker.wire.messages import default_message
 
 Start = Callable[..., Awaitable[Broker]]
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
@@ -167,13 +164,14 @@ async def test_the_stop_answers_a_long_poll_at_once(
     async with Broker(BrokerSettings(data_dir=tmp_path, port=0)) as broker:
         topic = await broker.topics.create("t")
         client = await connect(broker)
-        partition = default_message(FetchPartition, partition=0, partition_max_bytes=1000)
-        request = default_message(
-            FetchRequest,
+        partition = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}
+        request = client.message(
+            1,
+            11,
             max_wait=timedelta(seconds=600),
             min_bytes=1,
             max_bytes=1000,
-            topics=(FetchTopic(topic="t", partitions=(partition,)),),
+            topics=[{"topic": "t", "partitions": [partition]}],
         )
         correlation_id = await client.send(request)
         await until(lambda: bool(topic.partitions[0].watches))

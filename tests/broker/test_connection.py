@@ -13,46 +13,36 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kio.schema.api_versions.v0 import ApiVersionsRequest
-from kio.schema.fetch.v11 import FetchRequest
-from kio.schema.fetch.v11.request import FetchPartition, FetchTopic
-from kio.schema.list_offsets.v7 import ListOffsetsRequest
-from kio.schema.list_offsets.v7.request import ListOffsetsPartition, ListOffsetsTopic
-from kio.schema.produce.v8 import ProduceRequest
-from kio.schema.produce.v8.request import PartitionProduceData, TopicProduceData
 
 from broker import Broker
-from broker.wire.messages import default_message
 
 Start = Callable[..., Awaitable[Broker]]
 Connect = Callable[[Broker], Awaitable[Any]]
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 Batch = Callable[..., bytes]
 
+PRODUCE, FETCH, LIST_OFFSETS = 0, 1, 2
+THIRTY_SECONDS = timedelta(seconds=30)
 MIB = 1024 * 1024
 ASK_VERSIONS = ApiVersionsRequest()
 HEADER = pack(">hhih", 0, 8, 1, -1)
 
 
-def produce_request(records: bytes, *, acks: int = -1, topic: str = "t") -> ProduceRequest:
-    partition = PartitionProduceData(index=0, records=records)  # type: ignore[arg-type]
-    return default_message(
-        ProduceRequest,
-        acks=acks,
-        timeout=timedelta(seconds=30),
-        topic_data=(TopicProduceData(name=topic, partition_data=(partition,)),),  # type: ignore[arg-type]
-    )
+def produce_request(client: Any, records: bytes, *, acks: int = -1, topic: str = "t") -> Any:
+    partition = {"index": 0, "records": records}
+    topics = [{"name": topic, "partition_data": [partition]}]
+    return client.message(PRODUCE, 8, acks=acks, timeout=THIRTY_SECONDS, topic_data=topics)
 
 
-def fetch_request(max_bytes: int, offset: int = 0, wait: float = 0) -> FetchRequest:
-    partition = default_message(
-        FetchPartition, partition=0, fetch_offset=offset, partition_max_bytes=max_bytes
-    )
-    return default_message(
-        FetchRequest,
+def fetch_request(client: Any, max_bytes: int, offset: int = 0, wait: float = 0) -> Any:
+    partition = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": max_bytes}
+    return client.message(
+        FETCH,
+        11,
         max_wait=timedelta(seconds=wait),
         min_bytes=1,
         max_bytes=max_bytes,
-        topics=(FetchTopic(topic="t", partitions=(partition,)),),
+        topics=[{"topic": "t", "partitions": [partition]}],
     )
 
 
@@ -70,8 +60,8 @@ async def client(broker: Broker, connect: Connect) -> Any:
 
 async def test_pipelined_requests_are_answered_in_their_order(client: Any, batch: Batch) -> None:
     data = batch(b"value")
-    frames = [client.frame(produce_request(data), number) for number in range(100)]
-    frames.insert(50, client.frame(fetch_request(1000), 1000))
+    frames = [client.frame(produce_request(client, data), number) for number in range(100)]
+    frames.insert(50, client.frame(fetch_request(client, 1000), 1000))
     frames.insert(70, client.frame(ASK_VERSIONS, 2000))
     await client.send_bytes(b"".join(frames))
     answers = [await client.receive_frame() for _ in frames]
@@ -87,7 +77,7 @@ async def test_any_number_of_requests_may_be_under_way(client: Any) -> None:
 
 
 async def test_a_request_may_arrive_in_any_pieces(client: Any, batch: Batch) -> None:
-    frame = client.frame(produce_request(batch(b"v" * 100)), 1)
+    frame = client.frame(produce_request(client, batch(b"v" * 100)), 1)
     for at in range(len(frame)):
         await client.send_bytes(frame[at : at + 1])
         await asyncio.sleep(0)
@@ -103,9 +93,9 @@ async def test_a_request_may_arrive_in_any_pieces(client: Any, batch: Batch) -> 
 async def test_large_requests_and_responses_pass(client: Any, batch: Batch) -> None:
     data = batch(*(b"x" * 1000 for _ in range(1000)))
     for number in range(5):
-        answer = await client.ask(produce_request(data))
+        answer = await client.ask(produce_request(client, data))
         assert answer.responses[0].partition_responses[0].base_offset == number * 1000
-    answer = await client.ask(fetch_request(16 * MIB))
+    answer = await client.ask(fetch_request(client, 16 * MIB))
     assert len(answer.responses[0].partitions[0].records) == 4 * len(data)  # fetch_max_bytes
 
 
@@ -114,22 +104,24 @@ async def test_many_connections_are_served_at_once(
 ) -> None:
     await broker.topics.create("t")
     clients = [await connect(broker) for _ in range(100)]
-    answers = await asyncio.gather(*(each.ask(produce_request(batch(b"v"))) for each in clients))
+    answers = await asyncio.gather(
+        *(each.ask(produce_request(each, batch(b"v"))) for each in clients)
+    )
     offsets = {each.responses[0].partition_responses[0].base_offset for each in answers}
     assert offsets == set(range(100))
 
 
 async def test_produce_without_acknowledgement_has_no_response(client: Any, batch: Batch) -> None:
-    await client.send(produce_request(batch(b"a"), acks=0))
-    await client.send(produce_request(batch(b"b"), acks=0))
-    answer = await client.ask(produce_request(batch(b"c")))
+    await client.send(produce_request(client, batch(b"a"), acks=0))
+    await client.send(produce_request(client, batch(b"b"), acks=0))
+    answer = await client.ask(produce_request(client, batch(b"c")))
     assert answer.responses[0].partition_responses[0].base_offset == 2
 
 
 async def test_failed_produce_without_acknowledgement_closes_the_connection(
     client: Any, batch: Batch
 ) -> None:
-    await client.send(produce_request(batch(b"a"), acks=0, topic="unknown"))
+    await client.send(produce_request(client, batch(b"a"), acks=0, topic="unknown"))
     assert await client.is_closed_by_broker()
 
 
@@ -222,7 +214,7 @@ async def test_a_damaged_produce_request_never_damages_the_log(
     if broker.topics.get("t") is None:
         await broker.topics.create("t")
     client = await connect(broker)
-    frame = bytearray(client.frame(produce_request(batch(b"one", b"two")), 1))
+    frame = bytearray(client.frame(produce_request(client, batch(b"one", b"two")), 1))
     for where, what in damage:
         frame[4 + where % (len(frame) - 4)] ^= what
     await client.send_bytes(bytes(frame))
@@ -232,9 +224,9 @@ async def test_a_damaged_produce_request_never_damages_the_log(
     await client.close()
 
     other = await connect(broker)
-    sound = await other.ask(produce_request(batch(b"sound")))
+    sound = await other.ask(produce_request(other, batch(b"sound")))
     offset = sound.responses[0].partition_responses[0].base_offset
-    answer = await other.ask(fetch_request(MIB, offset))
+    answer = await other.ask(fetch_request(other, MIB, offset))
     assert answer.responses[0].partitions[0].records.endswith(b"sound\x00")
     await other.close()
 
@@ -242,8 +234,8 @@ async def test_a_damaged_produce_request_never_damages_the_log(
 async def test_a_client_that_does_not_read_is_not_read_from(
     client: Any, broker: Broker, batch: Batch
 ) -> None:
-    await client.ask(produce_request(batch(b"x" * 1_000_000)))
-    requests = client.frame(fetch_request(2 * MIB), 7) * 1000
+    await client.ask(produce_request(client, batch(b"x" * 1_000_000)))
+    requests = client.frame(fetch_request(client, 2 * MIB), 7) * 1000
     host, _, port = broker.bootstrap_servers.partition(":")
     with socket.create_connection((host, int(port))) as unread:
         unread.settimeout(0)
@@ -276,7 +268,7 @@ async def test_announced_requests_take_no_more_memory_than_the_limit(
     for each in hoarders:
         await each.send_bytes(pack(">i", 15 * MIB) + HEADER + bytes(100))
     client = await connect(broker)
-    large = produce_request(batch(b"x" * 1_000_000))  # more than is read at once
+    large = produce_request(client, batch(b"x" * 1_000_000))  # more than is read at once
     asking = asyncio.create_task(client.ask(large))
     done, _ = await asyncio.wait([asking], timeout=0.1)
     assert not done  # it waits for its turn
@@ -303,9 +295,9 @@ async def test_a_response_that_is_not_read_closes_the_connection(
     client = await connect(broker)
     data = batch(*(b"x" * 1000 for _ in range(1000)))
     for _ in range(20):
-        await client.ask(produce_request(data))
+        await client.ask(produce_request(client, data))
     client.reader._transport.pause_reading()
-    await client.send(fetch_request(32 * MIB))
+    await client.send(fetch_request(client, 32 * MIB))
     shown = ""
 
     def closed() -> bool:
@@ -326,7 +318,7 @@ async def test_a_long_poll_is_not_idle(start: Start, connect: Connect, until: Un
     broker = await start(connection_idle_seconds=0.05, request_timeout=0.05)
     topic = await broker.topics.create("t")
     client = await connect(broker)
-    answer = await client.ask(fetch_request(1000, wait=0.3))
+    answer = await client.ask(fetch_request(client, 1000, wait=0.3))
     assert answer.responses[0].partitions[0].error_code == 0
     assert not topic.partitions[0].watches
 
@@ -346,7 +338,7 @@ async def test_a_client_that_leaves_ends_its_long_poll(
 ) -> None:
     partition = broker.topics.partition("t", 0)
     assert partition is not None
-    await client.send(fetch_request(1000, wait=600))
+    await client.send(fetch_request(client, 1000, wait=600))
     await until(lambda: bool(partition.watches))
     await client.close()
     await until(lambda: not partition.watches)
@@ -355,10 +347,12 @@ async def test_a_client_that_leaves_ends_its_long_poll(
 async def test_requests_behind_a_long_poll_wait_for_it(
     client: Any, broker: Broker, connect: Connect, batch: Batch
 ) -> None:
-    poll, offsets = fetch_request(1000, wait=600), list_offsets_request()
+    poll = fetch_request(client, 1000, wait=600)
+    latest = {"partition_index": 0, "timestamp": -1}
+    offsets = client.message(LIST_OFFSETS, 7, topics=[{"name": "t", "partitions": [latest]}])
     await client.send_bytes(client.frame(poll, 1) + client.frame(offsets, 2))
     other = await connect(broker)
-    await other.ask(produce_request(batch(b"a")))
+    await other.ask(produce_request(other, batch(b"a")))
     assert (await client.receive(poll, 1)).responses[0].partitions[0].records.endswith(b"a\x00")
     assert (await client.receive(offsets, 2)).topics[0].partitions[0].offset == 1
 
@@ -370,17 +364,10 @@ async def test_with_sync_a_request_behind_a_produce_request_does_not_wait_for_th
     await broker.topics.create("t")
     client = await connect(broker)
     requests = 200
-    frames = [client.frame(produce_request(batch(b"v")), n) for n in range(requests)]
+    frames = [client.frame(produce_request(client, batch(b"v")), n) for n in range(requests)]
     await client.send_bytes(b"".join(frames))
     answers = [produced_offset(await client.receive_frame()) for _ in range(requests)]
     assert answers == [(0, offset) for offset in range(requests)]
-
-
-def list_offsets_request() -> ListOffsetsRequest:
-    partition = default_message(ListOffsetsPartition, partition_index=0, timestamp=-1)
-    return default_message(
-        ListOffsetsRequest, topics=(ListOffsetsTopic(name="t", partitions=(partition,)),)
-    )
 
 
 async def test_an_unknown_failure_is_logged_and_closes_only_its_connection(
@@ -396,7 +383,7 @@ async def test_an_unknown_failure_is_logged_and_closes_only_its_connection(
 
     with monkeypatch.context() as patch:
         patch.setattr(type(broker.topics), "partition", fail)
-        await client.send(produce_request(batch(b"a")))
+        await client.send(produce_request(client, batch(b"a")))
         assert await client.is_closed_by_broker()
     assert "a bug" in capsys.readouterr().out
     other = await connect(broker)

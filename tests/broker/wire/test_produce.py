@@ -104,7 +104,10 @@ def test_a_request_of_version_0_has_no_transactional_id() -> None:
     body = b"\x00\x01\x00\x00\x05\xdc" + b"\x00\x00\x00\x01\x00\x01t"
     body += b"\x00\x00\x00\x01\x00\x00\x00\x02\x00\x00\x00\x01r"
     request = read_produce_request(memoryview(body), 0)
-    assert request == (None, 1, 1500, [("t", [(2, b"r")])])
+    assert (request.transactional_id, request.acks, request.timeout_ms) == (None, 1, 1500)
+    assert [(name, [(n, bytes(r or b"")) for n, r in parts]) for name, parts in request.topics] == [
+        ("t", [(2, b"r")])
+    ]
 
 
 @pytest.mark.parametrize(("version", "size"), [(0, 25), (1, 29), (2, 37)])

@@ -1,0 +1,75 @@
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from broker import Broker
+
+Connect = Callable[[Broker], Awaitable[Any]]
+Start = Callable[..., Awaitable[Broker]]
+DESCRIBE_CONFIGS = 32
+TOPIC, BROKER, LOGGER = 2, 4, 8
+OWN, OF_BROKER, DEFAULT = 1, 4, 5
+
+
+@pytest.mark.parametrize("version", range(1, 5))
+async def test_a_topics_settings_say_where_they_come_from(
+    broker: Broker, connect: Connect, version: int
+) -> None:
+    await broker.topics.create("t", 1, {"retention.ms": "1000"})
+    client = await connect(broker)
+    resources = [{"resource_type": TOPIC, "resource_name": "t", "configuration_keys": None}]
+    response = await client.call(DESCRIBE_CONFIGS, version, resources=resources)
+    configs = {each.name: each for each in response.results[0].configs}
+    assert configs["retention.ms"].value == "1000"
+    assert configs["retention.ms"].config_source == OWN
+    assert configs["cleanup.policy"].value == "delete"
+    assert configs["cleanup.policy"].config_source == DEFAULT
+    assert configs["compression.type"].read_only
+    assert all(each.synonyms == () for each in configs.values())
+
+
+async def test_only_what_is_asked_for_is_shown(broker: Broker, connect: Connect) -> None:
+    await broker.topics.create("t")
+    client = await connect(broker)
+    wanted = {"resource_type": TOPIC, "resource_name": "t"}
+    resources = [{**wanted, "configuration_keys": ["segment.bytes", "no.such"]}]
+    response = await client.call(
+        DESCRIBE_CONFIGS, 4, resources=resources, include_synonyms=True, include_documentation=True
+    )
+    (config,) = response.results[0].configs
+    assert config.name == "segment.bytes"
+    assert config.documentation
+    (synonym,) = config.synonyms
+    assert (synonym.name, synonym.value) == ("segment.bytes", config.value)
+
+
+async def test_the_brokers_settings_are_shown(start: Start, connect: Connect) -> None:
+    broker = await start(auto_create_topics=False, retention_seconds=None)
+    client = await connect(broker)
+    resources = [{"resource_type": BROKER, "resource_name": "0", "configuration_keys": None}]
+    response = await client.call(DESCRIBE_CONFIGS, 4, resources=resources)
+    configs = {each.name: (each.value, each.config_source) for each in response.results[0].configs}
+    assert configs["auto.create.topics.enable"] == ("false", OF_BROKER)
+    assert configs["log.retention.ms"] == ("-1", OF_BROKER)
+    assert configs["num.partitions"] == ("1", DEFAULT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "code"),
+    [
+        (TOPIC, "unknown", ErrorCode.unknown_topic_or_partition),
+        (BROKER, "7", ErrorCode.invalid_request),
+        (LOGGER, "0", ErrorCode.invalid_request),
+    ],
+)
+async def test_what_has_no_settings_is_refused(
+    broker: Broker, connect: Connect, kind: int, name: str, code: ErrorCode
+) -> None:
+    client = await connect(broker)
+    resources = [{"resource_type": kind, "resource_name": name, "configuration_keys": None}]
+    response = await client.call(DESCRIBE_CONFIGS, 4, resources=resources)
+    (result,) = response.results
+    assert (result.error_code, result.configs) == (code, ())
+    assert result.error_message

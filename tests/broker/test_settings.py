@@ -1,0 +1,31 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker import BrokerSettings
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"port": 65_536}, "port must be between 0 and 65535"),
+        ({"port": -1}, "port must be"),
+        ({"advertised_port": 70_000}, "advertised_port must be"),
+        ({"default_partitions": 0}, "default_partitions must be greater than 0"),
+        ({"retention_bytes": 0}, "retention_bytes must be greater than 0"),
+        ({"fsync": "never"}, "fsync must be always, interval or os, not 'never'"),
+        ({"group_initial_rebalance_delay": -1}, "must not be negative"),
+        ({"message_max_bytes": 2**40}, "message_max_bytes .* must not be greater than request"),
+        ({"group_min_session_timeout": 3600}, "must not be greater than group_max_session"),
+        ({"request_max_bytes": 2**31}, "request_max_bytes"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_named(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BrokerSettings(data_dir=Path("data"), **setting)
+
+
+def test_the_defaults_listen_on_loopback() -> None:
+    settings = BrokerSettings(data_dir=Path("data"))
+    assert (settings.host, settings.port) == ("127.0.0.1", 9092)
