@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from framework.connection import ConnectionConfig, ConsumerConfig
+from framework.errors import SettingsError
 
 if TYPE_CHECKING:
     from framework.settings import GroupSettings, Settings
@@ -13,12 +14,12 @@ __all__ = ["connection_config", "consumer_config"]
 
 
 def connection_config(settings: Settings | GroupSettings) -> ConnectionConfig:
-    """How to reach the brokers, for producers and admin clients."""
+    """How to reach the brokers, for producers and admin clients. Raises SettingsError."""
     return ConnectionConfig(**_connection(settings))
 
 
 def consumer_config(settings: Settings) -> ConsumerConfig:
-    """What to read, and how, for the worker's consumer."""
+    """What to read, and how, for the worker's consumer. Raises SettingsError."""
     return ConsumerConfig(
         group=settings.group,
         topics=settings.topics,
@@ -37,6 +38,11 @@ def consumer_config(settings: Settings) -> ConsumerConfig:
 
 def _connection(settings: Settings | GroupSettings) -> dict[str, Any]:
     security = settings.security
+    if not security.ssl_check_hostname:
+        raise SettingsError(
+            "security.ssl_check_hostname=false is not supported: trust the broker's certificate with "
+            "security.ssl_cafile, and use a host name that it carries"
+        )
     return {
         "bootstrap_servers": settings.bootstrap_servers,
         "client_id": settings.client_id,

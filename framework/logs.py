@@ -82,8 +82,9 @@ def setup_logs(settings: LogSettings) -> None:
 class _KafkaClient(logging.Filter):
     """Calms the Kafka client, which retries by itself: what it cannot mend it raises, and we log.
 
-    Its errors become warnings (and are left out if `least`, the least level to log, is above), and what it repeats at every attempt (a broker that is down) is logged
-    once in `_REPEAT_AFTER` seconds, with the number of those left out as `repeated`.
+    Its errors become warnings, which are left out if `least`, the least level to log, is above. What it
+    repeats at every attempt (a broker that is down) is logged once in `_REPEAT_AFTER` seconds, with
+    the number of those left out as `repeated`.
     """
 
     def __init__(

@@ -78,6 +78,7 @@ def _app(arguments: Sequence[str], groups: dict[str, EntryPoint]) -> App:
     """The command line; of its groups, only the one that `arguments` name is loaded."""
     chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     app = App(name="kmr", help=_HELP, version=version(DISTRIBUTION))
+    app.suppress_keyboard_interrupt = app.meta.suppress_keyboard_interrupt = False
 
     @app.meta.default
     def launch(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["load_strategy"]
 
 _NOT_THE_USERS: Final = (
-    "<frozen",
+    "<",  # <frozen importlib>, and <string>: the methods that dataclasses writes
     *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")),
     str(Path(__file__).parents[1]),
 )

@@ -1,0 +1,187 @@
+"""kmr offsets, against the broker of this process."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from anyio import to_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from broker import Broker
+
+GROUP = "flights-group"
+TOPIC = "flights"
+
+
+@pytest.fixture
+def offsets(kmr: Callable[..., Any], broker: Broker) -> Callable[..., Awaitable[Any]]:
+    """Runs `kmr offsets` for the group, in a thread, because the broker is on this event loop."""
+
+    async def run(command: str, *flags: str) -> Any:
+        where = ("--group", GROUP, "--bootstrap-servers", broker.bootstrap_servers)
+        return await to_thread.run_sync(partial(kmr, "offsets", command, *where, *flags))
+
+    return run
+
+
+async def produce(broker: Broker, count: int = 10) -> None:
+    """Records at 1000, 2000, ... milliseconds in partition 0."""
+    producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers)
+    await producer.start()
+    try:
+        for number in range(1, count + 1):
+            await producer.send_and_wait(TOPIC, b"x", partition=0, timestamp_ms=number * 1000)
+    finally:
+        await producer.stop()
+
+
+async def commit(broker: Broker, offset: int) -> None:
+    consumer = AIOKafkaConsumer(bootstrap_servers=broker.bootstrap_servers, group_id=GROUP)
+    await consumer.start()
+    try:
+        consumer.assign([TopicPartition(TOPIC, 0)])
+        await consumer.commit({TopicPartition(TOPIC, 0): offset})
+    finally:
+        await consumer.stop()
+
+
+async def committed(offsets: Callable[..., Awaitable[Any]]) -> int | None:
+    shown = json.loads((await offsets("show", "--json")).out)
+    (partition,) = shown["partitions"]
+    offset: int | None = partition["committed"]
+    return offset
+
+
+async def test_show_has_the_lag_of_every_partition(
+    broker: Broker, offsets: Callable[..., Awaitable[Any]]
+) -> None:
+    await produce(broker)
+    await commit(broker, 4)
+    output = await offsets("show")
+    assert output.code == 0
+    lines = [line.split() for line in output.out.splitlines()]
+    assert lines[0][:3] == ["group", f"{GROUP}:", "Empty,"]
+    assert lines[2] == ["flights-0", "4", "0", "10", "6", "-"]
+    assert output.out.endswith("lag in all: 6\n")
+
+
+async def test_show_names_a_topic_that_the_group_has_not_committed(
+    broker: Broker, offsets: Callable[..., Awaitable[Any]]
+) -> None:
+    await produce(broker, 2)
+    output = await offsets("show", "--topic", TOPIC)
+    assert ["flights-0", "-", "0", "2", "-", "-"] in [x.split() for x in output.out.splitlines()]
+    assert "nothing is committed" in output.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--to-earliest",), 0),
+        (("--to-latest",), 10),
+        (("--to-offset", "7"), 7),
+        (("--shift-by", "3"), 7),
+        (("--shift-by", "-3"), 1),
+        (("--shift-by", "-100"), 0),
+        (("--shift-by", "100"), 10),
+        (("--to-timestamp", "2500"), 2),
+        (("--to-timestamp", "1970-01-01T00:00:05"), 4),
+        (("--to-timestamp", "1970-01-01T01:00:05+01:00"), 4),
+        (("--to-timestamp", "2999-01-01"), 10),
+    ],
+)
+async def test_reset_puts_the_group_where_it_is_told(
+    broker: Broker, offsets: Callable[..., Awaitable[Any]], flags: tuple[str, ...], expected: int
+) -> None:
+    await produce(broker)
+    await commit(broker, 4)
+    dry = await offsets("reset", *flags, "--dry-run")
+    assert dry.code == 0
+    assert dry.out.endswith("dry run: nothing was changed\n")
+    assert await committed(offsets) == 4
+    output = await offsets("reset", *flags)
+    assert output.code == 0, output.err
+    assert await committed(offsets) == expected
+
+
+async def test_reset_is_refused_while_the_group_has_members(
+    broker: Broker, offsets: Callable[..., Awaitable[Any]]
+) -> None:
+    await produce(broker)
+    member = AIOKafkaConsumer(
+        TOPIC,
+        bootstrap_servers=broker.bootstrap_servers,
+        group_id=GROUP,
+        client_id="worker-1",
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+    )
+    await member.start()
+    try:
+        await member.getone()
+        await member.commit()
+        shown = await offsets("show")
+        assert ["flights-0", "1", "0", "10", "9", "worker-1"] in [
+            line.split() for line in shown.out.splitlines()
+        ]
+        output = await offsets("reset", "--to-latest")
+        assert output.code == 1
+        assert f"group {GROUP} has 1 members (worker-1 at " in output.err
+        dry = await offsets("reset", "--to-latest", "--dry-run")
+        assert "it would be refused: the group has 1 members" in dry.out
+    finally:
+        await member.stop()
+    assert await committed(offsets) == 1
+
+
+async def test_an_offset_beyond_the_log_is_refused_and_changes_nothing(
+    broker: Broker, offsets: Callable[..., Awaitable[Any]]
+) -> None:
+    await produce(broker)
+    await commit(broker, 4)
+    output = await offsets("reset", "--to-offset", "11")
+    assert output.code == 1
+    assert "flights-0: offset 11 is not in the log, which has 0 to 10" in output.err
+    assert await committed(offsets) == 4
+
+
+async def test_a_group_without_offsets_needs_a_topic(
+    broker: Broker, offsets: Callable[..., Awaitable[Any]]
+) -> None:
+    await produce(broker)
+    output = await offsets("reset", "--to-latest")
+    assert output.code == 1
+    assert "has committed nothing; name the topics with --topic" in output.err
+    assert (await offsets("reset", "--to-latest", "--topic", TOPIC)).code == 0
+    assert await committed(offsets) == 10
+    missing = await offsets("reset", "--shift-by", "1", "--topic", "other")
+    assert missing.code == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "say where to: exactly one of --to-earliest"),
+        (("--to-earliest", "--to-offset", "0"), "say where to: exactly one of"),
+        (("--to-timestamp", "yesterday"), "--to-timestamp must be a time such as"),
+    ],
+)
+def test_where_to_must_be_said_once_and_readably(
+    kmr: Callable[..., Any], flags: tuple[str, ...], message: str
+) -> None:
+    output = kmr("offsets", "reset", "--group", GROUP, *flags)
+    assert output.code == 2
+    assert message in output.err
+
+
+def test_an_address_without_a_broker_is_one_message(kmr: Callable[..., Any]) -> None:
+    output = kmr("offsets", "show", "--group", GROUP, "--bootstrap-servers", "127.0.0.1:1")
+    assert output.code == 1
+    assert output.err.count("\n") == 1
+    assert "no Kafka broker answers at bootstrap_servers (127.0.0.1:1" in output.err

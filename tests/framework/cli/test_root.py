@@ -1,0 +1,187 @@
+"""The root of the command line: groups, errors, exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import EntryPoint, entry_points, version
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from framework.cli.root import GROUP, run_command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+OURS = '''
+"""`kmr ours`: the first line of the module.
+
+And more.
+"""
+from framework.errors import KmrError, SettingsError
+
+def ours(what: str = "clean") -> int | None:
+    """What ours does.
+
+    In detail.
+    """
+    if what == "failed":
+        raise KmrError("it went wrong")
+    if what == "settings":
+        raise SettingsError("a setting is wrong")
+    if what == "interrupted":
+        raise KeyboardInterrupt
+    if what == "bug":
+        raise ZeroDivisionError("a bug")
+    return 3 if what == "three" else None
+
+app = object()
+'''
+
+
+@pytest.fixture
+def groups(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
+    """Groups of commands: one that works, one that breaks when imported, one that is not there."""
+    (folder / "ours.py").write_text(OURS, encoding="utf-8")
+    (folder / "broken.py").write_text('"""Breaks."""\nimport absent_library\n', encoding="utf-8")
+    (folder / "garbled.py").write_text("def (", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(folder))
+    named = {
+        "ours": "ours:ours",
+        "module": "ours:app",
+        "broken": "broken:app",
+        "garbled": "garbled:app",
+        "absent": "absent_module:app",
+    }
+    return [EntryPoint(name, value, GROUP) for name, value in named.items()]
+
+
+def test_help_lists_every_group_without_importing_any(
+    groups: list[EntryPoint], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["--help"], groups) == 0
+    lines = capsys.readouterr().out
+    for name, summary in {
+        "ours": "What ours does.",
+        "module": "The first line of the module.",
+        "broken": "Breaks.",
+        "garbled": "(cannot be loaded)",
+        "absent": "(not installed)",
+    }.items():
+        (line,) = [line for line in lines.splitlines() if line.startswith(f"│ {name} ")]
+        assert summary in line
+    assert not {"ours", "broken", "garbled"} & set(sys.modules)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 0, ""),
+        (["three"], 3, ""),
+        (["failed"], 1, "kmr: it went wrong\n"),
+        (["settings"], 2, "kmr: a setting is wrong\n"),
+        (["--colour", "red"], 2, "kmr: Unknown option: --colour"),
+        (["interrupted"], 130, ""),
+    ],
+)
+def test_the_exit_code_says_how_it_ended(
+    groups: list[EntryPoint],
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    message: str,
+) -> None:
+    assert run_command(["ours", *arguments], groups) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(message)
+    assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize("way", ["flag first", "flag last", "variable"])
+def test_debug_shows_the_traceback(
+    groups: list[EntryPoint],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+) -> None:
+    arguments = ["ours", "failed"]
+    if way == "variable":
+        monkeypatch.setenv("KMR_DEBUG", "1")
+    else:
+        arguments.insert(0 if way == "flag first" else 2, "--debug")
+    assert run_command(arguments, groups) == 1
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert err.endswith("kmr: it went wrong\n")
+
+
+def test_a_bug_of_ours_is_not_hidden(groups: list[EntryPoint]) -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_command(["ours", "bug"], groups)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "broken",
+            (
+                "kmr: the command broken (broken:app) cannot be loaded: ModuleNotFoundError: "
+                "No module named 'absent_library'"
+            ),
+        ),
+        ("garbled", "kmr: the command garbled (garbled:app) cannot be loaded: SyntaxError"),
+        ("absent", "kmr: the command absent (absent_module:app) cannot be loaded"),
+    ],
+)
+def test_a_group_that_cannot_be_loaded_says_why_and_breaks_no_other(
+    groups: list[EntryPoint], capsys: pytest.CaptureFixture[str], name: str, message: str
+) -> None:
+    assert run_command([name], groups) == 1
+    assert capsys.readouterr().err.startswith(message)
+    assert run_command(["ours"], groups) == 0
+
+
+def test_a_slip_in_a_command_is_answered_with_the_nearest(kmr: Callable[..., Any]) -> None:
+    output = kmr("vlidate")
+    assert output.code == 2
+    assert 'Did you mean "validate"?' in output.err
+
+
+def test_the_version_is_that_of_the_distribution(kmr: Callable[..., Any]) -> None:
+    assert kmr("--version").out.strip() == version("kafka-map-reduce")
+
+
+def test_the_commands_of_the_framework_can_all_be_loaded() -> None:
+    ours = [group for group in entry_points(group=GROUP) if group.module.startswith("framework.")]
+    assert {"run", "validate", "graph", "offsets", "top", "check", "config"} <= {
+        group.name for group in ours
+    }
+    for group in ours:
+        group.load()
+
+
+def test_a_reader_that_goes_away_is_no_error(folder: Path) -> None:
+    program = (
+        "import sys; from framework.cli.root import run_command; "
+        "from importlib.metadata import EntryPoint; "
+        "sys.exit(run_command(['flood'], [EntryPoint('flood', 'flood:flood', 'g')]))"
+    )
+    (folder / "flood.py").write_text(
+        "def flood() -> None:\n    while True:\n        print('x' * 1000)\n", encoding="utf-8"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=folder,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(30) == 141
+        assert process.stderr.read() == b""
