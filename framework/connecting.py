@@ -105,23 +105,25 @@ async def disconnect(consumer: Any, timeout: float) -> None:
     if not patience.cancelled_caught:
         return
     # aiokafka finishes a rebalance before it leaves. That may take as long as the slowest member, and
-    # the coordinator's connection waits with it, so tell the broker by another one.
+    # the coordinator's connection waits with it, so tell the broker by another one. (The rebalance
+    # itself was cancelled with `stop`, which awaited it.)
     coordinator, client = consumer._coordinator, consumer._client
     _log.warning("leaving the group in the middle of a rebalance", seconds=timeout)
     with anyio.move_on_after(_LEAVE_TIMEOUT, shield=True):
-        try:
-            if coordinator.member_id and coordinator._group_instance_id is None:
-                leave = LeaveGroupRequest(coordinator.group_id, coordinator.member_id)
-                await client.send(coordinator.coordinator_id, leave)
-        except KafkaError as error:
-            _log.warning("could not tell the broker that we leave", reason=str(error))
-    tasks = [
-        coordinator._coordination_task,
-        coordinator._heartbeat_task,
-        coordinator._commit_refresh_task,
-    ]
-    for task in filter(None, tasks):
-        task.cancel()
+        await _leave(coordinator, client)
     with anyio.move_on_after(_LEAVE_TIMEOUT, shield=True):
         await consumer._fetcher.close()
         await client.close()
+
+
+async def _leave(coordinator: Any, client: Any) -> None:
+    for task in (coordinator._heartbeat_task, coordinator._commit_refresh_task):
+        if task is not None:
+            task.cancel()
+    if not coordinator.member_id or coordinator._group_instance_id is not None:
+        return  # not yet a member, or one that is expected back
+    try:
+        leave = LeaveGroupRequest(coordinator.group_id, coordinator.member_id)
+        await client.send(coordinator.coordinator_id, leave)
+    except KafkaError as error:
+        _log.warning("could not tell the broker that we leave", reason=str(error))
