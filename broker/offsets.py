@@ -105,11 +105,15 @@ class OffsetStore:
         store = cls(
             PartitionLog.open(directory, config, clean=clean), rewrite_bytes=rewrite_bytes, now=now
         )
-        store._load()
-        if store.should_rewrite:
-            start = store._append_live_records()
-            store._log.fsync()
-            store._log.truncate_start(start)
+        try:
+            store._load()
+            if store.should_rewrite:
+                start = store._append_live_records()
+                store._log.fsync()
+                store._log.truncate_start(start)
+        except BaseException:
+            store.close()
+            raise
         return store
 
     def close(self) -> None:

@@ -56,7 +56,7 @@ def runs(command: Callable[Arguments, Awaitable[int | None]]) -> Callable[Argume
 def reports(command: Callable[Arguments, int | None]) -> Callable[Arguments, int]:
     """Explain the errors of a command in one line, and return its exit code.
 
-    0 clean, 1 failed, 2 wrong usage, 130 interrupted. With KMR_DEBUG=1 errors show their traceback.
+    0 clean, 1 failed, 2 wrong usage, 130 interrupted. With `kmr --debug` or KMR_DEBUG=1 errors show their traceback.
     """
 
     @functools.wraps(command)
@@ -64,7 +64,7 @@ def reports(command: Callable[Arguments, int | None]) -> Callable[Arguments, int
         try:
             return command(*args, **kwargs) or CLEAN
         except EXPECTED as error:
-            if os.environ.get("KMR_DEBUG", "") not in ("", "0"):
+            if "--debug" in sys.argv or os.environ.get("KMR_DEBUG", "") not in ("", "0"):
                 traceback.print_exc()
             complain(explain(error))
             return USAGE if isinstance(error, UsageError) else FAILED

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 from kio.index import load_request_schema
 from kio.schema.errors import ErrorCode
@@ -17,7 +18,9 @@ from kio.static.primitive import i32Timedelta
 from broker import Broker, BrokerSettings
 from broker.apis.groups import APIS
 from broker.apis.membership import error_code
+from broker.log.config import LogConfig
 from broker.membership import GroupError
+from broker.offsets import OffsetStore
 from broker.wire.messages import default_message
 
 if TYPE_CHECKING:
@@ -416,6 +419,40 @@ async def test_a_group_reads_each_record_once_over_a_restart_of_the_broker(tmp_p
                         read += [record.value for record in records]
                 await reader.commit()
     assert len(set(read)) == len(read) == 100
+
+
+async def test_members_go_on_over_a_restart_of_the_broker_without_a_rebalance(
+    tmp_path: Path,
+) -> None:
+    first_run = BrokerSettings(data_dir=tmp_path, port=0, group_min_session_timeout=0.1)
+    async with Broker(first_run) as broker:
+        port = int(broker.bootstrap_servers.rpartition(":")[2])
+        await broker.topics.create("t", 4)
+        member = consumer(broker, retry_backoff_ms=20)
+        await member.start()
+        await assigned(member)
+    try:
+        second_run = BrokerSettings(data_dir=tmp_path, port=port, group_min_session_timeout=0.1)
+        async with Broker(second_run) as broker, asyncio.timeout(10):
+            offsets = {TopicPartition("t", index): 5 for index in range(4)}
+            while True:
+                try:
+                    await member.commit(offsets)
+                    break
+                except KafkaError:
+                    continue
+            async with AIOKafkaConsumer(
+                bootstrap_servers=broker.bootstrap_servers, group_id="g"
+            ) as observer:
+                assert await observer.committed(TopicPartition("t", 3)) == 5
+            await member.stop()
+    finally:
+        await member.stop()
+    store = OffsetStore.open(tmp_path / "offsets", LogConfig(), clean=True)
+    stored = store.stored_group("g")
+    store.close()
+    assert stored is not None
+    assert stored.snapshot.generation == 2  # one when it joined, one when it left
 
 
 async def test_metadata_is_committed_with_an_offset(broker: Broker) -> None:
