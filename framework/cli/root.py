@@ -111,10 +111,10 @@ def _load(group: EntryPoint) -> Any:
 def _summary(group: EntryPoint) -> str:
     """The first line of the documentation of a group, read without running its module."""
     try:
-        spec = importlib.util.find_spec(group.module)
-        if spec is None or spec.origin is None:
+        source = _source(group.module)
+        if source is None:
             return "(not installed)"
-        module = ast.parse(Path(spec.origin).read_bytes())
+        module = ast.parse(source.read_bytes())
     except Exception:  # noqa: BLE001  whatever is wrong with it is told when it is used
         return "(cannot be loaded)"
     of: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef = module
@@ -124,6 +124,22 @@ def _summary(group: EntryPoint) -> str:
     line = (ast.get_docstring(of) or "").partition("\n")[0]
     line = _OWN_NAME.sub("", line)
     return line[:1].upper() + line[1:]
+
+
+def _source(module: str) -> Path | None:
+    """The file of a module. Found from its outermost package: `find_spec` would import the packages."""
+    outermost, *inner = module.split(".")
+    spec = importlib.util.find_spec(outermost)
+    if spec is None:
+        return None
+    if not inner:
+        return None if spec.origin is None else Path(spec.origin)
+    for location in spec.submodule_search_locations or ():
+        at = Path(location, *inner)
+        for file in (at.with_suffix(".py"), at / "__init__.py"):
+            if file.is_file():
+                return file
+    return None
 
 
 def _complain(message: str) -> None:

@@ -75,6 +75,19 @@ def test_help_lists_every_group_without_importing_any(
     assert not {"ours", "broken", "garbled"} & set(sys.modules)
 
 
+def test_help_does_not_import_the_package_around_a_group(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = folder / "heavy"
+    (package / "cli").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('imported')", encoding="utf-8")
+    (package / "cli" / "__init__.py").write_text('"""Light."""', encoding="utf-8")
+    monkeypatch.syspath_prepend(str(folder))
+    assert run_command(["--help"], [EntryPoint("heavy", "heavy.cli:app", GROUP)]) == 0
+    assert "Light." in capsys.readouterr().out
+    assert "heavy" not in sys.modules
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
