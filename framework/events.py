@@ -124,7 +124,7 @@ class EventHandler:
                 case "draining", Assign() | Shutdown():
                     pass  # We are leaving; a partition that came now is another member's soon.
                 case (("stopped" | "failed"), _):
-                    self._consumer.seek(partition, ledger.delivered)
+                    pass
 
     def stopped(self) -> None:
         """Everything has ended."""
