@@ -183,9 +183,9 @@ class EmbeddedClickHouse:
 
         job = self._threads.submit(run)
         try:
-            return await asyncio.shield(asyncio.wrap_future(job))
+            return await asyncio.wrap_future(job)
         except asyncio.CancelledError:
-            if job.cancel():
+            if job.cancelled():
                 held.close()
             elif query.statement.kind == "read":
                 with suppress(ClickHouseError):

@@ -149,8 +149,6 @@ def lists_of(array: Array) -> Array:
     kind = array.type
     if pa.types.is_list(kind):
         return array
-    if pa.types.is_null(kind):
-        return pc.cast(array, pa.list_(pa.null()))
     if (
         pa.types.is_large_list(kind)
         or pa.types.is_fixed_size_list(kind)

@@ -56,6 +56,7 @@ _FLOATS: dict[str, pa.DataType] = {
     "Float64": pa.float64(),
     "BFloat16": pa.float32(),
 }
+_NULLABLE = ("Variant", "Dynamic")  # by nature: they are not wrapped in Nullable
 _WIDE_INTEGERS = ("Int128", "Int256", "UInt128", "UInt256")
 _WIDE_INTEGER = r"^-?\d{1,77}$"
 _UUID = r"^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}$"
@@ -84,10 +85,11 @@ def cast_to(array: Array, target: ColumnType, *, has_default: bool = False) -> C
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     try:
-        cast = _cast(array, target)
+        # a column of nothing but null may have any type
+        cast = Cast(array) if pa.types.is_null(array.type) else _cast(array, target)
     except pa.ArrowNotImplementedError as error:
         raise Misfit(f"Arrow has no cast from {array.type} to it") from error
-    if array.null_count == 0 or target.nullable or has_default:
+    if array.null_count == 0 or has_default or target.nullable or target.base_type in _NULLABLE:
         return cast
     return Cast(cast.array, either(cast.bad, misfits(pc.is_valid(array))))
 
