@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 from contextlib import AsyncExitStack
@@ -33,6 +34,9 @@ __all__ = ["ExitCode", "Worker", "run_worker"]
 _log = structlog.get_logger(__name__)
 
 LEAVE_TIMEOUT = 5.0
+SAME_SIGNAL = 0.5
+"""Seconds in which a signal that comes again is the same one: `timeout` and some init processes send it
+to the process and to its group."""
 
 
 class ExitCode:
@@ -250,18 +254,19 @@ async def _run_process(strategy: Strategy, settings: Settings) -> int:
 
 
 async def _obey_signals(worker: Worker, scope: anyio.CancelScope, codes: list[int]) -> None:
+    asked_at = math.inf
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        received = 0
         async for number in signals:
-            received += 1
-            if received == 1:
+            now = anyio.current_time()
+            if asked_at == math.inf:
+                asked_at = now
                 worker.shutdown(signal.Signals(number).name)
-                continue
-            _log.warning(
-                "second signal: stopping without a drain", signal=signal.Signals(number).name
-            )
-            codes.append(128 + number)
-            scope.cancel()
+            elif now - asked_at > SAME_SIGNAL:
+                _log.warning(
+                    "second signal: stopping without a drain", signal=signal.Signals(number).name
+                )
+                codes.append(128 + number)
+                scope.cancel()
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
