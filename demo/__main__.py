@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import anyio
-from framework.cli.check import check, show
 from rich.console import Console
 
 from demo.display import Display
@@ -16,6 +15,7 @@ from demo.flights import load_flights
 from demo.processes import ChildFailed, Children
 from demo.report import how_to_go_on, show_carriers
 from demo.scenario import Scenario
+from framework.cli.check import check, show
 
 DIRECTORY = Path(".kmr/demo")
 

@@ -57,7 +57,8 @@ class Child:
                 await self._process.wait()
             if self.running:
                 self._process.kill()
-            return await self._process.wait()
+            code = await self._process.wait()
+        return code
 
 
 class Children:

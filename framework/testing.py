@@ -327,8 +327,8 @@ async def start_broker(tmp_path: Path) -> AsyncIterator[StartBroker]:
         async def start(**settings: Any) -> Broker:
             nonlocal started
             started += 1
-            settings = {"data_dir": tmp_path / f"broker-{started}", "port": 0} | settings
-            return await stack.enter_async_context(Broker(BrokerSettings(**settings)))
+            defaults: dict[str, Any] = {"data_dir": tmp_path / f"broker-{started}", "port": 0}
+            return await stack.enter_async_context(Broker(BrokerSettings(**defaults | settings)))
 
         yield start
 
