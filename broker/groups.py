@@ -17,6 +17,7 @@ from broker.membership.types import (
     GroupError,
     GroupOverview,
     GroupSettings,
+    GroupSnapshot,
     GroupState,
     JoinRequest,
     JoinResult,
@@ -228,12 +229,12 @@ class GroupCoordinator:
         group.close(GroupError.COORDINATOR_NOT_AVAILABLE)
         del self._groups[group.id]
 
-    def _store_generation(self, group: Group) -> None:
+    def _store_generation(self, group_id: str, generation: GroupSnapshot) -> None:
         try:
-            self._store.store_group(group.id, group.snapshot())
+            self._store.store_group(group_id, generation)
         except (LogError, OSError, ValueError) as error:
             # The group goes on; only a restart of the broker would make its members join again.
-            logger.error("group_not_stored", group=group.id, error=str(error))
+            logger.error("group_not_stored", group=group_id, error=str(error))
 
     def _schedule_cleanup(self) -> None:
         interval = self._settings.cleanup_interval

@@ -90,7 +90,10 @@ class GroupBench:
         self.clock = VirtualClock()
         self.stored: list[GroupSnapshot] = []
         self.group = Group(
-            "g", settings or GroupSettings(), self.clock, lambda g: self.stored.append(g.snapshot())
+            "g",
+            settings or GroupSettings(),
+            self.clock,
+            lambda _, generation: self.stored.append(generation),
         )
 
     def join(

@@ -379,7 +379,7 @@ def test_a_description_hides_what_a_rebalance_may_change(bench: GroupBench) -> N
 
 def test_a_restored_group_goes_on_where_it_was(bench: GroupBench) -> None:
     leader, follower = bench.stable(2)
-    restored = Group("g", GroupSettings(), bench.clock, lambda _: None)
+    restored = Group("g", GroupSettings(), bench.clock, lambda *_: None)
     restored.restore(bench.stored[-1])
 
     for joined in (leader, follower):
