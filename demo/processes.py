@@ -57,8 +57,8 @@ class Child:
                 await self._process.wait()
             if self.running:
                 self._process.kill()
-            code = await self._process.wait()
-        return code
+            await self._process.wait()
+        return self._process.returncode or 0
 
 
 class Children:
