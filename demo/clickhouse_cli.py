@@ -12,6 +12,7 @@ import anyio
 from cyclopts import App, Parameter
 from rich.console import Console
 
+from demo.clickhouse_http import is_local_name
 from demo.clickhouse_server import EmbeddedClickHouse
 from demo.clickhouse_statement import parse
 from framework.sinks.clickhouse_client import URL_VARIABLE, Target, connect
@@ -61,6 +62,11 @@ async def _serve(server: EmbeddedClickHouse) -> None:
                 f"ClickHouse {server.version} (embedded) answers on {server.url}, "
                 f"data in {server.path}. Stop it with Ctrl-C."
             )
+            if not is_local_name(server.host):
+                console.print(
+                    "There are no passwords: whoever reaches this address can read and write it all.",
+                    style="yellow",
+                )
             async for _ in signals:
                 break
 

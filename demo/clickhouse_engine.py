@@ -9,113 +9,28 @@ constraint of the table or a materialized view had refused them.
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from demo.clickhouse_errors import ClickHouseError, ServerError
+from demo.clickhouse_query import Answer
 from framework.sinks.clickhouse_client import data_directory_owner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from demo.clickhouse_statement import Statement
+    from demo.clickhouse_query import ExternalTable, Query
 
-__all__ = ["Answer", "Engine", "ExternalTable", "Query", "Spool"]
+__all__ = ["Engine"]
 
 _MAX_RESULT_BYTES = 1 << 30
 _ENCODINGS = {"gzip", "deflate", "br", "zstd", "lz4", "xz"}
-
-
-class Spool:
-    """Bytes that the engine reads as a file: in memory, without a name, gone when closed."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        if hasattr(os, "memfd_create"):
-            self._file: Any = os.fdopen(os.memfd_create("clickhouse-insert"), "wb", buffering=0)
-            self.path = f"/proc/self/fd/{self._file.fileno()}"
-        else:
-            self._file = tempfile.NamedTemporaryFile(buffering=0)  # noqa: SIM115
-            self.path = self._file.name
-
-    def write(self, data: bytes | memoryview) -> None:
-        """Append; a write to memory is never partial."""
-        self._file.write(data)
-        self.size += len(data)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._file.close()
-
-
-@dataclass(frozen=True, slots=True)
-class ExternalTable:
-    """Data that a query brings along as a temporary table: `structure` is `name Type, ...`."""
-
-    name: str
-    structure: str
-    format: str
-    data: Spool
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """One statement with everything that came with it.
-
-    Attributes:
-        text: the SQL; of an INSERT with data only its head.
-        data: the rows of an INSERT, compressed as `encoding` says.
-        tag: names the query for `Engine.kill`.
-        session: keeps temporary tables and settings between queries; idle for longer than
-            `session_timeout` seconds it ends.
-    """
-
-    text: bytes
-    statement: Statement
-    data: Spool | None = None
-    encoding: str | None = None
-    database: str | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
-    parameters: Mapping[str, str] = field(default_factory=dict)
-    default_format: str = "TabSeparated"
-    external: Sequence[ExternalTable] = ()
-    tag: str = ""
-    session: str | None = None
-    session_timeout: float = 60.0
-    session_must_exist: bool = False
-
-    def sql(self) -> str | bytes:
-        """What the engine is given."""
-        statement = self.statement
-        if self.data is None:
-            return self.text
-        # a compressed INSERT is decompressed by the engine while it reads
-        compression = b" COMPRESSION '%s'" % (self.encoding or "none").encode()
-        return b"%s FROM INFILE '%s'%s %s FORMAT %s" % (
-            statement.target,
-            self.data.path.encode(),
-            compression,
-            statement.settings,
-            (statement.format or "").encode(),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a statement returned; `format` is None if it has no result set."""
-
-    body: bytes
-    format: str | None
-    summary: dict[str, str]
 
 
 @dataclass(slots=True)
@@ -214,9 +129,11 @@ class Engine:
         handle = self._open()
         try:
             body = handle.query(sql, "JSONCompactEachRow").bytes()
-            return [msgspec.json.decode(line) for line in body.splitlines()]
+        except RuntimeError as error:
+            raise ClickHouseError.of_engine(str(error)) from error
         finally:
             handle.close()
+        return [msgspec.json.decode(line) for line in body.splitlines()]
 
     @contextmanager
     def _handle_for(self, query: Query) -> Iterator[Any]:
@@ -291,8 +208,8 @@ def _settings(handle: Any, settings: Mapping[str, str], session: str | None) -> 
         ).bytes()
         before = [tuple(msgspec.json.decode(line)) for line in body.splitlines()]
     assignments = (f"{name} = {_string(value)}" for name, value in settings.items())
-    handle.query(f"SET {', '.join(assignments)}")
     try:
+        handle.query(f"SET {', '.join(assignments)}")
         yield
     finally:
         for name, value, changed in before:

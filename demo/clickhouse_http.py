@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import cramjam
 
@@ -15,7 +16,7 @@ __all__ = [
     "content_type",
     "decompress",
     "encoder",
-    "is_loopback_origin",
+    "is_local_name",
     "settings_of",
     "status_of",
 ]
@@ -182,13 +183,7 @@ def decompress(body: bytes, encoding: str) -> bytes:
         ) from error
 
 
-def is_loopback_origin(origin: str | None) -> bool:
-    """Whether a request may come from a web page: from one on this machine only.
-
-    A browser sends `Origin` with every cross-site POST. Without this check any page that somebody on
-    this machine opens could run SQL here.
-    """
-    if origin is None:
-        return True
-    host = origin.partition("://")[2].rpartition(":")[0] or origin.partition("://")[2]
-    return host in ("localhost", "127.0.0.1", "[::1]")
+def is_local_name(address: str) -> bool:
+    """Whether `host`, `host:port` or `scheme://host:port` is a name of this machine for itself."""
+    host = urlsplit(address if "://" in address else f"//{address}").hostname
+    return host in ("localhost", "127.0.0.1", "::1")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from aiohttp import BodyPartReader
 
-from demo.clickhouse_engine import ExternalTable, Query, Spool
 from demo.clickhouse_errors import ClickHouseError
 from demo.clickhouse_http import decompress, settings_of
+from demo.clickhouse_query import ExternalTable, Query, Spool
 from demo.clickhouse_statement import Statement, parse
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ __all__ = ["read_query"]
 _HEAD_BYTES = 262_144  # ClickHouse's own max_query_size: how much of an INSERT it looks at
 _MAX_QUERY_BYTES = 16 * 1024 * 1024
 _CHUNK = 1024 * 1024
+_ALL = 1 << 62
 
 
 async def read_query(
@@ -134,21 +135,20 @@ async def _read_statement(
             data = resources.enter_context(Spool())
             await body.spool(data)
             return prefix, statement, data, body.encoding
-    limit = _MAX_QUERY_BYTES
     if body.encoding is None:
         text = prefix + await body.read(_HEAD_BYTES)
     else:
-        compressed = await body.read(1 << 62)
+        compressed = await body.read(_ALL)
         text = prefix + await asyncio.to_thread(decompress, compressed, body.encoding)
     statement = parse(text)
     if statement.kind == "insert":
         text, data = _inline(text, statement, resources)
         await body.spool(data)
         return text, statement, data, None
-    rest = await body.read(limit)
-    if len(text) + len(rest) > limit:
+    rest = await body.read(_MAX_QUERY_BYTES)
+    if len(text) + len(rest) > _MAX_QUERY_BYTES:
         raise ClickHouseError(
-            229, "QUERY_IS_TOO_LARGE", f"The statement is longer than {limit} bytes"
+            229, "QUERY_IS_TOO_LARGE", f"The statement is longer than {_MAX_QUERY_BYTES} bytes"
         )
     return (text + rest, parse(text + rest), None, None) if rest else (text, statement, None, None)
 

@@ -22,11 +22,11 @@ from aiohttp import web
 
 from demo.clickhouse_engine import Engine
 from demo.clickhouse_errors import ClickHouseError, ServerError
-from demo.clickhouse_http import content_type, encoder, is_loopback_origin, status_of
+from demo.clickhouse_http import content_type, encoder, is_local_name, status_of
 from demo.clickhouse_request import read_query
 
 if TYPE_CHECKING:
-    from demo.clickhouse_engine import Answer, Query
+    from demo.clickhouse_query import Answer, Query
 
 __all__ = ["EmbeddedClickHouse"]
 
@@ -129,7 +129,7 @@ class EmbeddedClickHouse:
         return web.Response(text="Ok.\n", headers=self._headers())
 
     async def _query(self, request: web.Request) -> web.Response:
-        if request.method == "GET" and not request.query.get("query"):
+        if request.method != "POST" and not request.query.get("query"):
             return await self._ping(request)
         query_id = request.query.get("query_id") or str(uuid.uuid4())
         headers = self._headers(query_id)
@@ -145,8 +145,7 @@ class EmbeddedClickHouse:
     async def _answer(
         self, request: web.Request, query_id: str, headers: dict[str, str]
     ) -> web.Response:
-        if not is_loopback_origin(request.headers.get("Origin")):
-            raise ClickHouseError(497, "ACCESS_DENIED", "Web pages of other sites may not query")
+        self._refuse_web_pages(request)
         compress = encoder(
             request.headers.get("Accept-Encoding", ""),
             enabled=request.query.get("enable_http_compression") == "1",
@@ -155,12 +154,11 @@ class EmbeddedClickHouse:
             query = await read_query(
                 request, resources, query_id=query_id, max_body_bytes=self._max_body_bytes
             )
-            if request.method == "GET" and query.statement.kind != "read":
+            if request.method != "POST" and query.statement.kind != "read":
                 raise ClickHouseError(
                     164,
                     "READONLY",
-                    "Cannot execute query in readonly mode. For queries that "
-                    "modify data use the method POST",
+                    "Cannot execute query in readonly mode: to modify data, POST it",
                 )
             held = resources.pop_all()
         answer = await self._in_thread(query, held)
@@ -173,6 +171,17 @@ class EmbeddedClickHouse:
         headers["X-ClickHouse-Summary"] = msgspec.json.encode(answer.summary).decode()
         headers["Content-Type"] = content_type(answer.format)
         return web.Response(body=body, headers=headers)
+
+    def _refuse_web_pages(self, request: web.Request) -> None:
+        """Let no web site that somebody on this machine visits run SQL here.
+
+        Browsers send `Origin` with what a page of another site POSTs, and a page whose own name was
+        pointed at this machine has that name in `Host`.
+        """
+        origin = request.headers.get("Origin")
+        names = [request.host] if is_local_name(self.host) else []
+        if not all(map(is_local_name, [*names, *([origin] if origin else [])])):
+            raise ClickHouseError(497, "ACCESS_DENIED", "Web pages of other sites may not query")
 
     async def _in_thread(self, query: Query, held: ExitStack) -> Answer:
         """Run a query. A client that goes away stops its reading query, never an INSERT."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import structlog
@@ -127,6 +127,13 @@ class ClickHouseWriter(Reducer):
         self._added: list[Rows] = []
         self._group = ""
         self._delivery: Delivery | None = None
+        self._warned: set[str] = set()
+
+    def spawn(self) -> Self:
+        """A copy of its own, but for the memory of what was warned of: once is enough for a stage."""
+        copy = super().spawn()
+        copy._warned = self._warned  # noqa: SLF001  of our own class
+        return copy
 
     async def open(self, context: Context) -> None:
         """Connect and read the table.
@@ -147,7 +154,9 @@ class ClickHouseWriter(Reducer):
             raise SinkError(
                 f"{target}: cannot read the table {self.table}: {classify(error).reason}"
             ) from error
-        if advice := table.deduplication_advice():
+        advice = table.deduplication_advice()
+        if advice is not None and advice not in self._warned:
+            self._warned.add(advice)
             _log.warning("inserts may be doubled", stage=context.stage, advice=advice)
         compression = self.compression
         if compression == "auto":

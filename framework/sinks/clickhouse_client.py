@@ -231,6 +231,8 @@ def connect(target: Target, *, timeout: float = 30.0) -> Iterator[Client]:
     Raises:
         SinkError: nothing answers there, or what is asked of it fails; one line.
     """
+    if target.path is not None and not target.path.exists():
+        raise SinkError(f"There is no ClickHouse directory {target.path}; name a server by its URL")
     client: Client | None = None
     # The client logs a network error before it raises it; without a handler that goes to stderr.
     log, silent = logging.getLogger("clickhouse_connect"), logging.NullHandler()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from framework.reducer import Poisoned
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from framework.record import Range, TopicPartition
+    from framework.record import TopicPartition
 
 __all__ = ["MAX_BLOCK_ROWS", "Insert", "Section", "plan_inserts"]
 
@@ -102,15 +102,18 @@ def plan_inserts(added: Sequence[Rows], group: str) -> list[Insert]:
     partitions: dict[TopicPartition | None, list[Rows]] = defaultdict(list)
     for rows in added:
         owners = {r.topic_partition for r in rows.ranges}
-        partitions[owners.pop() if len(owners) == 1 else None].append(rows)
-    inserts = (
-        Insert(_token(group, [r for rows in parts for r in rows.ranges]), tuple(parts))
-        for parts in partitions.values()
-    )
+        if len(owners) == 1:
+            partitions[owners.pop()].append(rows)
+        else:
+            partitions[None].append(replace(rows, offsets=None))
+    inserts = (Insert(_token(group, parts), tuple(parts)) for parts in partitions.values())
     return [insert for insert in inserts if len(insert)]
 
 
-def _token(group: str, ranges: Sequence[Range]) -> str:
+def _token(group: str, parts: Sequence[Rows]) -> str:
+    ranges = [r for rows in parts for r in rows.ranges]
+    if not ranges:
+        return f"{group[:64]}:{_digest(parts)}"
     spans: dict[TopicPartition, tuple[int, int]] = {}
     for r in ranges:
         first, last = spans.get(r.topic_partition, (r.first, r.last))
@@ -123,3 +126,12 @@ def _token(group: str, ranges: Sequence[Range]) -> str:
     if len(token) <= _LONGEST_TOKEN:
         return token
     return f"{group[:64]}:{sha256(token.encode()).hexdigest()}"
+
+
+def _digest(parts: Sequence[Rows]) -> str:
+    """A name for rows that stand for no offsets: what they contain."""
+    digest = sha256()
+    for rows in parts:
+        for batch in rows.table.to_batches():
+            digest.update(batch.serialize())
+    return digest.hexdigest()

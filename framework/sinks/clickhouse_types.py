@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from clickhouse_connect.datatypes.registry import get_from_name
+from clickhouse_connect.driver.exceptions import Error
 
 from framework.sinks.clickhouse_arrays import (
     Array,
@@ -64,8 +65,14 @@ _IPV4 = r"^((25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(25[0-5]|2[0-4]\d|1?\d?\d)$"
 
 
 def type_of(text: str) -> ColumnType:
-    """The type that ClickHouse writes like this, `Array(Nullable(DateTime64(3, 'UTC')))` for example."""
-    return get_from_name(text)
+    """The type that ClickHouse writes like this, `Array(Nullable(DateTime64(3, 'UTC')))` for example.
+
+    One that clickhouse-connect does not know yet is taken for Dynamic: the server's own cast decides.
+    """
+    try:
+        return get_from_name(text)
+    except Error:
+        return get_from_name("Dynamic")
 
 
 def cast_to(array: Array, target: ColumnType, *, has_default: bool = False) -> Cast:

@@ -156,5 +156,7 @@ def test_a_table_or_column_or_server_that_is_not_there_is_one_clear_line(
         SinkError, match=r"http://127\.0\.0\.1:1 does not answer: Connection refused$"
     ):
         check(url="http://user:secret@127.0.0.1:1", table="t")
+    with pytest.raises(SinkError, match="no ClickHouse directory /nowhere"):
+        check(url="chdb:///nowhere", table="t")
     with pytest.raises(StrategyError, match="ClickHouse URL"):
         check(url="kafka://host", table="t")

@@ -397,15 +397,19 @@ async def test_a_server_that_does_not_answer_is_named_without_the_password(
 
 
 async def test_too_small_a_deduplication_window_is_told_with_the_statement_that_mends_it(
-    create_table: CreateTable, open_writer: OpenWriter
+    clickhouse_url: str, create_table: CreateTable, open_writer: OpenWriter, context: Context
 ) -> None:
     with capture_logs() as logs:
         await open_writer(create_table(OFFSETS))
         assert logs == []
         small = create_table(OFFSETS, window=5)
-        await open_writer(small)
+        writer = ClickHouseWriter(small, url=clickhouse_url)
+        for copy in (writer.spawn(), writer.spawn()):
+            await copy.open(context)
+            await copy.close()
         await open_writer(create_table(OFFSETS, engine="Memory"))
     advice = [entry["advice"] for entry in logs]
+    assert len(advice) == 2, "the copies of a stage warn once"
     assert f"ALTER TABLE `default`.`{small}` MODIFY SETTING" in advice[0]
     assert "non_replicated_deduplication_window = 10000" in advice[0]
     assert "Memory" in advice[1]

@@ -56,6 +56,21 @@ def test_a_long_token_is_a_hash_that_still_tells_ranges_apart() -> None:
     assert len(one) <= 200
 
 
+def test_rows_that_stand_for_no_offsets_are_named_by_what_they_contain() -> None:
+    one, other = (Rows(pa.table({"n": [n]}), ()) for n in (1, 2))
+    assert tokens(one) == tokens(one)
+    assert tokens(one) != tokens(other)
+
+
+def test_rows_of_several_partitions_belong_to_none_of_them() -> None:
+    ranges = (Range("t", 0, 0, 0), Range("t", 1, 0, 0))
+    mixed = Rows(pa.table({"n": [0, 0]}), ranges, np.array([0, 0]))
+    (insert,) = plan_inserts([mixed], "g")
+    (poisoned,) = insert.poisoned({1: "bad"})
+    assert poisoned.rows.ranges == ranges
+    assert poisoned.rows.offsets is None
+
+
 def test_a_block_stays_below_a_million_rows() -> None:
     count = 2 * MAX_BLOCK_ROWS + 5
     offsets = np.arange(count)

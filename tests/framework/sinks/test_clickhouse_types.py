@@ -187,6 +187,12 @@ def test_null_fits_where_a_default_stands_in_for_it() -> None:
     assert bad_rows(pa.array([[None], None]), "Array(UInt8)", has_default=True) == [0]
 
 
+def test_a_type_that_the_client_does_not_know_is_left_to_the_server() -> None:
+    column = pa.array([1, None])
+    assert cast_to(column, type_of("Novelty(8)")).array is column
+    assert bad_rows(column, "Novelty(8)") == []
+
+
 def test_dictionaries_and_extension_types_are_seen_through() -> None:
     words = pa.array(["a", "b", "a"]).dictionary_encode()
     assert cast_to(words, type_of("LowCardinality(String)")).array.to_pylist() == ["a", "b", "a"]
