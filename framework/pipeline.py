@@ -1,19 +1,17 @@
-"""The stages and queues of one strategy, and the intake that fills them."""
+"""The stages and queues of one strategy, and how they start, stand still, drain and stop."""
 
 from __future__ import annotations
 
-import math
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import anyio
 import structlog
 
-from framework.backpressure import Budget, Gate
+from framework.backpressure import Gate
 from framework.executor import Executor
 from framework.failures import ErrorPort, LimitWindow
-from framework.ledger import Ledgers
+from framework.intake import Intake
 from framework.map import MapStage
 from framework.reduce import ReduceStage
 
@@ -25,8 +23,7 @@ if TYPE_CHECKING:
 
     from framework.consumer import Consumer
     from framework.executor import ExecutorKind
-    from framework.ledger import Delivery, Ledger
-    from framework.record import Batch, Range, Rows, TopicPartition
+    from framework.record import Range, Rows, TopicPartition
     from framework.reducer import Context, Reducer
     from framework.status import StageStatus
     from framework.strategy import Strategy
@@ -57,16 +54,6 @@ class Limits:
     executor_workers: int | None = None
 
 
-@dataclass(slots=True)
-class _Partition:
-    """One assigned partition: its ledger, its map stage, and the way in."""
-
-    ledger: Ledger
-    stage: MapStage
-    inbox: MemoryObjectSendStream[Batch]
-    paused: bool = False
-
-
 class Pipeline:
     """Builds the stages of a strategy, and runs them until they are drained.
 
@@ -83,18 +70,20 @@ class Pipeline:
         self._limits = limits
         self._metrics = metrics
         self._executor = Executor(limits.executor, limits.executor_workers)
-        self._partitions: dict[TopicPartition, _Partition] = {}
+        self._maps: dict[TopicPartition, MapStage] = {}
         self._tasks: TaskGroup | None = None
-        self._intake = anyio.CancelScope()
-        self.taking_in = False
-        self.budget = Budget(limits.inflight_bytes)
+        self._taking_in = anyio.CancelScope()
         self._mapping = Gate()
         self._flushing = Gate()
-        self.ledgers = Ledgers(self._on_settled, self._on_dropped)
+        self.intake = Intake(
+            consumer,
+            inflight_bytes=limits.inflight_bytes,
+            queue_batches=limits.queue_batches,
+            metrics=metrics,
+            make_room=self._make_room,
+        )
+        self.ledgers = self.intake.ledgers
         self.drained = anyio.Event()
-        self.consumed = 0
-        self.settled = 0
-        self.progress_at = anyio.current_time()
         self._errors, error_stage = self._build_errors()
         self._rows, reduce_stages = self._build_reducers()
         self._stages = [*reduce_stages, *error_stage]
@@ -135,10 +124,10 @@ class Pipeline:
             errors,
             ledgers=self.ledgers,
             gate=self._flushing,
-            budget=self.budget,
+            budget=self.intake.budget,
             metrics=self._metrics,
             on_stale=self._restart_lost,
-            on_progress=self._on_progress,
+            on_progress=self.intake.progress,
         )
 
     async def open(self, context: Context) -> None:
@@ -150,7 +139,7 @@ class Pipeline:
         """Disconnect all reducers, also after a failure."""
         self._rows.close()
         self._errors.close()
-        for partition in list(self._partitions):
+        for partition in list(self._maps):
             self.stop_partition(partition)
         for stage in self._stages:
             await stage.close()
@@ -165,10 +154,9 @@ class Pipeline:
             async with anyio.create_task_group() as self._tasks:
                 for stage in self._stages:
                     self._tasks.start_soon(stage.run)
-                with self._intake:
-                    await self._take_in()
-                for partition in self._partitions.values():
-                    partition.inbox.close()
+                with self._taking_in:
+                    await self.intake.run()
+                self.intake.close()
                 self._rows.close()
                 self._errors.close()
         finally:
@@ -176,10 +164,7 @@ class Pipeline:
 
     def resume(self) -> None:
         """Take in, map and flush: from the first assignment on, and after every rebalance."""
-        for name, partition in self._partitions.items():
-            if partition.paused:
-                self._consumer.pause([name])  # A rebalance forgets pauses.
-        self.taking_in = True
+        self.intake.resume()
         self._mapping.open()
         self._flushing.open()
 
@@ -194,7 +179,7 @@ class Pipeline:
         stage, of another flush): then it is flushed too, because a partition that goes to another member
         is read again from the watermark. Cancelled, it leaves the gates closed.
         """
-        self.taking_in = False
+        self.intake.is_open = False
         self._mapping.close()
         self._flushing.close()
         await self._flushing.wait_quiet()
@@ -209,123 +194,61 @@ class Pipeline:
             self._flush_through(on=False)
             self._flushing.close()
 
+    def _make_room(self) -> None:
+        for stage in self._stages:
+            stage.make_room()
+
     def _flush_through(self, *, on: bool) -> None:
         for stage in self._stages:
             stage.flush_through(on=on)
 
     def drain(self) -> None:
         """Take nothing in any more; `run` returns when what is in flight has been flushed or dropped."""
-        self.taking_in = False
-        self._intake.cancel()
+        self.intake.is_open = False
+        self._taking_in.cancel()
         for stage in self._stages:
             stage.drain()
 
     def abandon(self) -> None:
         """Drop everything in flight, unsettled, and end `run`."""
-        for partition in list(self._partitions):
+        for partition in list(self._maps):
             self.stop_partition(partition)
         self.resume()
         self.drain()
 
     def start_partition(self, partition: TopicPartition, start: int | None) -> None:
         """Begin a new generation of a partition at offset `start`, None for where the broker says."""
-        if self._tasks is None or self._intake.cancel_called:
+        if self._tasks is None or self._taking_in.cancel_called:
             return
         self.stop_partition(partition)
-        send, receive = anyio.create_memory_object_stream["Batch"](math.inf)
         ledger = self.ledgers.open(partition, start)
         stage = MapStage(
             self._strategy,
             self._executor,
             ledger,
             self.ledgers,
-            receive,
+            self.intake.add(partition),
             self._rows.clone(),
             self._errors.clone(),
             self._mapping,
             self._metrics,
-            on_taken=lambda: self._on_taken(partition),
+            on_taken=lambda: self.intake.taken(partition),
         )
-        self._partitions[partition] = _Partition(ledger, stage, send)
+        self._maps[partition] = stage
         self._tasks.start_soon(stage.run)
 
     def stop_partition(self, partition: TopicPartition) -> None:
         """Drop a partition and all that is in flight of it, unsettled."""
-        gone = self._partitions.pop(partition, None)
-        if gone is not None:
-            gone.stage.cancel()
-            gone.inbox.close()
+        stage = self._maps.pop(partition, None)
+        if stage is not None:
+            stage.cancel()
+            self.intake.remove(partition)
             self.ledgers.drop(partition)
 
     @property
     def partitions(self) -> frozenset[TopicPartition]:
         """The partitions that are being processed."""
-        return frozenset(self._partitions)
-
-    def is_paused(self, partition: TopicPartition) -> bool:
-        """Whether intake of the partition waits for its map stage."""
-        found = self._partitions.get(partition)
-        return found is not None and found.paused
-
-    async def _take_in(self) -> None:
-        while True:
-            if self.budget.exhausted:
-                await self._wait_for_room()
-            for batch in await self._consumer.poll():
-                self._route(batch)
-
-    async def _wait_for_room(self) -> None:
-        since = anyio.current_time()
-        for stage in self._stages:
-            stage.make_room()
-        await self.budget.wait()
-        self._metrics.backpressure.labels("intake", "inflight_bytes").inc(
-            anyio.current_time() - since
-        )
-
-    def _route(self, batch: Batch) -> None:
-        """Hand a batch to the map stage of its partition; pauses the partition when its queue is full."""
-        name = batch.topic_partition
-        partition = self._partitions.get(name)
-        if partition is None or not self.taking_in:
-            return  # A rebalance is under way: where reading goes on is decided when it is over.
-        if not partition.ledger.expects(batch):
-            assert partition.ledger.delivered is not None  # noqa: S101  for the type checker
-            _log.warning("records read twice are dropped", batch=repr(batch))
-            self._consumer.seek(name, partition.ledger.delivered)
-            return
-        partition.ledger.deliver(batch)
-        self.budget.take(batch.nbytes)
-        self.consumed += batch.last - batch.first + 1
-        self._metrics.inflight.set(self.budget.used)
-        self._metrics.consumed.labels(batch.topic).inc(batch.last - batch.first + 1)
-        self._on_progress()
-        partition.inbox.send_nowait(batch)
-        if partition.inbox.statistics().current_buffer_used >= self._limits.queue_batches:
-            partition.paused = True
-            self._consumer.pause([name])
-
-    def _on_taken(self, name: TopicPartition) -> None:
-        partition = self._partitions.get(name)
-        if partition is not None and partition.paused:
-            partition.paused = False
-            self._consumer.resume([name])
-
-    def _on_settled(self, partition: TopicPartition, delivery: Delivery) -> None:
-        self._on_dropped(delivery.nbytes)
-        offsets = delivery.last - delivery.first + 1
-        self.settled += offsets
-        self._metrics.settled.labels(partition.topic).inc(offsets)
-        if delivery.timestamp_ms >= 0:
-            self._metrics.latency.observe(max(0.0, time.time() - delivery.timestamp_ms / 1000))
-        self._on_progress()
-
-    def _on_dropped(self, nbytes: int) -> None:
-        self.budget.give(nbytes)
-        self._metrics.inflight.set(self.budget.used)
-
-    def _on_progress(self) -> None:
-        self.progress_at = anyio.current_time()
+        return frozenset(self._maps)
 
     def _restart_lost(self, ranges: Iterable[Range]) -> None:
         """Rows were dropped with those of a partition that is gone: read what is still ours again."""
@@ -340,7 +263,7 @@ class Pipeline:
 
     def stages(self) -> tuple[StageStatus, ...]:
         """What every stage does now, in the order of the flow."""
-        maps = (partition.stage.status() for partition in self._partitions.values())
+        maps = (stage.status() for stage in self._maps.values())
         return (*maps, *(stage.status() for stage in self._stages))
 
     def undrained(self) -> list[str]:

@@ -195,7 +195,7 @@ class Worker:
                 position=ledger.delivered,
                 start=consumer.start_offset(ledger.partition),
                 end=consumer.end_offset(ledger.partition),
-                paused=self._pipeline.is_paused(ledger.partition),
+                paused=self._pipeline.intake.is_paused(ledger.partition),
             )
             for ledger in self._pipeline.ledgers
         ]
@@ -204,8 +204,8 @@ class Worker:
         """What the worker does at this moment."""
         pipeline, state = self._pipeline, self._events.state
         stages = pipeline.stages()
-        standing = anyio.current_time() - pipeline.progress_at
-        stalled = pipeline.budget.used > 0 and standing > self._settings.stall_timeout
+        standing = anyio.current_time() - pipeline.intake.progress_at
+        stalled = pipeline.intake.budget.used > 0 and standing > self._settings.stall_timeout
         problem = next((f"{s.name}: {s.reason}" for s in stages if s.reason is not None), None)
         if stalled:
             problem = f"no progress for {standing:.0f} s; {problem or 'no stage says why'}"
@@ -218,10 +218,10 @@ class Worker:
             topics=self._settings.topics,
             stages=stages,
             partitions=tuple(self._partitions()),
-            inflight_bytes=pipeline.budget.used,
-            inflight_limit=pipeline.budget.limit,
-            consumed=pipeline.consumed,
-            settled=pipeline.settled,
+            inflight_bytes=pipeline.intake.budget.used,
+            inflight_limit=pipeline.intake.budget.limit,
+            consumed=pipeline.intake.consumed,
+            settled=pipeline.intake.settled,
             uptime=anyio.current_time() - self._started,
         )
 

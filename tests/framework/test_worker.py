@@ -375,7 +375,7 @@ async def test_the_budget_holds_intake_and_never_sticks_without_an_age(clock: Vi
         put(consumer, 0, first, *([b"x" * 1_000] * 10))
     strategy = Strategy(locate, [MemoryWriter(journal, max_rows=1_000_000, max_age=None)])
     async with running(strategy, consumer, inflight_bytes=2 * 1024 * 1024) as worker:
-        worker._pipeline.budget.limit = 25_000
+        worker._pipeline.intake.budget.limit = 25_000
         await consumer.rebalance([P0])
         await journal.until(lambda j: sum(t.num_rows for t in j.written) >= 80)
         assert worker.status().inflight_bytes < 25_000 + 12_000
@@ -388,7 +388,7 @@ async def test_a_batch_larger_than_the_whole_budget_passes_alone(clock: VirtualC
     put(consumer, 0, 10, b"y")
     strategy = Strategy(locate, [MemoryWriter(journal, max_age=None)])
     async with running(strategy, consumer) as worker:
-        worker._pipeline.budget.limit = 100
+        worker._pipeline.intake.budget.limit = 100
         await consumer.rebalance([P0])
         await journal.until(lambda j: sum(t.num_rows for t in j.written) == 10)
     assert written(journal, 0) == list(range(11))
