@@ -25,13 +25,14 @@ _COLUMNS = 12
 CODEC, LOG_APPEND_TIME, TRANSACTIONAL, CONTROL = 0x07, 0x08, 0x10, 0x20
 LEGACY = 0x10000  # not Kafka's: marks that some batch is of format 0 or 1
 
-OK, BAD_LENGTH, BAD_MAGIC, BAD_OFFSETS, BAD_COUNT = 0, 1, 2, 3, 4
+OK, BAD_LENGTH, BAD_MAGIC, BAD_OFFSETS, BAD_COUNT, BAD_CRC = 0, 1, 2, 3, 4, 5
 REASONS = (
     "",
     "its length is impossible",
     "its format version is unknown",
     "its offsets do not follow those before",
     "its record count is impossible",
+    "its checksum is wrong",
 )
 
 CRC_FROM = 21  # the checksum covers everything from the attributes to the end

@@ -102,8 +102,10 @@ class ConsumerConfig(ConnectionConfig):
         group_instance_id: a name that survives restarts (static membership, KIP-345): the broker keeps
             the partitions for this member until `session_timeout` has passed, and stopping does not
             leave the group.
-        auto_offset_reset: where to begin when the group has no committed offset, or when it no longer
-            exists on the broker: the first record, only new ones, or an `OffsetOutOfRange` error.
+        auto_offset_reset: where to begin when the group has committed no offset: the first record, only
+            new ones, or an `OffsetOutOfRange` error.
+        on_out_of_range: where to go on when the next offset is not on the broker any more (retention was
+            faster). Both ways skip records, which an ERROR log tells.
         isolation_level: whether records of open or aborted transactions are left out (KIP-98).
         max_partition_fetch_bytes: bytes that one fetch response brings of one partition; a larger
             record batch still comes whole.
@@ -115,6 +117,7 @@ class ConsumerConfig(ConnectionConfig):
         heartbeat_interval: seconds between heartbeats; also how soon we hear of a rebalance.
         rebalance_timeout: seconds that the broker waits for us to come back in a rebalance: the time
             that `Listener.revoked` has. After it we are no member any more and commits are fenced.
+            A consumer's `request_timeout` is at least 5 seconds more.
         commit_timeout: seconds that a commit is retried while the coordinator is not reachable.
         stop_timeout: seconds that `Consumer.stop` waits for the broker to take note.
     """
@@ -124,6 +127,7 @@ class ConsumerConfig(ConnectionConfig):
     topic_pattern: str | None = None
     group_instance_id: str | None = None
     auto_offset_reset: OffsetReset = "earliest"
+    on_out_of_range: OffsetReset = "error"
     isolation_level: IsolationLevel = "read_committed"
     max_partition_fetch_bytes: int = 1024 * 1024
     fetch_max_bytes: int = 16 * 1024 * 1024

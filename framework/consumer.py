@@ -66,10 +66,10 @@ class Consumer(Protocol):
         """Wait for records and return them: at least one batch, at most one per partition.
 
         Batches of one partition follow each other without gap or overlap: the range of each begins
-        where the last one ended, or where `seek` said. Paused partitions are left out; what had been
-        fetched for them is kept and returned after `resume`. Nothing is returned during a rebalance.
-        May be cancelled at any time without losing a batch. A batch may have no rows (transaction
-        markers, compaction): its range must be settled like any other.
+        where the last one ended, or where `seek` (or `on_out_of_range`) said. Paused partitions are
+        left out; what had been fetched for them is kept and returned after `resume`. Nothing is
+        returned during a rebalance. May be cancelled at any time without losing a batch. A batch may
+        have no rows (transaction markers, compaction): its range must be settled like any other.
 
         Raises what a listener raised, `CorruptRecords` or `OffsetOutOfRange` for one partition (its
         position stays), `ConsumerError` for lost permissions and the like.

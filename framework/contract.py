@@ -46,7 +46,6 @@ _FETCHER_ATTRIBUTES = (
     "_fetcher_timeout",
     "_retry_backoff",
     "_isolation_level",
-    "_default_reset_strategy",
     "_records",
     "_fetch_waiters",
     "_fetch_task",

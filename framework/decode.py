@@ -1,7 +1,8 @@
 """Record batches as a broker sends them (message format v2, KIP-98) -> Arrow columns.
 
-`Decoder.batch` reads only the headers, which is enough to know the offset range; the rest happens when
-somebody asks for the batch's `records`, in that thread, mostly without the GIL.
+`Decoder.batch` reads the headers, which is enough to know the offset range, and compares checksums (25
+GB/s); the rest happens when somebody asks for the batch's `records`, in that thread, mostly without the
+GIL.
 """
 
 from __future__ import annotations
@@ -97,14 +98,18 @@ class Decoder:
             aborted: producer id and first offset of each aborted transaction, as the response has it.
 
         Raises:
-            CorruptRecords: when the first header makes no sense (those before a later one that does not
-                are a batch; the next fetch begins with it). `batch.records` raises it for everything
-                that only decoding can find.
+            CorruptRecords: when the first record batch is damaged. (What stands before a damaged one
+                becomes a batch, and the next fetch begins with the damaged one.) `batch.records` raises
+                it for the little that checksum and header do not show.
         """
         if not data:
             return None
         view: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
         headers, flags, status, position, incomplete = batches.scan(view, first)
+        if self._check_crcs:
+            intact = _count_intact(memoryview(data), headers)
+            if intact < len(headers):
+                headers, status = headers[:intact], batches.BAD_CRC
         if not len(headers):
             reason = "the broker sent only records before that offset"
             if status != batches.OK:
@@ -132,8 +137,6 @@ class Decoder:
     def _decode(self, part: _Part) -> pa.RecordBatch:
         if part.flags & batches.LEGACY:
             return self._decode_mixed(part)
-        if self._check_crcs:
-            _check_crcs(part)
         if part.flags & (batches.CONTROL | batches.TRANSACTIONAL):
             part = replace(part, headers=part.headers[self._readable(part)])
         if part.flags & batches.CODEC:
@@ -252,12 +255,13 @@ def warm_up() -> None:
         raise RuntimeError("the compiled decoder does not work on this machine")
 
 
-def _check_crcs(part: _Part) -> None:
-    source = memoryview(part.data)
-    columns = part.headers[:, [batches.POSITION, batches.END, batches.CRC]].tolist()
-    for row, (position, end, crc) in enumerate(columns):
-        if crc32c.crc32c(source[position + batches.CRC_FROM : end]) != crc:
-            raise part.corrupt(row, "its checksum is wrong")
+def _count_intact(data: memoryview, headers: NDArray[np.int64]) -> int:
+    """How many batches there are before the first whose checksum is wrong; old formats have another."""
+    columns = headers[:, [batches.POSITION, batches.END, batches.CRC, batches.MAGIC]].tolist()
+    for row, (position, end, crc, magic) in enumerate(columns):
+        if magic == 2 and crc32c.crc32c(data[position + batches.CRC_FROM : end]) != crc:
+            return row
+    return len(columns)
 
 
 def _control_type(part: _Part, row: int) -> int:

@@ -62,10 +62,7 @@ def decode(
     rows: list[Row] = []
     starting = sorted(aborted, key=lambda transaction: transaction[1])
     aborting: set[int] = set()
-    for header, batch in _batches(data, first):
-        if crc32c.crc32c(batch[_CRC_FROM:]) != header.crc:
-            raise CorruptRecords("checksum")
-        body = batch[_HEADER.size :]
+    for header, body in _batches(data, first):
         control = header.attributes & _CONTROL
         if header.attributes & _TRANSACTIONAL and read_committed:
             while starting and starting[0][1] <= header.last_offset:
@@ -81,7 +78,7 @@ def decode(
 
 
 def _batches(data: bytes, first: int) -> Iterator[tuple[_BatchHeader, bytes]]:
-    """Every whole batch that reaches `first`, until one is incomplete or has an impossible header."""
+    """Every whole batch that reaches `first`, up to one that is incomplete or damaged."""
     position, previous, found = 0, -1, False
     while len(data) - position >= 12:
         (length,) = struct.unpack_from(">i", data, position + 8)
@@ -96,13 +93,14 @@ def _batches(data: bytes, first: int) -> Iterator[tuple[_BatchHeader, bytes]]:
             or not previous < header.base_offset <= 2**62
             or header.last_offset_delta < 0
             or not 0 <= header.records <= header.last_offset_delta + 1
+            or (header.last_offset >= first and crc32c.crc32c(batch[_CRC_FROM:]) != header.crc)
         ):
             if found:
                 break
-            raise CorruptRecords("header")
+            raise CorruptRecords("header or checksum")
         if header.last_offset >= first:
             found = True
-            yield header, batch
+            yield header, batch[_HEADER.size :]
         position, previous = end, header.last_offset
 
 

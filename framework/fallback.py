@@ -43,10 +43,10 @@ class RecordFetcher:
     def start_offset(self, partition: TopicPartition) -> int | None:
         """Not known by this way."""
 
-    def forget(self, partition: TopicPartition, offset: int) -> None:
-        """A seek: what has arrived is not wanted; reading goes on at `offset`."""
+    def forget(self, partition: TopicPartition) -> None:
+        """The position was moved: what has arrived is not wanted."""
         self._arrived.pop(partition, None)
-        self._next[partition] = offset
+        self._next.pop(partition, None)
 
     def take(self) -> list[Batch]:
         """Everything that has arrived for partitions that are not paused."""

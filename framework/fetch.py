@@ -26,6 +26,7 @@ from framework.errors import ConsumerError, CorruptRecords
 from framework.record import TopicPartition
 
 if TYPE_CHECKING:
+    from framework.connection import OffsetReset
     from framework.decode import Decoder
     from framework.record import Batch
 
@@ -59,9 +60,10 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
     Args:
         replaced: the consumer's own fetcher, closed, whose settings this one takes over.
         decoder: makes batches of responses.
+        reset: where to begin without a committed offset; with "error", `take` raises.
     """
 
-    def __init__(self, replaced: Any, decoder: Decoder) -> None:
+    def __init__(self, replaced: Any, decoder: Decoder, reset: OffsetReset) -> None:
         super().__init__(
             replaced._client,
             replaced._subscriptions,
@@ -72,7 +74,9 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
         )
         self._retry_backoff = replaced._retry_backoff
         self._isolation_level = replaced._isolation_level
-        self._default_reset_strategy = replaced._default_reset_strategy
+        self._default_reset_strategy = OffsetResetStrategy.from_str(
+            "none" if reset == "error" else reset
+        )
         self._decoder = decoder
         self._whole_wait_ms = replaced._fetch_max_wait_ms
         self._suspended = True
@@ -104,19 +108,18 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
     def take(self) -> list[Batch]:
         """Everything that has arrived for partitions that are not paused; moves their positions.
 
-        Raises the error of a partition, if one has failed and no other has anything to return.
+        Raises the error of a partition that has failed, once, before anything is taken.
         """
         subscription = self._subscriptions.subscription
         if self._suspended or subscription is None or self._subscriptions.reassignment_in_progress:
             return []
-        batches: list[Batch] = []
-        for partition, item in list(self._records.items()):
+        for partition, item in self._records.items():
             if isinstance(item, FetchError):
-                if batches:
-                    continue
                 del self._records[partition]
                 self._notify(self._wait_consume_future)
                 item.check_raise()
+        batches: list[Batch] = []
+        for partition, item in list(self._records.items()):
             state = subscription.assignment.state_value(partition)
             if item.state is state and state.paused:
                 continue
@@ -190,7 +193,7 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
                 if not state.has_valid_position or state.position != first:
                     continue  # a seek came in between
                 if code != 0:
-                    arrived |= self._fail(partition, state, first, aiokafka.errors.for_code(code))
+                    arrived |= self._fail(partition, first, aiokafka.errors.for_code(code))
                     trouble = True
                     continue
                 self._troubled.discard(partition)
@@ -223,29 +226,19 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
         aborted = rest[1] if len(rest) == 3 else rest[2]
         return rest[-1], aborted or []
 
-    def _fail(self, partition: TopicPartition, state: Any, offset: int, error: Any) -> bool:
+    def _fail(self, partition: TopicPartition, offset: int, error: Any) -> bool:
         """A partition answered with an error; returns whether `take` should tell."""
         errors = aiokafka.errors
         if error is errors.OffsetOutOfRangeError:
-            if self._default_reset_strategy == OffsetResetStrategy.NONE:
-                self._set_error(partition, error({partition: offset}))
-                return True
-            to = OffsetResetStrategy.to_str(self._default_reset_strategy)
-            _log.error(
-                "the next offset is not in the log any more: records may have been deleted unread",
-                partition=str(partition),
-                offset=offset,
-                reset_to=to,
-            )
-            state.await_reset(self._default_reset_strategy)
-        elif error is errors.TopicAuthorizationFailedError:
+            self._set_error(partition, error({partition: offset}))
+            return True
+        if error is errors.TopicAuthorizationFailedError:
             self._set_error(partition, error(partition.topic))
             return True
-        else:
-            self._client.force_metadata_update()
-            if partition not in self._troubled:
-                self._troubled.add(partition)
-                _log.warning(
-                    "fetch refused, trying again", partition=str(partition), reason=error.__name__
-                )
+        self._client.force_metadata_update()
+        if partition not in self._troubled:
+            self._troubled.add(partition)
+            _log.warning(
+                "fetch refused, trying again", partition=str(partition), reason=error.__name__
+            )
         return False

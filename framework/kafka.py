@@ -10,20 +10,16 @@ import anyio
 import structlog
 from aiokafka.abc import ConsumerRebalanceListener
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from aiokafka.errors import (
-    IllegalStateError,
-    KafkaError,
-    NoOffsetForPartitionError,
-    OffsetOutOfRangeError,
-)
+from aiokafka.errors import IllegalStateError, KafkaError
 
 from framework.connecting import connect, disconnect, require_topics
 from framework.contract import coordinator_mismatch, fetcher_mismatch
 from framework.decode import Decoder, warm_up
-from framework.errors import CommitFenced, ConsumerError, OffsetOutOfRange
+from framework.errors import CommitFenced, ConsumerError
 from framework.fallback import RecordFetcher
 from framework.fetch import BatchFetcher
 from framework.offsets import Membership, commit_offsets, fetch_offsets
+from framework.positions import LOST_POSITION, mend_position
 from framework.record import TopicPartition
 
 if TYPE_CHECKING:
@@ -40,7 +36,7 @@ __all__ = ["KafkaConsumer"]
 _log = structlog.get_logger(__name__)
 
 _NEVER_MS = 10 * 365 * 24 * 3600 * 1000
-_TELL_RANGE = 5.0  # seconds to ask for a log's range before an error is raised without it
+_JOIN_GRACE = 5.0  # seconds
 
 
 class KafkaConsumer:
@@ -84,13 +80,16 @@ class KafkaConsumer:
 
     async def _connect(self) -> None:
         config = self._config
-        reset = "none" if config.auto_offset_reset == "error" else config.auto_offset_reset
+        options = config.client_options()
+        # The broker answers a JoinGroup when the slowest member has let go of its partitions.
+        longest = round((config.rebalance_timeout + _JOIN_GRACE) * 1000)
+        options["request_timeout_ms"] = max(options["request_timeout_ms"], longest)
         self._consumer = consumer = aiokafka.AIOKafkaConsumer(
             group_id=config.group,
             group_instance_id=config.group_instance_id,
             partition_assignment_strategy=[self._assignor],
             enable_auto_commit=False,
-            auto_offset_reset=reset,
+            auto_offset_reset="none",  # `mend_position` knows when which policy is meant
             isolation_level=config.isolation_level,
             max_partition_fetch_bytes=config.max_partition_fetch_bytes,
             fetch_max_bytes=config.fetch_max_bytes,
@@ -100,7 +99,7 @@ class KafkaConsumer:
             heartbeat_interval_ms=round(config.heartbeat_interval * 1000),
             rebalance_timeout_ms=round(config.rebalance_timeout * 1000),
             max_poll_interval_ms=_NEVER_MS,
-            **config.client_options(),
+            **options,
         )
         await connect(consumer, config)
         if mismatch := coordinator_mismatch(consumer):
@@ -129,7 +128,7 @@ class KafkaConsumer:
         # Not subscribed yet, so its fetcher has nothing and does nothing.
         await consumer._fetcher.close()
         decoder = Decoder(read_committed=self._config.isolation_level == "read_committed")
-        fetcher = BatchFetcher(consumer._fetcher, decoder)
+        fetcher = BatchFetcher(consumer._fetcher, decoder, self._config.auto_offset_reset)
         consumer._fetcher = fetcher
         return fetcher
 
@@ -155,20 +154,24 @@ class KafkaConsumer:
                 if batches:
                     return batches
                 await fetcher.wait()
+            except LOST_POSITION as error:
+                partition = await mend_position(self._consumer, error, self._config)
+                if isinstance(fetcher, RecordFetcher):
+                    fetcher.forget(partition)
             except KafkaError as error:
-                raise await self._explain(error) from error
+                raise ConsumerError(f"group {self._config.group}: {error}") from error
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """See `Consumer.pause`."""
-        fetcher = self._started()
-        self._consumer.pause(*self._assigned(partitions))
-        fetcher.wake()
+        if assigned := self._assigned(partitions):
+            self._consumer.pause(*assigned)
+            self._started().wake()
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         """See `Consumer.resume`."""
-        fetcher = self._started()
-        self._consumer.resume(*self._assigned(partitions))
-        fetcher.wake()
+        if assigned := self._assigned(partitions):
+            self._consumer.resume(*assigned)
+            self._started().wake()
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """See `Consumer.seek`."""
@@ -178,7 +181,7 @@ class KafkaConsumer:
         except IllegalStateError as error:
             raise ConsumerError(f"cannot seek {partition}: it is not assigned to us") from error
         if isinstance(fetcher, RecordFetcher):
-            fetcher.forget(partition, offset)
+            fetcher.forget(partition)
 
     async def committed(
         self, partitions: Iterable[TopicPartition]
@@ -203,12 +206,10 @@ class KafkaConsumer:
 
     def start_offset(self, partition: TopicPartition) -> int | None:
         """See `Consumer.start_offset`."""
-        fetcher = self._started()
-        return fetcher.start_offset(partition) if self._assigned([partition]) else None
+        return self._started().start_offset(partition) if self._assigned([partition]) else None
 
     def end_offset(self, partition: TopicPartition) -> int | None:
         """See `Consumer.end_offset`."""
-        self._started()
         for assigned in self._assigned([partition]):
             end: int | None = self._consumer.highwater(assigned)
             if self._config.isolation_level == "read_committed":
@@ -251,34 +252,10 @@ class KafkaConsumer:
         return self._fetcher
 
     def _assigned(self, partitions: Iterable[TopicPartition]) -> list[Any]:
+        if self._fetcher is None or self._stopped:
+            return []
         assigned = self._consumer.assignment()
         return [aiokafka.TopicPartition(*p) for p in partitions if p in assigned]
-
-    async def _explain(self, error: KafkaError) -> ConsumerError:
-        if isinstance(error, OffsetOutOfRangeError):
-            ((partition, offset),) = error.args[0].items()
-            return OffsetOutOfRange(
-                f"{TopicPartition(*partition)}: offset {offset} does not exist;"
-                f" {await self._describe_range(partition)}."
-                ' Set auto_offset_reset to "earliest" or "latest", or reset the group\'s offsets'
-            )
-        if isinstance(error, NoOffsetForPartitionError):
-            partition = error.args[0]
-            return OffsetOutOfRange(
-                f"{TopicPartition(*partition)}: group {self._config.group} has no committed offset;"
-                f" {await self._describe_range(partition)}."
-                ' Set auto_offset_reset to "earliest" or "latest", or reset the group\'s offsets'
-            )
-        return ConsumerError(f"group {self._config.group}: {error}")
-
-    async def _describe_range(self, partition: Any) -> str:
-        try:
-            with anyio.fail_after(_TELL_RANGE):
-                first = await self._consumer.beginning_offsets([partition])
-                end = await self._consumer.end_offsets([partition])
-        except (KafkaError, TimeoutError):
-            return "the broker does not say which offsets do"
-        return f"the log has offsets {first[partition]} to {end[partition]} (exclusive)"
 
 
 class _Callbacks(ConsumerRebalanceListener):  # type: ignore[misc]

@@ -192,8 +192,11 @@ async def test_a_consumer_stops_at_once_and_only_once(consume: Consume) -> None:
             await member.consumer.stop()
             await member.consumer.stop()
         assert (member.consumer.generation, member.consumer.member_id) == (-1, "")
+        member.consumer.pause([T0])
+        member.consumer.resume([T0])
+        assert member.consumer.end_offset(T0) is member.consumer.start_offset(T0) is None
         with pytest.raises(ConsumerError, match="the consumer is stopped"):
-            member.consumer.pause([T0])
+            await member.consumer.commit({T0: CommitOffset(1)})
 
 
 async def test_stopping_in_the_middle_of_a_rebalance_does_not_wait_for_it(consume: Consume) -> None:
