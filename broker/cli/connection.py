@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import ssl
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
+from broker.cli.client_log import silence_client
 from broker.cli.errors import UsageError
 
 __all__ = ["Connection"]
@@ -53,8 +53,7 @@ class Connection:
 
     def client_settings(self) -> dict[str, Any]:
         """Arguments for any client of aiokafka. Raises UsageError."""
-        # What goes wrong is told by the command, in one line.
-        logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+        silence_client()
         settings: dict[str, Any] = {"bootstrap_servers": self.bootstrap_servers, "client_id": "kmr"}
         if self.security_protocol != "PLAINTEXT":
             settings["security_protocol"] = self.security_protocol

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import anyio.to_thread
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import CommitFailedError, IllegalStateError
 from cyclopts import Parameter
 
 from broker.cli.admin import open_admin
+from broker.cli.client_log import tell_client_errors
 from broker.cli.connection import Connection
 from broker.cli.errors import CommandError, UsageError, runs
 from broker.cli.formats import formatter
@@ -26,6 +28,7 @@ __all__ = ["consume"]
 
 _POLL_MS = 200
 _RECORDS_AT_ONCE = 5_000
+_COMMIT_SECONDS = 10.0
 
 
 @runs
@@ -71,11 +74,10 @@ async def consume(
     settings = (connection or Connection()).client_settings()
     partitions = await _partitions(settings, required(topics, "topic"), partition)
     async with _reading(partitions, group, from_beginning, settings) as consumer:
-        with anyio.CancelScope() as reading:
-            with _stopped_by_signals(reading):
-                endless = follow or not (from_beginning or group)
-                ends = None if endless else dict(await consumer.end_offsets(partitions))
-                await _copy(consumer, write, ends, group)
+        with anyio.CancelScope() as reading, _stopped_by_signals(reading), tell_client_errors():
+            endless = follow or not (from_beginning or group)
+            ends = None if endless else dict(await consumer.end_offsets(partitions))
+            await _copy(consumer, write, ends, group)
     sys.stdout.flush()
 
 
@@ -114,20 +116,45 @@ async def _copy(
     committed: dict[TopicPartition, int] = {}
     while True:
         batches = await consumer.getmany(timeout_ms=_POLL_MS, max_records=_RECORDS_AT_ONCE)
+        reached = await _positions(consumer)
         # What is written is also committed, whenever a signal comes.
         with anyio.CancelScope(shield=True):
-            reached = {tp: await consumer.position(tp) for tp in consumer.assignment()}
             for tp, records in batches.items():
                 count = await writer.write(records)
                 if count < len(records):
                     reached[tp] = records[count].offset
             # Also where nothing was read yet: the next run goes on where this one began.
-            if group is not None and reached != committed:
-                await consumer.commit(reached)
+            if group is not None and reached != committed and await _commit(consumer, reached):
                 committed = reached
         at_end = ends is not None and all(reached[tp] >= ends.get(tp, 0) for tp in reached)
         if at_end or writer.is_full:
             return
+
+
+async def _positions(consumer: AIOKafkaConsumer[bytes, bytes]) -> dict[TopicPartition, int]:
+    """The next offset of each partition that is ours, and stays so while we ask."""
+    positions: dict[TopicPartition, int] = {}
+    for tp in consumer.assignment():
+        with suppress(IllegalStateError):
+            positions[tp] = await consumer.position(tp)
+    return positions
+
+
+async def _commit(
+    consumer: AIOKafkaConsumer[bytes, bytes], offsets: dict[TopicPartition, int]
+) -> bool:
+    """Commit; false when the group has rebalanced: what it gave to others, they will read again."""
+    try:
+        with anyio.fail_after(_COMMIT_SECONDS):
+            await consumer.commit(offsets)
+    except (CommitFailedError, IllegalStateError):
+        return False
+    except TimeoutError:
+        raise CommandError(
+            f"the offsets were not committed within {_COMMIT_SECONDS:g} seconds: does the broker"
+            " still run? The last records will be read again"
+        ) from None
+    return True
 
 
 async def _partitions(

@@ -56,7 +56,8 @@ def runs(command: Callable[Arguments, Awaitable[int | None]]) -> Callable[Argume
 def reports(command: Callable[Arguments, int | None]) -> Callable[Arguments, int]:
     """Explain the errors of a command in one line, and return its exit code.
 
-    0 clean, 1 failed, 2 wrong usage, 130 interrupted. With `kmr --debug` or KMR_DEBUG=1 errors show their traceback.
+    0 clean, 1 failed, 2 wrong usage, 130 interrupted. With `kmr --debug` or KMR_DEBUG=1 errors show
+    their traceback.
     """
 
     @functools.wraps(command)

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.errors import CommitFailedError, IllegalStateError
 
 from broker.cli.admin import Admin, open_admin
 from broker.cli.errors import CommandError
@@ -99,9 +100,12 @@ class Session:
             raise CommandError("subscribe to a topic first")
         batches = await self._consumer.getmany(timeout_ms=int(wait * 1000), max_records=limit)
         if self.group is not None and batches:
-            await self._consumer.commit(
-                {tp: records[-1].offset + 1 for tp, records in batches.items()}
-            )
+            try:
+                await self._consumer.commit(
+                    {tp: records[-1].offset + 1 for tp, records in batches.items()}
+                )
+            except (CommitFailedError, IllegalStateError):
+                self.news.append("the group rebalances: these records will be delivered again")
         return [record for records in batches.values() for record in records]
 
     async def seek(self, where: str) -> None:
