@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import signal
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 from rich.console import Console
@@ -16,6 +19,9 @@ from demo.processes import ChildFailed, Children
 from demo.report import how_to_go_on, show_carriers
 from demo.scenario import Scenario
 from framework.cli.check import check, show
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 DIRECTORY = Path(".kmr/demo")
 
@@ -49,6 +55,18 @@ async def demo(console: Console) -> int:
     return 0
 
 
+@contextmanager
+def only_demo_here() -> Iterator[None]:
+    """Two demos in one folder would delete each other's data."""
+    DIRECTORY.parent.mkdir(parents=True, exist_ok=True)
+    with DIRECTORY.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ChildFailed(f"another demo is running in {Path.cwd()}; wait for it") from None
+        yield
+
+
 async def demo_until_signal(console: Console) -> int:
     """The demo; Ctrl-C and SIGTERM stop it and everything that it started."""
     codes: list[int] = []
@@ -72,7 +90,8 @@ def main() -> int:
     """Run, and say in one message what went wrong."""
     console = Console()
     try:
-        return anyio.run(demo_until_signal, console)
+        with only_demo_here():
+            return anyio.run(demo_until_signal, console)
     except* (ChildFailed, FileNotFoundError, TimeoutError) as group:
         error: BaseException = group
         while isinstance(error, BaseExceptionGroup):
