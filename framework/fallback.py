@@ -68,7 +68,7 @@ class RecordFetcher:
             self._arrived[key] = [*self._arrived.get(key, ()), *found]
 
     def _batch(self, partition: TopicPartition, records: Sequence[Any]) -> Batch:
-        first = self._next.get(partition, records[0].offset)
+        first = min(self._next.get(partition, records[0].offset), records[0].offset)
         last = records[-1].offset
         self._next[partition] = last + 1
         rows = [

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import aiokafka
 import anyio
@@ -23,13 +24,13 @@ from framework.positions import LOST_POSITION, mend_position
 from framework.record import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
 
     from framework.connection import ConsumerConfig
     from framework.consumer import CommitOffset, Listener
     from framework.record import Batch
 
-_Callback: TypeAlias = "Callable[[frozenset[TopicPartition]], Awaitable[None]]"
+_Callback: TypeAlias = "Callable[[frozenset[TopicPartition]], Coroutine[Any, Any, None]]"
 
 __all__ = ["KafkaConsumer"]
 
@@ -50,7 +51,6 @@ class KafkaConsumer:
     def __init__(self, config: ConsumerConfig) -> None:
         self._config = config
         self._consumer: Any = None
-        self._listener: Listener | None = None
         # aiokafka keeps an assignor's memory in its class: so, one class for each consumer.
         self._assignor: Any = type("StickyAssignor", (StickyPartitionAssignor,), {})
         self._fetcher: BatchFetcher | RecordFetcher | None = None
@@ -71,14 +71,13 @@ class KafkaConsumer:
     async def start(self, listener: Listener) -> None:
         """See `Consumer.start`. Compiles the decoder first, where that was not done before."""
         await anyio.to_thread.run_sync(warm_up)
-        self._listener = listener
         try:
-            await self._connect()
+            await self._connect(listener)
         except BaseException:
             await self.stop()
             raise
 
-    async def _connect(self) -> None:
+    async def _connect(self, listener: Listener) -> None:
         config = self._config
         options = config.client_options()
         # The broker answers a JoinGroup when the slowest member has let go of its partitions.
@@ -109,7 +108,9 @@ class KafkaConsumer:
             )
         await require_topics(consumer._client, config, config.topics)
         self._fetcher = await self._choose_fetcher()
-        callbacks = _Callbacks(self._on_revoked, self._on_assigned)
+        callbacks = _Callbacks(
+            partial(self._on_revoked, listener), partial(self._on_assigned, listener)
+        )
         if config.topic_pattern is not None:
             consumer.subscribe(pattern=f"^(?:{config.topic_pattern})$", listener=callbacks)
         else:
@@ -218,31 +219,30 @@ class KafkaConsumer:
             return end
         return None
 
-    async def _on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+    async def _on_revoked(self, listener: Listener, partitions: frozenset[TopicPartition]) -> None:
         """aiokafka's heartbeat task still runs while this is awaited; it is stopped only afterwards."""
-        await self._tell("revoked", partitions)
+        if self._fetcher is not None:
+            self._fetcher.suspend()
+        await self._tell(listener.revoked, partitions)
 
-    async def _on_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+    async def _on_assigned(self, listener: Listener, partitions: frozenset[TopicPartition]) -> None:
         """aiokafka's heartbeat task starts only after this."""
         coordinator = self._consumer._coordinator
         self._membership = Membership(coordinator.generation, coordinator.member_id)
         self._assignor.on_generation_assignment(coordinator.generation)
-        if await self._tell("assigned", partitions):
-            self._started().resume()
+        if await self._tell(listener.assigned, partitions) and self._fetcher is not None:
+            self._fetcher.resume()
 
-    async def _tell(
-        self, what: Literal["revoked", "assigned"], partitions: frozenset[TopicPartition]
-    ) -> bool:
+    async def _tell(self, callback: _Callback, partitions: frozenset[TopicPartition]) -> bool:
         """Call the listener. aiokafka would log what it raises, and go on: keep it for `poll`."""
-        if self._stopped or self._listener is None:
+        if self._stopped:
             return False
-        fetcher = self._started()
-        fetcher.suspend()
         try:
-            await getattr(self._listener, what)(partitions)
+            await callback(partitions)
         except Exception as error:  # noqa: BLE001
             self._failure = self._failure or error
-            fetcher.wake()
+            if self._fetcher is not None:
+                self._fetcher.wake()
             return False
         return True
 
