@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 
     from broker.partition import Partition
 
-__all__ = ["Appends", "Flush"]
+__all__ = ["SYNC_THREADS", "Appends", "Flush"]
 
 logger = structlog.get_logger(__name__)
+
+SYNC_THREADS = 4
+"""Syncs of several logs at once cost a disk hardly more than one."""
 
 
 class Flush:
@@ -86,12 +89,15 @@ class Appends:
     """Collects the appends of a turn into a `Flush`; one per broker."""
 
     def __init__(self, *, sync: bool, executor: Executor) -> None:
-        """`sync`: acknowledge only what is on disk (fsync "always"); `executor` runs the syncs."""
+        """`sync`: acknowledge only what is on disk (fsync "always").
+
+        `executor` runs the syncs; it should have SYNC_THREADS threads.
+        """
         self._sync = sync
         self._executor = executor
         self._turn: Flush | None = None
         self._unsynced: list[Flush] = []
-        self._syncing: asyncio.Future[dict[Partition, LogFailed]] | None = None
+        self._syncing: asyncio.Future[list[dict[Partition, LogFailed]]] | None = None
         self._borrowed: list[Callable[[], None]] = []
 
     @property
@@ -139,17 +145,23 @@ class Appends:
         if self._syncing is not None or not self._unsynced:
             return
         flushes, self._unsynced = self._unsynced, []
-        partitions = {partition for flush in flushes for partition in flush.partitions}
-        self._syncing = asyncio.get_running_loop().run_in_executor(
-            self._executor, _sync, partitions
+        partitions = list({partition for flush in flushes for partition in flush.partitions})
+        loop = asyncio.get_running_loop()
+        self._syncing = asyncio.gather(
+            *(
+                loop.run_in_executor(self._executor, _sync, partitions[at::SYNC_THREADS])
+                for at in range(min(SYNC_THREADS, len(partitions)))
+            )
         )
         self._syncing.add_done_callback(lambda syncing: self._synced(flushes, syncing))
 
     def _synced(
-        self, flushes: list[Flush], syncing: asyncio.Future[dict[Partition, LogFailed]]
+        self, flushes: list[Flush], syncing: asyncio.Future[list[dict[Partition, LogFailed]]]
     ) -> None:
         self._syncing = None
-        failed = syncing.result()
+        failed = {
+            partition: error for each in syncing.result() for partition, error in each.items()
+        }
         for flush in flushes:
             for partition in flush.partitions:
                 if partition in failed and partition not in flush.failed:

@@ -12,7 +12,7 @@ import structlog
 from anyio import to_thread
 
 from broker.api import Services
-from broker.appends import Appends
+from broker.appends import SYNC_THREADS, Appends
 from broker.buffers import BufferPool
 from broker.datadir import DataDirectory
 from broker.dispatch import SERVED, Dispatcher, advertised_versions
@@ -39,7 +39,6 @@ __all__ = ["Broker"]
 
 logger = structlog.get_logger(__name__)
 
-_SYNC_THREADS = 4
 _ANY_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  not for binding
 
 
@@ -83,7 +82,7 @@ class Broker:
             listener = bind(settings.host, settings.port)
             stack.callback(listener.close)
             self._port = listener.getsockname()[1]
-            executor = stack.enter_context(ThreadPoolExecutor(_SYNC_THREADS, "fsync"))
+            executor = stack.enter_context(ThreadPoolExecutor(SYNC_THREADS, "fsync"))
 
             data = DataDirectory(settings.data_dir)
             storage = _Storage(data)
@@ -99,6 +98,7 @@ class Broker:
             stack.push_async_callback(_cancel, tasks)
 
             groups = GroupCoordinator(store, _group_settings(settings))
+            topics.after_deletion = lambda name: groups.remove_topics([name])
             services = Services(
                 settings=settings,
                 cluster_id=data.cluster_id,

@@ -9,24 +9,24 @@ only wait for the disk: the next one is taken in meanwhile, and shares its sync.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from functools import partial
 from inspect import iscoroutine
+from socket import SO_KEEPALIVE, SOL_SOCKET
 from struct import Struct
 from typing import TYPE_CHECKING, cast
 
 import structlog
 
 from broker.api import Buffered, CloseConnection, Deferred
-from broker.dispatch import Answer, Client
-from broker.wire.fetch import FETCH_HEADROOM
-from broker.wire.header import MIN_REQUEST_BYTES, response_frame_header
+from broker.dispatch import Client
+from broker.outbox import Outbox
+from broker.wire.header import MIN_REQUEST_BYTES
 
 if TYPE_CHECKING:
     from broker.api import RawResponse
     from broker.appends import Appends
     from broker.buffers import BufferPool
-    from broker.dispatch import Dispatcher
+    from broker.dispatch import Answer, Dispatcher
     from broker.server import Server
     from broker.settings import BrokerSettings
 
@@ -37,9 +37,6 @@ logger = structlog.get_logger(__name__)
 CHUNK_BYTES = 256 * 1024
 """What is read at once: enough for many small requests, which then share a write and a response."""
 _SMALL_BYTES = 4 * 1024
-_SLICE_BYTES = 256 * 1024  # of a large response: what the socket does not take is copied
-_COPIED_BYTES = 32 * 1024  # up to here a copy is cheaper than keeping the buffer
-_MAX_DEFERRED = 64
 _LENGTH_BYTES = 4
 _LENGTH = Struct(">i").unpack_from
 
@@ -77,16 +74,16 @@ class Connection(asyncio.BufferedProtocol):
         self._reading = True
 
         # answering
-        self._task: asyncio.Task[None] | None = None  # the handler that waits
-        self._outgoing: deque[Answer] = deque()
-        self._sending: tuple[Buffered, int] | None = None
-        self._writable = True
+        self._task: asyncio.Task[RawResponse] | None = None  # the handler that waits
+        self._outbox: Outbox
 
     # -- the transport's side ----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=0)
+        self._outbox = Outbox(self._transport)
+        # A client that vanished in the middle of a long wait is found out.
+        self._transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
         peer = self._transport.get_extra_info("peername") or ("", 0)
         host, port = self._transport.get_extra_info("sockname")[:2]
         self._client = Client(
@@ -104,15 +101,9 @@ class Connection(asyncio.BufferedProtocol):
             self._memory.cancel()
         for buffer in (self._chunk, self._partial, self._unread and self._unread[0]):
             if buffer is not None:
-                self._appends.after_write(_giver(self._buffers, buffer))
+                self._appends.after_write(partial(self._buffers.put, buffer))
         self._chunk = self._partial = self._unread = None
-        for answer in self._outgoing:
-            if isinstance(answer.response, Buffered):
-                answer.response.release()
-        self._outgoing.clear()
-        if self._sending is not None:
-            self._sending[0].release()
-            self._sending = None
+        self._outbox.close()
         self._server.disconnected(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -134,12 +125,11 @@ class Connection(asyncio.BufferedProtocol):
             self._take_in(buffer, 0, nbytes)
 
     def pause_writing(self) -> None:
-        self._writable = False
+        self._outbox.pause()
 
     def resume_writing(self) -> None:
-        self._writable = True
         self._last_progress = self._loop.time()
-        self._send()
+        self._outbox.resume()
         self._go_on()
 
     # -- the server's side -------------------------------------------------------------------------
@@ -147,10 +137,10 @@ class Connection(asyncio.BufferedProtocol):
     def check(self, now: float) -> None:
         """Close if the client makes no progress, or has nothing to say; `now`: the loop's time."""
         waited = now - self._last_progress
-        if self._sending is not None or not self._writable:
+        if self._outbox.is_blocked:
             if waited > self._settings.response_timeout:
                 self.abort(f"the client did not read its response for {waited:.0f} seconds")
-        elif self._task is not None or self._outgoing or self._memory is not None:
+        elif self._task is not None or self._memory is not None or not self._outbox.is_empty:
             pass  # it is our turn
         elif self._partial is not None:
             if waited > self._settings.request_timeout:
@@ -165,7 +155,8 @@ class Connection(asyncio.BufferedProtocol):
         self._close_if_finished()
 
     def abort(self, reason: str) -> None:
-        """Close at once, and say why in the log."""
+        """Close at once, after the answers that are ready, and say why in the log."""
+        self._outbox.send()
         logger.warning("connection closed", client_host=self._client.host, reason=reason)
         self._lost = True
         self._transport.abort()
@@ -174,13 +165,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _busy(self) -> bool:
-        return (
-            self._task is not None
-            or self._sending is not None
-            or not self._writable
-            or len(self._outgoing) >= _MAX_DEFERRED
-            or (bool(self._outgoing) and isinstance(self._outgoing[-1].response, Buffered))
-        )
+        return self._task is not None or self._outbox.is_full
 
     @property
     def _closing(self) -> bool:
@@ -199,7 +184,7 @@ class Connection(asyncio.BufferedProtocol):
                 )
                 return
             if self._busy:
-                self._send()
+                self._outbox.send()
             if self._busy:
                 self._unread = (buffer, start, end)
                 self._pause_reading()
@@ -213,11 +198,11 @@ class Connection(asyncio.BufferedProtocol):
             wanted = size + _LENGTH_BYTES if end - start >= _LENGTH_BYTES else _LENGTH_BYTES
             self._keep_partial(buffer[start:end], wanted)
         self._give_back(buffer)
-        self._send()
+        self._outbox.send()
 
     def _give_back(self, buffer: memoryview) -> None:
         """Appended records are written to the log from the buffer that they were received in."""
-        self._appends.after_write(_giver(self._buffers, buffer))
+        self._appends.after_write(partial(self._buffers.put, buffer))
 
     def _keep_partial(self, rest: memoryview, wanted: int) -> None:
         """Move the beginning of a request into a buffer that has room for all of it."""
@@ -281,91 +266,36 @@ class Connection(asyncio.BufferedProtocol):
             return
         response = answer.response
         if iscoroutine(response):
-            self._send()
-            self._task = self._loop.create_task(self._wait_for(answer))
+            self._outbox.send()
+            self._task = self._loop.create_task(response)
+            self._task.add_done_callback(partial(self._answered, answer))
         elif response is not None:
-            self._outgoing.append(answer)
+            self._outbox.add(answer)
             if isinstance(response, Deferred):
                 response.flush.then(self._deferred_done)
 
-    async def _wait_for(self, answer: Answer) -> None:
-        try:
-            response: RawResponse = await answer.response  # type: ignore[misc]  # it is a coroutine
-        except CloseConnection as error:
+    def _answered(self, answer: Answer, task: asyncio.Task[RawResponse]) -> None:
+        self._task = None
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
             self.abort(str(error))
             return
-        finally:
-            self._task = None
+        response = task.result()
         if self._lost:
             if isinstance(response, Buffered):
                 response.release()
-            return
-        if response is not None:
-            self._outgoing.append(answer._replace(response=response))
-        self._send()
+        elif response is not None:
+            self._outbox.add(answer._replace(response=response))
+            self._outbox.send()
         self._go_on()
 
     def _deferred_done(self) -> None:
-        self._send()
+        self._outbox.send()
         if not self._reading or self._finishing:
             self._loop.call_soon(self._go_on)  # not from here: it may append, and we are in a flush
 
-    def _send(self) -> None:
-        """Send the answers that are ready, in the order of their requests, in one write."""
-        ready: list[bytes | bytearray] = []
-        self._go_on_sending()
-        while self._outgoing and self._sending is None and not self._lost:
-            correlation_id, flexible, response = self._outgoing[0]
-            if isinstance(response, Deferred):
-                if not response.flush.done:
-                    break
-                response = response.encode()
-            self._outgoing.popleft()
-            if isinstance(response, Buffered):
-                self._write(ready)
-                ready = []
-                self._send_buffered(correlation_id, response, flexible=flexible)
-            else:
-                body = cast("bytes | bytearray", response)
-                ready.append(response_frame_header(correlation_id, len(body), flexible=flexible))
-                ready.append(body)
-        self._write(ready)
-
-    def _write(self, ready: list[bytes | bytearray]) -> None:
-        if ready:
-            self._transport.write(b"".join(ready))
-
-    def _send_buffered(self, correlation_id: int, response: Buffered, *, flexible: bool) -> None:
-        header = response_frame_header(
-            correlation_id, len(response.view) - FETCH_HEADROOM, flexible=flexible
-        )
-        start = FETCH_HEADROOM - len(header)
-        response.view[start:FETCH_HEADROOM] = header
-        if len(response.view) <= _COPIED_BYTES:
-            self._transport.write(bytes(response.view[start:]))
-            response.release()
-        else:
-            self._sending = (response, start)
-            self._go_on_sending()
-
-    def _go_on_sending(self) -> None:
-        """Write slices for as long as the socket takes them; free the buffer when all is sent."""
-        if self._sending is None:
-            return
-        response, at = self._sending
-        while at < len(response.view) and self._writable:
-            self._transport.write(response.view[at : at + _SLICE_BYTES])
-            at += _SLICE_BYTES
-        if at < len(response.view) or not self._writable:
-            self._sending = (response, at)
-            return
-        self._sending = None
-        response.release()
-
     def _close_if_finished(self) -> None:
-        if self._finishing and not self._busy and not self._outgoing:
+        if self._finishing and self._task is None and self._outbox.is_empty:
             self._transport.close()
-
-
-def _giver(buffers: BufferPool, buffer: memoryview) -> partial[None]:
-    return partial(buffers.put, buffer)

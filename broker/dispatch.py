@@ -167,7 +167,9 @@ class Dispatcher:
                 if key == produce.KEY
                 else settings.control_request_max_bytes
             ),
-            handle=api.handler if isinstance(api, RawApi) else partial(_handle, api),
+            handle=(
+                partial(_handle_raw, api) if isinstance(api, RawApi) else partial(_handle, api)
+            ),
         )
         self._routes[key, version] = route
         return route
@@ -179,6 +181,23 @@ class Dispatcher:
         return write_message(
             recast(versions.unsupported_version(self._services), load_response_schema(key, 0))
         )
+
+
+def _handle_raw(
+    api: RawApi, context: RequestContext, body: memoryview
+) -> RawResponse | Awaitable[RawResponse]:
+    response = api.handler(context, body)
+    return _guard(context, response) if iscoroutine(response) else response
+
+
+async def _guard(context: RequestContext, response: Awaitable[RawResponse]) -> RawResponse:
+    try:
+        return await response
+    except CloseConnection:
+        raise
+    except Exception as error:
+        _report(context, error)
+        raise CloseConnection("the request failed") from error
 
 
 def _handle(
@@ -215,18 +234,22 @@ def _encode(api: Api[Any, Any], context: RequestContext, response: Any) -> bytes
 
 def _internal_error(api: Api[Any, Any], context: RequestContext, error: Exception) -> bytes:
     """Report a bug: to the operator, and to the client if its response has a place for errors."""
-    logger.error(
-        "request failed",
-        exc_info=error,
-        api_key=api.key,
-        api_version=context.api_version,
-        client_id=context.client_id,
-        client_host=context.client_host,
-    )
+    _report(context, error)
     if not has_field(api.response, "error_code"):
         raise CloseConnection("the request failed, and its response has no place for an error")
     return _encode(
         api, context, default_message(api.response, error_code=ErrorCode.unknown_server_error)
+    )
+
+
+def _report(context: RequestContext, error: Exception) -> None:
+    logger.error(
+        "request failed",
+        exc_info=error,
+        api_key=context.api_key,
+        api_version=context.api_version,
+        client_id=context.client_id,
+        client_host=context.client_host,
     )
 
 

@@ -167,7 +167,6 @@ async def _delete_topics_by_name(
 async def _delete(context: RequestContext, name: str) -> tuple[ErrorCode, str]:
     try:
         await context.services.topics.delete(name)
-        await context.services.groups.remove_topics([name])
     except RequestError as error:
         return error.code, error.message
     except (LogError, OSError) as error:

@@ -388,3 +388,22 @@ async def test_an_unknown_failure_is_logged_and_closes_only_its_connection(
     assert "a bug" in capsys.readouterr().out
     other = await connect(broker)
     assert (await other.ask(ASK_VERSIONS)).error_code == 0
+
+
+async def test_an_unknown_failure_during_a_long_poll_closes_the_connection_too(
+    client: Any,
+    broker: Broker,
+    until: Until,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    partition = broker.topics.partitions[0]
+    await client.send(fetch_request(client, 1000, wait=600))
+    await until(lambda: bool(partition.watches))
+    monkeypatch.setattr(type(broker.topics), "partition", fail)
+    partition.wake()
+    assert await client.is_closed_by_broker()
+    assert "a bug" in capsys.readouterr().out

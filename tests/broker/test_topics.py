@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -229,3 +230,21 @@ async def test_when_one_log_cannot_be_opened_the_others_are_closed(
     with pytest.raises(BrokerError, match="cannot be opened"):
         await open_topics()
     assert open_files() == before
+
+
+@pytest.mark.parametrize("change", ["create", "delete"])
+async def test_a_change_is_completed_when_nobody_waits_for_it_any_more(
+    open_topics: Open, tmp_path: Path, change: str
+) -> None:
+    topics = await open_topics()
+    if change == "delete":
+        await topics.create("t")
+    task = asyncio.create_task(getattr(topics, change)("t"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await topics.close()
+    again = await open_topics()
+    assert [each.name for each in again] == (["t"] if change == "create" else [])

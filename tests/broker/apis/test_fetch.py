@@ -127,7 +127,12 @@ async def test_the_first_batch_comes_whole_even_beyond_the_limits(
     large = batch(b"x" * 500_000)
     await produce(client, large, batch(b"b"))
     await produce(client, batch(b"c"), partition=1)
-    for limits in ({"max_bytes": 1}, {"partition_max_bytes": 1}, {"partition_max_bytes": 0}):
+    no_limits: list[dict[str, Any]] = [
+        {"max_bytes": 1},
+        {"partition_max_bytes": 1},
+        {"partition_max_bytes": 0},
+    ]
+    for limits in no_limits:
         response = await client.ask(request(client, 0, 0, **limits))
         assert len(parts(response)[0].records) == len(large)
         assert parts(response)[1].records == b""
@@ -151,7 +156,7 @@ async def test_limits_hold_for_each_partition_and_for_all_together(
     for partition in range(3):
         await produce(client, *[one] * 10, partition=partition)
 
-    async def batches(**limits: int) -> list[int]:
+    async def batches(**limits: Any) -> list[float]:
         response = await client.ask(request(client, 0, 0, 0, **limits))
         return [len(each.records) / len(one) for each in parts(response)]
 

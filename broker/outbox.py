@@ -1,0 +1,128 @@
+"""The responses of one connection on their way out: in the order of their requests."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, cast
+
+from broker.api import Buffered, Deferred
+from broker.wire.fetch import FETCH_HEADROOM
+from broker.wire.header import response_frame_header
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from broker.dispatch import Answer
+
+__all__ = ["Outbox"]
+
+_SLICE_BYTES = 256 * 1024  # of a large response: what the socket does not take is copied
+_COPIED_BYTES = 32 * 1024  # up to here a copy is cheaper than keeping the buffer
+_MAX_WAITING = 64
+
+
+class Outbox:
+    """Sends what is ready in one write, large responses in slices as the client reads them.
+
+    The connection tells it when its transport's buffer is empty (`resume`) or not (`pause`).
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        transport.set_write_buffer_limits(high=0)
+        self._transport = transport
+        self._answers: deque[Answer] = deque()
+        self._sending: tuple[Buffered, int] | None = None
+        self._writable = True
+        self._closed = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more requests should be handled before something is sent."""
+        return (
+            self.is_blocked
+            or len(self._answers) >= _MAX_WAITING
+            or (bool(self._answers) and isinstance(self._answers[-1].response, Buffered))
+        )
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the client must read before anything more can be sent."""
+        return self._sending is not None or not self._writable
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all answers are sent."""
+        return not self._answers and not self.is_blocked
+
+    def add(self, answer: Answer) -> None:
+        """Append an answer; `send` sends it."""
+        self._answers.append(answer)
+
+    def pause(self) -> None:
+        self._writable = False
+
+    def resume(self) -> None:
+        self._writable = True
+        self.send()
+
+    def close(self) -> None:
+        """Give up what is not sent yet."""
+        self._closed = True
+        for answer in self._answers:
+            if isinstance(answer.response, Buffered):
+                answer.response.release()
+        self._answers.clear()
+        if self._sending is not None:
+            self._sending[0].release()
+            self._sending = None
+
+    def send(self) -> None:
+        """Send the answers that are ready."""
+        ready: list[bytes | bytearray] = []
+        self._go_on_sending()
+        while self._answers and self._sending is None and not self._closed:
+            correlation_id, flexible, response = self._answers[0]
+            if isinstance(response, Deferred):
+                if not response.flush.done:
+                    break
+                response = response.encode()
+            self._answers.popleft()
+            if isinstance(response, Buffered):
+                self._write(ready)
+                ready = []
+                self._begin_sending(correlation_id, response, flexible=flexible)
+            else:
+                body = cast("bytes | bytearray", response)
+                ready.append(response_frame_header(correlation_id, len(body), flexible=flexible))
+                ready.append(body)
+        self._write(ready)
+
+    def _write(self, ready: list[bytes | bytearray]) -> None:
+        if ready:
+            self._transport.write(b"".join(ready))
+
+    def _begin_sending(self, correlation_id: int, response: Buffered, *, flexible: bool) -> None:
+        body_bytes = len(response.view) - FETCH_HEADROOM
+        header = response_frame_header(correlation_id, body_bytes, flexible=flexible)
+        start = FETCH_HEADROOM - len(header)
+        response.view[start:FETCH_HEADROOM] = header
+        if len(response.view) <= _COPIED_BYTES:
+            self._transport.write(bytes(response.view[start:]))
+            response.release()
+        else:
+            self._sending = (response, start)
+            self._go_on_sending()
+
+    def _go_on_sending(self) -> None:
+        """Write for as long as the socket takes it; free the buffer when all is sent."""
+        if self._sending is None:
+            return
+        response, at = self._sending
+        while at < len(response.view) and self._writable:
+            self._transport.write(response.view[at : at + _SLICE_BYTES])
+            at += _SLICE_BYTES
+        if at < len(response.view) or not self._writable:
+            self._sending = (response, at)
+        else:
+            self._sending = None
+            response.release()
