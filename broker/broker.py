@@ -146,10 +146,11 @@ class _Storage:
         with anyio.CancelScope(shield=True):
             clean = False
             try:
-                if self.topics is not None and self.offsets is not None:
+                if self.offsets is not None:
                     await to_thread.run_sync(self.offsets.close)
+                if self.topics is not None:
                     await self.topics.close()
-                    clean = True
+                clean = self.offsets is not None  # opened last, so all was opened
             except (LogError, OSError) as error:
                 logger.error(
                     "not everything could be written; the logs are checked at the next start",

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -39,6 +40,10 @@ async def consume(broker: Broker, topic: str, count: int) -> list[bytes]:
         return [(await consumer.getone()).value for _ in range(count)]
     finally:
         await consumer.stop()
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def test_a_broker_serves_on_a_free_port_until_it_is_left(tmp_path: Path) -> None:
@@ -127,9 +132,15 @@ async def test_a_directory_of_another_format_is_refused(
 
 
 async def test_damaged_offsets_and_ids_are_named(start: Start, tmp_path: Path) -> None:
+    async with Broker(BrokerSettings(data_dir=tmp_path, port=0)) as broker:
+        await broker.topics.create("t", 10)
+    shutil.move(tmp_path / "offsets", tmp_path / "away")
     (tmp_path / "offsets").write_bytes(b"not a directory")
+    before = open_files()
     with pytest.raises(BrokerError, match="committed offsets in"):
         await start(data_dir=tmp_path)
+    assert open_files() == before
+    assert not (tmp_path / "clean").exists()
     (tmp_path / "offsets").unlink()
     (tmp_path / "producer-ids").write_bytes(b"garbage")
     with pytest.raises(BrokerError, match="producer ids in"):
