@@ -62,11 +62,6 @@ class Server:
         self._listener: asyncio.Server | None = None
         self._all_closed = anyio.Event()
 
-    @property
-    def connections(self) -> int:
-        """How many clients are connected."""
-        return len(self._connections)
-
     async def listen(self, listener: socket.socket) -> None:
         """Accept connections from now on."""
         loop = asyncio.get_running_loop()

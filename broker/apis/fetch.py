@@ -55,12 +55,24 @@ class _Wanted(NamedTuple):
 _Topics = list[tuple[str, list[_Wanted]]]
 
 
+class _Added(NamedTuple):
+    """What one partition brings: bytes of records, and whether it has more than the limits allow.
+
+    `needed_bytes`: nothing was added, because the first batch of the response needs so many bytes.
+    """
+
+    size: int = 0
+    has_more: bool = False
+    needed_bytes: int = 0
+
+
 class _Filled(NamedTuple):
-    """A response, how many bytes of records it has, and how many its first batch would need."""
+    """A response, and the sum of what its partitions brought."""
 
     response: Buffered
-    size: int
-    needed_bytes: int
+    size: int = 0
+    has_more: bool = False
+    needed_bytes: int = 0
 
 
 def _fetch(context: RequestContext, body: memoryview) -> RawResponse | Awaitable[RawResponse]:
@@ -99,7 +111,7 @@ class _Fetch:
         if buffer is None:
             return None
         filled = self._fill(buffer, topics)
-        if filled.needed_bytes or not self._suffices(topics, filled.size):
+        if filled.needed_bytes or not (filled.has_more or self._suffices(topics, filled.size)):
             filled.response.release()
             return None
         return filled.response
@@ -111,7 +123,7 @@ class _Fetch:
             missing = int(self._request.min_bytes)
             if self._is_due(topics):
                 topics, filled = await self._fill_when_possible(topics)
-                if self._suffices(topics, filled.size):
+                if filled.has_more or self._suffices(topics, filled.size):
                     return filled.response
                 missing -= filled.size
                 filled.response.release()
@@ -198,52 +210,49 @@ class _Fetch:
         writer = FetchResponseWriter(buffer, self._version, len(topics))
         release = partial(self._buffers.put, buffer)
         room = len(buffer) - self._overhead
-        size = 0
+        size, has_more = 0, False
         for name, partitions in topics:
             writer.topic(name, len(partitions))
             for wanted in partitions:
-                added, needed = self._fill_partition(writer, wanted, size, room)
-                if needed:
-                    return _Filled(Buffered(buffer, release), 0, needed)
-                size += added
+                added = self._fill_partition(writer, wanted, size, room)
+                if added.needed_bytes:
+                    return _Filled(Buffered(buffer, release), needed_bytes=added.needed_bytes)
+                size += added.size
+                has_more = has_more or added.has_more
             writer.end_topic()
-        return _Filled(Buffered(writer.end(), release), size, 0)
+        return _Filled(Buffered(writer.end(), release), size, has_more)
 
     def _fill_partition(
         self, writer: FetchResponseWriter, wanted: _Wanted, size: int, room: int
-    ) -> tuple[int, int]:
-        """Bytes that were added to the `size` bytes so far, and 0.
-
-        The first batch of a response is added whatever the limits are (KIP-74). If it needs more than
-        `room` bytes: 0, and how many it needs.
-        """
+    ) -> _Added:
+        """Add to the `size` bytes so far; the first batch comes whatever the limits are (KIP-74)."""
         partition = wanted.partition
         if partition is None or wanted.error:
             self._no_records(writer, wanted)
-            return 0, 0
+            return _Added()
         start = writer.position
         self._write_partition(writer, wanted.partition_index, partition)
         if not wanted.has_records:
             writer.no_records()
-            return 0, 0
+            return _Added()
         limit = max(0, min(wanted.max_bytes, self._max_bytes - size, room - size))
         try:
             records = writer.begin_records(limit)
             span = partition.log.read_into(wanted.offset, records)
             if span.needed_bytes and not size:
                 if span.needed_bytes > room:
-                    return 0, span.needed_bytes
+                    return _Added(needed_bytes=span.needed_bytes)
                 records = writer.begin_records(span.needed_bytes)
                 span = partition.log.read_into(wanted.offset, records)
         except (OffsetOutOfRange, LogCorrupt) as error:
             writer.position = start
             self._no_records(writer, wanted._replace(error=_code(partition, error)))
-            return 0, 0
+            return _Added()
         added = span.size
         if span.next_offset > wanted.limit:
             added = _bytes_below(records[:added], wanted.limit)
         writer.end_records(added)
-        return added, 0
+        return _Added(added, has_more=span.next_offset < wanted.limit)
 
     def _write_partition(
         self, writer: FetchResponseWriter, index: int, partition: Partition

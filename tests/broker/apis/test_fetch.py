@@ -211,6 +211,16 @@ async def test_what_there_is_comes_when_min_bytes_did_not_in_time(
     assert values(parts(response)[0].records) == [b"a"]
 
 
+async def test_nobody_waits_for_more_than_the_limits_allow(client: Any, batch: Batch) -> None:
+    one = batch(b"x" * 100)
+    await produce(client, *[one] * 3)
+    limit = 2 * len(one) + 50
+    response = await client.ask(
+        request(client, 0, wait=600, min_bytes=limit, partition_max_bytes=limit)
+    )
+    assert len(parts(response)[0].records) == 2 * len(one)
+
+
 async def test_without_a_minimum_nobody_waits(client: Any) -> None:
     response = await client.ask(request(client, 0, wait=600, min_bytes=0))
     assert parts(response)[0].records == b""
