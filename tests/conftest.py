@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
 
 
 @pytest.fixture
@@ -38,3 +41,46 @@ def clickhouse_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         finally:
             server.terminate()
             assert server.wait(30) == 0
+
+
+@pytest.fixture(scope="session")
+def spark(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SparkSession]:
+    """One `local[2]` session for all tests of a process.
+
+    Two thirds of a session's start is loading classes: the first run writes them to an archive (AppCDS)
+    that later runs map into memory.
+    """
+    pytest.importorskip("pyspark")
+    from pyspark import SparkContext, __version__
+
+    from framework.spark.jvm import find_jvm
+    from framework.spark.session import open_session
+
+    java = find_jvm().version
+    archives = request.config.cache.mkdir("spark")
+    archive = archives / f"spark-{__version__}-java-{java}.jsa"
+    fresh = archives / f"{archive.name}.{os.getpid()}"
+    share = f"SharedArchiveFile={archive}" if archive.exists() else f"ArchiveClassesAtExit={fresh}"
+    directory = tmp_path_factory.mktemp("spark")
+    session = open_session(
+        "local[2]",
+        settings={
+            "spark.driver.extraJavaOptions": (
+                f"-XX:TieredStopAtLevel=1 -XX:{share} -Xlog:cds=off -Xlog:cds+dynamic=off"
+                f" -Dderby.system.home={directory}"
+            ),
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(directory / "warehouse"),
+            "spark.local.dir": str(directory / "local"),
+        },
+    )
+    yield session
+    session.stop()
+    gateway: Any = SparkContext._gateway
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # what Spark's launcher waits for
+    gateway.proc.wait(60)
+    if fresh.exists():
+        fresh.replace(archive)

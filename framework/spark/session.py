@@ -1,0 +1,163 @@
+"""Spark sessions: made when asked for, with the settings that the rest of this package counts on."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from framework.errors import KmrError
+from framework.spark.jvm import find_jvm
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import SparkSession
+
+__all__ = ["SETTINGS", "SparkUnavailable", "is_connect", "open_session"]
+
+SETTINGS: Final[dict[str, str]] = {
+    # A timestamp column means the same instant everywhere; our batches carry UTC.
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Larger local relations are shipped as files, not as literals in the plan: else 1M rows do not fit
+    # a driver of the default size.
+    "spark.sql.execution.arrow.localRelationThreshold": "1MB",
+}
+"""Set for every session, also for one of somebody else's that is reused."""
+
+_LAUNCH: Final[dict[str, str]] = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "WARN",
+    # Python processes live on between tasks: they keep connections and compiled code.
+    "spark.python.worker.reuse": "true",
+}
+_LOOPBACK: Final = "127.0.0.1"
+_LOCAL_MASTER = re.compile(r"local(\[.*\])?$|spark://(127\.0\.0\.1|localhost)(:|$)")
+
+
+class SparkUnavailable(KmrError):
+    """PySpark is not installed, or Spark does not start or answer; says what to do."""
+
+
+def is_connect(master: str | None) -> bool:
+    """Whether this is the address of a Spark Connect server, `sc://host:port`."""
+    return master is not None and master.startswith("sc://")
+
+
+def open_session(
+    master: str | None = None,
+    *,
+    name: str = "kmr",
+    settings: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """The running session if there is one, else a new one.
+
+    Args:
+        master: `local[N]`, `spark://host:port`, `sc://host:port` (Spark Connect: no JVM here), or any
+            other master that Spark knows. None: what `spark-submit` says, else `local[*]`.
+        name: of the application, as Spark's page shows it.
+        settings: more of Spark's own; those of the JVM (memory, extraJavaOptions, jars) count only for
+            the first session of a process.
+
+    Raises:
+        JvmNotFound: there is no Java.
+        SparkUnavailable: PySpark is missing; Spark does not start; another session runs on another master.
+    """
+    if importlib.util.find_spec("pyspark") is None:
+        raise SparkUnavailable("PySpark is not installed: pip install 'pyspark>=4.2'")
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    wanted = {**SETTINGS, **(settings or {})}
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        return _reuse(running, master, settings or {})
+    try:
+        if is_connect(master):
+            return _connect(str(master), name, wanted)
+        return _launch(master, name, wanted)
+    except KmrError:
+        raise
+    except (PySparkException, RuntimeError, OSError) as error:
+        raise SparkUnavailable(f"no Spark session at {master or 'local[*]'}: {error}") from error
+    except Exception as error:
+        if type(error).__module__.startswith("py4j"):
+            raise SparkUnavailable(
+                f"no Spark session at {master or 'local[*]'}: {_first_line(error)}"
+            ) from error
+        raise
+
+
+def _launch(master: str | None, name: str, settings: Mapping[str, str]) -> SparkSession:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    builder: Any = SparkSession.builder.appName(name)
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if not submitted and SparkContext._gateway is None:  # noqa: SLF001  whether a JVM runs already
+        # Not `find_jvm` under spark-submit: there the JVM has started us.
+        os.environ["JAVA_HOME"] = str(find_jvm().home)
+    if master is None and not submitted:
+        master = "local[*]"
+    launch = dict(_LAUNCH)
+    if master is not None:
+        builder = builder.master(master)
+        if _LOCAL_MASTER.match(master):
+            # Else Spark takes the host's name, which need not resolve, or is open to the network.
+            os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+            launch |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
+            launch["spark.ui.enabled"] = "false"
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    for key, value in (launch | dict(settings)).items():
+        builder = builder.config(key, value)
+    session: SparkSession = builder.getOrCreate()
+    return session
+
+
+def _connect(url: str, name: str, settings: Mapping[str, str]) -> SparkSession:
+    missing = [
+        module
+        for module in ("grpc", "grpc_status", "google.rpc", "zstandard")
+        if not _importable(module)
+    ]
+    if missing:
+        raise SparkUnavailable(
+            f"Spark Connect ({url}) needs more packages: pip install 'pyspark[connect]'"
+        )
+    from pyspark.sql import SparkSession
+
+    builder: Any = SparkSession.builder.remote(url).appName(name)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    session: SparkSession = builder.getOrCreate()
+    return session
+
+
+def _reuse(session: SparkSession, master: str | None, settings: Mapping[str, str]) -> SparkSession:
+    """A session that is there already, with our settings where it takes them while it runs."""
+    if not is_connect(master) and master is not None and hasattr(session, "_jsparkSession"):
+        current = session.sparkContext.master
+        if current != master:
+            raise SparkUnavailable(
+                f"a Spark session runs on {current} in this process, not on {master}; stop it first"
+            )
+    for key, value in {**SETTINGS, **settings}.items():
+        if session.conf.isModifiable(key):
+            session.conf.set(key, value)
+    return session
+
+
+def _importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _first_line(error: Exception) -> str:
+    java = getattr(error, "java_exception", None)
+    return str(java if java is not None else error).splitlines()[0]
