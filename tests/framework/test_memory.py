@@ -18,8 +18,8 @@ if sys.argv[1] == "kept":
     assert keep_freed_memory()
 
 def churn():
-    for _ in range(100):
-        blocks = [bytes(size << 20) for size in (1, 4, 2)]
+    for _ in range(10):
+        blocks = [b"x" * (4 << 20) for _ in range(8)]
         del blocks
 
 churn()
