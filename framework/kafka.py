@@ -55,6 +55,9 @@ class KafkaConsumer:
         self._assignor: Any = type("StickyAssignor", (StickyPartitionAssignor,), {})
         self._fetcher: BatchFetcher | RecordFetcher | None = None
         self._membership = Membership()
+        # As of `_membership`: aiokafka forgets its assignment when a pattern finds a new topic, before
+        # it tells us to let go, and commits must still pass then.
+        self._partitions: frozenset[TopicPartition] = frozenset()
         self._failure: Exception | None = None
         self._stopped = False
 
@@ -197,7 +200,7 @@ class KafkaConsumer:
         """See `Consumer.commit`."""
         self._started()
         for partition in offsets:
-            if partition not in self._consumer.assignment():
+            if partition not in self._partitions:
                 raise CommitFenced(
                     f"group {self._config.group}: {partition} is not assigned to us any more"
                 )
@@ -229,6 +232,7 @@ class KafkaConsumer:
         """aiokafka's heartbeat task starts only after this."""
         coordinator = self._consumer._coordinator
         self._membership = Membership(coordinator.generation, coordinator.member_id)
+        self._partitions = partitions
         self._assignor.on_generation_assignment(coordinator.generation)
         if await self._tell(listener.assigned, partitions) and self._fetcher is not None:
             self._fetcher.resume()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 from aiokafka import AIOKafkaProducer
+from aiokafka.protocol.group import LeaveGroupRequest
 
 from broker import Broker, BrokerSettings
 from framework.consumer import CommitOffset
@@ -133,6 +134,45 @@ async def test_commits_of_another_generation_are_refused(
                 T0: CommitOffset(5),
                 T1: CommitOffset(6),
             }
+
+
+async def test_a_commit_passes_while_a_pattern_takes_in_a_new_topic(
+    consume: Consume, produce: Produce, create_topic: CreateTopic
+) -> None:
+    await create_topic("eu.t")
+    one, two = TopicPartition("eu.t", 0), TopicPartition("us.t", 0)
+    async with consume(topics=(), topic_pattern=r".*\.t", metadata_max_age=0.2) as member:
+        await member.until_assigned(bool)
+
+        async def commit() -> None:
+            await member.consumer.commit({one: CommitOffset(0, "mark")})
+
+        member.on_revoked = commit
+        await create_topic("us.t")
+        await member.until_assigned(lambda p: p == {one, two})
+        assert await member.consumer.committed([one]) == {one: CommitOffset(0, "mark")}
+        await produce("us.t", numbers(3))
+        assert values(await member.read(3)) == numbers(3)
+
+
+async def test_a_member_that_was_thrown_out_is_fenced_and_joins_again(
+    consume: Consume, produce: Produce
+) -> None:
+    await produce("t", numbers(3))
+    async with consume(heartbeat_interval=0.2) as member:
+        await member.read(3)
+        old = member.consumer.member_id
+        consumer: Any = member.consumer._consumer
+        await consumer._client.send(
+            consumer._coordinator.coordinator_id, LeaveGroupRequest("g", old)
+        )
+        with pytest.raises(CommitFenced, match="the group has moved on"):
+            await member.consumer.commit({T0: CommitOffset(3)})
+        del member.told[:]
+        assert values(await member.read(3)) == numbers(3)  # nothing was committed
+        assert member.told == [("revoked", {T0}), ("assigned", {T0})]
+        assert member.consumer.member_id != old
+        await member.consumer.commit({T0: CommitOffset(3)})
 
 
 async def test_a_commit_that_nobody_answers_gives_up_in_time(
