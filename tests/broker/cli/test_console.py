@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -197,6 +198,19 @@ class Terminal:
         """Read until `text` appears, and forget everything up to it."""
         while text.encode() not in self._seen:
             self._seen += os.read(self._master, 4096)
+        self._forget(text)
+
+    def interrupt_until(self, text: str) -> None:
+        """Press Ctrl-C until `text` appears: one that comes just before readline listens is not seen."""
+        self.process.send_signal(signal.SIGINT)
+        while text.encode() not in self._seen:
+            if select.select([self._master], [], [], 2)[0]:
+                self._seen += os.read(self._master, 4096)
+            else:
+                self.process.send_signal(signal.SIGINT)
+        self._forget(text)
+
+    def _forget(self, text: str) -> None:
         self._seen = self._seen.partition(text.encode())[2]
 
     def close(self) -> None:
@@ -222,8 +236,7 @@ def test_on_a_terminal_there_is_a_prompt_completion_and_history(
     terminal.type("describe from-t\t\n")
     terminal.wait_for("from-terminal: 1 partitions")
     terminal.wait_for("kmr> ")
-    terminal.process.send_signal(signal.SIGINT)
-    terminal.wait_for("kmr> ")
+    terminal.interrupt_until("kmr> ")
     terminal.type("\x04")
     assert terminal.process.wait(timeout=20) == 0
     history = (tmp_path / "kmr" / "console_history").read_text()
