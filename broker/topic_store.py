@@ -167,3 +167,10 @@ def _report_recovery(topic: str, index: int, log: PartitionLog) -> None:
             reason=report.reason,
             set_aside=report.set_aside,
         )
+    if report.damaged:
+        logger.error(
+            "batches of the log are damaged: reading them will fail",
+            topic=topic,
+            partition=index,
+            reason=report.damaged,
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 from typing import Annotated, Any, Literal
@@ -52,9 +53,16 @@ async def serve(
     except ValueError as error:
         raise UsageError(in_flags(str(error))) from error
     stop = _stop_by_signals()
+    _allow_many_files()
     async with Broker(checked) as broker:
         say(f"listening on {broker.bootstrap_servers}, data in {checked.data_dir}")
         await stop.wait()
+
+
+def _allow_many_files() -> None:
+    """Raise the soft limit of open files to the hard one: each partition keeps a few open."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _stop_by_signals() -> asyncio.Event:
