@@ -81,6 +81,7 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
         self._whole_wait_ms = replaced._fetch_max_wait_ms
         self._suspended = True
         self._troubled: set[TopicPartition] = set()
+        self._unreachable: set[int] = set()
         self._start_offsets: dict[TopicPartition, int] = {}
         self._fetch_task.add_done_callback(lambda _: self.wake())
 
@@ -159,13 +160,16 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
         """Send one fetch and keep what it brings; returns whether `take` has something new."""
         try:
             response = await self._client.send(node_id, request)
+            self._unreachable.discard(node_id)
             if not assignment.active:
                 return False
             arrived, trouble = self._receive(assignment, request, response)
             if trouble and not arrived:
                 await asyncio.sleep(self._retry_backoff)
         except aiokafka.errors.KafkaError as error:
-            _log.warning("fetch failed, trying again", node=node_id, reason=str(error))
+            if node_id not in self._unreachable:  # once, however often it is tried
+                self._unreachable.add(node_id)
+                _log.warning("fetch failed, trying again", node=node_id, reason=str(error))
             try:
                 await asyncio.sleep(self._retry_backoff)
             except asyncio.CancelledError:
