@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from framework.connection import ConnectionConfig, ConsumerConfig
-from framework.errors import SettingsError
 
 if TYPE_CHECKING:
     from framework.settings import GroupSettings, Settings
@@ -25,6 +24,7 @@ def consumer_config(settings: Settings) -> ConsumerConfig:
         topics=settings.topics,
         group_instance_id=settings.group_instance_id,
         auto_offset_reset=settings.auto_offset_reset,
+        on_out_of_range=settings.on_out_of_range,
         isolation_level=settings.isolation_level,
         max_partition_fetch_bytes=settings.fetch.max_partition_bytes,
         fetch_max_bytes=settings.fetch.max_bytes,
@@ -38,11 +38,6 @@ def consumer_config(settings: Settings) -> ConsumerConfig:
 
 def _connection(settings: Settings | GroupSettings) -> dict[str, Any]:
     security = settings.security
-    if not security.ssl_check_hostname:
-        raise SettingsError(
-            "security.ssl_check_hostname=false is not supported: trust the broker's certificate with "
-            "security.ssl_cafile, and use a host name that it carries"
-        )
     return {
         "bootstrap_servers": settings.bootstrap_servers,
         "client_id": settings.client_id,
@@ -53,4 +48,5 @@ def _connection(settings: Settings | GroupSettings) -> dict[str, Any]:
         "ssl_cafile": security.ssl_cafile,
         "ssl_certfile": security.ssl_certfile,
         "ssl_keyfile": security.ssl_keyfile,
+        "ssl_check_hostname": security.ssl_check_hostname,
     }

@@ -34,6 +34,7 @@ class ConnectionConfig:
         ssl_cafile: certificates that we trust (PEM); the system's own when it is not given.
         ssl_certfile: our certificate (PEM), where the broker asks for one.
         ssl_keyfile: its private key (PEM).
+        ssl_check_hostname: whether the broker's certificate must carry the name that we connect to.
     """
 
     bootstrap_servers: str = "localhost:9092"
@@ -48,6 +49,7 @@ class ConnectionConfig:
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     ssl_key_password: str | None = field(default=None, repr=False)
+    ssl_check_hostname: bool = True
 
     def __post_init__(self) -> None:
         """Raises `SettingsError` for values that cannot work together."""
@@ -88,6 +90,7 @@ class ConnectionConfig:
         except (OSError, SSLError) as error:
             files = [f for f in (self.ssl_cafile, self.ssl_certfile, self.ssl_keyfile) if f]
             raise SettingsError(f"cannot load TLS files {', '.join(files)}: {error}") from error
+        context.check_hostname = self.ssl_check_hostname
         return context
 
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
-from framework import decode
 from framework.clients import connection_config, consumer_config
 from framework.commit import Committer
 from framework.errors import DeadlineExceeded, KmrError
 from framework.events import EventHandler, Failed, Shutdown
 from framework.health import HealthServer
 from framework.kafka import KafkaConsumer
+from framework.memory import keep_freed_memory
 from framework.pipeline import Limits, Pipeline
 from framework.reducer import Context
 from framework.status import PartitionStatus, WorkerStatus
@@ -119,7 +119,6 @@ class Worker:
                     settings.http.host, settings.http.port, self.status, self.metrics
                 )
                 self.health_url = (await stack.enter_async_context(server)).url
-            await anyio.to_thread.run_sync(decode.warm_up)
             stack.push_async_callback(self._close)
             await self._pipeline.open(
                 Context(
@@ -231,6 +230,7 @@ def run_worker(strategy: Strategy, settings: Settings) -> int:
 
     Returns the exit code (`ExitCode`). An error that the user can mend is one message on stderr.
     """
+    keep_freed_memory()
     return anyio.run(partial(_run_process, strategy, settings))
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from framework.clients import connection_config, consumer_config
-from framework.errors import SettingsError
 from framework.settings import FetchSettings, GroupSettings, SecuritySettings, Settings
 
 
@@ -31,7 +28,7 @@ def test_the_consumer_reads_what_the_settings_say() -> None:
     assert (config.sasl_username, config.sasl_password) == ("u", "p")
 
 
-def test_a_setting_that_would_have_no_effect_is_refused() -> None:
-    settings = GroupSettings(group="g", security=SecuritySettings(ssl_check_hostname=False))
-    with pytest.raises(SettingsError, match="ssl_check_hostname=false is not supported"):
-        connection_config(settings)
+def test_the_check_of_the_hostname_can_be_switched_off() -> None:
+    security = SecuritySettings(protocol="SSL", ssl_check_hostname=False)
+    config = connection_config(GroupSettings(group="g", security=security))
+    assert config.client_options()["ssl_context"].check_hostname is False

@@ -42,7 +42,9 @@ async def produce(broker: Broker, count: int = 10) -> None:
 
 
 async def commit(broker: Broker, offset: int) -> None:
-    consumer = AIOKafkaConsumer(bootstrap_servers=broker.bootstrap_servers, group_id=GROUP)
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=broker.bootstrap_servers, group_id=GROUP, enable_auto_commit=False
+    )
     await consumer.start()
     try:
         consumer.assign([TopicPartition(TOPIC, 0)])
