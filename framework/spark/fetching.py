@@ -1,0 +1,127 @@
+"""Reading one range of one partition inside a task: whole fetch responses, the next one already asked for."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import aiokafka.errors
+import numpy as np
+import pyarrow as pa
+import structlog
+from aiokafka.errors import KafkaError
+
+from framework.errors import ConsumerError, OffsetOutOfRange
+from framework.record import Batch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from framework.spark.client import Client, Fetched
+    from framework.spark.offsets import OffsetRange
+
+__all__ = ["DATA_LOSS_ADVICE", "read_range"]
+
+_log = structlog.get_logger(__name__)
+
+_RETRY_AFTER: Final = 0.1  # seconds; also how often a partition is asked that has nothing yet
+_OUT_OF_RANGE: Final = 1
+
+DATA_LOSS_ADVICE: Final = (
+    "Records may have been lost: they were deleted by retention before they were read, or the topic was "
+    "deleted or truncated. To go on without them, set the option failOnDataLoss to false"
+)
+
+
+def read_range(
+    client: Client, wanted: OffsetRange, *, fail_on_data_loss: bool, timeout: float
+) -> Iterator[Batch]:
+    """The records of a range, in order, as batches that are decoded when they are looked at.
+
+    The batches' own ranges follow each other without a gap, and together are the whole range.
+
+    Args:
+        timeout: seconds without anything new after which the range counts as unreadable.
+
+    Raises:
+        OffsetOutOfRange: records of the range are gone, and `fail_on_data_loss`.
+        ConsumerError: the broker does not deliver the range.
+        CorruptRecords: a record batch is damaged.
+    """
+    partition = wanted.topic_partition
+    position = wanted.first
+    deadline = time.monotonic() + timeout
+    coming = client.fetch(partition, position)
+    while position < wanted.end:
+        trouble = "there are no records yet"
+        fetched: Fetched | None = None
+        try:
+            fetched = coming.result()
+        except KafkaError as error:
+            trouble = repr(error)
+        if fetched is not None and fetched.error == _OUT_OF_RANGE:
+            position = _after_loss(client, wanted, position, fail=fail_on_data_loss)
+            if position < wanted.end:
+                coming = client.fetch(partition, position)
+            continue
+        if fetched is not None and fetched.error:
+            trouble = aiokafka.errors.for_code(fetched.error).__name__
+        elif fetched is not None and fetched.data:
+            batch = client.decoder.batch(
+                partition.topic, partition.partition, fetched.data, position, fetched.aborted
+            )
+            if batch is not None:
+                deadline = time.monotonic() + timeout
+                position = batch.last + 1
+                if position < wanted.end:
+                    coming = client.fetch(partition, position)
+                yield batch if batch.last < wanted.end else _cut(batch, wanted.end)
+                continue
+        if time.monotonic() >= deadline:
+            _give_up(wanted, position, trouble, timeout, fail=fail_on_data_loss)
+            return
+        if fetched is None or fetched.error:
+            time.sleep(_RETRY_AFTER)
+        coming = client.fetch(partition, position)
+
+
+def _cut(batch: Batch, end: int) -> Batch:
+    """The same without the records from `end` on."""
+    return Batch(
+        batch.topic,
+        batch.partition,
+        batch.first,
+        end - 1,
+        nbytes=batch.nbytes,
+        load=partial(_before, batch, end),
+        max_timestamp_ms=batch.max_timestamp_ms,
+    )
+
+
+def _before(batch: Batch, end: int) -> pa.RecordBatch:
+    return batch.records.slice(0, int(np.searchsorted(batch.offsets(), end)))
+
+
+def _after_loss(client: Client, wanted: OffsetRange, position: int, *, fail: bool) -> int:
+    """The next offset of the range that the broker still has; it does not have `position`."""
+    partition = wanted.topic_partition
+    beginning = client.beginnings([partition])[partition]
+    end = client.ends([partition])[partition]
+    where = f"{partition}: offset {position} is gone; the broker has {beginning} to {end - 1}"
+    if fail:
+        raise OffsetOutOfRange(f"{where} (wanted: {wanted}). {DATA_LOSS_ADVICE}")
+    following = beginning if position < beginning < wanted.end else wanted.end
+    _log.warning("records are gone, going on after them", where=where, next=following)
+    return following
+
+
+def _give_up(
+    wanted: OffsetRange, position: int, trouble: str, timeout: float, *, fail: bool
+) -> None:
+    reason = (
+        f"{wanted.topic_partition}: nothing at offset {position} of {wanted} in {timeout:g} s: {trouble}"
+    )
+    if fail:
+        raise ConsumerError(f"{reason}. {DATA_LOSS_ADVICE}")
+    _log.warning("records cannot be read, going on after them", reason=reason)

@@ -1,0 +1,74 @@
+"""Kafka as a data source of Spark in Python: `spark.readStream.format("kmr-kafka")`.
+
+It has the options and the schema of Spark's own Kafka source, and its offsets in checkpoints, but needs
+no JAR: tasks speak Kafka's protocol themselves, and hand Spark whole Arrow batches.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+from framework.spark.options import SourceOptions
+from framework.spark.reader import KafkaBatchReader, KafkaStreamReader
+from framework.spark.rows import COLUMNS, HEADERS, arrow_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+__all__ = ["FORMAT", "KafkaDataSource", "register"]
+
+FORMAT = "kmr-kafka"
+
+
+class KafkaDataSource(DataSource):
+    """Reads topics, as a stream or as a batch.
+
+    Options, with Spark's own names (see its Kafka integration guide), in any case:
+
+    - `kafka.bootstrap.servers`, and other properties `kafka.*` of the client: security, isolation level,
+      fetch sizes. `kafka.group.id`: offsets are committed there after each micro-batch, for lag tools.
+    - one of `subscribe` (topics), `subscribePattern`, `assign`
+    - `startingOffsets` (streams: latest; batches: earliest), `startingTimestamp`,
+      `startingOffsetsByTimestamp`, `startingOffsetsByTimestampStrategy`; only for a stream without a
+      checkpoint. Batches have `endingOffsets`, `endingTimestamp`, `endingOffsetsByTimestamp` too.
+    - `maxOffsetsPerTrigger`, `minPartitions`, `failOnDataLoss`, `includeHeaders`
+    - `groupIdPrefix`: the group for lag tools is this and the subscription
+    - `kafkaConsumer.pollTimeoutMs`: how long a task waits for records that should be there
+
+    A partition that comes while a stream runs is read from its first record.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format` is given."""
+        return FORMAT
+
+    def schema(self) -> str:
+        """The columns of Spark's own Kafka source."""
+        headers = str(self.options.get("includeHeaders", "false")).lower() == "true"
+        return f"{COLUMNS}, {HEADERS}" if headers else COLUMNS
+
+    def reader(self, schema: StructType) -> KafkaBatchReader:
+        """For `spark.read`."""
+        options = SourceOptions.parse(self.options, streaming=False)
+        return KafkaBatchReader(options, arrow_schema(schema))
+
+    def streamReader(self, schema: StructType) -> KafkaStreamReader:  # noqa: N802  Spark's name
+        """For `spark.readStream`."""
+        options = SourceOptions.parse(self.options, streaming=True)
+        return KafkaStreamReader(options, arrow_schema(schema))
+
+
+def register(spark: SparkSession, name: str = FORMAT) -> None:
+    """Make the source known to a session.
+
+    Args:
+        name: what `format` will be given; `kafka` where Spark's own source is not on the class path.
+    """
+    source = KafkaDataSource
+    if name != FORMAT:
+        source = type("KafkaDataSource", (KafkaDataSource,), {"name": classmethod(lambda _: name)})
+    spark.dataSource.register(source)
