@@ -30,6 +30,7 @@ from framework import (
     map_batch,
     map_record,
 )
+from framework.memory import freeze_modules, keep_freed_memory
 from framework.record import Record  # noqa: TC001
 from framework.sinks import ClickHouseWriter
 
@@ -95,6 +96,9 @@ def kmr(job: Job, function: Callable[..., Any]) -> float:
     settings = Settings(
         topics=(job.topic,), group=job.group, bootstrap_servers=job.bootstrap_servers
     )
+
+    keep_freed_memory()  # as `kmr run` does
+    freeze_modules()
 
     async def run() -> float:
         worker = Worker(Strategy(function, [sink]), settings)

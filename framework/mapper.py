@@ -8,6 +8,7 @@ both engines use them.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -18,14 +19,14 @@ from framework.results import (
     Failure,
     Mapped,
     from_columns,
-    from_results,
+    from_rows,
     join,
     reason_of,
-    several,
+    rows_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     import pyarrow as pa
 
@@ -102,32 +103,19 @@ def apply(function: Callable[..., Any], records: pa.RecordBatch) -> Mapped:
     Raises:
         StrategyError: the function returned something that cannot be rows.
     """
-    spec = spec_of(function)
-    if len(records) == 0:
-        return Mapped(None, NO_OFFSETS)
-    if spec.per == "record":
-        made = []
-        failures = []
-        for record in to_records(records):
+    calls = _calls(function, records)
+    try:
+        argument = next(calls)
+        while True:
             try:
-                result = function(record)
-                if result is not None and type(result) is not dict:
-                    result = several(result)
-                made.append((record.offset, result))
+                result = function(argument)
             except Exception as error:  # noqa: BLE001  the user's function may raise anything
-                failures.append(Failure(record.offset, reason_of(error)))
-        return from_results(function, spec.schema, made, failures)
-    parts: list[Mapped] = []
-    todo = [records]
-    while todo:
-        part = todo.pop()
-        try:
-            result = function(part)
-        except Exception as error:  # noqa: BLE001
-            todo.extend(_halves(part, error, parts))
-        else:
-            parts.append(from_columns(function, part, result))
-    return join(parts)
+                argument = calls.throw(error)
+            else:
+                argument = calls.send(result)
+    except StopIteration as end:
+        mapped: Mapped = end.value
+        return mapped
 
 
 async def apply_async(function: Callable[..., Awaitable[Any]], records: pa.RecordBatch) -> Mapped:
@@ -136,29 +124,69 @@ async def apply_async(function: Callable[..., Awaitable[Any]], records: pa.Recor
     Raises:
         StrategyError: the function returned something that cannot be rows.
     """
-    spec = spec_of(function)
-    if len(records) == 0:
-        return Mapped(None, NO_OFFSETS)
-    if spec.per == "record":
-        made = []
-        failures = []
-        for record in to_records(records):
+    calls = _calls(function, records)
+    try:
+        argument = next(calls)
+        while True:
             try:
-                result = await function(record)
-                if result is not None and type(result) is not dict:
-                    result = several(result)
-                made.append((record.offset, result))
+                result = await function(argument)
             except Exception as error:  # noqa: BLE001
-                failures.append(Failure(record.offset, reason_of(error)))
-        return from_results(function, spec.schema, made, failures)
+                argument = calls.throw(error)
+            else:
+                argument = calls.send(result)
+    except StopIteration as end:
+        mapped: Mapped = end.value
+        return mapped
+
+
+Calls = Generator[Any, Any, Mapped]
+
+
+def _calls(function: Callable[..., Any], records: pa.RecordBatch) -> Calls:
+    """Everything but the calls: yields each argument, is sent the result or thrown the exception."""
+    spec = spec_of(function)
+    if spec.per == "record":
+        return _record_calls(function, records, spec.schema)
+    return _batch_calls(function, records)
+
+
+def _record_calls(
+    function: Callable[..., Any], records: pa.RecordBatch, schema: pa.Schema | None
+) -> Calls:
+    rows: list[Mapping[str, Any]] = []
+    offsets: list[int] = []
+    failures: list[Failure] = []
+    for record in to_records(records):
+        try:
+            result = yield record
+            if type(result) is dict:
+                rows.append(result)
+                offsets.append(record.offset)
+            elif result is not None:
+                several = rows_of(function, record.offset, result)
+                rows.extend(several)
+                offsets.extend([record.offset] * len(several))
+        except StrategyError:
+            raise
+        except Exception as error:  # noqa: BLE001
+            failures.append(Failure(record.offset, reason_of(error)))
+    return from_rows(schema, rows, offsets, failures)
+
+
+def _batch_calls(function: Callable[..., Any], records: pa.RecordBatch) -> Calls:
     parts: list[Mapped] = []
-    todo = [records]
+    todo = [records] if len(records) else []
     while todo:
         part = todo.pop()
         try:
-            result = await function(part)
+            result = yield part
         except Exception as error:  # noqa: BLE001
-            todo.extend(_halves(part, error, parts))
+            if len(part) == 1:
+                offset = int(part.column("offset")[0].as_py())
+                parts.append(Mapped(None, NO_OFFSETS, (Failure(offset, reason_of(error)),)))
+            else:
+                middle = len(part) // 2
+                todo += [part.slice(middle), part.slice(0, middle)]
         else:
             parts.append(from_columns(function, part, result))
     return join(parts)
@@ -167,13 +195,3 @@ async def apply_async(function: Callable[..., Awaitable[Any]], records: pa.Recor
 def _is_async(function: object) -> bool:
     call = getattr(function, "__call__", None)  # noqa: B004  an object with an async __call__ is async too
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
-
-
-def _halves(part: pa.RecordBatch, error: Exception, parts: list[Mapped]) -> list[pa.RecordBatch]:
-    """What to try next after `part` raised, last first; a single record becomes a failure."""
-    if len(part) > 1:
-        middle = len(part) // 2
-        return [part.slice(middle), part.slice(0, middle)]
-    offset = int(part.column("offset")[0].as_py())
-    parts.append(Mapped(None, NO_OFFSETS, (Failure(offset, reason_of(error)),)))
-    return []

@@ -22,10 +22,10 @@ __all__ = [
     "Failure",
     "Mapped",
     "from_columns",
-    "from_results",
+    "from_rows",
     "join",
     "reason_of",
-    "several",
+    "rows_of",
 ]
 
 NO_OFFSETS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
@@ -59,47 +59,43 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def from_results(
-    function: Callable[..., Any],
+def from_rows(
     schema: pa.Schema | None,
-    made: Sequence[tuple[int, Any]],
+    rows: list[Mapping[str, Any]],
+    offsets: list[int],
     failures: list[Failure],
 ) -> Mapped:
-    """The columns of what a per-record function returned: pairs of offset and result, in order."""
-    rows: list[Mapping[str, Any]] = []
-    origins: list[int] = []
-    for offset, result in made:
-        if result is None:
-            continue
-        if isinstance(result, Mapping):
-            rows.append(result)
-            origins.append(offset)
-            continue
-        if not isinstance(result, list) or not all(isinstance(row, Mapping) for row in result):
-            raise StrategyError(
-                f"map function {_name(function)} returned {type(result).__name__} for offset {offset}; "
-                "return a dict, a list of dicts, or None"
-            )
-        rows.extend(result)
-        origins.extend([offset] * len(result))
+    """The columns of what a per-record function returned, and the offset that each row came from."""
     if not rows:
         return Mapped(None, NO_OFFSETS, tuple(failures))
     try:
         table = _table(rows, schema)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        rows, origins, more = _without_misfits(rows, origins, schema)
+        rows, offsets, more = _without_misfits(rows, offsets, schema)
         failures = sorted({failure.offset: failure for failure in (*failures, *more)}.values())
         if not rows:
             return Mapped(None, NO_OFFSETS, tuple(failures))
         table = _table(rows, schema)
-    return Mapped(table, np.array(origins, dtype=np.int64), tuple(failures))
+    return Mapped(table, np.array(offsets, dtype=np.int64), tuple(failures))
 
 
-def several(result: object) -> object:
-    """What a per-record function returned that is no dict: an iterable, such as a generator, is run."""
-    if isinstance(result, Iterable) and not isinstance(result, (str, bytes, Mapping)):
-        return list(result)
-    return result
+def rows_of(function: Callable[..., Any], offset: int, result: object) -> list[Mapping[str, Any]]:
+    """What a per-record function returned that is no dict: several rows; a generator is run.
+
+    Raises:
+        StrategyError: it is nothing that rows could be made of.
+        Exception: whatever the generator raises.
+    """
+    if isinstance(result, Mapping):
+        return [result]
+    if isinstance(result, Iterable) and not isinstance(result, (str, bytes)):
+        rows = list(result)
+        if all(isinstance(row, Mapping) for row in rows):
+            return rows
+    raise StrategyError(
+        f"map function {_name(function)} returned {type(result).__name__} for offset {offset}; "
+        "return a dict, a list of dicts, or None"
+    )
 
 
 def _table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema | None) -> pa.Table:

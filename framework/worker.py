@@ -18,7 +18,7 @@ from framework.errors import DeadlineExceeded, KmrError
 from framework.events import EventHandler, Failed, Shutdown
 from framework.health import HealthServer
 from framework.kafka import KafkaConsumer
-from framework.memory import keep_freed_memory
+from framework.memory import freeze_modules, keep_freed_memory
 from framework.pipeline import Limits, Pipeline
 from framework.reducer import Context
 from framework.status import PartitionStatus, WorkerStatus
@@ -231,6 +231,7 @@ def run_worker(strategy: Strategy, settings: Settings) -> int:
     Returns the exit code (`ExitCode`). An error that the user can mend is one message on stderr.
     """
     keep_freed_memory()
+    freeze_modules()
     return anyio.run(partial(_run_process, strategy, settings))
 
 
