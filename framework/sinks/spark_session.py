@@ -54,7 +54,8 @@ class SharedSession:
     def get(self) -> SparkSession:
         """The session, opened anew if the server has forgotten it."""
         with self._lock:
-            if self._session is None:
+            # A client of Spark Connect closes itself when it hears of another session than its own.
+            if self._session is None or getattr(self._session, "is_stopped", None) is True:
                 ours = not _is_running()
                 self._session = open_session(self._master, settings=self._settings)
                 self._ours = ours

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,9 +48,9 @@ def names_in(path: Path) -> list[str]:
     return sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
 
 
-def offsets_in(path: Path) -> list[int]:
+def offsets_in(path: Path) -> list[Any]:
     files = [file for file in path.rglob("*.parquet") if not file.name.startswith("_")]
-    return sorted(o for file in files for o in pq.read_table(file)["offset"].to_pylist())
+    return sorted(chain.from_iterable(pq.read_table(file)["offset"].to_pylist() for file in files))
 
 
 async def test_a_flush_is_one_file_per_partition_named_after_its_offsets(
