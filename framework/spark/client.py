@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from framework.spark.properties import ClientConfig
 
-__all__ = ["Client", "Fetched", "Timestamps", "client_of"]
+__all__ = ["Client", "Fetched", "Timestamps", "client_of", "event_loop"]
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class Client:
         self.decoder = Decoder(
             read_committed=config.isolation_level == "read_committed", check_crcs=config.check_crcs
         )
-        self._loop = _event_loop(os.getpid())
+        self._loop = event_loop()
         self._lock = threading.Lock()
         self._consumer: Any = None
 
@@ -222,9 +222,13 @@ def _client_of(config: ClientConfig, _process: int) -> Client:
     return Client(config)
 
 
+def event_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of this process for Kafka clients and sinks, in a thread that ends with the process."""
+    return _event_loop(os.getpid())
+
+
 @lru_cache(maxsize=1)
 def _event_loop(_process: int) -> asyncio.AbstractEventLoop:
-    """A loop in a thread that ends with the process."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="kmr-kafka", daemon=True).start()
     return loop

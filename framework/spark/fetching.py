@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 import aiokafka.errors
 import numpy as np
-import pyarrow as pa
 import structlog
 from aiokafka.errors import KafkaError
 
@@ -17,6 +16,8 @@ from framework.record import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import pyarrow as pa
 
     from framework.spark.client import Client, Fetched
     from framework.spark.offsets import OffsetRange
@@ -119,9 +120,7 @@ def _after_loss(client: Client, wanted: OffsetRange, position: int, *, fail: boo
 def _give_up(
     wanted: OffsetRange, position: int, trouble: str, timeout: float, *, fail: bool
 ) -> None:
-    reason = (
-        f"{wanted.topic_partition}: nothing at offset {position} of {wanted} in {timeout:g} s: {trouble}"
-    )
+    reason = f"{wanted.topic_partition}: nothing at offset {position} of {wanted} in {timeout:g} s: {trouble}"
     if fail:
         raise ConsumerError(f"{reason}. {DATA_LOSS_ADVICE}")
     _log.warning("records cannot be read, going on after them", reason=reason)

@@ -117,7 +117,9 @@ class SourceOptions:
         """
         own = {name.lower(): value for name, value in options.items()}
         kafka = {
-            name.removeprefix(_KAFKA): own.pop(name) for name in list(own) if name.startswith(_KAFKA)
+            name.removeprefix(_KAFKA): own.pop(name)
+            for name in list(own)
+            if name.startswith(_KAFKA)
         }
         if unknown := [name for name in own if name not in _KNOWN]:
             raise SettingsError(
@@ -181,7 +183,9 @@ def _starting(given: Mapping[str, str], *, streaming: bool) -> Boundary:
     starting = _boundary(given, "starting", LATEST if streaming else EARLIEST)
     from_the_end = LATEST in (starting.default, *starting.offsets.values())
     if not streaming and from_the_end and starting.option == "startingOffsets":
-        raise SettingsError("startingOffsets cannot be latest (-1) in a batch query: nothing is read")
+        raise SettingsError(
+            "startingOffsets cannot be latest (-1) in a batch query: nothing is read"
+        )
     return starting
 
 
@@ -242,5 +246,3 @@ def _converted(option: str, value: str, convert: Callable[[str], T], what: str) 
         return convert(value)
     except ValueError as error:
         raise SettingsError(f"{option} must be {what}, not {value!r}") from error
-
-

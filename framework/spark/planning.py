@@ -38,7 +38,9 @@ def limit_offsets(
     if total <= rows:
         return dict(end)
     return {
-        p: end[p] if not waiting[p] else start[p] + min(waiting[p], max(1, rows * waiting[p] // total))
+        p: end[p]
+        if not waiting[p]
+        else start[p] + min(waiting[p], max(1, rows * waiting[p] // total))
         for p in end
     }
 

@@ -90,7 +90,10 @@ class Positions:
         return found
 
     def _by_time(
-        self, boundary: Boundary, partitions: list[TopicPartition], ends: Mapping[TopicPartition, int]
+        self,
+        boundary: Boundary,
+        partitions: list[TopicPartition],
+        ends: Mapping[TopicPartition, int],
     ) -> Offsets:
         wanted = boundary.timestamps
         if boundary.timestamp is not None:

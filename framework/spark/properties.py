@@ -12,7 +12,7 @@ from framework.connection import ConnectionConfig, IsolationLevel
 from framework.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 __all__ = ["ClientConfig", "client_config"]
 
@@ -21,26 +21,6 @@ _log = structlog.get_logger(__name__)
 _MIB: Final = 1024 * 1024
 _LOGIN: Final = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
-_TEXTS: Final = {
-    "bootstrap.servers": "bootstrap_servers",
-    "client.id": "client_id",
-    "security.protocol": "security_protocol",
-    "sasl.mechanism": "sasl_mechanism",
-    "sasl.username": "sasl_username",
-    "sasl.password": "sasl_password",
-    "ssl.ca.location": "ssl_cafile",
-    "ssl.truststore.location": "ssl_cafile",
-    "ssl.certificate.location": "ssl_certfile",
-    "ssl.keystore.location": "ssl_certfile",
-    "ssl.key.location": "ssl_keyfile",
-    "ssl.key.password": "ssl_key_password",
-}
-_MILLISECONDS: Final = {
-    "request.timeout.ms": "request_timeout",
-    "metadata.max.age.ms": "metadata_max_age",
-    "fetch.max.wait.ms": "fetch_max_wait",
-}
-_BYTES: Final = {"max.partition.fetch.bytes": "max_partition_fetch_bytes"}
 _OURS: Final = {
     "auto.offset.reset": "use startingOffsets",
     "enable.auto.commit": "offsets are committed after each micro-batch, to kafka.group.id",
@@ -94,31 +74,46 @@ def client_config(properties: Mapping[str, str]) -> ClientConfig:
     for name, value in properties.items():
         if name in _OURS:
             raise SettingsError(f"kafka.{name} cannot be set for the Kafka source: {_OURS[name]}")
-        if name in _TEXTS:
-            found[_TEXTS[name]] = value
-        elif name in _MILLISECONDS:
-            found[_MILLISECONDS[name]] = _whole(name, value) / 1000
-        elif name in _BYTES:
-            found[_BYTES[name]] = _whole(name, value)
-        elif name == "isolation.level":
-            if value not in get_args(IsolationLevel):
-                raise SettingsError(
-                    f"kafka.isolation.level must be one of {get_args(IsolationLevel)}, not {value!r}"
-                )
-            found["isolation_level"] = value
-        elif name == "check.crcs":
-            found["check_crcs"] = value.lower() != "false"
-        elif name == "sasl.jaas.config":
+        if name == "sasl.jaas.config":
             found |= {f"sasl_{key}": _plain(text) for key, text in _LOGIN.findall(value)}
+        elif name in _READERS:
+            field, read = _READERS[name]
+            found[field] = read(name, value)
         elif name in _STORES:
-            if value.upper() != "PEM":
-                raise SettingsError(
-                    f"kafka.{name}={value} is a format of Java's; convert the store to PEM, and say "
-                    f"kafka.{name}=PEM"
-                )
+            _require_pem(name, value)
         elif name not in _HARMLESS:
-            _log.warning("option ignored: the Python source does not know it", option=f"kafka.{name}")
+            _log.warning(
+                "option ignored: the Python source does not know it", option=f"kafka.{name}"
+            )
     return ClientConfig(**found)
+
+
+def _text(_name: str, value: str) -> str:
+    return value
+
+
+def _seconds(name: str, value: str) -> float:
+    return _whole(name, value) / 1000
+
+
+def _isolation(name: str, value: str) -> str:
+    if value not in get_args(IsolationLevel):
+        raise SettingsError(
+            f"kafka.{name} must be one of {get_args(IsolationLevel)}, not {value!r}"
+        )
+    return value
+
+
+def _switch(_name: str, value: str) -> bool:
+    return value.lower() != "false"
+
+
+def _require_pem(name: str, value: str) -> None:
+    if value.upper() != "PEM":
+        raise SettingsError(
+            f"kafka.{name}={value} is a format of Java's; convert the store to PEM, and say "
+            f"kafka.{name}=PEM"
+        )
 
 
 def _whole(name: str, value: str) -> int:
@@ -130,3 +125,25 @@ def _whole(name: str, value: str) -> int:
 
 def _plain(quoted: str) -> str:
     return re.sub(r"\\(.)", r"\1", quoted)
+
+
+_READERS: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
+    "bootstrap.servers": ("bootstrap_servers", _text),
+    "client.id": ("client_id", _text),
+    "security.protocol": ("security_protocol", _text),
+    "sasl.mechanism": ("sasl_mechanism", _text),
+    "sasl.username": ("sasl_username", _text),
+    "sasl.password": ("sasl_password", _text),
+    "ssl.ca.location": ("ssl_cafile", _text),
+    "ssl.truststore.location": ("ssl_cafile", _text),
+    "ssl.certificate.location": ("ssl_certfile", _text),
+    "ssl.keystore.location": ("ssl_certfile", _text),
+    "ssl.key.location": ("ssl_keyfile", _text),
+    "ssl.key.password": ("ssl_key_password", _text),
+    "request.timeout.ms": ("request_timeout", _seconds),
+    "metadata.max.age.ms": ("metadata_max_age", _seconds),
+    "fetch.max.wait.ms": ("fetch_max_wait", _seconds),
+    "max.partition.fetch.bytes": ("max_partition_fetch_bytes", _whole),
+    "isolation.level": ("isolation_level", _isolation),
+    "check.crcs": ("check_crcs", _switch),
+}

@@ -70,5 +70,11 @@ def register(spark: SparkSession, name: str = FORMAT) -> None:
     """
     source = KafkaDataSource
     if name != FORMAT:
-        source = type("KafkaDataSource", (KafkaDataSource,), {"name": classmethod(lambda _: name)})
+
+        class Renamed(KafkaDataSource):
+            @classmethod
+            def name(cls) -> str:
+                return name
+
+        source = Renamed
     spark.dataSource.register(source)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from framework.spark import session as module
 from framework.spark.session import SparkUnavailable, is_connect, open_session
 
 if TYPE_CHECKING:
@@ -14,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def test_without_pyspark_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(SparkUnavailable, match="pip install 'pyspark>=4.2'"):
+    monkeypatch.setattr("framework.spark.session.importlib.util.find_spec", lambda _: None)
+    with pytest.raises(SparkUnavailable, match=r"pip install 'pyspark>=4\.2'"):
         open_session("local[2]")
 
 

@@ -1,0 +1,275 @@
+"""The Spark engine: one strategy as one query of Structured Streaming, until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from framework.clients import connection_config
+from framework.errors import ConsumerError, DeadlineExceeded, KmrError
+from framework.reducer import Context
+from framework.spark.batches import Accounts
+from framework.spark.fused import fused_source, mapped_rows
+from framework.spark.offsets import read_offsets
+from framework.spark.options import SourceOptions
+from framework.spark.progress import ProgressListener, Turnstile
+from framework.spark.report import REPORT_SCHEMA
+from framework.spark.rows import arrow_schema
+from framework.spark.session import SparkUnavailable, open_session
+from framework.spark.settings import source_options
+from framework.spark.shipping import ship_modules
+from framework.spark.task import TaskPlan
+from framework.telemetry import Metrics
+from framework.worker import SAME_SIGNAL, ExitCode
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from framework.settings import Settings
+    from framework.spark.settings import EngineSettings
+    from framework.strategy import Strategy
+
+__all__ = ["QueryFailed", "SparkEngine", "run_engine"]
+
+_log = structlog.get_logger(__name__)
+
+_FORMAT: Final = "kmr-strategy"
+_NOISY: Final = (
+    # Prints every failure with its whole Java stack; ours is told once, in one line.
+    "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
+    # About adaptive execution, for every query.
+    "org.apache.spark.sql.execution.streaming.runtime.ResolveWriteToStream",
+)
+
+
+_ERROR_LINE: Final = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
+
+
+class QueryFailed(KmrError):
+    """The query ended with an error that no part of a strategy has told about."""
+
+
+class _Stopping(Exception):
+    """Ends a micro-batch that has not begun, because the engine is stopping."""
+
+
+class SparkEngine:
+    """Runs a strategy on Spark. One micro-batch is one set of offset ranges, which the checkpoint logs.
+
+    Args:
+        strategy: what to do with the records.
+        settings: where they come from: those of a worker, as far as they apply.
+        engine: what is Spark's.
+        metrics: where to count; a registry of its own by default.
+        session: where to run; opened, and stopped in the end, by default.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        settings: Settings,
+        engine: EngineSettings,
+        *,
+        metrics: Metrics | None = None,
+        session: SparkSession | None = None,
+    ) -> None:
+        self._strategy = strategy
+        self._settings = settings
+        self._engine = engine
+        self.metrics = metrics or Metrics()
+        self._options = source_options(settings, engine)
+        self._given = session
+        self._context = Context(
+            group=settings.group,
+            bootstrap_servers=settings.bootstrap_servers,
+            stage="",
+            client=connection_config(settings).client_options(),
+        )
+        self._accounts = Accounts(strategy, self._context, self.metrics)
+        self._turnstile = Turnstile()
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+        self._reason = ""
+
+    def shutdown(self, reason: str) -> None:
+        """Ask for a stop; returns at once, and `run` returns when it is done. May be repeated."""
+        self._reason = self._reason or reason
+        self._stop.set()
+
+    def run(self) -> None:
+        """Process until `shutdown`, or, with the trigger `available-now`, until all is processed.
+
+        Raises:
+            KmrError: what stopped it; micro-batches that were complete before stay so.
+            DeadlineExceeded: the micro-batch under way did not end within `shutdown_deadline`.
+        """
+        engine = self._engine
+        session = self._given or open_session(
+            engine.master, name=engine.name, settings=engine.spark
+        )
+        listener = ProgressListener(self.metrics, self._turnstile)
+        try:
+            self._accounts.open()
+            _silence(session)
+            ship_modules(session, self._strategy)
+            session.streams.addListener(listener)
+            query = self._start(session)
+            watcher = threading.Thread(target=self._watch, args=[query], daemon=True)
+            watcher.start()
+            self._stop.wait()
+            self._end(query)
+            watcher.join()
+            self._commit_last()
+        finally:
+            session.streams.removeListener(listener)
+            self._accounts.close()
+            if self._given is None:
+                session.stop()
+        if self._failure is not None:
+            raise self._failure
+
+    def _start(self, session: SparkSession) -> StreamingQuery:
+        plan = TaskPlan.of(self._strategy, self._context)
+        try:
+            writer: Any = self._frame(session, plan).writeStream.foreachBatch(self._micro_batch)
+            writer = writer.queryName(self._engine.name).trigger(**self._engine.trigger_arguments())
+            query: StreamingQuery = writer.option(
+                "checkpointLocation", self._engine.checkpoint
+            ).start()
+        except KmrError:
+            raise
+        except Exception as error:
+            raise _explained(error) from error
+        return query
+
+    def _frame(self, session: SparkSession, plan: TaskPlan) -> DataFrame:
+        if self._engine.source == "jvm":
+            schema = arrow_schema(session.createDataFrame([], REPORT_SCHEMA).schema)
+            frame = session.readStream.format("kafka").options(**self._options).load()
+            return frame.mapInArrow(mapped_rows(plan, schema), REPORT_SCHEMA)
+        session.dataSource.register(fused_source(_FORMAT, plan))
+        return session.readStream.format(_FORMAT).options(**self._options).load()
+
+    def _micro_batch(self, frame: DataFrame, number: int) -> None:
+        """One micro-batch, with exactly one action: each action would run the tasks again."""
+        if not self._turnstile.begin(number):
+            raise _Stopping
+        try:
+            self._accounts.settle(frame.toArrow())
+        except BaseException as error:
+            self._failure = self._failure or error
+            raise
+
+    def _watch(self, query: StreamingQuery) -> None:
+        try:
+            query.awaitTermination()
+        except Exception as error:  # noqa: BLE001  told by `run`
+            if self._failure is None and not self._turnstile.stopping:
+                self._failure = _explained(error)
+        if self._failure is not None and not isinstance(self._failure, KmrError):
+            self._failure = _explained(self._failure)
+        self._turnstile.over()
+        self._stop.set()
+
+    def _end(self, query: StreamingQuery) -> None:
+        """Let the micro-batch under way finish, unless the policy says otherwise; then stop."""
+        deadline = time.monotonic() + self._settings.shutdown_deadline
+        self._turnstile.stop()
+        if self._engine.on_stop == "finish" and not self._turnstile.wait_idle(deadline):
+            self._failure = DeadlineExceeded(
+                f"micro-batch {self._turnstile.number} did not end within shutdown_deadline "
+                f"({self._settings.shutdown_deadline:g} s): it is abandoned, and runs again from the "
+                "checkpoint"
+            )
+        failure = self._failure
+        if query.isActive:
+            query.stop()
+        self._failure = failure  # what stopping itself brought about is no failure
+
+    def _commit_last(self) -> None:
+        """The source commits a micro-batch when it plans the next one: do it for the last one."""
+        if not self._turnstile.offsets:
+            return
+        options = SourceOptions.parse(self._options, streaming=True)
+        if options.group is None:
+            return
+        from framework.spark.client import client_of
+
+        client = client_of(options.client)
+        try:
+            client.commit(options.group, read_offsets(self._turnstile.offsets))
+        except ConsumerError as error:
+            _log.warning("group offsets not committed; the checkpoint has them", reason=str(error))
+        finally:
+            client.close()
+
+
+def _silence(session: SparkSession) -> None:
+    jvm: Any = session.sparkContext._jvm  # noqa: SLF001  the only way to Log4j
+    log4j = jvm.org.apache.logging.log4j
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # the same failures, from the other side
+    for name in _NOISY:
+        log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+
+
+def _explained(error: BaseException) -> KmrError:
+    """What went wrong inside Spark, as far as it can be said in a line."""
+    text = str(error)
+    if "KAFKA_DATA_SOURCE_NOT_ENABLED" in text:
+        return SparkUnavailable(
+            "--spark-source jvm needs Spark's Kafka connector on the class path: --spark-conf "
+            "spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:VERSION, or leave it out"
+        )
+    _log.debug("the query failed", error=text)
+    # A Python error inside of Spark comes with its traceback: the last line says what it is.
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for line in reversed(lines):
+        name, _, message = line.partition(": ")
+        if name.startswith("framework.errors."):
+            return KmrError(message)
+        if _ERROR_LINE.match(line):
+            return QueryFailed(f"a task of the query failed: {line}")
+    return QueryFailed(f"the query failed: {lines[0] if lines else type(error).__name__}")
+
+
+def run_engine(strategy: Strategy, settings: Settings, engine: EngineSettings) -> int:
+    """Run the engine as a whole process: the first SIGTERM or SIGINT stops it, a second one ends it.
+
+    Returns the exit code (`ExitCode`). An error that the user can mend is one message on stderr.
+    """
+    runner = SparkEngine(strategy, settings, engine)
+    asked_at: list[float] = []
+
+    def obey(number: int, _frame: object) -> None:
+        now = time.monotonic()
+        if not asked_at:
+            asked_at.append(now)
+            runner.shutdown(signal.Signals(number).name)
+        elif now - asked_at[0] > SAME_SIGNAL:
+            sys.stderr.flush()
+            os._exit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in before:
+        signal.signal(number, obey)
+    # PySpark would replace it when its context starts.
+    try:
+        runner.run()
+    except KmrError as error:
+        print(f"kmr: {error}", file=sys.stderr)  # noqa: T201  the user's message
+        if isinstance(error, DeadlineExceeded):
+            return ExitCode.DEADLINE_EXCEEDED
+        return ExitCode.FAILED
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return ExitCode.CLEAN
