@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clickhouse_connect.driver.binding import quote_identifier
 from cyclopts import App
 from rich.console import Console
-from rich.table import Table
 
-from framework.errors import SinkError
+from framework.cli.check_result import CheckResult, PartitionResult, join_results, show
+from framework.errors import SettingsError, SinkError
 from framework.sinks.clickhouse_client import Target, connect
+from framework.sinks.spark_session import SharedSession
+from framework.spark.deliveries import find_deliveries
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
-__all__ = ["CheckResult", "PartitionResult", "app", "check", "show"]
+__all__ = ["CheckResult", "PartitionResult", "app", "check", "check_spark", "show"]
 
 app = App(name="check")
 
@@ -29,66 +30,6 @@ SELECT name FROM system.columns WHERE database = {database:String} AND table = {
 _DOUBLED_SQL = """
 SELECT topic, partition, count() AS offsets, sum(deliveries) - count() AS surplus, min(offset) AS example
 FROM ({duplicates}) GROUP BY topic, partition"""
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionResult:
-    """What a table has of one partition.
-
-    Attributes:
-        topic: empty if the table has no topic column.
-        first, last: the lowest and the highest offset that were delivered.
-        deliveries: rows.
-        missing: offsets between the first and the last without a row.
-        doubled: offsets with more than one row; `surplus` rows are too many.
-        example: the lowest offset that is doubled.
-    """
-
-    topic: str
-    partition: int
-    first: int
-    last: int
-    deliveries: int
-    missing: int
-    doubled: int = 0
-    surplus: int = 0
-    example: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """What a table has of a topic; `expected` is how many messages it should have, if that is known."""
-
-    table: str
-    partitions: tuple[PartitionResult, ...]
-    expected: int | None = None
-
-    @property
-    def deliveries(self) -> int:
-        """Rows in the table."""
-        return sum(partition.deliveries for partition in self.partitions)
-
-    @property
-    def messages(self) -> int:
-        """Different offsets in the table."""
-        return sum(partition.deliveries - partition.surplus for partition in self.partitions)
-
-    @property
-    def missing(self) -> int:
-        """Messages that are missing: between others, or of the expected number."""
-        gaps = sum(partition.missing for partition in self.partitions)
-        return gaps if self.expected is None else max(gaps, self.expected - self.messages)
-
-    @property
-    def doubled(self) -> int:
-        """Messages that were delivered more than once."""
-        return sum(partition.doubled for partition in self.partitions)
-
-    @property
-    def clean(self) -> bool:
-        """Whether nothing is missing, nothing doubled and nothing beyond what was expected."""
-        surplus = self.expected is not None and self.messages > self.expected
-        return not self.missing and not self.doubled and not surplus
 
 
 def check(
@@ -135,14 +76,7 @@ def check(
             client, _DOUBLED_SQL.format(duplicates=_statement("duplicates.sql", source))
         )
         found = _rows(client, _statement("missing.sql", source))
-    doubles = {(row["topic"], row["partition"]): row for row in doubled}
-    return CheckResult(
-        table=f"{target.database}.{name}",
-        partitions=tuple(
-            _partition(row, doubles.get((row["topic"], row["partition"]))) for row in found
-        ),
-        expected=expected,
-    )
+    return join_results(f"{target.database}.{name}", found, doubled, expected)
 
 
 def _columns(client: Client, target: Target, table: str) -> list[str]:
@@ -161,82 +95,76 @@ def _rows(client: Client, sql: str) -> list[dict[str, Any]]:
     return list(client.query(sql).named_results())
 
 
-def _partition(row: dict[str, Any], doubled: dict[str, Any] | None) -> PartitionResult:
-    return PartitionResult(
-        topic=row["topic"],
-        partition=row["partition"],
-        first=row["first_offset"],
-        last=row["last_offset"],
-        deliveries=row["deliveries"],
-        missing=row["missing"],
-        doubled=doubled["offsets"] if doubled else 0,
-        surplus=doubled["surplus"] if doubled else 0,
-        example=doubled["example"] if doubled else None,
-    )
+def check_spark(
+    source: str,
+    *,
+    master: str | None = None,
+    format: str | None = None,  # noqa: A002  Spark's word
+    partition_column: str = "partition",
+    offset_column: str = "offset",
+    topic_column: str | None = None,
+    expected: int | None = None,
+) -> CheckResult:
+    """As `check`, in a table of Spark's catalog or in files; the statements are those of `sql/spark`.
 
+    Args:
+        source: `table`, `catalog.database.table`, or the path or URI of a directory.
+        master: as for `SparkWriter`; a session that is opened for this is ended.
+        format: of a path; None: `delta` if it is one of Delta, else `parquet`.
 
-def show(result: CheckResult, console: Console) -> None:
-    """Print a result as a table and a verdict."""
-    table = Table(title=f"Deliveries in {result.table}", title_justify="left", header_style="dim")
-    topics = any(partition.topic for partition in result.partitions)
-    for heading in (
-        *(["topic"] if topics else []),
-        "partition",
-        "offsets",
-        "rows",
-        "missing",
-        "doubled",
-    ):
-        table.add_column(heading, justify="left" if heading == "topic" else "right")
-    for partition in result.partitions:
-        table.add_row(
-            *([partition.topic] if topics else []),
-            str(partition.partition),
-            f"{partition.first}..{partition.last}",
-            f"{partition.deliveries:,}",
-            _count(partition.missing),
-            _count(partition.doubled)
-            + ("" if partition.example is None else f" (offset {partition.example}, ...)"),
+    Raises:
+        SinkError: there is no such table, path or column.
+        SparkUnavailable: Spark does not start or answer.
+    """
+    session = SharedSession(master, {"spark.log.level": "ERROR"})
+    session.acquire()
+    try:
+        deliveries = find_deliveries(
+            session.get(),
+            source,
+            format=format,
+            partition_column=partition_column,
+            offset_column=offset_column,
+            topic_column=topic_column,
         )
-    if result.partitions:
-        console.print(table, highlight=False)
-    colour = "green" if result.clean else "bold red"
-    expected = "" if result.expected is None else f" of {result.expected:,} expected"
-    console.print(
-        f"[{colour}]{result.messages:,} messages{expected}: "
-        f"{result.missing:,} missing, {result.doubled:,} doubled[/{colour}]",
-        highlight=False,
-    )
-
-
-def _count(number: int) -> str:
-    return f"[bold red]{number:,}[/bold red]" if number else "0"
+    finally:
+        session.release()
+    return join_results(source, deliveries.found, deliveries.doubled, expected)
 
 
 @app.default
 def _command(
     *,
-    table: str,
+    table: str | None = None,
     url: str | None = None,
     database: str | None = None,
+    spark: str | None = None,
+    master: str | None = None,
+    format: str | None = None,  # noqa: A002  Spark's word
     partition_column: str = "partition",
     offset_column: str = "offset",
     topic_column: str | None = None,
     expected: int | None = None,
 ) -> int:
-    """Look for missing and doubled deliveries in a table.
+    """Look for missing and doubled deliveries in a table of ClickHouse, or in one of Spark or in files.
 
     The exit code is 0 if there are none, and 1 if there are some.
 
     Parameters
     ----------
     table
-        table or database.table, with a row per message.
+        ClickHouse: table or database.table, with a row per message.
     url
         http://user:password@host:8123/database, or chdb:///directory; by default the environment's
         KMR_CLICKHOUSE_URL, else the embedded ClickHouse in .kmr/clickhouse.
     database
         Wins over that of the URL.
+    spark
+        Spark: the path or URI of a directory, or catalog.database.table.
+    master
+        Spark: local[2], spark://host:port or sc://host:port; by default what Spark is configured for.
+    format
+        Spark: what the files of a path are; by default delta if it is that, else parquet.
     partition_column
         The column with the partition's number.
     offset_column
@@ -246,14 +174,27 @@ def _command(
     expected
         How many messages there should be.
     """
-    result = check(
-        table=table,
-        url=url,
-        database=database,
-        partition_column=partition_column,
-        offset_column=offset_column,
-        topic_column=topic_column,
-        expected=expected,
-    )
+    if (table is None) == (spark is None):
+        raise SettingsError("say what to check: either --table, or --spark with a path or a table")
+    if spark is not None:
+        result = check_spark(
+            spark,
+            master=master,
+            format=format,
+            partition_column=partition_column,
+            offset_column=offset_column,
+            topic_column=topic_column,
+            expected=expected,
+        )
+    else:
+        result = check(
+            table=str(table),
+            url=url,
+            database=database,
+            partition_column=partition_column,
+            offset_column=offset_column,
+            topic_column=topic_column,
+            expected=expected,
+        )
     show(result, Console())
     return 0 if result.clean else 1
