@@ -68,6 +68,7 @@ class Client:
         self._loop = event_loop()
         self._lock = threading.Lock()
         self._consumer: Any = None
+        self._committers: dict[str, Any] = {}
 
     def partitions(self) -> dict[str, tuple[int, ...]]:
         """All topics of the cluster, with their partitions; never creates one.
@@ -101,8 +102,9 @@ class Client:
     def close(self) -> None:
         """Disconnect."""
         with self._lock:
-            consumer, self._consumer = self._consumer, None
-        if consumer is not None:
+            open_ones = [c for c in (self._consumer, *self._committers.values()) if c is not None]
+            self._consumer, self._committers = None, {}
+        for consumer in open_ones:
             closing = asyncio.run_coroutine_threadsafe(consumer.stop(), self._loop)
             closing.result(_CLOSE_TIMEOUT)
 
@@ -170,18 +172,16 @@ class Client:
         }
 
     async def _commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        committer = aiokafka.AIOKafkaConsumer(
-            group_id=group, enable_auto_commit=False, **self.config.client_options()
-        )
-        try:
-            await connect(committer, self.config)
-            committer.assign([aiokafka.TopicPartition(*partition) for partition in offsets])
-            await committer.commit(
-                {aiokafka.TopicPartition(*p): (offset, "") for p, offset in offsets.items()}
+        committer = self._committers.get(group)
+        if committer is None:
+            committer = aiokafka.AIOKafkaConsumer(
+                group_id=group, enable_auto_commit=False, **self.config.client_options()
             )
-        finally:
-            with anyio.CancelScope(shield=True):
-                await committer.stop()
+            await connect(committer, self.config)
+            self._committers[group] = committer
+        entries = {aiokafka.TopicPartition(*p): (offset, "") for p, offset in offsets.items()}
+        committer.assign(list(entries))
+        await committer.commit(entries)
 
     async def _fetch(self, partition: TopicPartition, offset: int) -> Fetched:
         config = self.config

@@ -94,15 +94,19 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._target: Offsets | None = None
         self._latest: Offsets | None = None
+        self._told: dict[str, Any] = {}
         self._troubled = False
 
     def _positions(self) -> Positions:
         return Positions(client_of(self._options.client), self._options)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's names from here on
-        """Where a query without a checkpoint begins."""
-        positions = self._positions()
-        return show_offsets(positions.resolve(self._options.starting, positions.required()))
+        """Nowhere: a query without a checkpoint begins with a micro-batch that reads nothing.
+
+        It ends where reading begins. Spark does not log what this method returns: were it the first
+        offsets themselves, then `latest` would be another place when that micro-batch is repeated.
+        """
+        return {}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The option `maxOffsetsPerTrigger`."""
@@ -116,8 +120,12 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next micro-batch; `start` itself when there is nothing new."""
+        positions = self._positions()
+        if not start:
+            return show_offsets(positions.resolve(self._options.starting, positions.required()))
         standing = read_offsets(start)
-        end = self._positions().advance(standing)
+        self._tell_group(start)  # Spark asks for more when all before is in the checkpoint
+        end = positions.advance(standing)
         self._latest = dict(end)
         if self._target is not None:
             end = {
@@ -136,10 +144,10 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The ranges of a micro-batch, one task each; the same whenever it is planned again."""
         begin, until = read_offsets(start), read_offsets(end)
-        # Spark's own source leaves new partitions out of `start`; ours does only for an empty range.
-        if unknown := [p for p, offset in until.items() if p not in begin and offset > 0]:
-            client = client_of(self._options.client)
-            begin |= {p: min(at, until[p]) for p, at in client.beginnings(unknown).items()}
+        if begin and (unknown := [p for p in until if p not in begin]):
+            # New ones. Spark's own source reads them at once; ours has logged where they begin.
+            first = client_of(self._options.client).beginnings(unknown)
+            begin |= {p: min(first[p], until[p]) for p in unknown}
         ranges = ranges_between(begin, until)
         parts = divide(ranges, self._options.min_partitions, grid=self.grid)
         return [RangePartition(wanted) for wanted in parts]
@@ -151,12 +159,17 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(partition.range, self._options, self._schema)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Tell the group how far the checkpoint is, for lag tools. The checkpoint is what counts."""
+        """Spark has no use any more for what is before `end`."""
+        self._tell_group(end)
+
+    def _tell_group(self, offsets: dict[str, Any]) -> None:
+        """Commit how far the checkpoint is, for lag tools. The checkpoint is what counts."""
         group = self._options.group
-        if group is None:
+        if group is None or offsets == self._told:
             return
+        self._told = offsets
         try:
-            client_of(self._options.client).commit(group, read_offsets(end))
+            client_of(self._options.client).commit(group, read_offsets(offsets))
         except ConsumerError as error:
             if not self._troubled:
                 _log.warning("group offsets not committed; reading goes on", reason=str(error))

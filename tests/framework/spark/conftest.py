@@ -1,0 +1,129 @@
+"""A broker in a process of its own (Spark's calls block the one they are made in), and ways to fill it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from broker.producer import BatchProducer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+
+
+@dataclass
+class Kafka:
+    """A broker seen by somebody who is not asynchronous."""
+
+    servers: str
+
+    def create(self, topic: str, partitions: int = 1, **config: str) -> None:
+        new = NewTopic(topic, partitions, 1, topic_configs=config)
+        self._admin(lambda admin: admin.create_topics([new]))
+
+    def delete(self, topic: str) -> None:
+        self._admin(lambda admin: admin.delete_topics([topic]))
+
+    def _admin(self, order: Callable[[AIOKafkaAdminClient], Coroutine[Any, Any, Any]]) -> None:
+        async def run() -> None:
+            admin = AIOKafkaAdminClient(bootstrap_servers=self.servers)
+            await admin.start()
+            try:
+                await order(admin)
+            finally:
+                await admin.close()
+
+        asyncio.run(run())
+
+    def produce(self, topic: str, values: Sequence[bytes], **options: Any) -> None:
+        async def run() -> None:
+            async with BatchProducer(self.servers, topic, **options) as producer:
+                for first in range(0, len(values), 10_000):
+                    await producer.send(values[first : first + 10_000])
+
+        asyncio.run(run())
+
+    def produce_one(self, topic: str, value: bytes | None, **fields: Any) -> None:
+        """One record with key, headers, timestamp_ms, partition."""
+
+        async def run() -> None:
+            async with AIOKafkaProducer(bootstrap_servers=self.servers) as producer:
+                await producer.send_and_wait(topic, value, **fields)
+
+        asyncio.run(run())
+
+    def ends(self, topic: str, *, first: bool = False) -> dict[int, int]:
+        """The end (or the first) offset of each partition."""
+
+        async def run() -> dict[int, int]:
+            async with AIOKafkaConsumer(topic, bootstrap_servers=self.servers) as consumer:
+                partitions = consumer.assignment()
+                ask = consumer.beginning_offsets if first else consumer.end_offsets
+                return {p.partition: offset for p, offset in (await ask(partitions)).items()}
+
+        return asyncio.run(run())
+
+    def committed(self, group: str, topic: str, partition: int = 0) -> int | None:
+        async def run() -> int | None:
+            consumer = AIOKafkaConsumer(
+                bootstrap_servers=self.servers, group_id=group, enable_auto_commit=False
+            )
+            await consumer.start()
+            try:
+                offset: int | None = await consumer.committed(TopicPartition(topic, partition))
+                return offset
+            finally:
+                await consumer.stop()
+
+        return asyncio.run(run())
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    data = tmp_path_factory.mktemp("broker")
+    kmr = Path(sys.executable).with_name("kmr")
+    with subprocess.Popen(
+        [
+            *(kmr, "broker", "serve", "--data", data, "--port", "0", "--fsync", "os"),
+            *("--retention-check-interval", "100ms"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as server:
+        assert server.stdout is not None
+        try:
+            for line in server.stdout:
+                if found := re.search(r"127\.0\.0\.1:\d+", line):
+                    break
+            else:
+                raise AssertionError("the broker did not start")
+            yield Kafka(found[0])
+        finally:
+            server.terminate()
+            server.wait(30)
+
+
+@pytest.fixture(scope="session")
+def source(spark: SparkSession) -> str:
+    """The format of the Kafka source, registered."""
+    register = pytest.importorskip("framework.spark.source").register
+    register(spark)
+    return "kmr-kafka"
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A name that no other test has."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", request.node.name)[-120:]
