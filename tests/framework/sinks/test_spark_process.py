@@ -38,6 +38,12 @@ class Loud(SparkWriter):
         print("flushed", flush=True)
         return result
 
+def even(frame):
+    return frame.where("offset % 2 = 0")
+
+through_spark = Strategy(
+    locate, [Loud(path="out", transform=even, master="local[2]", max_rows={CHUNK}, max_age=600.0)]
+)
 by_count = Strategy(locate, [Loud(path="out", max_rows={CHUNK}, max_age=600.0)])
 by_age = Strategy(locate, [Loud(path="out", max_rows={CHUNK}, max_age=1.0)])
 """
@@ -136,3 +142,39 @@ async def test_after_kills_nothing_is_missing_and_only_what_the_killed_wrote_is_
     assert len(found) == records, "missing"
     doubled = found.total() - records
     assert doubled <= flushes * CHUNK, f"{doubled} doubled, but the killed flushed {flushes} times"
+
+
+async def test_a_worker_with_a_session_of_its_own_drains_at_sigterm_and_leaves_no_jvm(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    pytest.importorskip("pyspark")
+    broker = await start_broker(default_partitions=1, group_min_session_timeout=0.5)
+    async with BatchProducer(broker.bootstrap_servers, "in") as producer:
+        await producer.send([b"x"] * (CHUNK + CHUNK // 2))
+    process = await start(broker, tmp_path, "through_spark")
+    try:
+        assert await read_flushes(process, 1) == 1
+        jvms = [os.pidfd_open(pid) for pid in children_of(process.pid)]
+        assert jvms
+        process.send_signal(signal.SIGTERM)
+        with anyio.fail_after(60):
+            assert await process.wait() == 0
+            for jvm in jvms:
+                await anyio.wait_readable(jvm)  # it has ended
+                os.close(jvm)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.aclose()
+    found = delivered(tmp_path)
+    assert sorted(offset for _, offset in found) == list(range(0, CHUNK + CHUNK // 2, 2))
+    assert found.total() == len(found)
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started, and those have started."""
+    tasks = Path(f"/proc/{pid}/task")
+    children = [
+        int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()
+    ]
+    return children + [below for child in children for below in children_of(child)]
