@@ -20,7 +20,7 @@ from framework.spark.batches import Accounts
 from framework.spark.fused import fused_source, mapped_rows
 from framework.spark.offsets import read_offsets
 from framework.spark.options import SourceOptions
-from framework.spark.progress import ProgressListener, Turnstile
+from framework.spark.progress import ProgressListener, Turnstile, source_end
 from framework.spark.report import REPORT_SCHEMA
 from framework.spark.rows import arrow_schema
 from framework.spark.session import SparkUnavailable, open_session
@@ -113,6 +113,8 @@ class SparkEngine:
             DeadlineExceeded: the micro-batch under way did not end within `shutdown_deadline`.
         """
         engine = self._engine
+        # It logs every call, and failures that we tell about ourselves.
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
         session = self._given or open_session(
             engine.master, name=engine.name, settings=engine.spark
         )
@@ -128,7 +130,7 @@ class SparkEngine:
             self._stop.wait()
             self._end(query)
             watcher.join()
-            self._commit_last()
+            self._commit_last(query)
         finally:
             session.streams.removeListener(listener)
             self._accounts.close()
@@ -195,9 +197,11 @@ class SparkEngine:
             query.stop()
         self._failure = failure  # what stopping itself brought about is no failure
 
-    def _commit_last(self) -> None:
+    def _commit_last(self, query: StreamingQuery) -> None:
         """The source commits a micro-batch when it plans the next one: do it for the last one."""
-        if not self._turnstile.offsets:
+        last = query.lastProgress  # listeners hear of it later
+        offsets = source_end(last) if last is not None else {}
+        if not offsets or self._engine.source != "python":
             return
         options = SourceOptions.parse(self._options, streaming=True)
         if options.group is None:
@@ -206,7 +210,7 @@ class SparkEngine:
 
         client = client_of(options.client)
         try:
-            client.commit(options.group, read_offsets(self._turnstile.offsets))
+            client.commit(options.group, read_offsets(offsets))
         except ConsumerError as error:
             _log.warning("group offsets not committed; the checkpoint has them", reason=str(error))
         finally:
@@ -216,7 +220,6 @@ class SparkEngine:
 def _silence(session: SparkSession) -> None:
     jvm: Any = session.sparkContext._jvm  # noqa: SLF001  the only way to Log4j
     log4j = jvm.org.apache.logging.log4j
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # the same failures, from the other side
     for name in _NOISY:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
 

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
         QueryProgressEvent,
         QueryStartedEvent,
         QueryTerminatedEvent,
+        StreamingQueryProgress,
     )
 
     from framework.telemetry import Metrics
 
-__all__ = ["ProgressListener", "Turnstile"]
+__all__ = ["ProgressListener", "Turnstile", "source_end"]
 
 _log = structlog.get_logger(__name__)
 
@@ -32,13 +33,11 @@ class Turnstile:
 
     Attributes:
         number: the micro-batch that began last, -1 before the first.
-        offsets: the end of the micro-batch that was completed last, as the checkpoint has it.
         stopping: no other micro-batch begins.
     """
 
     def __init__(self) -> None:
         self.number = -1
-        self.offsets: dict[str, Any] = {}
         self.stopping = False
         self._busy = False
         self._changed = threading.Condition()
@@ -51,10 +50,9 @@ class Turnstile:
             self.number, self._busy = number, True
             return True
 
-    def complete(self, number: int, offsets: dict[str, Any]) -> None:
+    def complete(self, number: int) -> None:
         """A micro-batch is in the checkpoint."""
         with self._changed:
-            self.offsets = offsets or self.offsets
             if number >= self.number:
                 self._busy = False
             self._changed.notify_all()
@@ -91,12 +89,10 @@ class ProgressListener(StreamingQueryListener):
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         """A micro-batch is complete, and in the checkpoint."""
         progress = event.progress
-        (source,) = progress.sources
-        end = _offsets(source.endOffset)
-        self._turnstile.complete(progress.batchId, end)
+        self._turnstile.complete(progress.batchId)
         self._metrics.commits.labels("checkpoint").inc()
-        latest = read_offsets(_offsets(source.latestOffset))
-        for partition, offset in read_offsets(end).items():
+        latest = read_offsets(_offsets(progress.sources[0].latestOffset))
+        for partition, offset in read_offsets(source_end(progress)).items():
             if partition in latest:
                 lag = self._metrics.lag.labels(partition.topic, str(partition.partition))
                 lag.set(max(0, latest[partition] - offset))
@@ -112,6 +108,11 @@ class ProgressListener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         """The engine waits for the query itself."""
+
+
+def source_end(progress: StreamingQueryProgress) -> dict[str, Any]:
+    """Where the only source of a query stands, as the checkpoint has it."""
+    return _offsets(progress.sources[0].endOffset)
 
 
 def _offsets(text: str | None) -> dict[str, Any]:

@@ -269,7 +269,7 @@ def test_a_deleted_topic_stops_a_stream_unless_loss_is_accepted(
     assert len(reader.stream(tmp_path, **options)) == 4
     kafka.delete(f"{topic}-gone")
     kafka.produce(f"{topic}-kept", numbers(1))
-    with pytest.raises(StreamingQueryException, match="partitions are gone: .*failOnDataLoss"):
+    with pytest.raises(StreamingQueryException, match=r"partitions are gone: .*failOnDataLoss"):
         reader.stream(tmp_path, **options)
     found = reader.stream(tmp_path, **options, failOnDataLoss="false")
     assert found == [(f"{topic}-kept", 0, 2)]

@@ -1,0 +1,218 @@
+"""`kmr run --engine spark` as a process: killed at any moment, stopped by signals, and what is then in the sink."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+
+from framework.cli.check import check
+from framework.sinks.clickhouse_client import Target, connect
+
+pytest.importorskip("pyspark")
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.framework.spark.conftest import Kafka
+
+pytestmark = pytest.mark.slow
+
+STRATEGIES = """
+import sys
+import pyarrow as pa
+from framework import Strategy, map_batch, map_record
+from framework.sinks import ClickHouseWriter, StreamWriter
+from framework.sinks.spark import SparkWriter
+
+@map_batch
+def locate(batch):
+    return batch.select(["partition", "offset", "timestamp"])
+
+@map_record
+def picky(record):
+    if record.value == b"poison":
+        raise ValueError("poisoned")
+    return {"partition": record.partition, "offset": record.offset}
+
+errors = StreamWriter("stderr")
+clickhouse = Strategy(locate, [ClickHouseWriter("TABLE", url="URL")], errors)
+parquet = Strategy(locate, [SparkWriter(path="out")], errors)
+diverting = Strategy(picky, [SparkWriter(path="out")], StreamWriter("failed.json"))
+strict = Strategy(picky, [SparkWriter(path="out")])
+no_table = Strategy(locate, [ClickHouseWriter("nowhere", url="URL")], errors)
+"""
+
+
+class Engine:
+    """Starts the engine on one topic; every start goes on from the same checkpoint."""
+
+    def __init__(self, directory: Path, kafka: Kafka, topic: str, archive: Path, url: str) -> None:
+        self._directory = directory
+        self._kafka = kafka
+        self._topic = topic
+        self._archive = archive
+        self.table = topic.replace("-", "_").replace(".", "_")
+        self.url = url
+        text = STRATEGIES.replace("TABLE", self.table).replace("URL", url)
+        (directory / "strategies.py").write_text(text)
+
+    def start(self, strategy: str, *flags: str) -> subprocess.Popen[str]:
+        java = "-XX:TieredStopAtLevel=1"
+        if self._archive.exists():
+            java += f" -XX:SharedArchiveFile={self._archive}"
+        return subprocess.Popen(
+            [
+                *(Path(sys.executable).with_name("kmr"), "run", f"strategies:{strategy}"),
+                *("--engine", "spark", "--master", "local[2]", "--checkpoint", "checkpoint"),
+                *("--topic", self._topic, "--group", "g"),
+                *("--bootstrap-servers", self._kafka.servers),
+                *("--spark-conf", f"spark.driver.extraJavaOptions={java}"),
+                *("--max-offsets-per-trigger", "20000", *flags),
+            ],
+            cwd=self._directory,
+            env={**os.environ, "NO_COLOR": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(self, strategy: str, *flags: str) -> None:
+        """Process all that there is."""
+        with self.start(strategy, "--trigger", "available-now", *flags) as process:
+            _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+
+    def kill_at_random(self, strategy: str, chance: random.Random, records: int) -> None:
+        """Twice: let records come, wait until micro-batches run, then a moment, then SIGKILL."""
+        for _ in range(2):
+            self._kafka.produce(self._topic, [b"x" * 100] * records)
+            begun = self._logged() + 2
+            with self.start(strategy, "--trigger", "1ms") as process:
+                try:
+                    self.wait_for(process, lambda: self._logged() >= begun)
+                    time.sleep(chance.uniform(0.0, 0.6))
+                finally:
+                    process.kill()
+
+    def wait_for(self, process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 90
+        while not condition():
+            assert process.poll() is None, "it ended by itself"
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def _logged(self) -> int:
+        """How many micro-batches have been begun."""
+        return len(list((self._directory / "checkpoint" / "offsets").glob("[0-9]*")))
+
+    def parquet(self) -> Counter[tuple[int, int]]:
+        """Every row of the files, by partition and offset."""
+        rows = pq.read_table(self._directory / "out").to_pylist()
+        return Counter((row["partition"], row["offset"]) for row in rows)
+
+
+@pytest.fixture
+def engine(
+    tmp_path: Path,
+    kafka: Kafka,
+    topic: str,
+    clickhouse_url: str,
+    request: pytest.FixtureRequest,
+) -> Engine:
+    archives = sorted(request.config.cache.mkdir("spark").glob("*.jsa"))
+    archive = archives[0] if archives else tmp_path / "none"
+    return Engine(tmp_path, kafka, topic, archive, clickhouse_url)
+
+
+def make_table(engine: Engine) -> None:
+    with connect(Target.of(engine.url)) as client:
+        client.command(
+            f"CREATE TABLE {engine.table} (partition UInt32, offset UInt64, timestamp DateTime) "
+            "ENGINE = MergeTree ORDER BY (partition, offset) "
+            "SETTINGS non_replicated_deduplication_window = 10000"
+        )
+
+
+def test_killed_at_any_moment_nothing_is_missing_or_doubled_in_clickhouse(
+    engine: Engine, kafka: Kafka, topic: str
+) -> None:
+    make_table(engine)
+    kafka.create(topic, 2)
+    engine.kill_at_random("clickhouse", random.Random(1), 150_000)
+    engine.finish("clickhouse")
+    result = check(table=engine.table, url=engine.url, expected=300_000)
+    assert result.clean, result
+    assert result.messages == 300_000
+    ends = kafka.ends(topic)
+    assert {p: kafka.committed("g", topic, p) for p in ends} == ends
+
+
+def test_killed_at_any_moment_nothing_is_missing_or_doubled_in_parquet(
+    engine: Engine, kafka: Kafka, topic: str
+) -> None:
+    kafka.create(topic, 2)
+    engine.kill_at_random("parquet", random.Random(2), 100_000)
+    engine.finish("parquet")
+    found = engine.parquet()
+    assert len(found) == 200_000
+    assert set(found.values()) == {1}
+
+
+def test_sigterm_finishes_the_micro_batch_and_ends_with_zero(
+    engine: Engine, kafka: Kafka, topic: str, tmp_path: Path
+) -> None:
+    kafka.create(topic, 2)
+    kafka.produce(topic, [b"x"] * 100_000)
+    with engine.start("parquet", "--trigger", "1ms") as process:
+        engine.wait_for(process, (tmp_path / "checkpoint" / "commits" / "1").exists)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    found = engine.parquet()
+    assert set(found.values()) == {1}
+    assert found
+    written = {p: sum(partition == p for partition, _ in found) for p in (0, 1)}
+    assert {p: kafka.committed("g", topic, p) for p in (0, 1)} == written
+
+
+def test_failures_reach_the_error_sink_and_the_rest_is_written(
+    engine: Engine, kafka: Kafka, topic: str, tmp_path: Path
+) -> None:
+    kafka.create(topic)
+    kafka.produce(topic, [b"poison" if n % 1000 == 7 else b"x" for n in range(5000)])
+    engine.finish("diverting")
+    assert len(engine.parquet()) == 4995
+    failed = (tmp_path / "failed.json").read_text().splitlines()
+    assert len(failed) == 5
+    assert '"reason":"ValueError: poisoned","stage":"map","attempt":1' in failed[0]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ("strict", r"record failed, .*\[7..7\] in map: ValueError: poisoned; set reduce_err="),
+        ("no_table", r"nowhere"),
+    ],
+)
+def test_what_the_user_must_mend_is_one_message(
+    engine: Engine, kafka: Kafka, topic: str, strategy: str, message: str
+) -> None:
+    kafka.create(topic)
+    kafka.produce(topic, [b"poison" if n == 7 else b"x" for n in range(10)])
+    with engine.start(strategy, "--trigger", "available-now") as process:
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    *_, last = errors.strip().splitlines()
+    assert last.startswith("kmr: ")
+    assert re.search(message, last), errors
+    assert "Traceback" not in errors
