@@ -52,10 +52,10 @@ class SparkWriter(Reducer):
     A flush is one Parquet file per topic partition, written here by pyarrow under a hidden name and then
     renamed to `group~topic~partition~first-last.parquet`: the same offsets, written again after a crash
     or by another worker, replace the file that has them, so that nothing is doubled as long as ranges
-    are the same. For a table, Spark is then told to look again. This is the fastest way: a flush
-    of 32,768 rows took 0.04 s where `DataFrame.write` takes 0.7 s, one of 500,000 rows 0.2 s and not 2 s
-    (2 cores; `python -m bench.spark_sink` measures it), and it needs no JVM unless there is a table or
-    a transform.
+    are the same. For a table, Spark is then told to look again. This is the fastest way: a flush of
+    32,768 rows took 0.02 s (0.12 s into a table) and `DataFrame.write` 0.6 s, one of 500,000 rows 0.1 s
+    (0.4 s) and `DataFrame.write` 2 to 6 s (2 cores; `python -m bench.spark_sink` measures it). It needs
+    no JVM unless there is a table or a transform.
 
     Where files cannot be put so, Spark writes them:
 
@@ -75,6 +75,9 @@ class SparkWriter(Reducer):
     (what is finer is cut off). The first flush, or what is there already, decides about a column; a
     value that does not fit later goes to `reduce_err`. Name the types with `schema` where the first rows
     do not show them.
+
+    What Spark is given as a DataFrame is held by its driver as a whole: with `transform` and more than
+    100,000 rows a flush, give it (or the Spark Connect server) `spark.driver.memory` of 2g and more.
 
     Many small files are slow to read: flush rarely, and let `kmr spark compact` put them together.
 
@@ -166,7 +169,8 @@ class SparkWriter(Reducer):
         return other
 
     @property
-    def _needs_session(self) -> bool:
+    def needs_session(self) -> bool:
+        """Whether Spark itself is needed: for a table, a transform, options, or what is not Parquet."""
         return (
             self.path is None
             or self.transform is not None
@@ -189,7 +193,7 @@ class SparkWriter(Reducer):
             _log.info("delivers at least once", stage=context.stage, reason=doubt)
 
     def _open(self) -> None:
-        if self._needs_session:
+        if self.needs_session:
             self.session.acquire()
             self._opened = True
         try:
@@ -206,7 +210,7 @@ class SparkWriter(Reducer):
             )
         if self.path is not None:
             return choose_path(
-                self.session if self._needs_session else None,
+                self.session if self.needs_session else None,
                 self.path,
                 format=self.format,
                 partition_by=self.partition_by,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -85,7 +86,7 @@ class Directory:
         keys = pa.table(
             {column: _without_empty(table.column(column)) for column in self.partition_by}
         )
-        numbered = keys.append_column("", pa.array(range(table.num_rows), pa.int64()))
+        numbered = keys.append_column("", pa.array(np.arange(table.num_rows)))
         groups = numbered.group_by(list(self.partition_by)).aggregate([("", "list")])
         rest = table.drop_columns(list(self.partition_by))
         rows = groups.column("_list")
