@@ -1,6 +1,6 @@
 """`kmr validate`: check a strategy without a network."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from cyclopts import Parameter
@@ -8,13 +8,21 @@ from rich.console import Console
 
 from framework.cli.outline import Outline, ReducerOutline, outline_of
 from framework.cli.strategies import load_strategy
+from framework.strategy import Strategy
+
+if TYPE_CHECKING:
+    from framework.spark.checks import Finding
 
 __all__ = ["validate"]
 
 
 def validate(
-    strategy: str, /, *, as_json: Annotated[bool, Parameter("--json", negative=())] = False
-) -> None:
+    strategy: str,
+    /,
+    *,
+    engine: Literal["worker", "spark"] = "worker",
+    as_json: Annotated[bool, Parameter("--json", negative=())] = False,
+) -> int:
     """Check a strategy without a network, and print what it consists of.
 
     It is imported, its parts are checked against each other, and it is pickled as it would be for
@@ -24,18 +32,38 @@ def validate(
     ----------
     strategy
         What to check: module:attribute. The current directory can be imported from.
+    engine
+        spark: say too what each stage guarantees there, what differs from the worker, and what cannot be
+        (then the exit code is 1).
     as_json
         Print JSON.
     """
     loaded = load_strategy(strategy)
     loaded.validate()
     outline = outline_of(strategy, loaded)
+    found = _on_spark(loaded) if engine == "spark" else []
     console = Console(highlight=False, soft_wrap=True, markup=False)
     if as_json:
-        console.print(msgspec.json.format(msgspec.json.encode(outline)).decode())
-        return
-    for line in _lines(outline):
-        console.print(line)
+        shown = msgspec.to_builtins(outline)
+        if engine == "spark":
+            shown["spark"] = msgspec.to_builtins(found)
+        console.print(msgspec.json.format(msgspec.json.encode(shown)).decode())
+    else:
+        for line in (*_lines(outline), *_findings(found)):
+            console.print(line)
+    return 1 if any(finding.level == "error" for finding in found) else 0
+
+
+def _on_spark(strategy: Strategy) -> list["Finding"]:
+    from framework.spark.checks import findings
+
+    return findings(strategy)
+
+
+def _findings(found: list["Finding"]) -> list[str]:
+    words = {"guarantee": "", "difference": "differs: ", "error": "CANNOT BE: "}
+    lines = [f"{finding.stage:<11} {words[finding.level]}{finding.text}" for finding in found]
+    return ["", "On Spark:", "", *lines] if found else []
 
 
 def _lines(outline: Outline) -> list[str]:

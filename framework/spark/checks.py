@@ -12,7 +12,8 @@ from framework.sinks.clickhouse import ClickHouseWriter
 from framework.sinks.kafka import KafkaWriter
 from framework.sinks.spark import SparkWriter
 from framework.sinks.stream import StreamWriter
-from framework.spark.chunks import GRID
+from framework.spark.chain import NAMES_RANGES
+from framework.spark.chunks import CHUNK_BYTES, GRID
 
 if TYPE_CHECKING:
     from framework.reducer import Reducer
@@ -62,12 +63,15 @@ def findings(strategy: Strategy) -> list[Finding]:
                     stage, "difference", "when_full='backpressure' has no effect: nothing waits"
                 )
             )
+    limits = (
+        "" if isinstance(strategy.reduce[0], NAMES_RANGES) else ", and at max_rows and max_bytes"
+    )
     found.append(
         Finding(
             "reduce-1",
             "difference",
-            f"flushes at max_rows, max_bytes, every {GRID:,} offsets of a partition, and at the end of a "
-            "micro-batch; never at max_age",
+            f"flushes every {GRID:,} offsets of a partition, at {CHUNK_BYTES >> 20} MiB, at the end of a "
+            f"micro-batch{limits}; never at max_age",
         )
     )
     found.append(_of_errors(strategy.reduce_err))

@@ -43,6 +43,8 @@ def users_modules(strategy: Strategy) -> dict[str, Path]:
         if file is None or module.__name__ == "__main__" or _is_installed(Path(file)):
             continue
         path = Path(file).resolve()
+        if not path.is_file():
+            continue  # in an archive: it came by --py-files, as it does to executors
         for root in roots:
             if path.is_relative_to(root) and _root(module) == root:
                 found[path.relative_to(root).as_posix()] = path

@@ -1,4 +1,4 @@
-"""`kmr run --engine spark` as a process: killed at any moment, stopped by signals, and what is then in the sink."""
+"""`kmr run --engine spark` as a process: killed at any moment, stopped by signals; the sink is counted."""
 
 from __future__ import annotations
 
@@ -96,13 +96,15 @@ class Engine:
         """Twice: let records come, wait until micro-batches run, then a moment, then SIGKILL."""
         for _ in range(2):
             self._kafka.produce(self._topic, [b"x" * 100] * records)
-            begun = self._logged() + 2
-            with self.start(strategy, "--trigger", "1ms") as process:
-                try:
-                    self.wait_for(process, lambda: self._logged() >= begun)
-                    time.sleep(chance.uniform(0.0, 0.6))
-                finally:
-                    process.kill()
+            self._kill_once(strategy, self._logged() + 2, chance)
+
+    def _kill_once(self, strategy: str, begun: int, chance: random.Random) -> None:
+        with self.start(strategy, "--trigger", "1ms") as process:
+            try:
+                self.wait_for(process, lambda: self._logged() >= begun)
+                time.sleep(chance.uniform(0.0, 0.6))
+            finally:
+                process.kill()
 
     def wait_for(self, process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 90
