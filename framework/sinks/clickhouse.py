@@ -47,7 +47,9 @@ class ClickHouseWriter(Reducer):
     A flush is one INSERT per partition, written concurrently, with the deduplication token
     `group:topic:partition:first-last`: repeated after a lost answer, or by another worker, it is
     recognised by the table and not written twice (`non_replicated_deduplication_window`, or the
-    replicated one, must be large enough; a warning at start says how to set it). Columns are matched by
+    replicated one, must be large enough; a warning at start says how to set it). So a topic that was
+    deleted and created anew, whose offsets begin again, needs another group, or a table that was emptied:
+    else its first rows count as repetitions. Columns are matched by
     name and cast to the table's types; rows with a value that does not fit go to `reduce_err`, the
     others are written.
 
