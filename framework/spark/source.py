@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
+from framework.spark import dropin
 from framework.spark.options import SourceOptions
 from framework.spark.reader import KafkaBatchReader, KafkaStreamReader
 from framework.spark.rows import COLUMNS, HEADERS, arrow_schema
@@ -67,6 +68,9 @@ def register(spark: SparkSession, name: str = FORMAT) -> None:
 
     Args:
         name: what `format` will be given; `kafka` where Spark's own source is not on the class path.
+
+    Raises:
+        KmrError: the name is `kafka`, and Spark's own source is there.
     """
     source = KafkaDataSource
     if name != FORMAT:
@@ -77,4 +81,7 @@ def register(spark: SparkSession, name: str = FORMAT) -> None:
                 return name
 
         source = Renamed
-    spark.dataSource.register(source)
+    if name == dropin.NAME:
+        dropin.register_as_kafka(spark, source)
+    else:
+        spark.dataSource.register(source)

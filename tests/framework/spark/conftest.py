@@ -28,7 +28,7 @@ class Kafka:
 
     servers: str
 
-    def create(self, topic: str, partitions: int = 1, **config: str) -> None:
+    def create(self, topic: str, partitions: int = 1, config: dict[str, str] | None = None) -> None:
         new = NewTopic(topic, partitions, 1, topic_configs=config)
         self._admin(lambda admin: admin.create_topics([new]))
 

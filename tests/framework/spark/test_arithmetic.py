@@ -30,8 +30,8 @@ offsets = st.dictionaries(
 )
 
 
-def parse(streaming: bool = True, **options: str) -> SourceOptions:
-    return SourceOptions.parse(BASE | options, streaming=streaming)
+def parse(**options: str) -> SourceOptions:
+    return SourceOptions.parse(BASE | options, streaming=True)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_wrong_option_is_refused_by_name(options: dict[str, str], message: str
 
 def test_a_batch_cannot_begin_at_the_end() -> None:
     with pytest.raises(SettingsError, match="startingOffsets cannot be latest"):
-        parse(streaming=False, startingOffsets="latest")
+        SourceOptions.parse(BASE | {"startingOffsets": "latest"}, streaming=False)
 
 
 def test_names_of_options_may_be_in_any_case() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 pytest.importorskip("pyspark")
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
+
+from framework.spark.source import register
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -292,7 +295,7 @@ def test_a_topic_that_was_made_anew_stops_a_stream(
 def test_records_that_retention_took_stop_a_stream_unless_loss_is_accepted(
     reader: Reader, kafka: Kafka, topic: str, tmp_path: Path
 ) -> None:
-    kafka.create(topic, **{"retention.bytes": "1", "segment.bytes": "1024"})
+    kafka.create(topic, config={"retention.bytes": "1", "segment.bytes": "1024"})
     kafka.produce(topic, [b"x"])
     assert reader.stream(tmp_path, startingOffsets="earliest") == [(topic, 0, 0)]
     for _ in range(20):
@@ -314,6 +317,19 @@ def deleted_up_to(kafka: Kafka, topic: str) -> int:
         seen = first
         time.sleep(0.5)  # three of the broker's rounds: nothing tells when it is done
     raise AssertionError("retention deleted nothing")
+
+
+def test_the_source_is_a_drop_in_for_the_name_kafka_in_every_thread(
+    spark: SparkSession, kafka: Kafka, topic: str
+) -> None:
+    register(spark, "kafka")
+    register(spark, "kafka")
+    kafka.create(topic)
+    kafka.produce(topic, numbers(3))
+    reader = Reader(spark, "kafka", kafka, topic)
+    assert reader.offsets() == [(0, 0), (0, 1), (0, 2)]
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(reader.offsets).result() == [(0, 0), (0, 1), (0, 2)]
 
 
 def test_no_broker_is_said_with_its_address(reader: Reader) -> None:
