@@ -1,0 +1,133 @@
+"""Consumer groups whose members come and go, also over a restart of the broker."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from broker import Broker, BrokerSettings
+
+from .clients.base import Journal, Message
+from .clients.via_aiokafka import Aiokafka
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .clients.base import Client
+
+PARTITIONS = 6
+
+
+class Feed:
+    """Writes values that never come again, to all partitions."""
+
+    def __init__(self, servers: str) -> None:
+        self._servers = servers
+        self.values: list[bytes] = []
+
+    async def write(self, count: int) -> None:
+        """`count` more in each partition."""
+        async with Aiokafka().producer(self._servers) as producer:
+            for partition in range(PARTITIONS):
+                first = len(self.values)
+                new = [b"%d" % number for number in range(first, first + count)]
+                await producer.send("t", [Message(value) for value in new], partition=partition)
+                self.values += new
+
+
+@pytest.fixture
+async def feed(broker: Broker) -> Feed:
+    await broker.topics.create("t", PARTITIONS)
+    return Feed(broker.bootstrap_servers)
+
+
+@pytest.mark.slow
+async def test_members_that_come_and_go_share_the_partitions_and_miss_nothing(
+    broker: Broker, client: Client, feed: Feed
+) -> None:
+    servers, journal = broker.bootstrap_servers, Journal()
+    async with AsyncExitStack() as first, AsyncExitStack() as others:
+        await feed.write(50)
+        await first.enter_async_context(client.member(servers, "g", "t", journal))
+        await journal.until_assigned(PARTITIONS)
+        for _ in range(2):
+            await others.enter_async_context(client.member(servers, "g", "t", journal))
+        await journal.until_assigned(PARTITIONS)
+        await feed.write(50)
+        await journal.until_read(feed.values)
+        await first.aclose()
+        await feed.write(50)
+        await journal.until_assigned(PARTITIONS)
+        assert len(journal.members) == 2
+        await others.enter_async_context(client.member(servers, "g", "t", journal))
+        await feed.write(50)
+        await journal.until_assigned(PARTITIONS)
+        await journal.until_read(feed.values)
+    later = Journal()
+    async with client.member(servers, "g", "t", later):
+        await later.until_assigned(PARTITIONS)
+        before = len(feed.values)
+        await feed.write(1)
+        await later.until_read(feed.values[before:])
+    assert sorted(record.message.value or b"" for record in later.records) == sorted(
+        feed.values[before:]
+    ), "everything before was committed"
+
+
+@pytest.mark.slow
+async def test_different_clients_share_a_group(
+    broker: Broker, clients: list[Client], feed: Feed
+) -> None:
+    servers, journal = broker.bootstrap_servers, Journal()
+    async with AsyncExitStack() as members:
+        for client in clients:
+            await members.enter_async_context(client.member(servers, "g", "t", journal))
+        await journal.until_assigned(PARTITIONS)
+        await feed.write(50)
+        await journal.until_read(feed.values)
+
+
+@pytest.fixture
+async def settings(tmp_path: Path) -> BrokerSettings:
+    """Of a broker that is started again on the same data and port."""
+    async with Broker(BrokerSettings(data_dir=tmp_path / "data", port=0)) as broker:
+        port = int(broker.bootstrap_servers.rpartition(":")[2])
+        await broker.topics.create("t", PARTITIONS)
+    return BrokerSettings(data_dir=tmp_path / "data", port=port)
+
+
+async def test_a_group_goes_on_where_it_was_after_a_restart(
+    client: Client, settings: BrokerSettings
+) -> None:
+    for _ in range(2):
+        journal = Journal()
+        async with Broker(settings) as broker:
+            feed = Feed(broker.bootstrap_servers)
+            async with client.member(broker.bootstrap_servers, "g", "t", journal):
+                await feed.write(20)
+                await journal.until_read(feed.values)
+        offsets = [record.offset for record in journal.records]
+        assert len(offsets) == len(feed.values)
+    assert min(offsets) == 20
+
+
+@pytest.mark.slow
+async def test_members_go_on_by_themselves_over_a_restart(
+    client: Client, settings: BrokerSettings
+) -> None:
+    journal = Journal()
+    feed = Feed(f"127.0.0.1:{settings.port}")
+    async with AsyncExitStack() as members:
+        for run in range(3):
+            async with Broker(settings) as broker:
+                if run == 0:
+                    for _ in range(2):
+                        member = client.member(broker.bootstrap_servers, "g", "t", journal)
+                        await members.enter_async_context(member)
+                await journal.until_assigned(PARTITIONS)
+                await feed.write(20)
+                await journal.until_read(feed.values)
+                if run == 2:
+                    await members.aclose()
