@@ -11,7 +11,7 @@ import struct
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from framework.errors import KmrError
 
@@ -44,7 +44,7 @@ def register_as_kafka(spark: SparkSession, source: type[DataSource]) -> None:
     if session is None:
         raise KmrError(f"the name {NAME} cannot be given to our source over Spark Connect")
     jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  there is no public way
-    wrapped = _wrap_function(spark.sparkContext, source)  # type: ignore[arg-type]
+    wrapped = _wrap_function(spark.sparkContext, cast("Any", source))
     python = jvm.org.apache.spark.sql.execution.datasources.v2.python
     manager = session.sessionState().dataSourceManager()
     if not manager.dataSourceExists(NAME):
