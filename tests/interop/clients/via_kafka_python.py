@@ -26,7 +26,13 @@ with warnings.catch_warnings():  # it reads its schemas by a deprecated function
     import kafka
     from kafka import codec as codecs
     from kafka.admin import ConfigResource, ConfigResourceType
-    from kafka.errors import BrokerResponseError, KafkaError, MessageSizeTooLargeError, for_code
+    from kafka.errors import (
+        BrokerResponseError,
+        KafkaConnectionError,
+        KafkaError,
+        MessageSizeTooLargeError,
+        for_code,
+    )
 
 if TYPE_CHECKING:
     import threading
@@ -150,12 +156,15 @@ class _Reader:
         deadline = time.monotonic() + TIMEOUT
         while len(records) < count:
             assert time.monotonic() < deadline, f"{len(records)} of {count} records came"
-            found = self._consumer.poll(POLL_MS, max_records=count - len(records))
-            records += _records(found)
+            records += _poll(self._consumer, POLL_MS, count - len(records))
         return records
 
 
-def _records(found: Mapping[Any, Sequence[Any]]) -> list[Record]:
+def _poll(consumer: kafka.KafkaConsumer, timeout_ms: int, count: int = 500) -> list[Record]:
+    try:
+        found = consumer.poll(timeout_ms, count)
+    except KafkaConnectionError:  # the next poll connects again
+        return []
     return [
         Record(
             record.partition,
@@ -192,7 +201,7 @@ def _run(servers: str, group: str, topic: str, member: Member, stop: threading.E
     consumer.subscribe([topic], listener=_Listener(member))
     try:
         while not stop.is_set():
-            records = _records(consumer.poll(MEMBER_POLL_MS))
+            records = _poll(consumer, MEMBER_POLL_MS)
             if not records:
                 continue
             member.read(records)
