@@ -38,7 +38,12 @@ _log = structlog.get_logger(__name__)
 
 
 class Accounts:
-    """Counts what tasks report in the metrics of a worker, and runs `reduce_err`."""
+    """Counts what tasks report in the metrics of a worker, and runs `reduce_err`.
+
+    Attributes:
+        consumed: records read since the start.
+        settled: offsets settled since the start.
+    """
 
     def __init__(self, strategy: Strategy, context: Context, metrics: Metrics) -> None:
         self._strategy = strategy
@@ -47,6 +52,8 @@ class Accounts:
         self._stages = [MAP_STAGE, *reduce_stages(strategy)]
         self._chain: Chain | None = None
         self._inbox: Any = None
+        self.consumed = 0
+        self.settled = 0
         self._port = ErrorPort(None, LimitWindow(strategy.err_limit), self._drop, metrics)
 
     def open(self) -> None:
@@ -115,6 +122,8 @@ class Accounts:
 
     def _count(self, report: TaskReport) -> None:
         metrics = self._metrics
+        self.consumed += report.records
+        self.settled += max(0, report.last - report.first + 1)
         metrics.consumed.labels(report.topic).inc(report.records)
         metrics.settled.labels(report.topic).inc(max(0, report.last - report.first + 1))
         metrics.map_seconds.observe(report.map_seconds)

@@ -9,7 +9,9 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import structlog
 
@@ -23,10 +25,12 @@ from framework.spark.options import SourceOptions
 from framework.spark.progress import ProgressListener, Turnstile, source_end
 from framework.spark.report import REPORT_SCHEMA
 from framework.spark.rows import arrow_schema
+from framework.spark.serving import Serving
 from framework.spark.session import SparkUnavailable, open_session
 from framework.spark.settings import source_options
 from framework.spark.shipping import ship_modules
 from framework.spark.task import TaskPlan
+from framework.status import StageStatus, WorkerStatus
 from framework.telemetry import Metrics
 from framework.worker import SAME_SIGNAL, ExitCode
 
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 
     from framework.settings import Settings
     from framework.spark.settings import EngineSettings
+    from framework.status import WorkerState
     from framework.strategy import Strategy
 
 __all__ = ["QueryFailed", "SparkEngine", "run_engine"]
@@ -99,6 +104,8 @@ class SparkEngine:
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         self._reason = ""
+        self._begun = time.monotonic()
+        self.health_url: str | None = None
 
     def shutdown(self, reason: str) -> None:
         """Ask for a stop; returns at once, and `run` returns when it is done. May be repeated."""
@@ -119,10 +126,14 @@ class SparkEngine:
             engine.master, name=engine.name, settings=engine.spark
         )
         listener = ProgressListener(self.metrics, self._turnstile)
+        modules = TemporaryDirectory(prefix="kmr-modules-")
+        serving = Serving(self._settings.http, self.status, self.metrics)
         try:
+            serving.start()
+            self.health_url = serving.url
             self._accounts.open()
             _silence(session)
-            ship_modules(session, self._strategy)
+            ship_modules(session, self._strategy, Path(modules.name))
             session.streams.addListener(listener)
             query = self._start(session)
             watcher = threading.Thread(target=self._watch, args=[query], daemon=True)
@@ -130,14 +141,46 @@ class SparkEngine:
             self._stop.wait()
             self._end(query)
             watcher.join()
+            for progress in query.recentProgress:  # the listener hears of the last ones later
+                listener.observe(progress)
             self._commit_last(query)
         finally:
             session.streams.removeListener(listener)
+            serving.stop()
             self._accounts.close()
             if self._given is None:
                 session.stop()
+            modules.cleanup()
         if self._failure is not None:
             raise self._failure
+
+    def status(self) -> WorkerStatus:
+        """What the engine does at this moment, as a worker tells it."""
+        since = self._turnstile.busy_since
+        seconds = 0.0 if since is None else time.monotonic() - since
+        stalled = seconds > self._settings.stall_timeout
+        state: WorkerState = "running" if self._turnstile.number >= 0 else "starting"
+        if self._failure is not None:
+            state = "failed"
+        elif self._stop.is_set():
+            state = "draining"
+        activity: Literal["flushing", "idle"] = "idle" if since is None else "flushing"
+        name = f"micro-batch {self._turnstile.number}"
+        return WorkerStatus(
+            state=state,
+            live=not stalled and state != "failed",
+            ready=state == "running",
+            problem=f"{name} runs for {seconds:.0f} s" if stalled else None,
+            group=self._settings.group,
+            topics=self._settings.topics,
+            stages=(StageStatus(name=name, activity=activity, queued=0, seconds=seconds),),
+            partitions=(),
+            inflight_bytes=0,
+            inflight_limit=0,
+            consumed=self._accounts.consumed,
+            settled=self._accounts.settled,
+            uptime=time.monotonic() - self._begun,
+        )
 
     def _start(self, session: SparkSession) -> StreamingQuery:
         plan = TaskPlan.of(self._strategy, self._context)
@@ -199,7 +242,7 @@ class SparkEngine:
 
     def _commit_last(self, query: StreamingQuery) -> None:
         """The source commits a micro-batch when it plans the next one: do it for the last one."""
-        last = query.lastProgress  # listeners hear of it later
+        last = query.lastProgress
         offsets = source_end(last) if last is not None else {}
         if not offsets or self._engine.source != "python":
             return

@@ -40,7 +40,13 @@ class Turnstile:
         self.number = -1
         self.stopping = False
         self._busy = False
+        self._busy_since = 0.0
         self._changed = threading.Condition()
+
+    @property
+    def busy_since(self) -> float | None:
+        """When the micro-batch under way began (`time.monotonic`); None between two."""
+        return self._busy_since if self._busy else None
 
     def begin(self, number: int) -> bool:
         """A micro-batch is about to run; returns whether it may."""
@@ -48,6 +54,7 @@ class Turnstile:
             if self.stopping:
                 return False
             self.number, self._busy = number, True
+            self._busy_since = time.monotonic()
             return True
 
     def complete(self, number: int) -> None:
@@ -82,15 +89,23 @@ class ProgressListener(StreamingQueryListener):
     def __init__(self, metrics: Metrics, turnstile: Turnstile) -> None:
         self._metrics = metrics
         self._turnstile = turnstile
+        self._counted = -1
+        self._lock = threading.Lock()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  Spark's names
         """Nothing to count yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         """A micro-batch is complete, and in the checkpoint."""
-        progress = event.progress
+        self.observe(event.progress)
+
+    def observe(self, progress: StreamingQueryProgress) -> None:
+        """Take note of a micro-batch; once is enough, more does no harm."""
         self._turnstile.complete(progress.batchId)
-        self._metrics.commits.labels("checkpoint").inc()
+        with self._lock:
+            if progress.batchId > self._counted:
+                self._metrics.commits.labels("checkpoint").inc()
+                self._counted = progress.batchId
         latest = read_offsets(_offsets(progress.sources[0].latestOffset))
         for partition, offset in read_offsets(source_end(progress)).items():
             if partition in latest:
@@ -116,7 +131,7 @@ def source_end(progress: StreamingQueryProgress) -> dict[str, Any]:
 
 
 def _offsets(text: str | None) -> dict[str, Any]:
-    if not text or text == "null":
+    if text is None or not text.startswith("{"):  # null, or None, while it is not known
         return {}
     found: dict[str, Any] = msgspec.json.decode(text)
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import sys
 import sysconfig
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -82,12 +81,15 @@ def pack_modules(files: dict[str, Path], archive: Path) -> Path:
     return archive
 
 
-def ship_modules(session: SparkSession, strategy: Strategy) -> list[str]:
-    """Send the strategy's modules to executors; returns their names in the archive."""
+def ship_modules(session: SparkSession, strategy: Strategy, directory: Path) -> list[str]:
+    """Send the strategy's modules to executors; returns their names in the archive.
+
+    Args:
+        directory: holds the archive; executors that start later read it too.
+    """
     files = users_modules(strategy)
     if files:
         digest = hashlib.sha256("\0".join(f"{n}={p}" for n, p in files.items()).encode())
-        directory = Path(tempfile.mkdtemp(prefix="kmr-modules-"))
         archive = pack_modules(files, directory / f"kmr-{digest.hexdigest()[:12]}.zip")
         session.sparkContext.addPyFile(str(archive))
         _log.debug("modules sent to executors", modules=sorted(files))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 
@@ -12,7 +16,7 @@ pytest.importorskip("pyspark")
 
 from framework.cli.strategies import load_strategy
 from framework.errors import RecordFailed, StrategyError
-from framework.settings import Settings
+from framework.settings import HttpSettings, Settings
 from framework.spark.engine import SparkEngine
 from framework.spark.settings import EngineSettings
 from framework.spark.source import register
@@ -68,13 +72,16 @@ class Picky(Reducer):
             file.write(sizes + "\\n")
         return Flushed(poisoned=refused[:1])
 
+def files_writer():
+    return SparkWriter(path=str(HERE / "out"))
+
 failed = StreamWriter(HERE / "failed.json")
-files = Strategy(parse, [SparkWriter(path=str(HERE / "out"))], failed)
-doubled = Strategy(twice, [Batcher(max_rows=3), SparkWriter(path=str(HERE / "out"))], failed)
-counted = Strategy(parse, [Aggregate(["value"], {"n": ("*", "count")}), SparkWriter(path=str(HERE / "out"))], failed)
+files = Strategy(parse, [files_writer()], failed)
+doubled = Strategy(twice, [Batcher(max_rows=3), files_writer()], failed)
+counted = Strategy(parse, [Aggregate(["value"], {"n": ("*", "count")}), files_writer()], failed)
 picky = Strategy(parse, [Picky(max_rows=4)], failed)
-limited = Strategy(parse, [SparkWriter(path=str(HERE / "out"))], failed, ErrorLimit(2))
-broken = Strategy(wrong, [SparkWriter(path=str(HERE / "out"))], failed)
+limited = Strategy(parse, [files_writer()], failed, ErrorLimit(2))
+broken = Strategy(wrong, [files_writer()], failed)
 """
 
 
@@ -83,20 +90,23 @@ class Runner:
 
     def __init__(self, spark: SparkSession, kafka: Kafka, topic: str, directory: Path) -> None:
         self._spark = spark
-        self._settings = Settings(topics=(topic,), group="g", bootstrap_servers=kafka.servers)
+        self.settings = Settings(topics=(topic,), group="g", bootstrap_servers=kafka.servers)
         self._directory = directory
         self.module = f"strategies_{abs(hash(topic))}"
         text = STRATEGIES.replace("DIRECTORY", str(directory))
         (directory / f"{self.module}.py").write_text(text)
 
-    def run(self, strategy: str, **engine: Any) -> SparkEngine:
+    def engine(self, strategy: str, **engine: Any) -> SparkEngine:
         options = {"checkpoint": str(self._directory / "checkpoint"), "trigger": "available-now"}
-        runner = SparkEngine(
+        return SparkEngine(
             load_strategy(f"{self.module}:{strategy}"),
-            self._settings,
+            self.settings,
             EngineSettings(**options | engine),
             session=self._spark,
         )
+
+    def run(self, strategy: str, **engine: Any) -> SparkEngine:
+        runner = self.engine(strategy, **engine)
         runner.run()
         return runner
 
@@ -148,7 +158,7 @@ def test_an_async_map_and_a_chain_of_reducers_deliver_every_row_once(
 ) -> None:
     kafka.produce(topic, [b"x"] * 10)
     runner.run("doubled")
-    assert Counter(row["offset"] for row in runner.rows()) == {offset: 2 for offset in range(10)}
+    assert Counter(row["offset"] for row in runner.rows()) == dict.fromkeys(range(10), 2)
 
 
 def test_an_aggregate_has_one_result_for_each_chunk(
@@ -188,3 +198,41 @@ def test_a_mistake_in_the_strategy_is_told_as_in_the_worker(
     kafka.produce(topic, [b"x"])
     with pytest.raises(StrategyError, match="map function wrong returned str"):
         runner.run("broken")
+
+
+def test_a_micro_batch_that_is_repeated_is_counted_and_its_lag_is_known(
+    runner: Runner, kafka: Kafka, topic: str, tmp_path: Path
+) -> None:
+    kafka.produce(topic, [b"x"] * 10)
+    runner.run("files")
+    for log in ("1", ".1.crc"):
+        (tmp_path / "checkpoint" / "commits" / log).unlink(missing_ok=True)
+    kafka.produce(topic, [b"y"] * 5)
+    done = runner.run("files")
+    assert len(runner.rows()) == 15
+    assert sample(done, "commits_total", result="checkpoint") == 2
+    assert sample(done, "consumer_lag_records", topic=topic, partition="0") == 0
+
+
+def test_metrics_and_readiness_are_served_while_the_query_runs(
+    runner: Runner, kafka: Kafka, topic: str
+) -> None:
+    kafka.produce(topic, [b"x"] * 10)
+    runner.settings = msgspec.structs.replace(runner.settings, http=HttpSettings(port=0))
+    engine = runner.engine("files", trigger="100ms")
+    thread = threading.Thread(target=engine.run)
+    thread.start()
+    try:
+        deadline = time.monotonic() + 60
+        while engine.status().settled < 10:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        with urlopen(f"{engine.health_url}/ready") as answer:
+            assert answer.status == 200
+        with urlopen(f"{engine.health_url}/metrics") as answer:
+            assert f'kmr_settled_records_total{{topic="{topic}"}} 10.0' in answer.read().decode()
+    finally:
+        engine.shutdown("test")
+        thread.join(60)
+    assert not thread.is_alive()
+    assert len(runner.rows()) == 10
