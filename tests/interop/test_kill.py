@@ -51,7 +51,9 @@ class Stream:
             moved = asyncio.create_task(self._progress.wait())
             await asyncio.wait({self._running, moved}, return_when=asyncio.FIRST_COMPLETED)
             moved.cancel()
-            assert not self._running.done(), await self._running
+            if self._running.done():
+                await self._running  # raises what ended it
+                raise AssertionError("producing ended before it was told to")
 
     async def stop(self) -> None:
         self._stop.set()
