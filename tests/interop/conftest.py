@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import logging
+import subprocess
 import sys
-from asyncio.subprocess import PIPE
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,13 +18,13 @@ from .clients.via_kcat import Kcat
 from .clients.via_librdkafka import Librdkafka
 
 if TYPE_CHECKING:
-    from asyncio.subprocess import Process
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
 
     from .clients.base import AdminClient, Client
 
 ADMIN_CLIENTS = (Aiokafka(), Librdkafka(), KafkaPython())
 CLIENTS = (*ADMIN_CLIENTS, Kcat())
+MEMBERS = (*CLIENTS, Librdkafka(cooperative=True))
 
 
 LEAKS = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -35,7 +34,18 @@ LEAKS = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.fixture(params=[pytest.param(each, id=each.name, marks=LEAKS) for each in CLIENTS])
 def client(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[Client]:
     """Each client in turn."""
-    client: Client = request.param
+    yield from _usable(request.param, caplog)
+
+
+@pytest.fixture(params=[pytest.param(each, id=each.name, marks=LEAKS) for each in MEMBERS])
+def group_client(
+    request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> Iterator[Client]:
+    """Each client in turn, with each of its ways to be a member of a group."""
+    yield from _usable(request.param, caplog)
+
+
+def _usable(client: Client, caplog: pytest.LogCaptureFixture) -> Iterator[Client]:
     if client.missing:
         pytest.skip(client.missing)
     with caplog.at_level(logging.CRITICAL, "kafka"):  # log records would keep the sockets alive
@@ -58,72 +68,71 @@ def clients() -> list[Client]:
 
 
 class BrokerProcess:
-    """`kmr broker serve` as a process: `servers` is its address, `log` what it logs."""
+    """`kmr broker serve` as a process; `servers` is its address."""
 
-    def __init__(self, process: Process, servers: str, log: Path) -> None:
-        self.servers = servers
-        self._process = process
+    def __init__(self, log: Path, *arguments: str) -> None:
         self._log = log
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text()
-
-    @property
-    def memory(self) -> int:
-        """Resident bytes of memory that the process has of its own."""
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
-        (kib,) = [line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:")]
-        return int(kib) * 1024
+        kmr = Path(sys.executable).with_name("kmr")
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [kmr, "broker", "serve", *arguments], stdout=subprocess.PIPE, stderr=errors
+            )
+        assert self._process.stdout is not None
+        with self._process.stdout as out:
+            ready = out.readline().decode()
+        if not ready.startswith("listening on "):
+            self.kill()
+            raise AssertionError(log.read_text())
+        self.servers = ready.split()[2].rstrip(",")
 
     @property
     def port(self) -> int:
         return int(self.servers.rpartition(":")[2])
 
-    async def kill(self) -> None:
-        """SIGKILL: nothing is written, nothing is closed."""
-        if self._process.returncode is None:
-            self._process.kill()
-        await self._process.wait()
+    @property
+    def log(self) -> str:
+        """What it has logged, and the brokers before it that were started by the same test."""
+        return self._log.read_text()
 
-    async def stop(self) -> None:
-        """SIGTERM: it must end well."""
-        self._process.terminate()
-        assert await self._process.wait() == 0
+    @property
+    def memory(self) -> int:
+        """Bytes of memory that it uses and shares with no other process."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        (kib,) = [line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:")]
+        return int(kib) * 1024
+
+    def kill(self) -> None:
+        """SIGKILL: nothing more is written, nothing is closed."""
+        self._process.kill()
+        self._process.wait()
 
 
 class Serve(Protocol):
-    """Starts a broker process, which is killed at the end of the test."""
+    """Starts a broker process, which is killed at the end."""
 
-    async def __call__(self, data: Path, *, port: int = 0, **settings: str) -> BrokerProcess:
-        """Settings are flags: `topic_x="1"` for `--topic-x 1`."""
+    def __call__(self, data: Path, *, port: int = 0, **settings: object) -> BrokerProcess:
+        """`message_max_bytes=1000` is `--message-max-bytes 1000`."""
 
 
 @pytest.fixture
-async def serve(tmp_path: Path) -> AsyncIterator[Serve]:
-    async with AsyncExitStack() as stack:
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """For as long as a test runs."""
+    yield from _serve(tmp_path / "broker.log")
 
-        async def serve(data: Path, *, port: int = 0, **settings: str) -> BrokerProcess:
+
+@pytest.fixture(scope="module")
+def serve_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """For all tests of a module."""
+    yield from _serve(tmp_path_factory.mktemp("logs") / "broker.log")
+
+
+def _serve(log: Path) -> Iterator[Serve]:
+    with ExitStack() as started:
+
+        def serve(data: Path, *, port: int = 0, **settings: object) -> BrokerProcess:
             flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-            running = _running(tmp_path / "broker.log", f"--data={data}", f"--port={port}", *flags)
-            return await stack.enter_async_context(running)
+            broker = BrokerProcess(log, f"--data={data}", f"--port={port}", *flags)
+            started.callback(broker.kill)
+            return broker
 
         yield serve
-
-
-@asynccontextmanager
-async def _running(log: Path, *arguments: str) -> AsyncIterator[BrokerProcess]:
-    kmr = Path(sys.executable).with_name("kmr")
-    with log.open("ab") as errors:
-        process = await asyncio.create_subprocess_exec(
-            kmr, "broker", "serve", *arguments, stdout=PIPE, stderr=errors
-        )
-    assert process.stdout is not None
-    try:
-        ready = (await process.stdout.readline()).decode()
-        assert ready.startswith("listening on "), "its log says why"
-        yield BrokerProcess(process, ready.split()[2].rstrip(","), log)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()

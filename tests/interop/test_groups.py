@@ -45,15 +45,15 @@ async def feed(broker: Broker) -> Feed:
 
 @pytest.mark.slow
 async def test_members_that_come_and_go_share_the_partitions_and_miss_nothing(
-    broker: Broker, client: Client, feed: Feed
+    broker: Broker, group_client: Client, feed: Feed
 ) -> None:
     servers, journal = broker.bootstrap_servers, Journal()
     async with AsyncExitStack() as first, AsyncExitStack() as others:
         await feed.write(50)
-        await first.enter_async_context(client.member(servers, "g", "t", journal))
+        await first.enter_async_context(group_client.member(servers, "g", "t", journal))
         await journal.until_assigned(PARTITIONS)
         for _ in range(2):
-            await others.enter_async_context(client.member(servers, "g", "t", journal))
+            await others.enter_async_context(group_client.member(servers, "g", "t", journal))
         await journal.until_assigned(PARTITIONS)
         await feed.write(50)
         await journal.until_read(feed.values)
@@ -61,12 +61,12 @@ async def test_members_that_come_and_go_share_the_partitions_and_miss_nothing(
         await feed.write(50)
         await journal.until_assigned(PARTITIONS)
         assert len(journal.members) == 2
-        await others.enter_async_context(client.member(servers, "g", "t", journal))
+        await others.enter_async_context(group_client.member(servers, "g", "t", journal))
         await feed.write(50)
         await journal.until_assigned(PARTITIONS)
         await journal.until_read(feed.values)
     later = Journal()
-    async with client.member(servers, "g", "t", later):
+    async with group_client.member(servers, "g", "t", later):
         await later.until_assigned(PARTITIONS)
         before = len(feed.values)
         await feed.write(1)
@@ -99,13 +99,13 @@ async def settings(tmp_path: Path) -> BrokerSettings:
 
 
 async def test_a_group_goes_on_where_it_was_after_a_restart(
-    client: Client, settings: BrokerSettings
+    group_client: Client, settings: BrokerSettings
 ) -> None:
     for _ in range(2):
         journal = Journal()
         async with Broker(settings) as broker:
             feed = Feed(broker.bootstrap_servers)
-            async with client.member(broker.bootstrap_servers, "g", "t", journal):
+            async with group_client.member(broker.bootstrap_servers, "g", "t", journal):
                 await feed.write(20)
                 await journal.until_read(feed.values)
         offsets = [record.offset for record in journal.records]
@@ -115,7 +115,7 @@ async def test_a_group_goes_on_where_it_was_after_a_restart(
 
 @pytest.mark.slow
 async def test_members_go_on_by_themselves_over_a_restart(
-    client: Client, settings: BrokerSettings
+    group_client: Client, settings: BrokerSettings
 ) -> None:
     journal = Journal()
     feed = Feed(f"127.0.0.1:{settings.port}")
@@ -124,7 +124,7 @@ async def test_members_go_on_by_themselves_over_a_restart(
             async with Broker(settings) as broker:
                 if run == 0:
                     for _ in range(2):
-                        member = client.member(broker.bootstrap_servers, "g", "t", journal)
+                        member = group_client.member(broker.bootstrap_servers, "g", "t", journal)
                         await members.enter_async_context(member)
                 await journal.until_assigned(PARTITIONS)
                 await feed.write(20)

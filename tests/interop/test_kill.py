@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+from anyio import to_thread
 
 from .clients.base import Journal, Message
 
@@ -63,7 +65,7 @@ class Stream:
 async def test_producers_and_consumers_go_on_after_a_kill_and_nothing_acknowledged_is_lost(
     client: Client, serve: Serve, tmp_path: Path
 ) -> None:
-    broker = await serve(tmp_path / "data")
+    broker = serve(tmp_path / "data")
     port, servers = broker.port, broker.servers
     stream = Stream(client, servers)
     await stream.until_more(1)
@@ -71,8 +73,8 @@ async def test_producers_and_consumers_go_on_after_a_kill_and_nothing_acknowledg
     async with client.reader(servers, "t") as reader, client.member(servers, "g", "t", journal):
         for _ in range(KILLS):
             await stream.until_more(3)
-            await broker.kill()
-            broker = await serve(tmp_path / "data", port=port)
+            await to_thread.run_sync(broker.kill)
+            broker = await to_thread.run_sync(partial(serve, tmp_path / "data", port=port))
         await stream.until_more(3)
         await stream.stop()
         followed = await reader.read(len(stream.acknowledged))

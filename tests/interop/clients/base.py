@@ -134,8 +134,10 @@ class Member:
 
     def assigned(self, partitions: Iterable[int]) -> None:
         """The member's partitions are these from now on."""
-        self.assignment = frozenset(partitions)
-        self._journal.changed()
+        assignment = frozenset(partitions)
+        if assignment != self.assignment:
+            self.assignment = assignment
+            self._journal.changed()
 
     def read(self, records: Iterable[Record]) -> None:
         """The member has read these records."""

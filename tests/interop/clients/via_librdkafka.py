@@ -42,9 +42,13 @@ QUIET: dict[str, Any] = {
 
 
 class Librdkafka:
-    name = "librdkafka"
     missing = None
     deletes_groups = True
+
+    def __init__(self, *, cooperative: bool = False) -> None:
+        """With `cooperative`, group members only give up the partitions that move (KIP-429)."""
+        self.name = "librdkafka-cooperative" if cooperative else "librdkafka"
+        self._strategy = "cooperative-sticky" if cooperative else "range,roundrobin"
 
     def has(self, codec: Codec) -> bool:
         return True
@@ -95,7 +99,7 @@ class Librdkafka:
         self, servers: str, group: str, topic: str, journal: Journal
     ) -> AbstractAsyncContextManager[Member]:
         def run(member: Member, stop: threading.Event) -> None:
-            _run(servers, group, topic, member, stop)
+            _run(servers, group, topic, self._strategy, member, stop)
 
         return member_in_thread(journal, run)
 
@@ -180,17 +184,14 @@ def _records(found: list[Any]) -> list[Record]:
     ]
 
 
-def _run(servers: str, group: str, topic: str, member: Member, stop: threading.Event) -> None:
-    def assigned(_: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-        member.assigned(each.partition for each in partitions)
-
-    def revoked(*_: object) -> None:
-        member.assigned(())
-
+def _run(
+    servers: str, group: str, topic: str, strategy: str, member: Member, stop: threading.Event
+) -> None:
     consumer = ck.Consumer(
         {
             "bootstrap.servers": servers,
             "group.id": group,
+            "partition.assignment.strategy": strategy,
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
             "heartbeat.interval.ms": HEARTBEAT_MS,
@@ -199,10 +200,11 @@ def _run(servers: str, group: str, topic: str, member: Member, stop: threading.E
             **QUIET,
         }
     )
-    consumer.subscribe([topic], on_assign=assigned, on_revoke=revoked, on_lost=revoked)
+    consumer.subscribe([topic])
     try:
         while not stop.is_set():
             records = _records(consumer.consume(500, POLL_SECONDS))
+            member.assigned(each.partition for each in consumer.assignment())
             if not records:
                 continue
             member.read(records)
