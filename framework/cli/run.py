@@ -59,7 +59,7 @@ def run(
     if engine == "spark":
         options = spark.settings(settings)
         from framework.spark.checks import require_possible
-        from framework.spark.engine import run_engine
+        from framework.spark.process import run_engine
 
         require_possible(loaded)
         return run_engine(loaded, settings, options)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
-import signal
-import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -32,7 +30,6 @@ from framework.spark.shipping import ship_modules
 from framework.spark.task import TaskPlan
 from framework.status import StageStatus, WorkerStatus
 from framework.telemetry import Metrics
-from framework.worker import SAME_SIGNAL, ExitCode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,7 +40,7 @@ if TYPE_CHECKING:
     from framework.status import WorkerState
     from framework.strategy import Strategy
 
-__all__ = ["QueryFailed", "SparkEngine", "run_engine"]
+__all__ = ["QueryFailed", "SparkEngine"]
 
 _log = structlog.get_logger(__name__)
 
@@ -122,19 +119,23 @@ class SparkEngine:
         engine = self._engine
         # It logs every call, and failures that we tell about ourselves.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
-        session = self._given or open_session(
-            engine.master, name=engine.name, settings=engine.spark
-        )
         listener = ProgressListener(self.metrics, self._turnstile)
-        modules = TemporaryDirectory(prefix="kmr-modules-")
         serving = Serving(self._settings.http, self.status, self.metrics)
-        try:
+        with ExitStack() as stack:
+            session = self._given
+            if session is None:
+                session = open_session(engine.master, name=engine.name, settings=engine.spark)
+                stack.callback(session.stop)
+            modules = stack.enter_context(TemporaryDirectory(prefix="kmr-modules-"))
+            stack.callback(serving.stop)
             serving.start()
             self.health_url = serving.url
+            stack.callback(self._accounts.close)
             self._accounts.open()
             _silence(session)
-            ship_modules(session, self._strategy, Path(modules.name))
+            ship_modules(session, self._strategy, Path(modules))
             session.streams.addListener(listener)
+            stack.callback(session.streams.removeListener, listener)
             query = self._start(session)
             watcher = threading.Thread(target=self._watch, args=[query], daemon=True)
             watcher.start()
@@ -144,13 +145,6 @@ class SparkEngine:
             for progress in query.recentProgress:  # the listener hears of the last ones later
                 listener.observe(progress)
             self._commit_last(query)
-        finally:
-            session.streams.removeListener(listener)
-            serving.stop()
-            self._accounts.close()
-            if self._given is None:
-                session.stop()
-            modules.cleanup()
         if self._failure is not None:
             raise self._failure
 
@@ -285,37 +279,3 @@ def _explained(error: BaseException) -> KmrError:
         if _ERROR_LINE.match(line):
             return QueryFailed(f"a task of the query failed: {line}")
     return QueryFailed(f"the query failed: {lines[0] if lines else type(error).__name__}")
-
-
-def run_engine(strategy: Strategy, settings: Settings, engine: EngineSettings) -> int:
-    """Run the engine as a whole process: the first SIGTERM or SIGINT stops it, a second one ends it.
-
-    Returns the exit code (`ExitCode`). An error that the user can mend is one message on stderr.
-    """
-    runner = SparkEngine(strategy, settings, engine)
-    asked_at: list[float] = []
-
-    def obey(number: int, _frame: object) -> None:
-        now = time.monotonic()
-        if not asked_at:
-            asked_at.append(now)
-            runner.shutdown(signal.Signals(number).name)
-        elif now - asked_at[0] > SAME_SIGNAL:
-            sys.stderr.flush()
-            os._exit(128 + number)
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    for number in before:
-        signal.signal(number, obey)
-    # PySpark would replace it when its context starts.
-    try:
-        runner.run()
-    except KmrError as error:
-        print(f"kmr: {error}", file=sys.stderr)  # noqa: T201  the user's message
-        if isinstance(error, DeadlineExceeded):
-            return ExitCode.DEADLINE_EXCEEDED
-        return ExitCode.FAILED
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return ExitCode.CLEAN

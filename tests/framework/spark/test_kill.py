@@ -170,14 +170,15 @@ def test_killed_at_any_moment_nothing_is_missing_or_doubled_in_parquet(
     assert set(found.values()) == {1}
 
 
-def test_sigterm_finishes_the_micro_batch_and_ends_with_zero(
-    engine: Engine, kafka: Kafka, topic: str, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_the_micro_batch_finish_and_ends_with_zero(
+    engine: Engine, kafka: Kafka, topic: str, tmp_path: Path, number: signal.Signals
 ) -> None:
     kafka.create(topic, 2)
     kafka.produce(topic, [b"x"] * 100_000)
     with engine.start("parquet", "--trigger", "1ms") as process:
         engine.wait_for(process, (tmp_path / "checkpoint" / "commits" / "1").exists)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     found = engine.parquet()
