@@ -88,7 +88,8 @@ def test_a_limit_moves_every_partition_and_reaches_the_end(
     for _ in range(10_000):
         until = limit_offsets(start, end, rows)
         ranges = ranges_between(start, until)
-        assert sum(r.size for r in ranges) <= max(rows, len(end))
+        # a share below one offset is rounded up, so that no partition starves
+        assert sum(r.size for r in ranges) <= rows + len(end)
         assert {r.topic_partition for r in ranges} == {p for p in end if start[p] < end[p]}
         if not ranges:
             break
