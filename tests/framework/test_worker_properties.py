@@ -117,6 +117,7 @@ async def run(schedule: list[tuple[Any, ...]], *, chained: bool) -> None:
     assert isinstance(running, VirtualTimeLoop)
     clock = VirtualClock(running)
     options: dict[str, Any] = {"topics": ("t",), "group": "g", "executor": "inline"}
+    options["revoke_deadline"] = 50.0  # longer than the longest backoff: the sink recovers in time
     worker = Worker(strategy, Settings(**options), consumer=group)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(worker.run)
