@@ -73,20 +73,25 @@ class Cursor:
         at = self._advance(size)
         return self._view[at : at + size]
 
-    def array_length(self, *, compact: bool) -> int:
+    def array_length(self, *, compact: bool, nullable: bool = True) -> int:
         """The number of elements; 0 for null. Never more than there are bytes left."""
         length = self.uvarint() - 1 if compact else self.int32()
         if length > self._end - self.position:
             raise MalformedRequest(f"an array of {length} elements does not fit in the request")
         if length < 0:
             _check_null(length)
+            if not nullable:
+                raise MalformedRequest("there is null where an array must be")
             return 0
         return length
+
+    def skip(self, size: int) -> None:
+        self._advance(size)
 
     def skip_tagged_fields(self) -> None:
         for _ in range(self.uvarint()):
             self.uvarint()
-            self._advance(self.uvarint())
+            self.skip(self.uvarint())
 
     def _advance(self, size: int) -> int:
         at = self.position

@@ -20,6 +20,7 @@ from kio.serial import entity_reader, entity_writer
 from kio.serial.errors import SerialError
 
 from broker.wire.cursor import MalformedRequest
+from broker.wire.structure import check_structure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,8 +42,9 @@ _EMPTY: dict[type, object] = {
 def read_message(message_type: type[Any], body: memoryview) -> Any:
     """Read one message from the beginning of `body`; raises MalformedRequest."""
     try:
-        message, _ = entity_reader(message_type)(body.toreadonly(), 0)
-    except (SerialError, ValueError, OverflowError) as error:
+        checked = check_structure(message_type, body.toreadonly())
+        message, _ = entity_reader(message_type)(checked, 0)
+    except (SerialError, ValueError, OverflowError, MalformedRequest) as error:
         raise MalformedRequest(f"not a {message_type.__name__}: {error}") from error
     return message
 

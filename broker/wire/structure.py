@@ -1,0 +1,161 @@
+"""The structure of a request, checked before kio reads it.
+
+kio reserves memory for as many elements as a length announces: thirty bytes would end the process. It
+also reads null where a schema has an array, and refuses unknown tagged fields instead of ignoring them
+(KIP-482).
+"""
+
+from __future__ import annotations
+
+from dataclasses import Field, fields, is_dataclass
+from functools import cache
+from typing import Any, Final, NamedTuple, get_args
+
+from broker.wire.cursor import Cursor, MalformedRequest
+from broker.wire.produce import write_uvarint
+
+__all__ = ["MAX_ELEMENTS", "check_structure"]
+
+MAX_ELEMENTS: Final = 100_000
+"""Of all arrays of a request together: far more than a client needs, and what memory has room for, for
+objects that are many times as large as their bytes."""
+
+_SIZES: Final = {
+    "bool": 1,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "float64": 8,
+    "timedelta_i32": 4,
+    "timedelta_i64": 8,
+    "uuid": 16,
+}
+
+
+def check_structure(message_type: Any, body: memoryview) -> memoryview | bytes:
+    """The message, without the tagged fields that its schema does not know.
+
+    Raises MalformedRequest if it ends too early, if there is null where an array must be, or if it has
+    more than MAX_ELEMENTS elements.
+    """
+    walk = _Walk(body)
+    walk.entity(_layout(message_type))
+    return walk.without_unknown_tags()
+
+
+class _Array(NamedTuple):
+    element: _Piece
+    nullable: bool
+
+
+class _Entity(NamedTuple):
+    pieces: tuple[_Piece, ...]
+    compact: bool
+    tagged: dict[int, _Piece]
+
+
+_Piece = int | str | _Array | _Entity
+"""How a field is encoded: so many bytes, "string", "bytes", an array, or an entity."""
+
+
+class _Walk:
+    """A walk through one message."""
+
+    def __init__(self, body: memoryview) -> None:
+        self._body = body
+        self._cursor = Cursor(body)
+        self._elements = 0
+        self._kept = bytearray()  # of the body up to here, if there were unknown tags
+        self._kept_to = 0
+
+    def without_unknown_tags(self) -> memoryview | bytes:
+        return bytes(self._kept) + self._body[self._kept_to :] if self._kept_to else self._body
+
+    def entity(self, entity: _Entity) -> None:
+        for piece in entity.pieces:
+            self._piece(piece, compact=entity.compact)
+        if entity.compact:
+            self._tagged_fields(entity.tagged)
+
+    def _piece(self, piece: _Piece, *, compact: bool) -> None:
+        if isinstance(piece, int):
+            self._cursor.skip(piece)
+        elif piece == "string":
+            self._cursor.string(compact=compact)
+        elif piece == "bytes":
+            self._cursor.data(compact=compact)
+        elif isinstance(piece, _Array):
+            self._array(piece, compact=compact)
+        elif isinstance(piece, _Entity):
+            self.entity(piece)
+
+    def _array(self, array: _Array, *, compact: bool) -> None:
+        count = self._cursor.array_length(compact=compact, nullable=array.nullable)
+        self._elements += count
+        if self._elements > MAX_ELEMENTS:
+            raise MalformedRequest(f"it has more than {MAX_ELEMENTS} elements")
+        if isinstance(array.element, int):
+            self._cursor.skip(count * array.element)
+            return
+        for _ in range(count):
+            self._piece(array.element, compact=compact)
+
+    def _tagged_fields(self, known: dict[int, _Piece]) -> None:
+        cursor = self._cursor
+        start = cursor.position
+        count = cursor.uvarint()
+        kept = []
+        for _ in range(count):
+            at = cursor.position
+            piece = known.get(cursor.uvarint())
+            size = cursor.uvarint()
+            end = cursor.position + size
+            if piece is None:
+                cursor.skip(size)
+                continue
+            self._piece(piece, compact=True)
+            if cursor.position != end:
+                raise MalformedRequest(
+                    f"a tagged field does not have the {size} bytes that it says"
+                )
+            kept.append(self._body[at:end])
+        if len(kept) < count:
+            self._kept += self._body[self._kept_to : start]
+            write_uvarint(self._kept, len(kept))
+            self._kept += b"".join(kept)
+            self._kept_to = cursor.position
+
+
+@cache
+def _layout(entity_type: Any) -> _Entity:
+    compact = bool(entity_type.__flexible__)
+    pieces: list[_Piece] = []
+    tagged = {}
+    for field in fields(entity_type):
+        piece = _field(field)
+        if "tag" in field.metadata:
+            tagged[field.metadata["tag"]] = piece
+        elif isinstance(piece, int) and pieces and isinstance(pieces[-1], int):
+            pieces[-1] += piece
+        else:
+            pieces.append(piece)
+    return _Entity(tuple(pieces), compact, tagged)
+
+
+def _field(field: Field[Any]) -> _Piece:
+    pending, parts = [field.type], []
+    while pending:
+        parts.append(pending.pop())
+        pending += get_args(parts[-1])
+    entity: Any = next((each for each in parts if is_dataclass(each)), None)
+    if entity is not None:
+        layout = _layout(entity)
+        size = layout.pieces[0] if len(layout.pieces) == 1 else None
+        element: _Piece = size if isinstance(size, int) and not layout.compact else layout
+    else:
+        kind = field.metadata["kafka_type"]
+        element = _SIZES.get(kind, kind)
+    if Ellipsis not in parts:
+        return element
+    return _Array(element, nullable=type(None) in get_args(field.type))
