@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-import random
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 import structlog
-from anyio import to_thread
 
+from framework.attempts import attempt_flush, delivered, pause_before
 from framework.buffer import Buffer
-from framework.errors import KmrError, SinkError
-from framework.failures import original_records
-from framework.ranges import subtract_ranges
+from framework.errors import SinkError
 from framework.record import Rows
-from framework.reducer import Empty, Flushed, Poisoned, Retry
-from framework.results import reason_of
+from framework.reducer import Retry
 from framework.status import StageStatus
 
 if TYPE_CHECKING:
@@ -28,13 +23,10 @@ if TYPE_CHECKING:
     from framework.failures import ErrorPort
     from framework.ledger import Ledgers
     from framework.record import Range
-    from framework.reducer import Context, FlushReason, FlushResult, Reducer
+    from framework.reducer import Context, Empty, Flushed, FlushReason, Reducer
     from framework.telemetry import Metrics
 
 __all__ = ["ReduceStage"]
-
-FIRST_BACKOFF = 0.1
-LAST_BACKOFF = 30.0
 
 _log = structlog.get_logger(__name__)
 
@@ -212,7 +204,10 @@ class ReduceStage:
                     self._on_stale(stale.ranges)
                 if not buffer.held:
                     return
-                result = await self._attempt(buffer, attempt)
+                try:
+                    result = await attempt_flush(buffer, self.name)
+                finally:
+                    self._on_progress()
                 if not isinstance(result, Retry):
                     forward, failed = self._delivered(buffer, result, attempt)
                     break
@@ -228,52 +223,17 @@ class ReduceStage:
         self, buffer: Buffer, result: Flushed | Empty, attempt: int
     ) -> tuple[Rows | None, list[Rows]]:
         """Settle, still behind the gate, so that a commit sees it; returns what goes on, and what failed."""
-        if isinstance(result, Empty):
-            result = Flushed()
-        failed = [
-            records
-            for poisoned in result.poisoned
-            for records in original_records(poisoned.rows, poisoned.reason, self.name, attempt)
-        ]
+        forward, ranges, failed = delivered(buffer, result, self.name, attempt)
         if failed and self._errors is None:
-            raise SinkError(
-                f"{self.name}: the error sink refused rows: {result.poisoned[0].reason}"
-            )
-        ranges = subtract_ranges(buffer.ranges(), (r for records in failed for r in records.ranges))
-        if self._out is None or result.out is None or result.out.num_rows == 0:
+            reason = failed[0].table.column("reason")[0].as_py()
+            raise SinkError(f"{self.name}: the error sink refused rows: {reason}")
+        if self._out is None or forward is None:
             self._ledgers.settle(ranges)
             return None, failed
-        return Rows(result.out, ranges, None, buffer.sources()), failed
-
-    async def _attempt(self, buffer: Buffer, attempt: int) -> FlushResult:
-        """One call of the reducer's flush; its exceptions become what the policy says."""
-        reducer = buffer.reducer
-        try:
-            if inspect.iscoroutinefunction(reducer.flush):
-                result: FlushResult = await reducer.flush()
-            else:
-                result = await to_thread.run_sync(cast("Callable[[], FlushResult]", reducer.flush))
-        except Exception as error:
-            if reducer.on_error == "divert":
-                why = reason_of(error)
-                return Flushed(poisoned=[Poisoned(rows, why) for rows in buffer.held])
-            if reducer.on_error == "stop" or isinstance(error, KmrError):
-                raise
-            return Retry(None, reason_of(error))
-        finally:
-            self._on_progress()
-        if not isinstance(result, Flushed | Empty | Retry):
-            raise SinkError(
-                f"{self.name}: {type(reducer).__name__}.flush returned {type(result).__name__}; "
-                "return Flushed(...), Empty() or Retry(...)"
-            )
-        return result
+        return forward, failed
 
     async def _back_off(self, retry: Retry, attempt: int) -> None:
-        after = retry.after
-        if after is None:
-            ceiling = min(LAST_BACKOFF, FIRST_BACKOFF * 2 ** min(attempt - 1, 20))
-            after = ceiling * random.uniform(0.5, 1.0)  # noqa: S311  spreads retries, nothing secret
+        after = pause_before(retry, attempt)
         if self._trouble is None or self._trouble != retry.reason:
             _log.warning(
                 "flush failed, trying again", stage=self.name, reason=retry.reason, seconds=after

@@ -6,38 +6,31 @@ flushed through all reducers before the next chunk: a task may end, or be repeat
 
 from __future__ import annotations
 
-import inspect
-import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final
 
-import anyio
 import structlog
-from anyio import to_thread
+from anyio import sleep
 
+from framework.attempts import attempt_flush, delivered, pause_before
 from framework.buffer import Buffer
 from framework.errors import KmrError, SinkError
-from framework.failures import original_records
-from framework.ranges import subtract_ranges
-from framework.record import Rows
-from framework.reducer import Empty, Flushed, Poisoned, Reducer, Retry
+from framework.reducer import Reducer, Retry
 from framework.results import reason_of
 from framework.sinks.clickhouse import ClickHouseWriter
 from framework.sinks.spark import SparkWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from framework.record import Rows
     from framework.reducer import Context, FlushResult
 
 __all__ = ["NAMES_RANGES", "Chain", "Flush", "Summary"]
 
 _log = structlog.get_logger(__name__)
-
-_FIRST_BACKOFF: Final = 0.1
-_LAST_BACKOFF: Final = 30.0
 
 NAMES_RANGES: Final = (ClickHouseWriter, SparkWriter)
 """Reducers that name what they write after its offsets: they write a whole chunk, whatever their limits."""
@@ -124,63 +117,31 @@ class Chain:
             result = await self._attempt(buffer, name)
             if not isinstance(result, Retry):
                 break
-            after = _pause(result, attempt)
+            after = pause_before(result, attempt)
             if result.reason != trouble:
                 trouble = result.reason
                 _log.warning(
                     "flush failed, trying again", stage=name, reason=trouble, seconds=after
                 )
             self._summary.retries[name] += 1
-            await anyio.sleep(after)
+            await sleep(after)
         seconds = time.monotonic() - begun
         self._summary.flushes.append(Flush(name, reason, buffer.rows, buffer.bytes, seconds))
-        out = self._delivered(buffer, name, result, attempt)
-        buffer.clear()
-        if out is not None and stage + 1 < len(self._buffers):
-            await self._feed(stage + 1, out)
-
-    def _delivered(
-        self, buffer: Buffer, name: str, result: Flushed | Empty, attempt: int
-    ) -> Rows | None:
-        """What goes on to the next reducer; what was refused is kept for the error sink."""
-        if isinstance(result, Empty):
-            return None
-        failed = [
-            records
-            for poisoned in result.poisoned
-            for records in original_records(poisoned.rows, poisoned.reason, name, attempt)
-        ]
+        forward, _, failed = delivered(buffer, result, name, attempt)
         self._failed += failed
-        if result.out is None or result.out.num_rows == 0:
-            return None
-        ranges = subtract_ranges(buffer.ranges(), (r for rows in failed for r in rows.ranges))
-        return Rows(result.out, ranges, None, buffer.sources())
+        buffer.clear()
+        if forward is not None and stage + 1 < len(self._buffers):
+            await self._feed(stage + 1, forward)
 
     async def _attempt(self, buffer: Buffer, name: str) -> FlushResult:
-        """One call of the reducer's flush; its exceptions become what the policy says."""
-        reducer = buffer.reducer
+        """One attempt; the reducer's own error becomes one that no other task needs to try again."""
         try:
-            if inspect.iscoroutinefunction(reducer.flush):
-                result: Any = await reducer.flush()
-            else:
-                result = await to_thread.run_sync(cast("Callable[[], FlushResult]", reducer.flush))
+            return await attempt_flush(buffer, name)
+        except KmrError:
+            raise
         except Exception as error:
-            if reducer.on_error == "divert":
-                why = reason_of(error)
-                return Flushed(poisoned=[Poisoned(rows, why) for rows in buffer.held])
-            if isinstance(error, KmrError):
-                raise
-            if reducer.on_error == "stop":
-                raise SinkError(
-                    f"{name}: {type(reducer).__name__} failed: {reason_of(error)}"
-                ) from error
-            return Retry(None, reason_of(error))
-        if isinstance(result, Flushed | Empty | Retry):
-            return result
-        raise SinkError(
-            f"{name}: {type(reducer).__name__}.flush returned {type(result).__name__}; "
-            "return Flushed(...), Empty() or Retry(...)"
-        )
+            failed = type(buffer.reducer).__name__
+            raise SinkError(f"{name}: {failed} failed: {reason_of(error)}") from error
 
 
 def _spawn(reducer: Reducer) -> Reducer:
@@ -188,10 +149,3 @@ def _spawn(reducer: Reducer) -> Reducer:
     if isinstance(copy, NAMES_RANGES):
         copy.max_rows = copy.max_bytes = None
     return copy
-
-
-def _pause(retry: Retry, attempt: int) -> float:
-    if retry.after is not None:
-        return retry.after
-    ceiling = min(_LAST_BACKOFF, _FIRST_BACKOFF * 2.0 ** min(attempt - 1, 20))
-    return ceiling * random.uniform(0.5, 1.0)  # noqa: S311  spreads retries, nothing secret
