@@ -68,10 +68,6 @@ async def test_every_client_reads_what_a_client_wrote(
 ) -> None:
     if not client.has(codec):
         pytest.skip(f"{client.name} is installed without {codec}")
-    if client.name == "kcat":
-        pytest.skip(
-            "what this scenario writes through kcat's stdin is not read back in time: see the issue"
-        )
     await broker.topics.create("t")
     written = [message for message in MESSAGES if client.can_send(message)]
     async with client.producer(broker.bootstrap_servers, codec=codec) as producer:

@@ -37,8 +37,9 @@ class Kcat:
         return True
 
     def can_send(self, message: Message) -> bool:
-        null_and_empty = message.value is None and message.key == b""  # one notation for both
-        return not null_and_empty and all(name for name, _ in message.headers)
+        value, key, headers = message
+        no_notation = (value, key) in {(None, b""), (b"", None)}
+        return not no_notation and all(name for name, _ in headers)
 
     @asynccontextmanager
     async def producer(
@@ -94,10 +95,10 @@ class _Producer:
         arguments = ["-P", "-t", topic, "-p", str(partition), "-D", MESSAGE_ENDS, *self._settings]
         for form, run in groupby(messages, _form):
             flags, headers = form
+            stream = b"".join(_streamed(message, keyed="-K" in flags) for message in run)
             for name, value in headers:
                 shown = name.encode() if value is None else name.encode() + b"=" + value
                 flags = (*flags, "-H", shown)
-            stream = b"".join(_streamed(message) for message in run)
             async with _running(self._servers, *arguments, *flags) as process:
                 _, errors = await asyncio.wait_for(process.communicate(stream), TIMEOUT)
             if b"Message size too large" in errors:
@@ -106,14 +107,17 @@ class _Producer:
 
 
 def _form(message: Message) -> tuple[tuple[str | bytes, ...], Headers]:
-    """The flags with which kcat takes such a message, and its headers."""
+    """The flags with which kcat takes such a message, and its headers.
+
+    -Z makes null of empty values and of empty keys; nothing at all between two delimiters is no message.
+    """
     value, key, headers = message
-    flags = ("-K", KEY_ENDS) if key is not None else ()
+    flags = () if key is None and value else ("-K", KEY_ENDS)
     return (*flags, "-Z") if value is None else flags, headers
 
 
-def _streamed(message: Message) -> bytes:
-    key = b"" if message.key is None else message.key + KEY_ENDS.encode()
+def _streamed(message: Message, *, keyed: bool) -> bytes:
+    key = (message.key or b"") + KEY_ENDS.encode() if keyed else b""
     return key + (message.value or b"") + MESSAGE_ENDS.encode()
 
 
