@@ -17,6 +17,7 @@ from broker.log.results import Appended, DeletedSegment, ReadResult, RecoveryRep
 from broker.log.segment import Segment
 from broker.log.segments import Segments
 from broker.log.snapshots import restore_producers, save_producers
+from broker.markers import read_marker
 from broker.records import InvalidBatch, stamp_append_time, stamp_offset
 
 if TYPE_CHECKING:
@@ -115,8 +116,11 @@ class PartitionLog:
 
     @property
     def last_stable_offset(self) -> int:
-        """Offsets below belong to no open transaction; the high watermark without transactions."""
-        return self._next_offset
+        """Offsets below belong to no open transaction; the log end without transactions."""
+        first_open = self.producers.first_open_offset
+        if first_open is None:
+            return self._next_offset
+        return max(first_open, self._log_start_offset)
 
     @property
     def recovery_point(self) -> int:
@@ -163,7 +167,7 @@ class PartitionLog:
             now_ms: milliseconds since the epoch, for LogAppendTime, rolling and idle producers.
 
         Raises:
-            ProducerError: sequence or epoch are wrong; nothing was appended.
+            ProducerError: sequence, epoch or transaction are wrong; nothing was appended.
             InvalidBatch: several batches with a producer id in one append.
             LogFailed: the disk failed, now or since the last `flush_pending`.
         """
@@ -188,7 +192,7 @@ class PartitionLog:
                 timestamp = now_ms
                 stamp_append_time(data, batch, now_ms)
             active.add_to_index(batch, offset, end + batch.position, timestamp)
-            self.producers.update(batch, first_offset=offset, timestamp=timestamp, now_ms=now_ms)
+            self._note_producer(batch, data, offset, timestamp, now_ms)
             self._next_offset = offset + batch.last_offset_delta + 1
         self._pending.append(data)
         self._pending_bytes += len(data)
@@ -282,6 +286,7 @@ class PartitionLog:
         except OSError as error:
             raise LogFailed(f"{self.directory}: the checkpoint cannot be saved: {error}") from error
         self._log_start_offset = offset
+        self.producers.aborted.forget_below(offset)
         while len(self._segments) > 1 and self._segments.end_of_oldest() <= offset:
             self._delete_oldest()
 
@@ -375,6 +380,20 @@ class PartitionLog:
     def _stamps_append_time(self) -> bool:
         return self.config.message_timestamp_type == "LogAppendTime"
 
+    def _note_producer(
+        self,
+        batch: BatchHeader,
+        data: memoryview | bytearray,
+        offset: int,
+        timestamp: int,
+        now_ms: int,
+    ) -> None:
+        if batch.is_control:
+            marker = read_marker(data, batch)
+            self.producers.end_transaction(batch, marker, offset=offset, now_ms=now_ms)
+        elif batch.producer_id >= 0:
+            self.producers.update(batch, first_offset=offset, timestamp=timestamp, now_ms=now_ms)
+
     def _roll_if_due(self, size: int, now_ms: int) -> None:
         active_bytes = self._segments.active.size + self._pending_bytes
         too_large = active_bytes + size > self.config.segment_bytes
@@ -432,4 +451,5 @@ class PartitionLog:
         segment.delete()
         start = self._segments.oldest.base_offset
         self._log_start_offset = max(self._log_start_offset, start)
+        self.producers.aborted.forget_below(self._log_start_offset)
         return DeletedSegment(segment.base_offset, start, segment.size)

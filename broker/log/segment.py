@@ -19,6 +19,7 @@ from broker.records import (
     NO_TIMESTAMP,
     BatchError,
     CorruptBatch,
+    StoredRecord,
     check_batch,
     parse_header,
     read_records,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from broker.records import BatchHeader, StoredRecord
+    from broker.records import BatchHeader
 
 __all__ = ["LOG_SUFFIX", "Segment", "segment_path"]
 
@@ -253,6 +254,12 @@ class Segment:
                 latest = max(times, default=latest)
         return latest
 
+    def batch_bytes(self, header: BatchHeader) -> memoryview:
+        """The whole batch of a header that `batches` found. Raises `LogCorrupt`."""
+        data = memoryview(bytearray(header.size))
+        self._pread(data, header.position)
+        return data
+
     def first_timestamp(self, now_ms: int) -> int:
         """When the first batch was made; `now_ms` if nobody knows or it is in the future."""
         with contextlib.suppress(LogCorrupt):
@@ -309,15 +316,16 @@ class Segment:
         return count
 
     def _records(self, header: BatchHeader, start_offset: int) -> list[StoredRecord]:
-        """The records from `start_offset` on of a batch that `batches` found."""
+        """The records from `start_offset` on of a batch whose CRC was checked."""
         if header.last_offset < start_offset:
             return []
-        data = memoryview(bytearray(header.size))
-        self._pread(data, header.position)
+        data = self.batch_bytes(header)
         try:
             records = read_records(data, msgspec.structs.replace(header, position=0))
-        except BatchError as error:
-            raise LogCorrupt(self.path, header.position, str(error)) from None
+        except BatchError:
+            # Its CRC is right: a client sent it so. Its header tells where it begins, and its time.
+            first_offset = max(header.base_offset, start_offset)
+            return [StoredRecord(first_offset, header.max_timestamp, None, None, ())]
         return [record for record in records if record.offset >= start_offset]
 
     def _check_in_pieces(self, header: BatchHeader, position: int, buffer: memoryview) -> None:

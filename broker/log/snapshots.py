@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 from broker.log.errors import LogCorrupt
 from broker.log.files import read_sealed, write_sealed
+from broker.markers import read_marker
 from broker.producers import ProducerStates
+from broker.records import CorruptBatch, parse_header
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,12 +70,18 @@ def _replay(producers: ProducerStates, segment: Segment, offset: int, now_ms: in
     base_offset, position = segment.index.position_before(offset)
     try:
         for header in segment.batches(position, base_offset, verify=True):
-            if header.base_offset >= offset:
+            if header.base_offset < offset or header.producer_id < 0:
+                continue
+            if header.is_control:
+                batch = segment.batch_bytes(header)
+                marker = read_marker(batch, parse_header(batch))
+                producers.end_transaction(header, marker, offset=header.base_offset, now_ms=now_ms)
+            else:
                 producers.update(
                     header,
                     first_offset=header.base_offset,
                     timestamp=header.max_timestamp,
                     now_ms=now_ms,
                 )
-    except LogCorrupt:
+    except (LogCorrupt, CorruptBatch):
         return
