@@ -1,14 +1,24 @@
 from collections.abc import Callable
 from pathlib import Path
+from struct import pack_into
 from tempfile import TemporaryDirectory
 
 import pytest
+from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.log.config import LogConfig
 from broker.log.partition import Appended, PartitionLog
-from broker.records import CODECS, Codec
+from broker.records import (
+    CODECS,
+    CRC_START,
+    HEADER_BYTES,
+    Codec,
+    NewRecord,
+    build_batch,
+    split_batches,
+)
 
 Append = Callable[..., Appended]
 
@@ -83,3 +93,18 @@ def test_records_without_timestamps_are_never_found(
     append(log, [b"a"], timestamps=[-1])
     assert log.offset_for_timestamp(0) is None
     assert log.offset_of_max_timestamp() is None
+
+
+def test_a_batch_whose_records_nobody_can_read_is_found_by_its_header(
+    open_log: Callable[..., PartitionLog], append: Append
+) -> None:
+    log = open_log()
+    append(log, [b"before"], timestamps=[1_000])
+    batch = build_batch([NewRecord(None, b"value", (), 2_000)])
+    batch[HEADER_BYTES:] = b"\xff" * (len(batch) - HEADER_BYTES)
+    pack_into(">I", batch, 17, crc32c(batch[CRC_START:]))  # a client that errs computes it after
+    log.append(batch, split_batches(batch), now_ms=0)
+    append(log, [b"after"], timestamps=[3_000])
+    assert log.offset_for_timestamp(1_500) == (1, 2_000)
+    assert log.offset_for_timestamp(2_500) == (2, 3_000)
+    assert log.offset_of_max_timestamp() == (2, 3_000)
