@@ -57,15 +57,18 @@ def recover(directory: Path, *, index_interval_bytes: int, clean: bool) -> Recov
         OSError: the directory cannot be read or written.
     """
     segments = _find_segments(directory, index_interval_bytes)
+    gone = _indexes_without_segment(directory)
     first_offset = segments[0].base_offset if segments else 0
     point = Checkpoint.load(directory) or Checkpoint(first_offset, first_offset, first_offset, 0)
     scan = _Scan(segments, point)
     if segments:
         scan.run(clean=clean)
     end = scan.next_offset
+    # Retention deletes from the start: an index beyond the end is what is left of lost records.
+    durable_end = max(point.recovery_point, *(base_offset + 1 for base_offset in gone), 0)
     if not segments:
         # Offsets that were handed out once are never handed out again.
-        scan.next_offset = max(point.recovery_point, point.log_start_offset)
+        scan.next_offset = max(durable_end, point.log_start_offset)
         end = point.log_start_offset
         segments.append(Segment.create(directory, scan.next_offset, index_interval_bytes))
     while len(segments) > 1 and segments[1].base_offset <= point.log_start_offset:
@@ -81,7 +84,7 @@ def recover(directory: Path, *, index_interval_bytes: int, clean: bool) -> Recov
             truncated_at=scan.next_offset if scan.truncated_bytes else None,
             reason=scan.reason,
             set_aside=tuple(scan.set_aside),
-            lost_durable_records=max(0, point.recovery_point - end),
+            lost_durable_records=max(0, durable_end - end),
             damaged=scan.damaged,
         ),
     )
@@ -98,9 +101,18 @@ def _find_segments(directory: Path, index_interval_bytes: int) -> list[Segment]:
             if path == segment_path(directory, base_offset):
                 size = path.stat().st_size
                 segments.append(Segment(path, base_offset, size, index_interval_bytes))
-        elif path.suffix in INDEX_SUFFIXES and not path.with_suffix(LOG_SUFFIX).exists():
-            path.unlink()
     return segments
+
+
+def _indexes_without_segment(directory: Path) -> list[int]:
+    """Removes the indexes whose segment is missing; the base offsets of those segments."""
+    found: list[int] = []
+    for suffix in INDEX_SUFFIXES:
+        for path in directory.glob(f"*{suffix}"):
+            if path.stem.isdecimal() and not path.with_suffix(LOG_SUFFIX).exists():
+                path.unlink()
+                found.append(int(path.stem))
+    return found
 
 
 @dataclass(slots=True)

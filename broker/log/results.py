@@ -69,8 +69,8 @@ class RecoveryReport:
         truncated_at: offset at which the log ends since then, None if nothing was cut.
         reason: what was wrong with that batch, with file and position; "" if nothing was cut.
         set_aside: files after the cut, renamed to `*.lost`: nobody reads them, nothing deletes them.
-        lost_durable_records: records that had been on disk and are gone. More than 0 means that the
-            disk or a person damaged the log; a crash alone does not.
+        lost_durable_records: records, at least, that had been on disk and are gone. More than 0 means
+            that the disk or a person damaged the log; a crash alone does not.
         damaged: what is wrong with batches that were kept because they had been on disk before the
             crash; reading them fails. "" if nothing is.
     """

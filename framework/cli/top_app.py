@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from anyio import to_thread
 from rich.console import Group
 from rich.text import Text
+from textual import work
 from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
 from textual.widgets import Footer, Sparkline, Static
@@ -38,6 +40,7 @@ class TopApp(App[None]):
         self._watch = watch
         self._interval = interval
         self._paused = False
+        self._looking = False
         self._rates: list[float] = []
 
     def compose(self) -> ComposeResult:
@@ -52,20 +55,29 @@ class TopApp(App[None]):
         self.refresh_status()
 
     def refresh_status(self) -> None:
-        """Ask the worker in a thread; only one question at a time."""
-        if not self._paused:
-            self.run_worker(self._look, thread=True, exclusive=True, group="look")
+        """Ask the worker; only one question at a time, however slowly it answers."""
+        if not self._paused and not self._looking:
+            self._looking = True
+            self._look()
 
     def action_pause(self) -> None:
         self._paused = not self._paused
 
-    def _look(self) -> None:
+    @work
+    async def _look(self) -> None:
+        reason, view = "", None
         try:
-            view = self._watch.look()
+            view = await to_thread.run_sync(self._watch.look, abandon_on_cancel=True)
         except WorkerUnreachable as error:
-            self.call_from_thread(self._away, str(error))
+            reason = str(error)
+        finally:
+            self._looking = False
+        if not self.is_running:
+            return  # the screen was closed while the worker answered
+        if view is None:
+            self._away(reason)
         else:
-            self.call_from_thread(self._show, view)
+            self._show(view)
 
     def _away(self, reason: str) -> None:
         self.query_one("#summary", Static).update(Text(reason, "red"))

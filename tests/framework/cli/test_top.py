@@ -152,9 +152,10 @@ async def test_a_paused_screen_asks_no_more() -> None:
             screen.refresh_status()
             await screen.workers.wait_for_complete()
             assert worker.asked == asked
+            changed = screen.changed
             await pilot.press("p")
             screen.refresh_status()
-            await screen.changed.wait()
+            await changed.wait()
             assert worker.asked > asked
 
 
