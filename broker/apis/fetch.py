@@ -16,7 +16,11 @@ from broker.apis.common import LEADER_EPOCH
 from broker.log.errors import LogCorrupt, OffsetOutOfRange
 from broker.partition import Watch
 from broker.records import parse_header
-from broker.wire.fetch import FetchResponseWriter, fetch_response_overhead
+from broker.wire.fetch import (
+    ABORTED_TRANSACTION_BYTES,
+    FetchResponseWriter,
+    fetch_response_overhead,
+)
 from broker.wire.messages import read_message
 
 if TYPE_CHECKING:
@@ -56,7 +60,8 @@ _Topics = list[tuple[str, list[_Wanted]]]
 
 
 class _Added(NamedTuple):
-    """What one partition brings: bytes of records, and whether it has more than the limits allow.
+    """What one partition brings: bytes of records and of the list of what of them was aborted, and
+    whether it has more than the limits allow.
 
     `needed_bytes`: nothing was added, because the first batch of the response needs so many bytes.
     """
@@ -251,8 +256,26 @@ class _Fetch:
         added = span.size
         if span.next_offset > wanted.limit:
             added = _bytes_below(records[:added], wanted.limit)
-        writer.end_records(added)
-        return _Added(added, has_more=span.next_offset < wanted.limit)
+        has_more = span.next_offset < wanted.limit
+        end = min(span.next_offset, wanted.limit) if added else wanted.offset
+        aborted = self._aborted(partition, wanted.offset, end)
+        list_bytes = len(aborted) and (len(aborted) + 1) * ABORTED_TRANSACTION_BYTES
+        if size + added + list_bytes > room:
+            needed_bytes = parse_header(records).size + list_bytes
+            added, has_more = _bytes_fitting(records[:added], room - size - list_bytes), True
+            if not added:
+                if not size:
+                    return _Added(needed_bytes=needed_bytes)
+                aborted, list_bytes = [], 0
+        writer.end_records(added, aborted)
+        return _Added(added + list_bytes, has_more)
+
+    def _aborted(self, partition: Partition, offset: int, end: int) -> list[tuple[int, int]]:
+        """Producer and first offset of what was aborted from `offset` to `end` (exclusive)."""
+        if not self._read_committed or offset == end:
+            return []
+        found = partition.log.producers.aborted.between(offset, end)
+        return [(each.producer_id, each.first_offset) for each in found]
 
     def _write_partition(
         self, writer: FetchResponseWriter, index: int, partition: Partition
@@ -291,6 +314,17 @@ def _bytes_below(records: memoryview, limit: int) -> int:
         if header.next_offset > limit:
             break
         position = header.end
+    return position
+
+
+def _bytes_fitting(records: memoryview, room: int) -> int:
+    """Size of the first batches that `room` bytes can hold."""
+    position = 0
+    while position < len(records):
+        end = parse_header(records, position).end
+        if end > room:
+            break
+        position = end
     return position
 
 

@@ -7,8 +7,20 @@ Version 5 brought the log start offset, 7 sessions, 11 the preferred replica, 12
 from __future__ import annotations
 
 from struct import Struct
+from typing import TYPE_CHECKING
 
-__all__ = ["FETCH_HEADROOM", "FetchResponseWriter", "fetch_response_overhead"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "ABORTED_TRANSACTION_BYTES",
+    "FETCH_HEADROOM",
+    "FetchResponseWriter",
+    "fetch_response_overhead",
+]
+
+ABORTED_TRANSACTION_BYTES = 17
+"""At most so many bytes say that a transaction was aborted."""
 
 FETCH_HEADROOM = 9
 """Bytes in front of the body that are left free for the frame's length and header."""
@@ -19,6 +31,7 @@ _PARTITION_V4 = Struct(">ihqq")
 _PARTITION_V5 = Struct(">ihqqq")
 _INT32 = Struct(">i")
 _INT16 = Struct(">h")
+_ABORTED = Struct(">qq")
 _FIXED_OVERHEAD = FETCH_HEADROOM + 32
 _TOPIC_OVERHEAD = 16
 _PARTITION_OVERHEAD = 64
@@ -45,8 +58,10 @@ class FetchResponseWriter:
         self._buffer = buffer
         self._version = version
         self._compact = version >= 12
+        self._tags = b"\0" if self._compact else b""
         self.position = FETCH_HEADROOM
         self._length_bytes = 4
+        self._aborted_at = FETCH_HEADROOM
         if version >= 7:
             self._pack(_THROTTLE_ERROR_SESSION_V7, 0, error, 0)
         else:
@@ -79,10 +94,10 @@ class FetchResponseWriter:
             )
         else:
             self._pack(_PARTITION_V4, index, error, high_watermark, last_stable_offset)
-        # Aborted transactions: an empty list for who asked for committed records, else null.
+        # Aborted transactions: a list for who asked for committed records, else null.
+        self._aborted_at = self.position
         self._count(0 if read_committed else -1)
-        if self._version >= 11:
-            self._pack(_INT32, _NO_PREFERRED_REPLICA)
+        self._preferred_replica()
 
     def no_records(self) -> None:
         """Empty rather than null: not every client understands null."""
@@ -95,7 +110,14 @@ class FetchResponseWriter:
         start = self.position + self._length_bytes
         return self._buffer[start : start + max_bytes]
 
-    def end_records(self, size: int) -> None:
+    def end_records(self, size: int, aborted: Sequence[tuple[int, int]] = ()) -> None:
+        """There are `size` bytes of records, and among them those of aborted transactions.
+
+        `aborted`: producer id and first offset of each. They come before the records, which make
+        room: up to ABORTED_TRANSACTION_BYTES for each and for their number have to be left free.
+        """
+        if aborted:
+            self._insert_aborted(aborted, size)
         if not self._compact:
             self._pack(_INT32, size)
             self.position += size
@@ -107,6 +129,20 @@ class FetchResponseWriter:
         self.position += size
         self._no_tags()
 
+    def _insert_aborted(self, aborted: Sequence[tuple[int, int]], size: int) -> None:
+        old = self.position + self._length_bytes
+        records = self._buffer[old : old + size]
+        entries = bytearray()
+        for each in aborted:
+            entries += _ABORTED.pack(*each) + self._tags
+        grown = len(entries) + self._count_bytes(len(aborted)) - self._count_bytes(0)
+        self._buffer[old + grown : old + grown + size] = records
+        self.position = self._aborted_at
+        self._count(len(aborted))
+        self._buffer[self.position : self.position + len(entries)] = entries
+        self.position += len(entries)
+        self._preferred_replica()
+
     def end_topic(self) -> None:
         self._no_tags()
 
@@ -114,6 +150,10 @@ class FetchResponseWriter:
         """The response, with its headroom."""
         self._no_tags()
         return self._buffer[: self.position]
+
+    def _preferred_replica(self) -> None:
+        if self._version >= 11:
+            self._pack(_INT32, _NO_PREFERRED_REPLICA)
 
     def _no_tags(self) -> None:
         if self._compact:
@@ -125,6 +165,9 @@ class FetchResponseWriter:
             self._uvarint(count + 1)
         else:
             self._pack(_INT32, count)
+
+    def _count_bytes(self, count: int) -> int:
+        return _uvarint_bytes(count + 1) if self._compact else _INT32.size
 
     def _uvarint(self, value: int) -> None:
         while value >= 0x80:

@@ -5,24 +5,41 @@ from hypothesis import strategies as st
 from kio.index import load_response_schema
 from kio.serial import entity_reader
 
-from broker.wire.fetch import FETCH_HEADROOM, FetchResponseWriter, fetch_response_overhead
+from broker.wire.fetch import (
+    ABORTED_TRANSACTION_BYTES,
+    FETCH_HEADROOM,
+    FetchResponseWriter,
+    fetch_response_overhead,
+)
 
 FETCH = 1
-partitions = st.lists(st.tuples(st.integers(0, 99), st.binary(max_size=300), st.integers(0, 300)))
+OFFSETS = st.integers(0, 2**63 - 1)
+partitions = st.lists(
+    st.tuples(
+        st.integers(0, 99),
+        st.binary(max_size=300),
+        st.integers(0, 300),
+        st.lists(st.tuples(OFFSETS, OFFSETS), max_size=150),
+    ),
+    max_size=4,
+)
+Partitions = list[tuple[int, bytes, int, list[tuple[int, int]]]]
 
 
 @given(st.integers(4, 12), st.lists(st.tuples(st.text(max_size=20), partitions)), st.booleans())
 def test_responses_of_every_version_are_understood(
-    version: int, topics: list[tuple[str, list[tuple[int, bytes, int]]]], committed: bool
+    version: int, topics: list[tuple[str, Partitions]], committed: bool
 ) -> None:
     names = [name for name, _ in topics]
-    records = [data for _, parts in topics for _, data, _ in parts]
-    spare = [more for _, parts in topics for _, _, more in parts]
+    records = [data for _, parts in topics for _, data, _, _ in parts]
+    spare = [more for _, parts in topics for _, _, more, _ in parts]
+    lists = [len(aborted) + 1 for _, parts in topics for *_, aborted in parts]
     size = fetch_response_overhead(names, len(records)) + sum(map(len, records)) + max([0, *spare])
+    size += sum(lists) * ABORTED_TRANSACTION_BYTES
     writer = FetchResponseWriter(memoryview(bytearray(size)), version, len(topics))
     for name, parts in topics:
         writer.topic(name, len(parts))
-        for index, data, more in parts:
+        for index, data, more, aborted in parts:
             writer.partition(
                 index,
                 high_watermark=2**40,
@@ -33,7 +50,7 @@ def test_responses_of_every_version_are_understood(
             # Room for more than there is: the length may then take fewer bytes.
             room = writer.begin_records(len(data) + more)
             room[: len(data)] = data
-            writer.end_records(len(data))
+            writer.end_records(len(data), aborted if committed else ())
         writer.end_topic()
     body = bytes(writer.end()[FETCH_HEADROOM:])
 
@@ -42,10 +59,16 @@ def test_responses_of_every_version_are_understood(
     assert end == len(body)
     assert [topic.topic for topic in response.responses] == names
     for topic, (_, parts) in zip(response.responses, topics, strict=True):
-        for read, (index, data, _) in zip(topic.partitions, parts, strict=True):
+        for read, (index, data, _, aborted) in zip(topic.partitions, parts, strict=True):
             assert (read.partition_index, read.error_code, read.records) == (index, 0, data)
             assert (read.high_watermark, read.last_stable_offset) == (2**40, 2**39)
-            assert read.aborted_transactions == (() if committed else None)
+            if committed:
+                listed = [
+                    (each.producer_id, each.first_offset) for each in read.aborted_transactions
+                ]
+                assert listed == aborted
+            else:
+                assert read.aborted_transactions is None
             if version >= 5:
                 assert read.log_start_offset == 7
 
