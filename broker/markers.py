@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from broker.records import CorruptBatch, NewRecord, build_batch, read_records
 
 if TYPE_CHECKING:
+    from broker.producers import ProducerIdentity
     from broker.records import BatchHeader
 
 __all__ = ["Marker", "build_marker", "read_marker"]
@@ -29,16 +30,14 @@ class Marker(NamedTuple):
     coordinator_epoch: int
 
 
-def build_marker(
-    marker: Marker, *, producer_id: int, producer_epoch: int, timestamp_ms: int
-) -> bytearray:
-    """The batch that ends the transaction of this producer."""
+def build_marker(marker: Marker, producer: ProducerIdentity, *, timestamp_ms: int) -> bytearray:
+    """The batch that ends the transaction of this producer (milliseconds since the epoch)."""
     key = _KEY.pack(_VERSION, _COMMIT if marker.committed else _ABORT)
     value = _VALUE.pack(_VERSION, marker.coordinator_epoch)
     return build_batch(
         [NewRecord(key, value, timestamp=timestamp_ms)],
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
         transactional=True,
         control=True,
     )

@@ -23,6 +23,7 @@ __all__ = [
     "OutOfOrderSequence",
     "ProducerDescription",
     "ProducerError",
+    "ProducerIdentity",
     "ProducerStates",
     "SentBatch",
 ]
@@ -48,6 +49,13 @@ class InvalidProducerEpoch(ProducerError):
 
 class InvalidTransactionState(ProducerError):
     """The batch is outside the transaction that its producer has open (INVALID_TXN_STATE)."""
+
+
+class ProducerIdentity(NamedTuple):
+    """A producer: of two with the same id, the one with the higher epoch fences off the other."""
+
+    producer_id: int
+    epoch: int
 
 
 class SentBatch(NamedTuple):
@@ -109,9 +117,13 @@ class ProducerStates:
         return next(iter(self._open.values()), None)
 
     @property
-    def open_transactions(self) -> dict[int, int]:
-        """The producers with an open transaction, and the epoch of each."""
-        return {producer_id: self._producers[producer_id].epoch for producer_id in self._open}
+    def open_transactions(self) -> list[ProducerIdentity]:
+        """The producers with an open transaction."""
+        return [ProducerIdentity(each, self._producers[each].epoch) for each in self._open]
+
+    def has_open_transaction(self, producer_id: int) -> bool:
+        """Whether this producer has appended records that no marker has settled yet."""
+        return producer_id in self._open
 
     def check(self, batch: BatchHeader) -> SentBatch | None:
         """None if the batch may be appended; the earlier one if it is a duplicate.

@@ -1,0 +1,178 @@
+"""A log that keeps the state of a coordinator: replayed at the start, rewritten when it is mostly history."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Final, Self
+
+import anyio
+import anyio.to_thread
+
+from broker.log.partition import PartitionLog
+from broker.markers import build_marker
+from broker.records import NO_PRODUCER_ID, build_batch, parse_header
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from broker.log.config import LogConfig
+    from broker.markers import Marker
+    from broker.producers import ProducerIdentity
+    from broker.records import BatchHeader, NewRecord
+
+__all__ = ["REWRITE_BYTES", "StateLog"]
+
+REWRITE_BYTES: Final = 8 * 1024 * 1024
+_READ_BYTES: Final = 1024 * 1024
+_RECORDS_PER_BATCH: Final = 1000
+_REWRITE_FACTOR: Final = 4
+
+
+class StateLog:
+    """Keys and values of which the newest value of a key holds; its owner keeps them in memory.
+
+    What `append` was given is in the log's file when it returns. The log is rewritten, by what its
+    owner then appends as its live state, beyond `rewrite_bytes` and four times its live contents.
+    """
+
+    def __init__(
+        self, log: PartitionLog, *, rewrite_bytes: int, now: Callable[[], float] = time.time
+    ) -> None:
+        """Take over an open log; see `open`."""
+        self._log = log
+        self._rewrite_bytes = rewrite_bytes
+        self._live_bytes = 0
+        self._now = now
+        self._syncing = anyio.Lock()
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        config: LogConfig,
+        *,
+        clean: bool,
+        rewrite_bytes: int = REWRITE_BYTES,
+        now: Callable[[], float] = time.time,
+    ) -> Self:
+        """Open or create the log in `directory`.
+
+        `config` is the broker's for topics; retention does not apply here. `clean` is False after a
+        kill or a power loss. Raises `LogFailed`, OSError.
+        """
+        config = replace(config, retention_ms=-1, retention_bytes=-1)
+        log = PartitionLog.open(directory, config, clean=clean)
+        return cls(log, rewrite_bytes=rewrite_bytes, now=now)
+
+    def close(self) -> None:
+        """Sync and close the log. Raises `LogFailed`."""
+        self._log.close()
+
+    @property
+    def directory(self) -> Path:
+        return self._log.directory
+
+    @property
+    def should_rewrite(self) -> bool:
+        """Whether most of the log is history."""
+        live = self._live_bytes * _REWRITE_FACTOR
+        return self._log.size_bytes > max(self._rewrite_bytes, live)
+
+    def replay(self) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """All batches, and the bytes that each header's position is in. Raises `LogCorrupt`."""
+        at = self._log.log_start_offset
+        while at < self._log.next_offset:
+            span = self._log.read(at, _READ_BYTES, min_one=True)
+            position = 0
+            while position < len(span.data):
+                header = parse_header(span.data, position)
+                yield header, span.data
+                position = header.end
+            at = span.next_offset
+
+    def append(self, records: Iterable[NewRecord], producer: ProducerIdentity | None = None) -> int:
+        """Write one batch, if there are records; returns the log offset after it.
+
+        `producer`: the records belong to its transaction. Raises `LogFailed`: nothing was appended.
+        """
+        now_ms = self.now_ms()
+        stamped = [record._replace(timestamp=now_ms) for record in records]
+        if not stamped:
+            return 0
+        return self._write(
+            build_batch(
+                stamped,
+                producer_id=producer.producer_id if producer else NO_PRODUCER_ID,
+                producer_epoch=producer.epoch if producer else -1,
+                transactional=producer is not None,
+            ),
+            now_ms,
+        )
+
+    def append_in_batches(
+        self, records: Iterable[NewRecord], producer: ProducerIdentity | None = None
+    ) -> None:
+        """The same for any number of records."""
+        rest = iter(records)
+        while chunk := list(islice(rest, _RECORDS_PER_BATCH)):
+            self.append(chunk, producer)
+
+    def append_marker(self, marker: Marker, producer: ProducerIdentity) -> int:
+        """End the transaction of `producer`; returns the log offset after the marker."""
+        now_ms = self.now_ms()
+        return self._write(build_marker(marker, producer, timestamp_ms=now_ms), now_ms)
+
+    async def until_durable(self, log_offset: int) -> None:
+        """Wait until everything before is on disk, if the fsync setting is "always"."""
+        if self._log.config.fsync != "always":
+            return
+        while self._log.durable_offset < log_offset:
+            await self._sync()
+
+    async def maintain(self, append_live: Callable[[], None]) -> None:
+        """Sync when the fsync policy says so, rewrite when the log is too large.
+
+        `append_live` appends everything that holds. Raises `LogFailed`.
+        """
+        self._log.producers.expire(self.now_ms())
+        if self._log.fsync_due:
+            await self._sync()
+        if self.should_rewrite:
+            start = self._rewrite(append_live)
+            await self._sync()
+            self._log.truncate_start(start)
+
+    def shrink(self, append_live: Callable[[], None]) -> None:
+        """Rewrite at the start, when waiting for the disk disturbs nobody. Raises `LogFailed`."""
+        if self.should_rewrite:
+            start = self._rewrite(append_live)
+            self._log.fsync()
+            self._log.truncate_start(start)
+
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch."""
+        return int(self._now() * 1000)
+
+    def _rewrite(self, append_live: Callable[[], None]) -> int:
+        """Append all that is live to a new segment; the log before the returned offset is history."""
+        self._log.roll()
+        start = self._log.next_offset
+        before = self._log.size_bytes
+        append_live()
+        self._live_bytes = self._log.size_bytes - before
+        return start
+
+    def _write(self, batch: bytearray, now_ms: int) -> int:
+        self._log.append(batch, [parse_header(batch)], now_ms=now_ms)
+        self._log.flush_pending()
+        return self._log.next_offset
+
+    async def _sync(self) -> None:
+        """Sync in a thread; who comes meanwhile shares the next one."""
+        target = self._log.next_offset
+        async with self._syncing:
+            if self._log.durable_offset < target:
+                await anyio.to_thread.run_sync(self._log.fsync)
