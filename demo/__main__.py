@@ -1,4 +1,4 @@
-"""`python -m demo`: see README.md. Exit code 0 only if nothing is missing and nothing is doubled."""
+"""`python -m demo`: see README.md. Exit code 0 only if both engines delivered each record once."""
 
 from __future__ import annotations
 
@@ -13,46 +13,86 @@ from typing import TYPE_CHECKING
 import anyio
 from rich.console import Console
 
+from demo.commands import how_to_get_java, how_to_go_on
 from demo.display import Display
 from demo.flights import load_flights
 from demo.processes import ChildFailed, Children
-from demo.report import how_to_go_on, show_carriers
-from demo.scenario import Scenario
-from framework.cli.check import check, show
+from demo.report import show_carriers, show_deliveries, show_engines
+from demo.results import checked, differing_rows
+from demo.services import Services
+from demo.spark import SPARK, SparkHalf
+from demo.workers import WORKERS, WorkerHalf
+from framework.errors import KmrError
+from framework.spark.jvm import JvmNotFound, find_jvm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import pyarrow as pa
+    from anyio.abc import TaskStatus
+
+    from demo.outcome import Outcome
+
 DIRECTORY = Path(".kmr/demo")
 
 
-async def demo(console: Console) -> int:
+async def demo(console: Console, children: Children) -> int:
     """Run the demo; returns the exit code."""
-    console.print("[bold]kafka-map-reduce[/bold]: broker -> map -> reduce -> ClickHouse\n")
+    console.print(
+        "[bold]kafka-map-reduce[/bold]: one strategy on workers, then on Spark: "
+        "topic -> ClickHouse\n"
+    )
+    problem = await anyio.to_thread.run_sync(_why_no_spark)
+    if problem is not None:
+        _tell(console, f"Only the workers' half runs. {problem}\n")
     flights = load_flights()
     shutil.rmtree(DIRECTORY, ignore_errors=True)
-    async with Children(DIRECTORY / "logs") as children:
-        with Display(console, flights.num_rows) as display:
-            scenario = Scenario(DIRECTORY, flights, display, children)
-            outcome = await scenario.run()
-        result = await anyio.to_thread.run_sync(
-            lambda: check(url=scenario.clickhouse_url, table="flights")
-        )
+    async with children:
+        services = Services(DIRECTORY, children)
+        with Display(console, flights.num_rows, spark=problem is None) as display:
+            await services.start(WORKERS.database, SPARK.database)
+            display.event(f"broker on {services.broker}, ClickHouse on {services.clickhouse_url}")
+            outcomes = [await WorkerHalf(services, flights, display, children).run()]
+            if problem is None:
+                spark = SparkHalf(DIRECTORY, services, flights.num_rows, display, children)
+                try:
+                    outcomes.append(await spark.run())
+                except ChildFailed as error:
+                    problem = f"Spark's half failed: {error}"
         console.print()
-        show(result, console)
-        show_carriers(console, scenario.clickhouse_url)
-    rate = outcome.records / outcome.seconds
-    console.print(
-        f"\n{outcome.records:,} records in {outcome.seconds:.1f} s ({rate:,.0f} records/s; the producer is "
-        "slowed down so that you can watch, see `make bench`)\n",
-        highlight=False,
-        soft_wrap=True,
-    )
-    if not result.clean:
-        console.print("[bold red]The checks found missing or doubled records.[/bold red]")
-        return 1
-    how_to_go_on(console, DIRECTORY)
-    return 0
+        passed = await anyio.to_thread.run_sync(_report, console, services, outcomes, flights)
+    how_to_go_on(console, DIRECTORY, flights.num_rows, spark=len(outcomes) > 1)
+    if not passed:
+        _tell(console, "\nThe checks found missing, doubled or differing records.")
+    if problem is not None:
+        _tell(console, f"\nOnly the workers' half is there. {problem}")
+    return 0 if passed and problem is None else 1
+
+
+def _why_no_spark() -> str | None:
+    """None if Spark can run here."""
+    try:
+        find_jvm()
+    except JvmNotFound as error:
+        return f"{error}. Here: {how_to_get_java()}"
+    return None
+
+
+def _report(
+    console: Console, services: Services, outcomes: list[Outcome], flights: pa.Table
+) -> bool:
+    """Check what each engine left, and show it; returns whether all is as it should be."""
+    halves = [checked(outcome, flights.num_rows) for outcome in outcomes]
+    differing = differing_rows(services.clickhouse_url) if len(halves) > 1 else None
+    show_deliveries(console, halves)
+    show_carriers(console, halves)
+    show_engines(console, halves, differing)
+    same = all(half.carriers == halves[0].carriers for half in halves)
+    return all(half.deliveries.clean for half in halves) and same and not differing
+
+
+def _tell(console: Console, message: str) -> None:
+    console.print(message, style="bold red", markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -68,20 +108,30 @@ def only_demo_here() -> Iterator[None]:
 
 
 async def demo_until_signal(console: Console) -> int:
-    """The demo; Ctrl-C and SIGTERM stop it and everything that it started."""
+    """The demo; Ctrl-C and SIGTERM stop it and everything that it started, a second one at once."""
     codes: list[int] = []
+    children = Children(DIRECTORY / "logs")
+    work = anyio.CancelScope()
 
-    async def stop_on_signal(scope: anyio.CancelScope) -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    async def obey(*, task_status: TaskStatus[None]) -> None:
+        wanted = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as it is under nohup
+            wanted.append(signal.SIGHUP)
+        with anyio.open_signal_receiver(*wanted) as signals:
+            task_status.started()
             async for number in signals:
-                console.print("\nstopping everything that the demo started ...")
+                if codes:
+                    children.kill()
+                    continue
                 codes.append(128 + number)
-                scope.cancel()
-                return
+                work.cancel()
+                console.print("\nstopping everything that the demo started ...")
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(stop_on_signal, tasks.cancel_scope)
-        codes.append(await demo(console))
+        await tasks.start(obey)
+        with work:
+            code = await demo(console, children)
+            codes = codes or [code]
         tasks.cancel_scope.cancel()
     return codes[0]
 
@@ -92,7 +142,7 @@ def main() -> int:
     try:
         with only_demo_here():
             return anyio.run(demo_until_signal, console)
-    except* (ChildFailed, FileNotFoundError, TimeoutError) as group:
+    except* (ChildFailed, FileNotFoundError, KmrError) as group:
         error: BaseException = group
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]

@@ -1,24 +1,42 @@
-"""The demo's child processes: started, watched, and never left behind."""
+"""The demo's child processes: started, watched, and never left behind, nor what they have started."""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import sys
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
     from anyio.abc import Process
 
-__all__ = ["Child", "ChildFailed", "Children", "free_port"]
+__all__ = [
+    "STALL",
+    "Child",
+    "ChildFailed",
+    "Children",
+    "free_port",
+    "give_up_after",
+    "session_members",
+]
 
-STOP_TIMEOUT = 30.0
+STALL: Final = 300.0
+"""Seconds without any progress after which the demo gives up."""
+
+STOP_TIMEOUT: Final = 30.0
+LEFT_TIMEOUT: Final = 5.0
+_POLL: Final = 0.05
+_PORTS: Final = range(20_000, 30_000)
+_PROCESSES: Final = Path("/proc")
 
 
 class ChildFailed(Exception):
@@ -26,12 +44,19 @@ class ChildFailed(Exception):
 
 
 class Child:
-    """One process, with its output in a log file."""
+    """One process, the leader of a session of its own, with its output in a log file.
 
-    def __init__(self, name: str, process: Process, log: Path) -> None:
+    What it starts (Spark's JVM, the JVM's Python processes) is in the same session, and ends with it.
+
+    Args:
+        patience: seconds that it has between SIGTERM and SIGKILL.
+    """
+
+    def __init__(self, name: str, process: Process, log: Path, patience: float) -> None:
         self.name = name
         self.log = log
         self._process = process
+        self._patience = patience
 
     @property
     def running(self) -> bool:
@@ -48,17 +73,39 @@ class Child:
         """The end of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
+    async def wait(self) -> None:
+        """Return when it has ended, whatever its exit code."""
+        await self._process.wait()
+
     async def stop(self) -> int:
-        """Send SIGTERM and wait for the clean end; SIGKILL after 30 s. Returns the exit code."""
+        """Send SIGTERM and wait for the clean end; SIGKILL after `patience`. Returns the exit code."""
         if self.running:
             self._process.send_signal(signal.SIGTERM)
         with anyio.CancelScope(shield=True):
-            with anyio.move_on_after(STOP_TIMEOUT):
+            with anyio.move_on_after(self._patience):
                 await self._process.wait()
             if self.running:
                 self._process.kill()
             await self._process.wait()
+            await self._end_session()
         return self._process.returncode or 0
+
+    def kill(self) -> None:
+        """End it and what it started at once; `stop` still has to be called."""
+        if self.running:
+            self._process.kill()
+        _kill_session(self._process.pid)
+
+    async def _end_session(self) -> None:
+        """What it started sees that it is gone, and ends; whatever does not is killed."""
+        await self._until_alone()
+        _kill_session(self._process.pid)
+        await self._until_alone()
+
+    async def _until_alone(self) -> None:
+        with anyio.move_on_after(LEFT_TIMEOUT):
+            while session_members(self._process.pid):  # noqa: ASYNC110  nobody tells
+                await anyio.sleep(_POLL)
 
 
 class Children:
@@ -81,11 +128,14 @@ class Children:
         for child in reversed(self._all):
             await child.stop()
 
-    async def start(self, name: str, *arguments: str, **environment: str) -> Child:
-        """Run `kmr ARGUMENTS`, in a process group of its own so that Ctrl-C reaches only the demo."""
+    async def start(
+        self, name: str, *arguments: str, patience: float = STOP_TIMEOUT, **environment: str
+    ) -> Child:
+        """Run `kmr ARGUMENTS`, in a session of its own so that Ctrl-C reaches only the demo."""
         log = self._logs / f"{name}.log"
         kmr = str(Path(sys.executable).with_name("kmr"))
-        with log.open("wb") as output:
+        # Shielded: a process that is started is known, and so is stopped.
+        with log.open("wb") as output, anyio.CancelScope(shield=True):
             process = await anyio.open_process(
                 [kmr, *arguments],
                 stdin=None,
@@ -94,8 +144,8 @@ class Children:
                 env=os.environ | environment,
                 start_new_session=True,
             )
-        child = Child(name, process, log)
-        self._all.append(child)
+            child = Child(name, process, log, patience)
+            self._all.append(child)
         return child
 
     def check(self) -> None:
@@ -103,22 +153,65 @@ class Children:
         for child in self._all:
             child.check()
 
-    async def wait_for_port(self, child: Child, port: int, *, timeout: float = 60.0) -> None:
+    def kill(self) -> None:
+        """End all of them at once, for somebody who does not want to wait."""
+        for child in self._all:
+            child.kill()
+
+    async def wait_for_port(self, child: Child, port: int) -> None:
         """Return when the child accepts connections on a port of loopback."""
-        with anyio.fail_after(timeout):
+        with give_up_after(STALL, f"{child.name} does not listen"):
             while True:
                 child.check()
                 try:
                     stream = await anyio.connect_tcp("127.0.0.1", port)
                 except OSError:
-                    await anyio.sleep(0.05)
+                    await anyio.sleep(_POLL)
                 else:
                     await stream.aclose()
                     return
 
 
+@contextmanager
+def give_up_after(seconds: float, what: str) -> Iterator[None]:
+    """Raise ChildFailed, with what it is that does not happen, if its block takes longer."""
+    with anyio.move_on_after(seconds) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise ChildFailed(f"{what}, {seconds:.0f} s long")
+
+
+def session_members(session: int) -> list[int]:
+    """Ids of the processes of a session that have not ended; none where there is no /proc."""
+    found = []
+    for stat in _PROCESSES.glob("[0-9]*/stat"):
+        try:
+            # After the command's name, which may have blanks and brackets: state, parent, group, session.
+            state, _, _, member_of = stat.read_text().rpartition(")")[2].split()[:4]
+        except (OSError, ValueError):
+            continue  # it has ended
+        if int(member_of) == session and state not in "ZX":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def _kill_session(session: int) -> None:
+    if not _PROCESSES.is_dir():
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(session, signal.SIGKILL)  # a session begins as one group
+    for member in session_members(session):
+        with suppress(ProcessLookupError):
+            os.kill(member, signal.SIGKILL)
+
+
 def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of loopback that nobody listens on now.
+
+    Not one that the system gives to connections: asking such a port whether its server is there yet may
+    connect it to itself, and Spark, which opens several, may take it before the server does.
+    """
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise ChildFailed(f"no port between {_PORTS[0]} and {_PORTS[-1]} of 127.0.0.1 is free")

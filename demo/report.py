@@ -1,53 +1,124 @@
-"""What the demo ends with: the SQL checks, a result of the data, and how to go on."""
+"""What the demo ends with: both engines side by side, partition by partition and carrier by carrier."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import clickhouse_connect
 from rich.table import Table
 
 from demo.flights import carrier_names
+from demo.outcome import STRATEGY
+from demo.workers import RECORDS_PER_SECOND
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
-__all__ = ["how_to_go_on", "show_carriers"]
+    from demo.results import Checked
+    from framework.cli.check import PartitionResult
 
-HERE = Path(__file__).parent
+__all__ = ["show_carriers", "show_deliveries", "show_engines"]
+
+_NONE = "-"
 
 
-def show_carriers(console: Console, url: str) -> None:
-    """Delays per carrier, from the table that the pipeline filled."""
-    client = clickhouse_connect.get_client(dsn=url)
-    try:
-        rows = client.query((HERE / "results.sql").read_text()).result_rows
-    finally:
-        client.close()
+def show_deliveries(console: Console, halves: Sequence[Checked]) -> None:
+    """What the checks found in each partition."""
+    table = _table("Rows; offsets missing and doubled")
+    headings = ["partition", "offsets"]
+    for half in halves:
+        headings += [half.outcome.engine.name, "missing", "doubled"]
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    found = [{p.partition: p for p in half.deliveries.partitions} for half in halves]
+    for number in sorted(set().union(*found)):
+        parts = [partitions.get(number) for partitions in found]
+        known = [part for part in parts if part is not None]
+        offsets = f"{min(p.first for p in known)}..{max(p.last for p in known)}"
+        cells = [cell for part in parts for cell in _partition_cells(part)]
+        table.add_row(str(number), offsets, *cells)
+    console.print(table, highlight=False)
+
+
+def _partition_cells(part: PartitionResult | None) -> tuple[str, str, str]:
+    if part is None:
+        return "[bold red]0[/bold red]", _NONE, _NONE
+    return f"{part.deliveries:,}", _none_wanted(part.missing), _none_wanted(part.doubled)
+
+
+def show_carriers(console: Console, halves: Sequence[Checked]) -> None:
+    """Delays per carrier, from the tables that the strategy filled."""
     names = carrier_names()
-    table = Table(title="Delays per carrier, in minutes", title_justify="left", header_style="dim")
-    for heading in ("carrier", "flights", "cancelled", "mean", "worst tenth above"):
+    table = _table("Delays per carrier, in minutes (worst tenth: above)")
+    headings = ["carrier", "flights", "cancelled", "mean", "worst tenth"]
+    for heading in headings:
         table.add_column(heading, justify="left" if heading == "carrier" else "right")
-    for carrier, flights, cancelled, mean, worst in rows:
-        table.add_row(
-            names[carrier], f"{flights:,}", f"{cancelled:,}", f"{mean:.1f}", f"{worst:.0f}"
-        )
-    console.print(table)
+    first, *others = halves
+    for other in others:
+        table.add_column(other.outcome.engine.name, justify="right")
+    elsewhere = [{row[0]: row[1:] for row in other.carriers} for other in others]
+    for carrier, *values in first.carriers:
+        same = [
+            "equal"
+            if rows.get(carrier) == tuple(values)
+            else f"[bold red]{_delays(rows.get(carrier))}"
+            for rows in elsewhere
+        ]
+        flights, cancelled, mean, worst = values
+        delays = (f"{flights:,}", f"{cancelled:,}", f"{mean:.1f}", f"{worst:.0f}")
+        table.add_row(names.get(carrier, carrier), *delays, *same)
+    console.print(table, highlight=False)
 
 
-def how_to_go_on(console: Console, directory: Path) -> None:
-    """Commands to explore what the demo leaves in its directory."""
+def _delays(values: tuple[object, ...] | None) -> str:
+    return "missing" if values is None else " ".join(map(str, values))
+
+
+def show_engines(console: Console, halves: Sequence[Checked], differing: int | None) -> None:
+    """The engines side by side; `differing` is how many rows their tables do not have in common."""
+    table = _table(STRATEGY)
+    table.add_column("")
+    for half in halves:
+        table.add_column(half.outcome.engine.name, justify="right")
+    rows = {
+        "consumer group": [half.outcome.engine.group for half in halves],
+        "rows": [f"{half.deliveries.deliveries:,}" for half in halves],
+        "missing": [_none_wanted(half.deliveries.missing) for half in halves],
+        "doubled": [_none_wanted(half.deliveries.doubled) for half in halves],
+        "seconds to start": [f"{half.outcome.start:.1f}" for half in halves],
+        "seconds for all records": [f"{half.outcome.seconds:.1f}" for half in halves],
+        "records/s": [f"{half.rate:,.0f}" for half in halves],
+    }
+    if differing is not None:
+        first, *others = halves
+        equal = [
+            "equal" if other.carriers == first.carriers else "[bold red]differ" for other in others
+        ]
+        rows["delays per carrier"] = ["", *equal]
+        rows["rows that differ"] = ["", _none_wanted(differing)]
+    for name, cells in rows.items():
+        table.add_row(name, *cells)
+    console.print(table, highlight=False)
+    pace = f"The workers' records came at up to {RECORDS_PER_SECOND:,} a second, to watch the group change"
+    others_found = "; Spark found them all in the topic" if len(halves) > 1 else ""
     console.print(
-        f"""How to go on (everything is in {directory}; `make demo` begins anew):
-  the table        .venv/bin/kmr clickhouse serve --data {directory}/clickhouse
-                   .venv/bin/kmr check --url http://127.0.0.1:8123 --table flights
-                   .venv/bin/kmr clickhouse query "SELECT * FROM flights LIMIT 5"
-  the topic        .venv/bin/kmr broker serve --data {directory}/broker
-                   .venv/bin/kmr broker consume flights --from-beginning | head
-  your own         demo/pipeline.py is the strategy; .venv/bin/kmr run --help
-""",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
+        f"{pace}{others_found}. `make bench` measures speed.\n", style="dim", highlight=False
     )
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        padding=(0, 2, 0, 0),
+        header_style="dim",
+        # A blank line after it, in place of a frame.
+        caption=" ",
+    )
+
+
+def _none_wanted(number: int) -> str:
+    return "0" if number == 0 else f"[bold red]{number:,}[/bold red]"

@@ -7,4 +7,4 @@ SELECT
     quantileExact(0.9)(dep_delay)   AS delay_of_the_worst_tenth
 FROM flights
 GROUP BY carrier
-ORDER BY flights DESC
+ORDER BY flights DESC, carrier

@@ -1,0 +1,99 @@
+"""What both engines share: a broker with the topic, and ClickHouse with a database for each engine."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import clickhouse_connect
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from demo.processes import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from demo.processes import Children
+
+__all__ = ["PARTITIONS", "TABLE", "TOPIC", "Services", "row_counter"]
+
+TOPIC: Final = "flights"
+TABLE: Final = "flights"
+PARTITIONS: Final = 8
+
+_TABLES: Final = Path(__file__).with_name("tables.sql")
+
+
+class Services:
+    """A broker and a ClickHouse, as child processes.
+
+    Args:
+        directory: what they keep is below it.
+
+    Attributes:
+        broker: its bootstrap server.
+        clickhouse_url: of ClickHouse, without a database.
+    """
+
+    def __init__(self, directory: Path, children: Children) -> None:
+        self._directory = directory
+        self._children = children
+        self._broker_port = free_port()
+        self._clickhouse_port = free_port()
+        self.broker = f"127.0.0.1:{self._broker_port}"
+        self.clickhouse_url = f"http://127.0.0.1:{self._clickhouse_port}"
+
+    def database_url(self, database: str) -> str:
+        """Where a strategy whose tables have no database writes to, when this is its ClickHouse."""
+        return f"{self.clickhouse_url}/{database}"
+
+    async def start(self, *databases: str) -> None:
+        """Start both, make the topic, and the tables in each of the databases.
+
+        Raises:
+            ChildFailed: one of them ended, or does not listen.
+        """
+        ports = {"broker": self._broker_port, "clickhouse": self._clickhouse_port}
+        started = [
+            await self._children.start(
+                name,
+                *(name, "serve", "--data", str(self._directory / name), "--port", str(port)),
+            )
+            for name, port in ports.items()
+        ]
+        for child, port in zip(started, ports.values(), strict=True):
+            await self._children.wait_for_port(child, port)
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.broker)
+        await admin.start()
+        try:
+            await admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])
+        finally:
+            await admin.close()
+        for database in databases:
+            await anyio.to_thread.run_sync(self._create_tables, database)
+
+    def _create_tables(self, database: str) -> None:
+        with clickhouse_connect.get_client(dsn=self.clickhouse_url) as client:
+            client.command(f"CREATE DATABASE IF NOT EXISTS {database}")
+        with clickhouse_connect.get_client(dsn=self.database_url(database)) as client:
+            for statement in _TABLES.read_text().split(";"):
+                if statement.strip():
+                    client.command(statement)
+
+
+@asynccontextmanager
+async def row_counter(url: str) -> AsyncIterator[Callable[[], Awaitable[int]]]:
+    """Counts the rows of the table, as often as it is called; over one connection."""
+    client = await clickhouse_connect.get_async_client(dsn=url)
+
+    async def count() -> int:
+        result = await client.query(f"SELECT count() FROM {TABLE}")  # noqa: S608  a constant
+        return int(result.result_rows[0][0])
+
+    try:
+        yield count
+    finally:
+        with anyio.CancelScope(shield=True):
+            await client.close()
