@@ -102,6 +102,11 @@ class BrokerProcess:
         (kib,) = [line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:")]
         return int(kib) * 1024
 
+    @property
+    def open_files(self) -> int:
+        """Files and sockets that it has open."""
+        return len(list(Path(f"/proc/{self._process.pid}/fd").iterdir()))
+
     def kill(self) -> None:
         """SIGKILL: nothing more is written, nothing is closed."""
         self._process.kill()

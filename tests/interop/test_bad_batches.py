@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 
-from .clients.raw import LATEST, Raw
+from .clients.raw import LATEST, PRODUCE, Raw, body_of, framed, produce_request, response_in
+from .clients.requests import damaged
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .conftest import Serve
+    from .conftest import BrokerProcess, Serve
 
 FIELDS = {
     "base offset": (0, ">q"),
@@ -33,6 +34,7 @@ FIELDS = {
     "record count": (57, ">i"),
 }
 """Where each field of a batch begins, and its type."""
+ANSWER_SECONDS = 0.05
 HEADER_BYTES, CRC_AT, CRC_FROM = 61, 17, 21
 REFUSALS = {
     ErrorCode.corrupt_message,
@@ -152,3 +154,43 @@ def test_whatever_is_acknowledged_is_there_and_nothing_else_also_after_a_kill(
             topic.produce(client, sound(b"sound"))
             topic.check(client)
     assert again.errors == []
+
+
+def test_a_damaged_request_stores_what_was_sent_or_nothing_also_after_a_kill(
+    serve: Serve, tmp_path: Path
+) -> None:
+    broker = serve(tmp_path / "data")
+    sent: list[bytes] = []
+    acknowledged: list[bytes] = []
+    with Raw(broker.port) as client:
+        client.create("t")
+
+    @settings(max_examples=300, deadline=None, derandomize=True)
+    @given(st.sampled_from(PRODUCE), st.data())
+    def produce(schema: Any, data: st.DataObject) -> None:
+        sent.append(stamped(sound(b"%06d" % len(sent)), 0))  # equally long, all different
+        request = produce_request("t", sent[-1], schema)
+        body = data.draw(damaged(body_of(request)))
+        with Raw(broker.port) as client:
+            client.send(framed(request, body=body))
+            frame = client.frame_soon(ANSWER_SECONDS)
+        topics = response_in(frame, request).responses if frame else ()
+        results = [
+            partition.error_code for topic in topics for partition in topic.partition_responses
+        ]
+        if ErrorCode.none in results:
+            acknowledged.append(sent[-1])
+
+    def check(broker: BrokerProcess) -> None:
+        with Raw(broker.port) as client:
+            end = client.list_offset("t", LATEST).offset
+            stored = [stamped(batch, 0) for batch in split(client.consume("t", end))]
+        assert len(set(stored)) == len(stored), "each at most once"
+        assert set(acknowledged) <= set(stored) <= set(sent)
+        assert broker.errors == []
+
+    produce()
+    assert acknowledged, "some damage is harmless"
+    check(broker)
+    broker.kill()
+    check(serve(tmp_path / "data"))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import socket
 from datetime import timedelta
 from io import BytesIO
-from struct import pack, unpack, unpack_from
+from struct import pack, unpack_from
 from typing import TYPE_CHECKING, Any
 
 import kio.schema.create_topics.v4.request
 import kio.schema.fetch.v11.request
 import kio.schema.list_offsets.v7.request
 import kio.schema.produce.v8.request
+import kio.schema.produce.v11.request
 from kio.index import load_response_schema
 from kio.schema.api_versions.v0 import ApiVersionsRequest
 from kio.schema.errors import ErrorCode
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 create: Any = kio.schema.create_topics.v4.request
 fetch: Any = kio.schema.fetch.v11.request
 offsets: Any = kio.schema.list_offsets.v7.request
-produce: Any = kio.schema.produce.v8.request
+PRODUCE: tuple[Any, ...] = (kio.schema.produce.v8.request, kio.schema.produce.v11.request)
+"""Of the two encodings."""
 
 TIMEOUT = 20.0
 LATEST = -1
@@ -36,6 +38,7 @@ class Raw:
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), TIMEOUT)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._received = bytearray()
 
     def __enter__(self) -> Self:
         return self
@@ -52,9 +55,17 @@ class Raw:
         self._socket.shutdown(socket.SHUT_WR)
 
     def frame(self) -> bytes | None:
-        """The next response without its length, or None if the broker closes; raises TimeoutError."""
-        size = self._read(4)
-        return None if size is None else self._read(unpack(">i", size)[0])
+        """The next response without its length, or None if the broker closes the connection.
+
+        Raises TimeoutError; what has come of the response by then is not lost.
+        """
+        if not self._receive(4):
+            return None
+        end = 4 + unpack_from(">i", self._received)[0]
+        assert self._receive(end), "the connection was closed within a response"
+        frame = bytes(self._received[4:end])
+        del self._received[:end]
+        return frame
 
     def ask(self, request: Any) -> Any:
         """Send one request and wait for its response."""
@@ -62,10 +73,6 @@ class Raw:
         frame = self.frame()
         assert frame is not None, "the broker closed the connection"
         return response_in(frame, request)
-
-    def is_closed(self) -> bool:
-        """Wait until the broker closes the connection; false if it sends something before."""
-        return self._read(1) is None
 
     def lives(self) -> None:
         """Fails unless the broker answers."""
@@ -84,12 +91,7 @@ class Raw:
 
     def produce(self, topic: str, records: bytes) -> Any:
         """Offer records to partition 0; its part of the response."""
-        partition = produce.PartitionProduceData(index=0, records=records)
-        data = produce.TopicProduceData(name=topic, partition_data=(partition,))
-        request = produce.ProduceRequest(
-            transactional_id=None, acks=-1, timeout=timedelta(seconds=30), topic_data=(data,)
-        )
-        return self.ask(request).responses[0].partition_responses[0]
+        return self.ask(produce_request(topic, records)).responses[0].partition_responses[0]
 
     def consume(self, topic: str, end: int) -> bytes:
         """The batches of partition 0 up to offset `end`, exclusive."""
@@ -113,22 +115,39 @@ class Raw:
         request = offsets.ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=(wanted,))
         return self.ask(request).topics[0].partitions[0]
 
-    def wait_at_most(self, seconds: float) -> None:
-        """For the broker, from now on, instead of TIMEOUT."""
-        self._socket.settimeout(seconds)
+    def frame_soon(self, seconds: float) -> bytes | None:
+        """The next response, or None if none comes before the connection is closed.
 
-    def _read(self, size: int) -> bytes | None:
-        data = b""
+        After `seconds` the broker is told that nothing more will be sent: then it must close.
+        """
+        self._socket.settimeout(seconds)
         try:
-            while len(data) < size:
-                piece = self._socket.recv(size - len(data))
-                if not piece:
-                    assert not data, "the connection was closed within a response"
-                    return None
-                data += piece
-        except ConnectionError:
-            return None
-        return data
+            return self.frame()
+        except TimeoutError:
+            self.end()
+            self._socket.settimeout(TIMEOUT)
+            return self.frame()
+
+    def _receive(self, size: int) -> bool:
+        """Wait until so many bytes are there; false if the broker closes the connection before."""
+        while len(self._received) < size:
+            try:
+                piece = self._socket.recv(2**20)
+            except ConnectionError:
+                piece = b""
+            if not piece:
+                return False
+            self._received += piece
+        return True
+
+
+def produce_request(topic: str, records: bytes, schema: Any = PRODUCE[0]) -> Any:
+    """Offer records to partition 0, to be acknowledged."""
+    partition = schema.PartitionProduceData(index=0, records=records)
+    data = schema.TopicProduceData(name=topic, partition_data=(partition,))
+    return schema.ProduceRequest(
+        transactional_id=None, acks=-1, timeout=timedelta(seconds=30), topic_data=(data,)
+    )
 
 
 def fetch_request(topic: str, offset: int, max_bytes: int = 2**20) -> Any:
