@@ -1,4 +1,4 @@
-"""Decompression of record batches into bounded memory, whatever a client sent."""
+"""Compression of record batches; decompression into bounded memory, whatever a client sent."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import struct
 from typing import Final
 
 import cramjam
+from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 
-__all__ = ["MAX_UNCOMPRESSED_BYTES", "decompress"]
+__all__ = ["MAX_UNCOMPRESSED_BYTES", "compress", "decompress"]
 
 MAX_UNCOMPRESSED_BYTES: Final = 256 * 1024 * 1024
 """A batch that would grow beyond this is refused: a kilobyte of zstd can hold gigabytes."""
@@ -16,6 +17,11 @@ MAX_UNCOMPRESSED_BYTES: Final = 256 * 1024 * 1024
 _JAVA_SNAPPY: Final = b"\x82SNAPPY\x00"
 _JAVA_SNAPPY_HEADER_BYTES: Final = 16
 _BLOCK_LENGTH: Final = struct.Struct(">I")
+
+
+def compress(codec: int, body: memoryview | bytes) -> bytes:
+    """`body` in the form that clients write, by the codec's number in a batch's attributes (0 to 4)."""
+    return bytes(_ENCODERS[codec](bytes(body)))
 
 
 def decompress(codec: int, body: memoryview) -> memoryview:
@@ -53,4 +59,12 @@ _INTO: Final = {
     2: _snappy_into,
     3: cramjam.lz4.decompress_into,
     4: cramjam.zstd.decompress_into,
+}
+
+_ENCODERS: Final = {
+    0: bytes,
+    1: gzip_encode,
+    2: snappy_encode,
+    3: lz4_encode,
+    4: zstd_encode,
 }

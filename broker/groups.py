@@ -212,6 +212,23 @@ class GroupCoordinator:
         await self._store.until_durable(end)
         return None
 
+    async def delete_offsets(
+        self, group_id: str, partitions: Collection[Partition]
+    ) -> set[Partition] | GroupError:
+        """Forget what a group committed; returns the partitions whose topics its members read now."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return _check_name(group_id) or GroupError.GROUP_ID_NOT_FOUND
+        topics = group.subscribed_topics()
+        if isinstance(topics, GroupError):
+            return topics
+        refused = {each for each in partitions if each[0] in topics}
+        end = self._store.remove_offsets(
+            group_id, [each for each in partitions if each not in refused]
+        )
+        await self._store.until_durable(end)
+        return refused
+
     # -- inside --------------------------------------------------------------------------------
 
     def _find(self, group_id: str) -> Group | GroupError:

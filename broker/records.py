@@ -33,11 +33,13 @@ __all__ = [
     "Codec",
     "CorruptBatch",
     "InvalidBatch",
+    "InvalidTimestamp",
     "NewRecord",
     "StoredRecord",
     "UnsupportedFormat",
     "build_batch",
     "check_batch",
+    "encode_batch",
     "parse_header",
     "read_records",
     "split_batches",
@@ -89,6 +91,10 @@ class UnsupportedFormat(BatchError):
 
 class InvalidBatch(BatchError):
     """The batch is intact, but a client must not produce such a one (INVALID_RECORD)."""
+
+
+class InvalidTimestamp(BatchError):
+    """A timestamp is further from the broker's clock than the topic allows (INVALID_TIMESTAMP)."""
 
 
 class BatchTooLarge(BatchError):
@@ -303,6 +309,18 @@ def build_batch(
         (attributes,) = _ATTRIBUTES.unpack_from(batch, _ATTRIBUTES_AT)
         _ATTRIBUTES.pack_into(batch, _ATTRIBUTES_AT, attributes | _CONTROL)
         _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[CRC_START:]))
+    return batch
+
+
+def encode_batch(header: BatchHeader, body: bytes | memoryview) -> bytearray:
+    """The batch of `header` with other records: `body`, compressed as its attributes say.
+
+    The length and the CRC are made anew; everything else, the number of records too, is the header's.
+    """
+    length = HEADER_BYTES - _PREFIX_BYTES + len(body)
+    fields = msgspec.structs.astuple(msgspec.structs.replace(header, length=length))[1:]
+    batch = bytearray(_HEADER.pack(*fields)) + body
+    _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[CRC_START:]))
     return batch
 
 

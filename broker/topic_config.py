@@ -1,131 +1,28 @@
-"""Settings of topics, by Kafka's names: what may be set, what it means for the log.
-
-Source: https://kafka.apache.org/documentation/#topicconfigs.
-"""
+"""Settings of topics: what their values mean for the log, how they are changed and shown."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from enum import IntEnum
-from typing import TYPE_CHECKING
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
+from broker.config_entry import ConfigEntry, ConfigSource, ConfigType, Synonym
 from broker.errors import RequestError
 from broker.log.config import LogConfig
+from broker.topic_settings import TOPIC_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from broker.settings import BrokerSettings
+    from broker.topic_settings import TopicSetting
 
-__all__ = [
-    "TOPIC_SETTINGS",
-    "ConfigSource",
-    "ConfigType",
-    "TopicSetting",
-    "default_log_config",
-    "log_config",
-    "setting_source",
-    "setting_value",
-]
+__all__ = ["Defaults", "default_log_config", "describe_topic_config", "log_config"]
 
-
-class ConfigType(IntEnum):
-    """Types in DescribeConfigs."""
-
-    BOOLEAN = 1
-    STRING = 2
-    INT = 3
-    LONG = 5
-    LIST = 7
-
-
-class ConfigSource(IntEnum):
-    """Who set a value, in DescribeConfigs and CreateTopics."""
-
-    TOPIC = 1
-    BROKER = 4
-    DEFAULT = 5
-
-
-@dataclass(frozen=True, slots=True)
-class TopicSetting:
-    """A setting that a topic may have.
-
-    `field` is its name in `LogConfig`; a setting without one has a single allowed value, `fixed`,
-    because on one node there is nothing to choose.
-    """
-
-    name: str
-    type: ConfigType
-    documentation: str
-    field: str = ""
-    fixed: str = ""
-
-
-TOPIC_SETTINGS: Mapping[str, TopicSetting] = {
-    setting.name: setting
-    for setting in (
-        TopicSetting(
-            "cleanup.policy",
-            ConfigType.STRING,
-            "What happens to old segments.",
-            field="cleanup_policy",
-        ),
-        TopicSetting(
-            "compression.type",
-            ConfigType.STRING,
-            "Batches are stored as the producer compressed them.",
-            fixed="producer",
-        ),
-        TopicSetting(
-            "index.interval.bytes",
-            ConfigType.INT,
-            "Bytes of log between two index entries.",
-            field="index_interval_bytes",
-        ),
-        TopicSetting(
-            "max.message.bytes",
-            ConfigType.INT,
-            "Bytes of the largest record batch.",
-            field="max_message_bytes",
-        ),
-        TopicSetting(
-            "message.timestamp.type",
-            ConfigType.STRING,
-            "Whose clock timestamps are from: CreateTime or LogAppendTime.",
-            field="message_timestamp_type",
-        ),
-        TopicSetting(
-            "min.insync.replicas",
-            ConfigType.INT,
-            "There is one replica, and it is in sync.",
-            fixed="1",
-        ),
-        TopicSetting(
-            "retention.bytes",
-            ConfigType.LONG,
-            "Bytes of one partition beyond which its oldest segments are deleted; -1: no limit.",
-            field="retention_bytes",
-        ),
-        TopicSetting(
-            "retention.ms",
-            ConfigType.LONG,
-            "Age at which segments are deleted; -1: no limit.",
-            field="retention_ms",
-        ),
-        TopicSetting(
-            "segment.bytes",
-            ConfigType.INT,
-            "Bytes after which a segment is closed.",
-            field="segment_bytes",
-        ),
-        TopicSetting(
-            "segment.ms", ConfigType.LONG, "Age at which a segment is closed.", field="segment_ms"
-        ),
-    )
-}
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
+_LIMITS = {ConfigType.INT: 2**31, ConfigType.LONG: 2**63}
 
 
 def default_log_config(settings: BrokerSettings) -> LogConfig:
@@ -147,24 +44,35 @@ def default_log_config(settings: BrokerSettings) -> LogConfig:
     )
 
 
+class Defaults(NamedTuple):
+    """What holds for topics without settings of their own: of this broker, and of any."""
+
+    brokers: LogConfig
+    built_in: LogConfig
+
+    @classmethod
+    def of(cls, settings: BrokerSettings) -> Defaults:
+        """Those of a broker with these settings."""
+        built_in = type(settings)(data_dir=settings.data_dir)
+        return cls(default_log_config(settings), default_log_config(built_in))
+
+
 def log_config(defaults: LogConfig, settings: Iterable[tuple[str, str]]) -> LogConfig:
     """`defaults` with a topic's own settings.
 
     Raises RequestError (INVALID_CONFIG) that names the first setting that is unknown or out of range.
     """
-    values: dict[str, int | str] = {}
-    for name, value in settings:
+    values: dict[str, object] = {}
+    for name, text in settings:
         setting = TOPIC_SETTINGS.get(name)
         if setting is None:
             known = ", ".join(TOPIC_SETTINGS)
             raise _invalid(f"unknown topic setting {name!r}; there are: {known}")
-        if setting.fixed:
-            if value != setting.fixed:
-                raise _invalid(f"{name} = {value!r}: must be {setting.fixed}")
-            continue
-        values[setting.field] = (
-            value if setting.type == ConfigType.STRING else _integer(name, value)
-        )
+        value = _parsed(setting, text.strip())
+        if setting.fixed and text.strip() != setting.fixed:
+            raise _invalid(f"{name} = {text!r}: must be {setting.fixed}")
+        if setting.field:
+            values[setting.field] = value
     try:
         return replace(defaults, **values)  # type: ignore[arg-type]  # LogConfig checks the values
     except ValueError as error:
@@ -175,21 +83,63 @@ def log_config(defaults: LogConfig, settings: Iterable[tuple[str, str]]) -> LogC
         raise _invalid(message) from None
 
 
-def setting_value(setting: TopicSetting, config: LogConfig) -> str:
-    """The value that holds, as DescribeConfigs shows it."""
-    return setting.fixed or str(getattr(config, setting.field))
+def describe_topic_config(own: Mapping[str, str], defaults: Defaults) -> list[ConfigEntry]:
+    """Every setting of a topic whose own settings are `own`."""
+    return [
+        ConfigEntry(
+            setting.name,
+            setting.type,
+            setting.documentation,
+            tuple(_synonyms(setting, own, defaults)),
+            read_only=bool(setting.fixed),
+        )
+        for setting in TOPIC_SETTINGS.values()
+    ]
 
 
-def setting_source(setting: TopicSetting, settings: Mapping[str, str]) -> ConfigSource:
-    """Whether it is one of a topic's own `settings`."""
-    return ConfigSource.TOPIC if setting.name in settings else ConfigSource.DEFAULT
+def _synonyms(
+    setting: TopicSetting, own: Mapping[str, str], defaults: Defaults
+) -> Iterable[Synonym]:
+    if setting.name in own:
+        yield Synonym(setting.name, own[setting.name].strip(), ConfigSource.TOPIC)
+    name = setting.broker_name or setting.name
+    brokers, built_in = (_default(setting, each) for each in defaults)
+    if brokers != built_in:
+        yield Synonym(name, brokers, ConfigSource.BROKER)
+    yield Synonym(name, built_in, ConfigSource.DEFAULT)
 
 
-def _integer(name: str, value: str) -> int:
-    try:
-        return int(value)
-    except ValueError:
-        raise _invalid(f"{name} = {value!r}: must be a whole number") from None
+def _default(setting: TopicSetting, config: LogConfig) -> str:
+    if setting.field:
+        return str(getattr(config, setting.field))
+    return setting.fixed if setting.unused is None else setting.unused
+
+
+def _parsed(setting: TopicSetting, text: str) -> str | int | float | bool:
+    match setting.type:
+        case ConfigType.INT | ConfigType.LONG:
+            limit = _LIMITS[setting.type]
+            value = _number(setting, text)
+            if not -limit <= value < limit:
+                raise _invalid(f"{setting.name} = {text}: must be less than {limit}")
+            return value
+        case ConfigType.DOUBLE:
+            try:
+                return float(text)
+            except ValueError:
+                raise _invalid(f"{setting.name} = {text!r}: must be a number") from None
+        case ConfigType.BOOLEAN:
+            if text.lower() not in ("true", "false"):
+                raise _invalid(f"{setting.name} = {text!r}: must be true or false")
+            return text.lower() == "true"
+        case _:
+            return text
+
+
+def _number(setting: TopicSetting, text: str) -> int:
+    if not _WHOLE_NUMBER.fullmatch(text):
+        raise _invalid(f"{setting.name} = {text!r}: must be a whole number")
+    return int(text)
 
 
 def _invalid(message: str) -> RequestError:

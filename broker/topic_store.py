@@ -104,6 +104,31 @@ class TopicStore:
             directory.rename(unfinished)
             raise
 
+    def add_partitions(self, description: TopicDescription, first: int) -> list[PartitionLog]:
+        """Open the logs of new partitions, from `first` on, of a topic described as it will be.
+
+        They are there once the new description is: what a crash leaves before is empty, and is taken
+        when the same partitions are added again.
+        """
+        directory = self._root / description.name
+        config = log_config(self._defaults, description.settings.items())
+        logs: list[PartitionLog] = []
+        try:
+            for index in range(first, description.partitions):
+                log = PartitionLog.open(directory / str(index), config, clean=False)
+                logs.append(log)
+            self.rewrite(description)
+        except BaseException:
+            for log in logs:
+                log.delete()
+            raise
+        return logs
+
+    def rewrite(self, description: TopicDescription) -> None:
+        """Describe a topic anew, durably."""
+        path = self._root / description.name / _DESCRIPTION
+        write_durably(path, msgspec.json.encode(description))
+
     def remove(self, name: str, logs: Iterable[PartitionLog]) -> None:
         """Delete a topic and its logs, which are open."""
         directory = self._root / name

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
@@ -15,7 +14,8 @@ from kio.schema.errors import ErrorCode
 
 from broker.errors import RequestError
 from broker.partition import Partition
-from broker.topic_config import default_log_config, log_config
+from broker.topic_config import Defaults, log_config
+from broker.topic_names import INTERNAL_TOPICS, check_collision, check_topic_name
 from broker.topic_store import TopicDescription, TopicStore, close_logs
 
 if TYPE_CHECKING:
@@ -27,17 +27,11 @@ if TYPE_CHECKING:
     from broker.settings import BrokerSettings
     from broker.topic_store import StoredTopic
 
-__all__ = ["INTERNAL_TOPICS", "Topic", "Topics", "check_topic_name"]
+__all__ = ["INTERNAL_TOPICS", "Topic", "Topics"]
 
 logger = structlog.get_logger(__name__)
 
 T = TypeVar("T")
-
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
-"""Names that belong to the broker: clients can neither create nor delete them, nor produce to them."""
-
-_MAX_NAME = 249
-_NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,24 +49,6 @@ class Topic:
         return self.name in INTERNAL_TOPICS
 
 
-def check_topic_name(name: str) -> None:
-    """Raises RequestError (INVALID_TOPIC_EXCEPTION) unless clients may create a topic of this name."""
-    if not name:
-        problem = "is empty"
-    elif name in {".", ".."}:
-        problem = "must not be . or .."
-    elif len(name) > _MAX_NAME:
-        problem = f"has {len(name)} characters, more than {_MAX_NAME}"
-    elif not _NAME.fullmatch(name):
-        problem = "has characters other than letters, digits, . _ -"
-    elif name in INTERNAL_TOPICS:
-        problem = "belongs to the broker"
-    else:
-        return
-    shown = name if len(name) <= _MAX_NAME else f"{name[:32]}..."
-    raise RequestError(ErrorCode.invalid_topic_exception, f"the topic name {shown!r} {problem}")
-
-
 async def _nothing(name: str) -> None:
     del name
 
@@ -86,8 +62,9 @@ class Topics:
         self.after_deletion: Callable[[str], Awaitable[None]] = _nothing
         """Called with the name of a topic whose deletion is then complete."""
         self._settings = settings
-        self._defaults = default_log_config(settings)
-        self._store = TopicStore(directory, self._defaults)
+        self.defaults = Defaults.of(settings)
+        """What holds for topics without settings of their own."""
+        self._store = TopicStore(directory, self.defaults.brokers)
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[UUID, Topic] = {}
         self._changing = Lock()
@@ -143,18 +120,31 @@ class Topics:
         check_topic_name(name)
         if name in self._by_name:
             raise RequestError(ErrorCode.topic_already_exists, f"the topic {name!r} already exists")
+        check_collision(name, self._by_name)
         if partitions < 1:
             raise RequestError(
                 ErrorCode.invalid_partitions, f"{partitions} partitions: must be at least 1"
             )
-        existing = len(self.partitions)
-        if existing + partitions > self._settings.max_partitions:
+        self._check_room(partitions)
+        return log_config(self.defaults.brokers, settings.items())
+
+    def check_growth(self, name: str, partitions: int) -> Topic:
+        """What `grow` checks; the topic as it is. Raises RequestError."""
+        topic = self._changeable(name)
+        count = len(topic.partitions)
+        if partitions <= count:
             raise RequestError(
                 ErrorCode.invalid_partitions,
-                f"{partitions} partitions in addition to {existing} are more than max_partitions"
-                f" ({self._settings.max_partitions})",
+                f"the topic {name!r} has {count} partitions, which cannot become {partitions}:"
+                " partitions can only be added",
             )
-        return log_config(self._defaults, settings.items())
+        self._check_room(partitions - count)
+        return topic
+
+    def check_settings(self, name: str, settings: Mapping[str, str]) -> LogConfig:
+        """What `configure` checks. Raises RequestError."""
+        self._changeable(name)
+        return log_config(self.defaults.brokers, settings.items())
 
     async def create(
         self, name: str, partitions: int | None = None, settings: Mapping[str, str] | None = None
@@ -176,6 +166,24 @@ class Topics:
                 return topic  # somebody else created it meanwhile
             raise
 
+    async def grow(self, name: str, partitions: int) -> Topic:
+        """Add partitions to a topic, so that it has this many.
+
+        Raises RequestError when it is not there or would not grow, OSError or LogError when the disk
+        fails.
+        """
+        return await self._unbroken(self._grow(name, partitions))
+
+    async def configure(
+        self, name: str, change: Callable[[Mapping[str, str]], Mapping[str, str]]
+    ) -> Topic:
+        """Replace a topic's own settings by what `change` makes of them, from now on and durably.
+
+        Raises RequestError when the topic is not there or a setting makes no sense, whatever
+        `change` raises, and OSError when the disk fails.
+        """
+        return await self._unbroken(self._configure(name, change))
+
     async def delete(self, name: str) -> None:
         """Delete a topic with all its records.
 
@@ -193,17 +201,36 @@ class Topics:
         logger.info("topic created", topic=name, partitions=partitions, **own)
         return topic
 
+    async def _grow(self, name: str, partitions: int) -> Topic:
+        async with self._changing:
+            topic = self.check_growth(name, partitions)
+            first = len(topic.partitions)
+            description = TopicDescription(name, topic.topic_id, partitions, dict(topic.settings))
+            logs = await to_thread.run_sync(self._store.add_partitions, description, first)
+            added = [Partition(name, index, log) for index, log in enumerate(logs, first)]
+            topic = self._replace(topic, partitions=[*topic.partitions, *added])
+        logger.info("partitions added", topic=name, partitions=partitions)
+        return topic
+
+    async def _configure(
+        self, name: str, change: Callable[[Mapping[str, str]], Mapping[str, str]]
+    ) -> Topic:
+        async with self._changing:
+            topic = self._changeable(name)
+            settings = dict(change(topic.settings))
+            config = self.check_settings(name, settings)
+            count = len(topic.partitions)
+            description = TopicDescription(name, topic.topic_id, count, settings)
+            await to_thread.run_sync(self._store.rewrite, description)
+            for partition in topic.partitions:
+                partition.log.update_config(config)
+            topic = self._replace(topic, config=config, settings=settings)
+        logger.info("topic configured", topic=name, settings=settings)
+        return topic
+
     async def _delete(self, name: str) -> None:
         async with self._changing:
-            topic = self._by_name.get(name)
-            if topic is None:
-                raise RequestError(
-                    ErrorCode.unknown_topic_or_partition, f"there is no topic {name!r}"
-                )
-            if topic.is_internal:
-                raise RequestError(
-                    ErrorCode.invalid_topic_exception, f"the topic {name!r} belongs to the broker"
-                )
+            topic = self._changeable(name)
             del self._by_name[name]
             del self._by_id[topic.topic_id]
             for partition in topic.partitions:
@@ -212,6 +239,25 @@ class Topics:
             await to_thread.run_sync(self._store.remove, name, logs)
             await self.after_deletion(name)
         logger.info("topic deleted", topic=name)
+
+    def _changeable(self, name: str) -> Topic:
+        topic = self._by_name.get(name)
+        if topic is None:
+            raise RequestError(ErrorCode.unknown_topic_or_partition, f"there is no topic {name!r}")
+        if topic.is_internal:
+            raise RequestError(
+                ErrorCode.invalid_topic_exception, f"the topic {name!r} belongs to the broker"
+            )
+        return topic
+
+    def _check_room(self, more: int) -> None:
+        existing = len(self.partitions)
+        if existing + more > self._settings.max_partitions:
+            raise RequestError(
+                ErrorCode.invalid_partitions,
+                f"{more} partitions in addition to {existing} are more than max_partitions"
+                f" ({self._settings.max_partitions})",
+            )
 
     async def _unbroken(self, change: Coroutine[Any, Any, T]) -> T:
         """Run a change to its end, also when the client that asked for it is gone."""
@@ -229,6 +275,12 @@ class Topics:
             config=config,
             settings=description.settings,
         )
+        return self._show(topic)
+
+    def _replace(self, topic: Topic, **changes: Any) -> Topic:
+        return self._show(replace(topic, **changes))
+
+    def _show(self, topic: Topic) -> Topic:
         self._by_name[topic.name] = topic
         self._by_id[topic.topic_id] = topic
         return topic

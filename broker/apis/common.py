@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from enum import IntEnum
 
+from kio.schema.errors import ErrorCode
 from kio.schema.types import BrokerId
 from kio.static.primitive import i32, i32Timedelta
 
 from broker.api import NODE_ID
+from broker.errors import RequestError
 
-__all__ = ["LEADER_EPOCH", "NODE", "NO_THROTTLE"]
+__all__ = [
+    "LEADER_EPOCH",
+    "NODE",
+    "NO_THROTTLE",
+    "STORAGE_FAILED",
+    "ResourceType",
+    "check_broker",
+]
 
 NO_THROTTLE = i32Timedelta.parse(timedelta(0))
 """Clients are slowed down by back-pressure, never by quotas."""
@@ -18,3 +28,21 @@ NODE = BrokerId(NODE_ID)
 
 LEADER_EPOCH = i32(0)
 """There is one node, so no partition ever changes its leader."""
+
+STORAGE_FAILED = "the broker's disk failed; its log says how"
+"""All that clients are told of it."""
+
+
+class ResourceType(IntEnum):
+    """What settings belong to, in the APIs about them."""
+
+    TOPIC = 2
+    BROKER = 4
+
+
+def check_broker(name: str) -> None:
+    """Raises RequestError unless it is this node, or "", which means every node."""
+    if name not in {str(NODE_ID), ""}:
+        raise RequestError(
+            ErrorCode.invalid_request, f"there is no broker {name!r}, only {NODE_ID}"
+        )

@@ -19,7 +19,7 @@ from kio.schema.types import BrokerId, GroupId
 from kio.static.primitive import i32
 
 from broker.api import Api
-from broker.apis import membership, offsets
+from broker.apis import membership, offset_delete, offsets
 from broker.apis.common import NO_THROTTLE, NODE
 from broker.apis.membership import error_code
 from broker.log.errors import LogError
@@ -155,6 +155,7 @@ async def _delete(context: RequestContext, group_id: str) -> ErrorCode:
 APIS = (
     *membership.APIS,
     *offsets.APIS,
+    *offset_delete.APIS,
     Api(find_coordinator, FindCoordinatorRequest, FindCoordinatorResponse, min_version=4),
     Api(
         find_one_coordinator,

@@ -19,7 +19,7 @@ from broker.api import Api
 from broker.apis.common import LEADER_EPOCH, NO_THROTTLE, NODE
 from broker.errors import RequestError
 from broker.log.errors import LogError
-from broker.topics import check_topic_name
+from broker.topic_names import check_topic_name
 
 if TYPE_CHECKING:
     from kio.schema.metadata.v12.request import MetadataRequestTopic

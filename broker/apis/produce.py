@@ -10,12 +10,14 @@ from kio.schema.produce.v11 import ProduceRequest as NewestRequest
 from kio.schema.produce.v11 import ProduceResponse as NewestResponse
 
 from broker.api import CloseConnection, Deferred, RawApi
+from broker.intake import conform
 from broker.log.errors import LogFailed
 from broker.producers import InvalidProducerEpoch, OutOfOrderSequence
 from broker.records import (
     BatchTooLarge,
     CorruptBatch,
     InvalidBatch,
+    InvalidTimestamp,
     UnsupportedFormat,
     split_batches,
 )
@@ -40,6 +42,7 @@ _ERRORS: tuple[tuple[type[Exception], ErrorCode], ...] = (
     (BatchTooLarge, ErrorCode.message_too_large),
     (UnsupportedFormat, ErrorCode.unsupported_for_message_format),
     (InvalidBatch, ErrorCode.invalid_record),
+    (InvalidTimestamp, ErrorCode.invalid_timestamp),
     (OutOfOrderSequence, ErrorCode.out_of_order_sequence_number),
     (InvalidProducerEpoch, ErrorCode.invalid_producer_epoch),
     (LogFailed, ErrorCode.kafka_storage_error),
@@ -96,7 +99,8 @@ def _append(partition: Partition, records: memoryview | None, now_ms: int) -> Pa
     log = partition.log
     try:
         batches = split_batches(records, max_batch_bytes=log.config.max_message_bytes)
-        appended = log.append(records, batches, now_ms=now_ms)
+        data, batches = conform(records, batches, log.config, now_ms=now_ms)
+        appended = log.append(data, batches, now_ms=now_ms)
     except _REFUSALS as error:
         return _failed(partition.index, _code(error), str(error))
     return PartitionResult(

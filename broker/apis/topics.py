@@ -1,4 +1,4 @@
-"""CreateTopics and DeleteTopics."""
+"""CreateTopics and DeleteTopics; and all that is about topics and partitions in one list."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i8, i16, i32
 
 from broker.api import Api
-from broker.apis.common import NO_THROTTLE, NODE
+from broker.apis import partitions, replicas
+from broker.apis.common import NO_THROTTLE, STORAGE_FAILED
+from broker.apis.partitions import check_replicas
 from broker.errors import RequestError
 from broker.log.errors import LogError
-from broker.topic_config import TOPIC_SETTINGS, setting_source, setting_value
+from broker.topic_config import describe_topic_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from kio.schema.create_topics.v7.request import CreatableTopic
 
     from broker.api import RequestContext
-    from broker.log.config import LogConfig
+    from broker.topic_config import Defaults
 
 __all__ = ["APIS"]
 
@@ -36,7 +38,6 @@ logger = structlog.get_logger(__name__)
 
 _DEFAULT = -1
 _NO_ID = UUID(int=0)
-_STORAGE_FAILED = "the broker's disk failed; its log says how"
 
 
 # -- CreateTopics ----------------------------------------------------------------------------------
@@ -58,7 +59,7 @@ async def _create_topics(
             result = _not_created(wanted, error.code, error.message)
         except (LogError, OSError) as error:
             logger.error("a topic could not be created", topic=wanted.name, error=str(error))
-            result = _not_created(wanted, ErrorCode.kafka_storage_error, _STORAGE_FAILED)
+            result = _not_created(wanted, ErrorCode.kafka_storage_error, STORAGE_FAILED)
         results.append(result)
     return CreateTopicsResponse(throttle_time=NO_THROTTLE, topics=tuple(results))
 
@@ -68,12 +69,12 @@ async def _create(
 ) -> CreatableTopicResult:
     topics = context.services.topics
     partitions = _partition_count(wanted, context.services.settings.default_partitions)
-    settings = {each.name: each.value for each in wanted.configs if each.value is not None}
+    settings = _settings(wanted)
+    topic_id = _NO_ID
     if validate_only:
-        config, topic_id = topics.check_new(wanted.name, partitions, settings), _NO_ID
+        topics.check_new(wanted.name, partitions, settings)
     else:
-        topic = await topics.create(wanted.name, partitions, settings)
-        config, topic_id = topic.config, topic.topic_id
+        topic_id = (await topics.create(wanted.name, partitions, settings)).topic_id
     return CreatableTopicResult(
         name=wanted.name,
         topic_id=topic_id,
@@ -81,7 +82,7 @@ async def _create(
         error_message=None,
         num_partitions=i32(partitions),
         replication_factor=i16(1),
-        configs=_describe_settings(config, settings),
+        configs=_describe_settings(topics.defaults, settings),
     )
 
 
@@ -99,27 +100,39 @@ def _partition_count(wanted: CreatableTopic, default: int) -> int:
             "with replica assignments, partitions and replication factor must be -1",
         )
     indexes = sorted(each.partition_index for each in wanted.assignments)
-    on_this_node = all(each.broker_ids == (NODE,) for each in wanted.assignments)
-    if indexes != list(range(len(indexes))) or not on_this_node:
+    if indexes != list(range(len(indexes))):
         raise RequestError(
             ErrorCode.invalid_replica_assignment,
-            f"replicas must be assigned to partitions 0 to n - 1, each to node {NODE} alone",
+            "replicas must be assigned to partitions 0 to n - 1, once each",
         )
+    check_replicas(each.broker_ids for each in wanted.assignments)
     return len(indexes)
 
 
+def _settings(wanted: CreatableTopic) -> dict[str, str]:
+    times = Counter(each.name for each in wanted.configs)
+    settings = {}
+    for name, value in ((each.name, each.value) for each in wanted.configs):
+        if times[name] > 1:
+            raise RequestError(ErrorCode.invalid_request, f"{name} is set more than once")
+        if value is None:
+            raise RequestError(ErrorCode.invalid_config, f"{name}: a value is needed, not null")
+        settings[name] = value
+    return settings
+
+
 def _describe_settings(
-    config: LogConfig, settings: Mapping[str, str]
+    defaults: Defaults, settings: Mapping[str, str]
 ) -> tuple[CreatableTopicConfigs, ...]:
     return tuple(
         CreatableTopicConfigs(
-            name=setting.name,
-            value=setting_value(setting, config),
-            read_only=bool(setting.fixed),
-            config_source=i8(setting_source(setting, settings)),
+            name=entry.name,
+            value=entry.value,
+            read_only=entry.read_only,
+            config_source=i8(entry.source),
             is_sensitive=False,
         )
-        for setting in TOPIC_SETTINGS.values()
+        for entry in describe_topic_config(settings, defaults)
     )
 
 
@@ -171,11 +184,13 @@ async def _delete(context: RequestContext, name: str) -> tuple[ErrorCode, str]:
         return error.code, error.message
     except (LogError, OSError) as error:
         logger.error("a topic could not be deleted", topic=name, error=str(error))
-        return ErrorCode.kafka_storage_error, _STORAGE_FAILED
+        return ErrorCode.kafka_storage_error, STORAGE_FAILED
     return ErrorCode.none, ""
 
 
 APIS = (
+    *partitions.APIS,
+    *replicas.APIS,
     Api(_create_topics, CreateTopicsRequest, CreateTopicsResponse, min_version=2),
     Api(_delete_topics, v6.DeleteTopicsRequest, v6.DeleteTopicsResponse, min_version=6),
     Api(_delete_topics_by_name, v5.DeleteTopicsRequest, v5.DeleteTopicsResponse, min_version=1),

@@ -5,14 +5,42 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-__all__ = ["DEFAULT_RETENTION_MS", "CleanupPolicy", "FsyncPolicy", "LogConfig", "TimestampType"]
+__all__ = [
+    "DEFAULT_RETENTION_MS",
+    "NO_TIME_LIMIT",
+    "CompressionType",
+    "FsyncPolicy",
+    "LogConfig",
+    "TimestampType",
+]
 
 TimestampType = Literal["CreateTime", "LogAppendTime"]
-CleanupPolicy = Literal["delete"]
+CompressionType = Literal["producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"]
 FsyncPolicy = Literal["always", "interval", "os"]
 
 DEFAULT_RETENTION_MS: Final = 7 * 24 * 3600 * 1000
-_MAX_SEGMENT_BYTES: Final = 2**31 - 1
+NO_TIME_LIMIT: Final = 2**63 - 1
+_MAX_INT: Final = 2**31 - 1
+_CLEANUP_POLICIES: Final = frozenset({"compact", "delete"})
+_CHOICES: Final = {
+    "compression_type": ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
+    "message_timestamp_type": ("CreateTime", "LogAppendTime"),
+    "fsync": ("always", "interval", "os"),
+}
+_BOUNDS: Final = {
+    "segment_bytes": (1, _MAX_INT),
+    "segment_ms": (1, NO_TIME_LIMIT),
+    "retention_bytes": (-1, NO_TIME_LIMIT),
+    "retention_ms": (-1, NO_TIME_LIMIT),
+    "delete_retention_ms": (0, NO_TIME_LIMIT),
+    "min_compaction_lag_ms": (0, NO_TIME_LIMIT),
+    "max_compaction_lag_ms": (1, NO_TIME_LIMIT),
+    "min_cleanable_dirty_ratio": (0, 1),
+    "max_message_bytes": (0, _MAX_INT),
+    "message_timestamp_before_max_ms": (0, NO_TIME_LIMIT),
+    "message_timestamp_after_max_ms": (0, NO_TIME_LIMIT),
+    "index_interval_bytes": (0, _MAX_INT),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +54,19 @@ class LogConfig:
         retention_bytes: the oldest segments go while the others hold at least this much; -1: never.
         retention_ms: segments go when their newest record is older than this, by the records'
             timestamps; -1: never.
+        cleanup_policy: "delete" (old segments go), "compact" (only the latest record of each key
+            stays), or both, separated by a comma.
+        delete_retention_ms: how long a tombstone is kept once its key's older records are gone.
+        min_compaction_lag_ms: a record stays as it is for at least this long.
+        max_compaction_lag_ms: after this long a record is compacted however little there is to gain.
+        min_cleanable_dirty_ratio: share of the bytes that compaction has not seen from which on it
+            begins, 0 to 1.
+        compression_type: codec of stored batches; "producer" keeps what the producer chose.
         max_message_bytes: largest batch that is accepted, in bytes.
-        index_interval_bytes: bytes of log between two index entries.
         message_timestamp_type: whose clock the records' timestamps are from.
-        cleanup_policy: what retention does with old segments.
+        message_timestamp_before_max_ms: how far a producer's timestamps may be behind this clock.
+        message_timestamp_after_max_ms: how far they may be ahead of it.
+        index_interval_bytes: bytes of log between two index entries.
         fsync: when an acknowledged record is on disk: "always" before the acknowledgement,
             "interval" within `fsync_interval` seconds, "os" when the operating system likes.
         fsync_interval: seconds between two syncs under "interval".
@@ -42,36 +79,49 @@ class LogConfig:
     segment_ms: int = DEFAULT_RETENTION_MS
     retention_bytes: int = -1
     retention_ms: int = DEFAULT_RETENTION_MS
+    cleanup_policy: str = "delete"
+    delete_retention_ms: int = 24 * 3600 * 1000
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = NO_TIME_LIMIT
+    min_cleanable_dirty_ratio: float = 0.5
+    compression_type: CompressionType = "producer"
     max_message_bytes: int = 1_048_588
-    index_interval_bytes: int = 4096
     message_timestamp_type: TimestampType = "CreateTime"
-    cleanup_policy: CleanupPolicy = "delete"
+    message_timestamp_before_max_ms: int = NO_TIME_LIMIT
+    message_timestamp_after_max_ms: int = NO_TIME_LIMIT
+    index_interval_bytes: int = 4096
     fsync: FsyncPolicy = "interval"
     fsync_interval: float = 1.0
 
     def __post_init__(self) -> None:
-        bounds = {
-            "segment_bytes": (1, _MAX_SEGMENT_BYTES),
-            "segment_ms": (1, None),
-            "retention_bytes": (-1, None),
-            "retention_ms": (-1, None),
-            "max_message_bytes": (0, _MAX_SEGMENT_BYTES),
-            "index_interval_bytes": (0, None),
-        }
-        for name, (low, high) in bounds.items():
+        for name, (low, high) in _BOUNDS.items():
             value = getattr(self, name)
-            if value < low or (high is not None and value > high):
-                limit = f"at least {low}" if high is None else f"{low} to {high}"
+            if not low <= value <= high:
+                limit = f"at least {low}" if high == NO_TIME_LIMIT else f"{low} to {high}"
                 raise ValueError(f"{name} = {value}: must be {limit}")
+        if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
+            raise ValueError(
+                f"min_compaction_lag_ms = {self.min_compaction_lag_ms}: must be at most"
+                f" max_compaction_lag_ms ({self.max_compaction_lag_ms})"
+            )
         if self.fsync_interval <= 0:
             raise ValueError(f"fsync_interval = {self.fsync_interval}: must be more than 0 seconds")
-        choices = {
-            "message_timestamp_type": ("CreateTime", "LogAppendTime"),
-            "cleanup_policy": ("delete",),
-            "fsync": ("always", "interval", "os"),
-        }
-        for name, allowed in choices.items():
+        for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(
                     f"{name} = {getattr(self, name)!r}: must be one of {', '.join(allowed)}"
                 )
+        if not {each.strip() for each in self.cleanup_policy.split(",")} <= _CLEANUP_POLICIES:
+            raise ValueError(
+                f"cleanup_policy = {self.cleanup_policy!r}: must be delete, compact, or both"
+            )
+
+    @property
+    def deletes(self) -> bool:
+        """Whether old segments are deleted."""
+        return "delete" in self.cleanup_policy
+
+    @property
+    def compacts(self) -> bool:
+        """Whether only the latest record of each key is kept."""
+        return "compact" in self.cleanup_policy

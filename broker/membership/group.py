@@ -27,6 +27,7 @@ from broker.membership.types import (
     SyncResult,
     Waiter,
 )
+from broker.subscriptions import CONSUMER_PROTOCOL, subscribed_topics
 
 __all__ = ["Group"]
 
@@ -127,6 +128,17 @@ class Group(Lifecycle):
                 member.describe(self.protocol_name, with_bytes=stable) for member in self._members
             ),
         )
+
+    def subscribed_topics(self) -> set[str] | GroupError:
+        """Return what the members read; NON_EMPTY_GROUP when nobody but them can tell."""
+        if not len(self._members):
+            return set()
+        if self.protocol_type == CONSUMER_PROTOCOL:
+            said = (choice.metadata for member in self._members for choice in member.protocols)
+            topics = subscribed_topics(said)
+            if topics is not None:
+                return topics
+        return GroupError.NON_EMPTY_GROUP
 
     # -- inside --------------------------------------------------------------------------------
 

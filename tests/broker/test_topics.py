@@ -11,7 +11,8 @@ from broker import BrokerError, BrokerSettings
 from broker.errors import RequestError
 from broker.log.partition import PartitionLog
 from broker.partition import Watch
-from broker.topics import Topics, check_topic_name
+from broker.topic_names import check_topic_name
+from broker.topics import Topics
 
 Open = Callable[..., Awaitable[Topics]]
 
@@ -90,7 +91,7 @@ def test_every_name_that_kafka_allows_is_allowed() -> None:
         (1, {"retention.ms": "-2"}, ErrorCode.invalid_config, "retention.ms"),
         (1, {"retention.ms": "long"}, ErrorCode.invalid_config, "whole number"),
         (1, {"cleanup.policy": "shred"}, ErrorCode.invalid_config, "cleanup.policy"),
-        (1, {"compression.type": "zstd"}, ErrorCode.invalid_config, "must be producer"),
+        (1, {"flush.ms": "1000"}, ErrorCode.invalid_config, "flush.ms = .1000.: must be"),
     ],
 )
 async def test_a_topic_that_cannot_be_is_refused_with_a_reason(
@@ -248,3 +249,33 @@ async def test_a_change_is_completed_when_nobody_waits_for_it_any_more(
     await topics.close()
     again = await open_topics()
     assert [each.name for each in again] == (["t"] if change == "create" else [])
+
+
+async def test_a_name_that_differs_in_dots_and_underscores_only_is_refused(
+    open_topics: Open,
+) -> None:
+    topics = await open_topics()
+    await topics.create("a.b_c")
+    for name in ("a_b_c", "a.b.c", "a_b.c"):
+        with pytest.raises(RequestError, match=r"differs from 'a\.b_c'") as refusal:
+            await topics.create(name)
+        assert refusal.value.code is ErrorCode.invalid_topic_exception
+    await topics.create("a-b-c")
+
+
+async def test_partitions_that_were_half_added_are_added_again(open_topics: Open) -> None:
+    topics = await open_topics()
+    topic = await topics.create("flights")
+    directory = topic.partitions[0].log.directory
+    stray = directory.with_name("1")
+    PartitionLog.open(stray, topic.config, clean=False).close()  # a crash came in between
+    grown = await topics.grow("flights", 3)
+    assert [each.log.next_offset for each in grown.partitions] == [0, 0, 0]
+
+
+async def test_changes_of_a_topic_that_is_not_there_are_refused(open_topics: Open) -> None:
+    topics = await open_topics()
+    for change in (topics.grow("no", 2), topics.configure("no", dict)):
+        with pytest.raises(RequestError) as refusal:
+            await change
+        assert refusal.value.code is ErrorCode.unknown_topic_or_partition

@@ -26,7 +26,8 @@ async def test_a_topics_settings_say_where_they_come_from(
     assert configs["retention.ms"].config_source == OWN
     assert configs["cleanup.policy"].value == "delete"
     assert configs["cleanup.policy"].config_source == DEFAULT
-    assert configs["compression.type"].read_only
+    assert configs["min.insync.replicas"].read_only
+    assert not configs["compression.type"].read_only
     assert all(each.synonyms == () for each in configs.values())
 
 
@@ -42,7 +43,7 @@ async def test_only_what_is_asked_for_is_shown(broker: Broker, connect: Connect)
     assert config.name == "segment.bytes"
     assert config.documentation
     (synonym,) = config.synonyms
-    assert (synonym.name, synonym.value) == ("segment.bytes", config.value)
+    assert (synonym.name, synonym.value) == ("log.segment.bytes", config.value)
 
 
 async def test_the_brokers_settings_are_shown(start: Start, connect: Connect) -> None:
@@ -73,3 +74,34 @@ async def test_what_has_no_settings_is_refused(
     (result,) = response.results
     assert (result.error_code, result.configs) == (code, ())
     assert result.error_message
+
+
+async def test_every_setting_is_documented_and_falls_back_to_its_default(
+    start: Start, connect: Connect
+) -> None:
+    broker = await start(segment_bytes=2**21)
+    await broker.topics.create("t", 1, {"segment.bytes": "1000"})
+    client = await connect(broker)
+    resources = [
+        {"resource_type": kind, "resource_name": name, "configuration_keys": None}
+        for kind, name in ((TOPIC, "t"), (BROKER, "0"), (BROKER, ""))
+    ]
+    response = await client.call(
+        DESCRIBE_CONFIGS, 4, resources=resources, include_synonyms=True, include_documentation=True
+    )
+    for result in response.results:
+        assert result.error_code is ErrorCode.none
+        for config in result.configs:
+            assert config.documentation, config.name
+            assert config.synonyms[-1].source == DEFAULT
+            first = config.synonyms[0]
+            assert (first.value, first.source) == (config.value, config.config_source)
+    (segment,) = (each for each in response.results[0].configs if each.name == "segment.bytes")
+    assert [(each.name, each.value, each.source) for each in segment.synonyms] == [
+        ("segment.bytes", "1000", OWN),
+        ("log.segment.bytes", str(2**21), OF_BROKER),
+        ("log.segment.bytes", str(2**28), DEFAULT),
+    ]
+    described = [each.name for each in response.results[1].configs]
+    assert described == sorted(set(described))
+    assert all(each.read_only for each in response.results[1].configs)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Start = Callable[..., Awaitable[Broker]]
 
 OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, JOIN, HEARTBEAT, LEAVE, SYNC = range(8, 15)
-DESCRIBE, LIST, DELETE = 15, 16, 42
+DESCRIBE, LIST, DELETE, OFFSET_DELETE = 15, 16, 42, 47
 TEN_SECONDS = i32Timedelta.parse(timedelta(seconds=10))
 
 
@@ -138,6 +138,7 @@ def test_the_versions_are_those_of_the_design() -> None:
         DESCRIBE: (0, 5),
         LIST: (0, 4),
         DELETE: (0, 2),
+        OFFSET_DELETE: (0, 0),
     }
 
 

@@ -207,3 +207,19 @@ async def test_a_real_client_creates_and_deletes_topics(broker: Broker) -> None:
         assert await admin.list_topics() == []
     finally:
         await admin.close()
+
+
+@pytest.mark.parametrize(
+    ("configs", "code"),
+    [
+        ([("retention.ms", "1"), ("retention.ms", "1")], ErrorCode.invalid_request),
+        ([("retention.ms", None)], ErrorCode.invalid_config),
+    ],
+)
+async def test_settings_that_are_not_clear_are_refused(
+    broker: Broker, connect: Connect, configs: list[tuple[str, str | None]], code: ErrorCode
+) -> None:
+    client = await connect(broker)
+    settings = [{"name": name, "value": value} for name, value in configs]
+    response = await client.call(CREATE_TOPICS, 7, topics=[wanted("t", configs=settings)])
+    assert response.topics[0].error_code is code

@@ -25,7 +25,7 @@ def test_the_defaults_are_kafkas() -> None:
         ("fsync_interval", 0.0),
         ("fsync", "sometimes"),
         ("message_timestamp_type", "createtime"),
-        ("cleanup_policy", "compact"),
+        ("cleanup_policy", "keep"),
     ],
 )
 def test_a_setting_out_of_range_is_named(name: str, value: Any) -> None:

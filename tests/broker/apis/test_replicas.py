@@ -1,0 +1,80 @@
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from broker import Broker
+
+Connect = Callable[[Broker], Awaitable[Any]]
+DESCRIBE_LOG_DIRS, ELECT_LEADERS, ALTER_REASSIGNMENTS, LIST_REASSIGNMENTS = 35, 43, 45, 46
+
+
+@pytest.mark.parametrize("version", range(1, 5))
+async def test_the_one_directory_tells_the_size_of_every_log(
+    broker: Broker, connect: Connect, batch: Callable[..., bytes], version: int
+) -> None:
+    await broker.topics.create("t", 2)
+    await broker.topics.create("other")
+    client = await connect(broker)
+    data = batch(b"x" * 100)
+    partition = {"index": 1, "records": data}
+    await client.call(0, 9, acks=1, topic_data=[{"name": "t", "partition_data": [partition]}])
+    response = await client.call(DESCRIBE_LOG_DIRS, version, topics=None)
+    (directory,) = response.results
+    assert directory.log_dir == str(broker.settings.data_dir)
+    sizes = {
+        (topic.name, each.partition_index): each.partition_size
+        for topic in directory.topics
+        for each in topic.partitions
+    }
+    assert sizes == {("t", 0): 0, ("t", 1): len(data), ("other", 0): 0}
+    if version >= 4:
+        assert 0 < directory.usable_bytes < directory.total_bytes
+
+
+async def test_only_the_logs_that_are_asked_for_and_exist_are_described(
+    broker: Broker, connect: Connect
+) -> None:
+    await broker.topics.create("t", 3)
+    client = await connect(broker)
+    topics = [{"topic": "t", "partitions": (2, 9)}, {"topic": "no", "partitions": (0,)}]
+    response = await client.call(DESCRIBE_LOG_DIRS, 4, topics=topics)
+    (topic,) = response.results[0].topics
+    assert (topic.name, [each.partition_index for each in topic.partitions]) == ("t", [2])
+
+
+@pytest.mark.parametrize("version", range(3))
+async def test_no_leader_needs_to_be_elected(
+    broker: Broker, connect: Connect, version: int
+) -> None:
+    await broker.topics.create("t")
+    client = await connect(broker)
+    asked = [{"topic": "t", "partitions": (0, 1)}]
+    response = await client.call(ELECT_LEADERS, version, topic_partitions=asked)
+    (topic,) = response.replica_election_results
+    assert [(each.partition_id, each.error_code) for each in topic.partition_result] == [
+        (0, ErrorCode.election_not_needed),
+        (1, ErrorCode.unknown_topic_or_partition),
+    ]
+    response = await client.call(ELECT_LEADERS, version, topic_partitions=None)
+    assert response.replica_election_results == ()
+
+
+async def test_replicas_stay_where_they_are(broker: Broker, connect: Connect) -> None:
+    await broker.topics.create("t", 4)
+    client = await connect(broker)
+    asked = {0: (0,), 1: (1,), 2: (0, 1), 3: None, 4: (0,)}
+    partitions = [{"partition_index": at, "replicas": nodes} for at, nodes in asked.items()]
+    topics = [{"name": "t", "partitions": partitions}]
+    response = await client.call(ALTER_REASSIGNMENTS, 0, topics=topics)
+    (topic,) = response.responses
+    assert [each.error_code for each in topic.partitions] == [
+        ErrorCode.none,
+        ErrorCode.invalid_replica_assignment,
+        ErrorCode.invalid_replica_assignment,
+        ErrorCode.no_reassignment_in_progress,
+        ErrorCode.unknown_topic_or_partition,
+    ]
+    response = await client.call(LIST_REASSIGNMENTS, 0, topics=None)
+    assert (response.error_code, response.topics) == (ErrorCode.none, ())
