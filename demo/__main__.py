@@ -59,6 +59,7 @@ async def demo(console: Console, children: Children) -> int:
                     outcomes.append(await spark.run())
                 except ChildFailed as error:
                     problem = f"Spark's half failed: {error}"
+                    display.event(problem.splitlines()[0])
         console.print()
         passed = await anyio.to_thread.run_sync(_report, console, services, outcomes, flights)
     how_to_go_on(console, DIRECTORY, flights.num_rows, spark=len(outcomes) > 1)

@@ -66,7 +66,8 @@ class Display:
     def event(self, text: str) -> None:
         """Something happened: it stays on the screen."""
         seconds = time.monotonic() - self._started
-        self._console.print(f"  [dim]{seconds:5.1f} s[/dim]  {text}", highlight=False)
+        line = Text.assemble((f"  {seconds:5.1f} s  ", "dim"), text)
+        self._console.print(line, soft_wrap=True)
 
     def workers(
         self, produced: int, delivered: int, statuses: dict[str, WorkerStatus | None]

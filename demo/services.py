@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import clickhouse_connect
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from demo.processes import free_port
+from demo.processes import ChildFailed, free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -85,11 +86,18 @@ class Services:
 
 @asynccontextmanager
 async def row_counter(url: str) -> AsyncIterator[Callable[[], Awaitable[int]]]:
-    """Counts the rows of the table, as often as it is called; over one connection."""
+    """Counts the rows of the table, as often as it is called; over one connection.
+
+    Raises:
+        ChildFailed: from a call: ClickHouse does not answer.
+    """
     client = await clickhouse_connect.get_async_client(dsn=url)
 
     async def count() -> int:
-        result = await client.query(f"SELECT count() FROM {TABLE}")  # noqa: S608  a constant
+        try:
+            result = await client.query(f"SELECT count() FROM {TABLE}")  # noqa: S608  a constant
+        except ClickHouseError as error:
+            raise ChildFailed(f"ClickHouse does not answer: {error}") from error
         return int(result.result_rows[0][0])
 
     try:

@@ -12,6 +12,7 @@ from demo.processes import STALL, ChildFailed, free_port, give_up_after
 from demo.services import TOPIC, row_counter
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from demo.display import Display
@@ -52,6 +53,11 @@ class SparkHalf:
         self._display = display
         self._children = children
         self._url = services.database_url(SPARK.database)
+        self._port = free_port()
+        self._status: WorkerStatus | None = None
+        self._delivered = 0
+        self._seen: tuple[str, int] = "", 0
+        self._moved = 0.0
 
     async def run(self) -> Outcome:
         """The whole course.
@@ -60,66 +66,69 @@ class SparkHalf:
             ChildFailed: a process ended with an error, or nothing moved for `STALL` seconds.
         """
         self._display.event("Spark's session is starting; the same strategy, a group of its own")
-        begun = anyio.current_time()
-        port = free_port()
-        child = await self._start(port)
-        delivered, last, since = 0, "", begun
-        ready: float | None = None
-        status: WorkerStatus | None = None
+        begun = started = self._moved = anyio.current_time()
+        child = await self._start()
         timeout = aiohttp.ClientTimeout(total=2)
         async with (
             row_counter(self._url) as count,
-            aiohttp.ClientSession(timeout=timeout) as session,
+            aiohttp.ClientSession(timeout=timeout) as http,
         ):
-            while child.running and delivered < self._total:
-                await anyio.sleep(_POLL)
-                status = await fetch_status(session, f"http://127.0.0.1:{port}") or status
-                delivered = await count()
-                self._children.check()
-                now = anyio.current_time()
-                if ready is None and (delivered or (status and status.ready)):
-                    ready = now
-                    self._display.event("Spark reads the topic from its beginning")
-                self._display.spark(_phase(status), delivered)
-                if (progress := f"{status and status.state} {delivered}") != last:
-                    last, since = progress, now
-                elif now - since > STALL:
-                    raise ChildFailed(
-                        f"Spark has not moved for {STALL:.0f} s ({_phase(status)}, {delivered:,} "
-                        f"records delivered):\n{child.tail()}"
-                    )
+            while child.running and not self._reading:
+                started = anyio.current_time()
+                await self._look(child, http, count)
+            if self._reading:
+                self._display.event("Spark reads the topic from its beginning")
+            while child.running and self._delivered < self._total:
+                await self._look(child, http, count)
             ended = anyio.current_time()
-        await self._until_ended(child, delivered)
-        ready = ended if ready is None else ready
-        return Outcome(SPARK, self._url, start=ready - begun, seconds=ended - ready)
+        self._display.spark("ending", self._delivered)
+        with give_up_after(STALL, "Spark has delivered all and does not end"):
+            await child.wait()
+        child.check()
+        self._display.event(f"Spark has delivered {self._delivered:,} records and ended")
+        return Outcome(SPARK, self._url, start=started - begun, seconds=ended - started)
 
-    async def _start(self, port: int) -> Child:
+    @property
+    def _reading(self) -> bool:
+        return bool(self._delivered or (self._status and self._status.ready))
+
+    @property
+    def _phase(self) -> str:
+        """What Spark does, in a few words."""
+        if self._status is None:
+            return "session starting"
+        if self._status.state == "starting":
+            return "planning the query"
+        return ", ".join(stage.name for stage in self._status.stages)
+
+    async def _look(
+        self, child: Child, http: aiohttp.ClientSession, count: Callable[[], Awaitable[int]]
+    ) -> None:
+        """See once where it stands, and show it."""
+        await anyio.sleep(_POLL)
+        self._children.check()
+        status = await fetch_status(http, f"http://127.0.0.1:{self._port}")
+        self._status = status or self._status
+        self._delivered = await count()
+        self._display.spark(self._phase, self._delivered)
+        if (seen := (self._phase, self._delivered)) != self._seen:
+            self._seen, self._moved = seen, anyio.current_time()
+        elif anyio.current_time() - self._moved > STALL:
+            raise ChildFailed(
+                f"Spark has not moved for {STALL:.0f} s ({self._phase}, {self._delivered:,} records "
+                f"delivered):\n{child.tail()}"
+            )
+
+    async def _start(self) -> Child:
         return await self._children.start(
             "spark",
             *("run", STRATEGY, "--engine", "spark", "--master", "local[2]"),
             *("--checkpoint", str(self._directory / CHECKPOINT), "--trigger", "available-now"),
             *("--topic", TOPIC, "--group", SPARK.group),
-            *("--bootstrap-servers", self._services.broker, "--http-port", str(port)),
+            *("--bootstrap-servers", self._services.broker, "--http-port", str(self._port)),
             # A micro-batch that is abandoned is repeated from the checkpoint: Ctrl-C need not wait.
             *("--on-stop", "abandon"),
             *("--spark-conf", f"spark.local.dir={self._directory / 'spark'}"),
             patience=_PATIENCE,
             KMR_CLICKHOUSE_URL=self._url,
         )
-
-    async def _until_ended(self, child: Child, delivered: int) -> None:
-        """The checkpoint and the group's offsets say so too, and the session has ended."""
-        self._display.spark("ending", delivered)
-        with give_up_after(STALL, "Spark has delivered all and does not end"):
-            await child.wait()
-        child.check()
-        self._display.event(f"Spark has delivered {delivered:,} records and ended")
-
-
-def _phase(status: WorkerStatus | None) -> str:
-    """What Spark does, in a few words."""
-    if status is None:
-        return "session starting"
-    if status.state == "starting":
-        return "planning the query"
-    return ", ".join(stage.name for stage in status.stages)

