@@ -1,0 +1,154 @@
+"""The course of a run: set up, load, faults and recovery, verify."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from chaos.checkers import Result, check
+from chaos.faults import FAULTS, Strike, plan
+from chaos.history import History, Recorder
+from chaos.services import ServiceFailed
+from chaos.site import Outside, Site
+from chaos.tables import collect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from chaos.scenarios import Scenario
+
+__all__ = ["Run", "carry_out"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a scenario came to.
+
+    Attributes:
+        schedule: the faults as the seed planned them.
+        skipped: faults that could not strike here.
+        seconds: from the first process to the last one's end.
+    """
+
+    scenario: Scenario
+    seed: int
+    schedule: list[Strike]
+    skipped: list[str]
+    seconds: float
+    history: History
+    results: list[Result]
+
+    @property
+    def found(self) -> frozenset[str]:
+        """The checkers that found a violation."""
+        return frozenset(result.checker for result in self.results if result.verdict == "violated")
+
+    @property
+    def verdict(self) -> str:
+        """`ok`; `violated`: a guarantee was broken, or a checker missed what it had to find; `unknown`."""
+        if self.found != self.scenario.finds:
+            return "violated"
+        if any(result.verdict == "unknown" for result in self.results):
+            return "unknown"
+        return "ok"
+
+
+async def carry_out(
+    scenario: Scenario,
+    seed: int,
+    directory: Path,
+    outside: Outside | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Run:
+    """Run a scenario from its setup to its verdict.
+
+    Args:
+        directory: takes the data and the logs of the services; new or empty.
+        say: is told what happens, while it happens.
+
+    Raises:
+        ServiceFailed: the system did not even come up.
+    """
+    outside = outside or Outside()
+    skipped = scenario.impossible(outside)
+    schedule = plan(
+        seed, [name for name in scenario.faults if name not in skipped], scenario.rounds
+    )
+    recorder = Recorder()
+    started = time.monotonic()
+    setup = recorder.event("phase", "setup")
+    say("setting up")
+    async with Site(scenario.shape, outside, directory, recorder) as site:
+        setup["until"] = time.time_ns()
+        promises = scenario.promises(site.groups, site.topic)
+        try:
+            await _Course(scenario, site, recorder, say).run(seed, schedule)
+        except (TimeoutError, ServiceFailed) as error:
+            recorder.event("noticed", "course", str(error))
+            say(f"given up: {error}")
+        verify = recorder.event("phase", "verify")
+        await site.stop_workers()
+        await site.view.until_seen()
+        for spec in site.groups:
+            await collect(site.clickhouse_url, site.bootstrap_servers, spec, recorder)
+        verify["until"] = time.time_ns()
+    history = recorder.history()
+    results = check(history, promises, memory_limit=scenario.memory_limit)
+    return Run(scenario, seed, schedule, skipped, time.monotonic() - started, history, results)
+
+
+class _Course:
+    """Load, faults, recovery."""
+
+    def __init__(
+        self, scenario: Scenario, site: Site, recorder: Recorder, say: Callable[[str], None]
+    ) -> None:
+        self._scenario = scenario
+        self._site = site
+        self._recorder = recorder
+        self._say = say
+
+    async def run(self, seed: int, schedule: list[Strike]) -> None:
+        """Raises TimeoutError that names what did not come about, and ServiceFailed."""
+        site, between = self._site, self._scenario.between
+        load = self._recorder.event("phase", "load")
+        finished = site.start_load(seed)
+        self._say("records flow")
+        await self._in_time("the first records", site.load.until(between))
+        await self._in_time("the first commits", site.until_settled())
+        for strike in schedule:
+            await self._strike(strike)
+            await self._in_time("records after a fault", site.load.until_more(between))
+        site.load.stop()
+        await self._in_time("the end of the load", finished.wait())
+        load["until"] = time.time_ns()
+        self._say(f"{site.load.acknowledged:,} records are acknowledged")
+        await self._in_time("the last commits", site.until_settled())
+
+    async def _strike(self, strike: Strike) -> None:
+        fault = FAULTS[strike.fault]
+        event = self._recorder.event("fault", fault.name)
+        random = Random(strike.seed)  # noqa: S311  no secrets
+        self._say(f"{fault.name}: {fault.__doc__ or ''}".splitlines()[0])
+        event["detail"] = await self._in_time(fault.name, fault.strike(self._site, random))
+        event["until"] = time.time_ns()
+        recovery = self._recorder.event("recovery", fault.name, event["detail"])
+        await self._in_time(f"recovery from {fault.name}", self._recovered())
+        recovery["until"] = time.time_ns()
+        seconds = (recovery["until"] - recovery["time"]) / 1e9
+        self._say(f"{fault.name}: {event['detail']}; recovered after {seconds:.1f} s")
+
+    async def _recovered(self) -> None:
+        await self._site.until_settled()
+        await self._site.until_shared()
+
+    async def _in_time(self, what: str, action: Any) -> Any:
+        seconds = self._scenario.patience
+        with anyio.move_on_after(seconds):
+            return await action
+        raise TimeoutError(f"{what}: not within {seconds:g} s")

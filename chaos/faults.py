@@ -1,0 +1,372 @@
+"""Faults: each strikes, holds on until it has had its effect, and heals; also when it is cancelled."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chaos.proxies import Link
+    from chaos.services import Service
+    from chaos.site import Site, Worker
+
+__all__ = ["FAULTS", "Fault", "Need", "Strike", "plan"]
+
+T = TypeVar("T", bound="Link")
+Need = Literal["broker", "clickhouse", "links", "peers"]
+"""Of a site: a broker of its own, a ClickHouse of its own, proxies, two workers in a group."""
+
+
+@dataclass(frozen=True)
+class Strike:
+    """One line of a schedule: which fault, and the seed of what it decides (its target, say)."""
+
+    fault: str
+    seed: int
+
+
+class Fault(ABC):
+    """Something that goes wrong. It has no state: what it decides, it takes from its seed."""
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[Need]] = frozenset()
+
+    @abstractmethod
+    async def strike(self, site: Site, random: Random) -> str:
+        """Let it happen and pass; returns what exactly happened, for the report."""
+
+
+def plan(seed: int, faults: Sequence[str], rounds: int = 1) -> list[Strike]:
+    """The schedule of a run: every fault once a round, in an order that only the seed decides."""
+    random = Random(seed)  # noqa: S311  no secrets
+    schedule: list[Strike] = []
+    for _ in range(rounds):
+        order = list(faults)
+        random.shuffle(order)
+        schedule += [Strike(name, random.getrandbits(32)) for name in order]
+    return schedule
+
+
+class KillWorker(Fault):
+    """SIGKILL of a worker; another takes its place at once."""
+
+    name = "kill-worker"
+
+    async def strike(self, site: Site, random: Random) -> str:
+        """See `Fault.strike`."""
+        worker = random.choice(site.workers)
+        await worker.restart(kill=True)
+        return worker.name
+
+
+class RestartWorker(Fault):
+    """SIGTERM of a worker, which drains and leaves; another takes its place."""
+
+    name = "restart-worker"
+
+    async def strike(self, site: Site, random: Random) -> str:
+        """See `Fault.strike`."""
+        worker = random.choice(site.workers)
+        await worker.restart(kill=False)
+        return worker.name
+
+
+class KillBroker(Fault):
+    """SIGKILL of the broker, started again on the same directory."""
+
+    name = "kill-broker"
+    needs = frozenset({"broker"})
+
+    async def strike(self, site: Site, random: Random) -> str:
+        """See `Fault.strike`."""
+        await _kill_and_start(_own(site.broker))
+        return "broker"
+
+
+class KillClickHouse(Fault):
+    """SIGKILL of ClickHouse, started again on the same directory."""
+
+    name = "kill-clickhouse"
+    needs = frozenset({"clickhouse"})
+
+    async def strike(self, site: Site, random: Random) -> str:
+        """See `Fault.strike`."""
+        await _kill_and_start(_own(site.clickhouse))
+        return "ClickHouse"
+
+
+class KillEverything(Fault):
+    """SIGKILL of everything at once: the power goes, and comes back (but for what is on its way to disk)."""
+
+    name = "kill-everything"
+    needs = frozenset({"broker", "clickhouse"})
+
+    async def strike(self, site: Site, random: Random) -> str:
+        """See `Fault.strike`."""
+        below = [_own(site.broker), _own(site.clickhouse)]
+        above = [worker.service for worker in site.workers]
+        async with anyio.create_task_group() as tasks:
+            for service in [*above, *below]:
+                tasks.start_soon(service.kill)
+        for services in (below, above):
+            async with anyio.create_task_group() as tasks:
+                for service in services:
+                    tasks.start_soon(service.start)
+        return "broker, ClickHouse and every worker"
+
+
+class PauseWorker(Fault):
+    """SIGSTOP of a worker until others have its partitions and have gone on, then SIGCONT."""
+
+    name = "pause-worker"
+    needs = frozenset({"peers"})
+
+    async def strike(self, site: Site, random: Random) -> str:
+        """See `Fault.strike`."""
+        worker = random.choice(site.workers)
+        await site.until_joined(worker)
+        worker.service.pause()
+        try:
+            await site.until_expelled(worker)
+            await site.until_settled(worker.group)
+        finally:
+            worker.service.resume()
+        return worker.name
+
+
+class LateInsert(Fault):
+    """A worker's INSERT arrives when its partitions have long had another owner, who went on."""
+
+    name = "late-insert"
+    needs = frozenset({"peers", "links"})
+
+    async def strike(self, site: Site, random: Random) -> str:
+        """See `Fault.strike`."""
+        worker = random.choice(site.workers)
+        link = _way(worker.clickhouse)
+        await site.until_joined(worker)
+        link.hold_inserts()
+        try:
+            await link.until_held()
+            worker.service.pause()
+            await site.until_expelled(worker)
+            await site.until_settled(worker.group)
+            held = link.holds
+        finally:
+            link.release_inserts()
+            worker.service.resume()
+        return f"{worker.name}, {held} INSERTs"
+
+
+class DropAnswers(Fault):
+    """INSERTs are written, but the connection is closed before the answer."""
+
+    name = "drop-answers"
+    needs = frozenset({"links"})
+    count: ClassVar[int] = 3
+
+    async def strike(self, site: Site, random: Random) -> str:
+        """See `Fault.strike`."""
+        worker = random.choice(site.workers)
+        link = _way(worker.clickhouse)
+        await site.until_joined(worker)
+        link.drop_answers(self.count)
+        try:
+            await link.until_dropped(link.dropped + self.count)
+        finally:
+            link.drop_answers(0)
+        return f"{worker.name}, {self.count} answers"
+
+
+class DropAnswerAndKill(Fault):
+    """An INSERT is written, and its worker is killed before it hears of it."""
+
+    name = "drop-answer-and-kill"
+    needs = frozenset({"links"})
+
+    async def strike(self, site: Site, random: Random) -> str:
+        """See `Fault.strike`."""
+        worker = random.choice(site.workers)
+        link = _way(worker.clickhouse)
+        await site.until_joined(worker)
+        link.drop_answers(1)
+        try:
+            await link.until_dropped(link.dropped + 1)
+        finally:
+            link.drop_answers(0)
+        await worker.restart(kill=True)
+        return worker.name
+
+
+class SlowSink(Fault):
+    """ClickHouse takes half a second longer for each INSERT, for everybody."""
+
+    name = "slow-sink"
+    needs = frozenset({"links"})
+    seconds: ClassVar[float] = 0.5
+    records: ClassVar[int] = 5_000
+
+    async def strike(self, site: Site, random: Random) -> str:
+        """See `Fault.strike`."""
+        links = [_way(worker.clickhouse) for worker in site.workers]
+        for link in links:
+            link.delay_answers(self.seconds)
+        try:
+            await site.load.until_more(self.records)
+        finally:
+            for link in links:
+                link.delay_answers(0)
+        return f"{self.seconds:g} s for each INSERT, during {self.records:,} records"
+
+
+class HangingSink(Fault):
+    """ClickHouse says nothing, until every worker's patience is at its end."""
+
+    name = "hanging-sink"
+    needs = frozenset({"links"})
+
+    async def strike(self, site: Site, random: Random) -> str:
+        """See `Fault.strike`."""
+        links = [_way(worker.clickhouse) for worker in site.workers]
+        before = [link.accepted for link in links]
+        for link in links:
+            link.freeze()
+        try:
+            for link, accepted in zip(links, before, strict=True):
+                await link.until_accepted(accepted + 1)  # it was given up, and tried anew
+        finally:
+            for link in links:
+                link.heal()
+        return "until every worker had tried again"
+
+
+class _PartedWorker(Fault):
+    needs = frozenset({"peers", "links"})
+
+    async def strike(self, site: Site, random: Random) -> str:
+        """See `Fault.strike`."""
+        worker = random.choice(site.workers)
+        link = _way(worker.kafka)
+        await site.until_joined(worker)
+        self.part(link)
+        try:
+            await site.until_expelled(worker)
+            await site.until_settled(worker.group)
+        finally:
+            link.heal()
+        return worker.name
+
+    @abstractmethod
+    def part(self, link: Link) -> None: ...
+
+
+class CutWorker(_PartedWorker):
+    """The network between a worker and the broker resets every connection; ClickHouse stays in reach."""
+
+    name = "cut-worker"
+
+    def part(self, link: Link) -> None:
+        """Cut."""
+        link.cut()
+
+
+class SilentNetwork(_PartedWorker):
+    """The network between a worker and the broker swallows everything and tells nobody."""
+
+    name = "silent-network"
+
+    def part(self, link: Link) -> None:
+        """Freeze."""
+        link.freeze()
+
+
+class DiskFull(Fault):
+    """No file of the broker can grow, until producers have stood still."""
+
+    name = "disk-full"
+    needs = frozenset({"broker"})
+    silence: ClassVar[float] = 1.5
+
+    async def strike(self, site: Site, random: Random) -> str:
+        """See `Fault.strike`."""
+        broker = _own(site.broker)
+        broker.limit_files(1)
+        try:
+            await site.load.until_silent(self.silence)
+        finally:
+            broker.limit_files(None)
+        return f"until no record was acknowledged for {self.silence:g} s"
+
+
+class RebalanceStorm(Fault):
+    """Every worker is restarted again and again, by SIGTERM or SIGKILL, all at the same time."""
+
+    name = "rebalance-storm"
+    restarts: ClassVar[int] = 16
+
+    async def strike(self, site: Site, random: Random) -> str:
+        """See `Fault.strike`."""
+
+        async def restart(worker: Worker, own: Random) -> None:
+            for _ in range(self.restarts):
+                await worker.restart(kill=own.random() < 0.5)
+                with anyio.move_on_after(own.uniform(1, 10)):
+                    await site.until_joined(worker)
+
+        async with anyio.create_task_group() as tasks:
+            for worker in site.workers:
+                tasks.start_soon(restart, worker, Random(random.random()))  # noqa: S311
+        return f"{len(site.workers)} workers, {self.restarts} restarts each"
+
+
+class ShortStorm(RebalanceStorm):
+    """The same, three times each."""
+
+    name = "short-storm"
+    restarts = 3
+
+
+FAULTS: dict[str, Fault] = {
+    fault.name: fault
+    for fault in (
+        KillWorker(),
+        RestartWorker(),
+        KillBroker(),
+        KillClickHouse(),
+        KillEverything(),
+        PauseWorker(),
+        LateInsert(),
+        DropAnswers(),
+        DropAnswerAndKill(),
+        SlowSink(),
+        HangingSink(),
+        CutWorker(),
+        SilentNetwork(),
+        DiskFull(),
+        RebalanceStorm(),
+        ShortStorm(),
+    )
+}
+
+
+async def _kill_and_start(service: Service) -> None:
+    await service.kill()
+    await service.start()
+
+
+def _own(service: Service | None) -> Service:
+    if service is None:
+        raise ValueError("this service is not ours to harm")
+    return service
+
+
+def _way(link: T | None) -> T:
+    if link is None:
+        raise ValueError("this site has no links")
+    return link

@@ -1,0 +1,194 @@
+"""What happened in a run, as Arrow tables: the only thing that checkers, report and timeline look at.
+
+Every time is in nanoseconds since the epoch, by the clock of this machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import feather
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["SCHEMAS", "Ending", "History", "Outcome", "Recorder", "where"]
+
+Outcome = Literal["acked", "aborted", "unknown"]
+"""Of a record: the broker said yes, its transaction was aborted, or nobody knows."""
+
+Ending = Literal["running", "stopped", "killed", "died"]
+"""Of a process: not yet; by our SIGTERM; by our SIGKILL; by itself."""
+
+
+def _schema(text: str = "", number: str = "", **others: pa.DataType) -> pa.Schema:
+    columns: dict[str, pa.DataType] = dict.fromkeys(text.split(), pa.string())
+    columns |= dict.fromkeys(number.split(), pa.int64())
+    return pa.schema(list((columns | others).items()))
+
+
+SCHEMAS: dict[str, pa.Schema] = {
+    # One line per record; the offset is null unless it is known.
+    "produced": _schema("topic outcome", "partition offset id time", poison=pa.bool_()),
+    # What is in the sink at the end, by group; `time` is when its INSERT began.
+    "rows": _schema("group topic", "partition offset id time"),
+    # What was given to the error sink.
+    "dead": _schema("group topic", "partition offset time"),
+    # Committed offsets as the broker showed them at `time`.
+    "commits": _schema("group topic", "partition offset time"),
+    "memory": _schema("process", "bytes time"),
+    # One line per process; `ended` and `code` are null while it runs.
+    "processes": _schema("name ending", "pid started ended code"),
+    # The course of the run: phases, faults (from `time` to `until`), what was noticed.
+    "events": _schema("kind name detail", "time until"),
+}
+
+
+@dataclass(frozen=True)
+class History:
+    """The tables of one run; `SCHEMAS` says what is in them.
+
+    Attributes:
+        unread: tables that could not be read, as `table/group`, and why: what depends on them is
+            unknown.
+    """
+
+    produced: pa.Table
+    rows: pa.Table
+    dead: pa.Table
+    commits: pa.Table
+    memory: pa.Table
+    processes: pa.Table
+    events: pa.Table
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        tables: Mapping[str, Sequence[Mapping[str, Any]] | pa.Table],
+        unread: Mapping[str, str] | None = None,
+    ) -> History:
+        """A history from tables, or from lists of lines; what is not given is empty."""
+        made = {}
+        for name, schema in SCHEMAS.items():
+            table = tables.get(name, [])
+            if not isinstance(table, pa.Table):
+                table = pa.Table.from_pylist([dict(line) for line in table], schema=schema)
+            made[name] = table.select(schema.names).cast(schema)
+        return cls(**made, unread=dict(unread or {}))
+
+    def group(self, table: str, group: str) -> pa.Table:
+        """The lines of a table that belong to one group."""
+        return where(getattr(self, table), "group", group)
+
+    def save(self, directory: Path) -> None:
+        """Write every table as an Arrow file."""
+        directory.mkdir(parents=True, exist_ok=True)
+        for part in fields(self):
+            if part.name in SCHEMAS:
+                feather.write_feather(
+                    getattr(self, part.name), directory / f"{part.name}.arrow", compression="zstd"
+                )
+
+    @classmethod
+    def load(cls, directory: Path) -> History:
+        """What `save` wrote; checkers can be run again on it."""
+        return cls.of({name: feather.read_table(directory / f"{name}.arrow") for name in SCHEMAS})
+
+
+class Recorder:
+    """Takes down what happens while it happens."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, list[pa.Table]] = defaultdict(list)
+        self._lines: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self._unread: dict[str, str] = {}
+        self.acknowledged: dict[str, dict[int, int]] = {}
+        """By topic and partition: the offset after the last record that was acknowledged."""
+
+    def table(self, name: str, table: pa.Table) -> None:
+        """Add many lines at once."""
+        self._tables[name].append(table.select(SCHEMAS[name].names).cast(SCHEMAS[name]))
+
+    def line(self, table: str, **values: object) -> dict[str, Any]:
+        """Add one line, at this moment unless it has a time; returns it, so that it can be completed."""
+        line: dict[str, Any] = {"time": time.time_ns(), **values}
+        self._lines[table].append(line)
+        return line
+
+    def event(self, kind: str, name: str, detail: str = "") -> dict[str, Any]:
+        """Add an event; set its `until` when it is over."""
+        return self.line("events", kind=kind, name=name, detail=detail, until=None)
+
+    def unread(self, name: str, reason: str) -> None:
+        """A table could not be read."""
+        self._unread[name] = reason
+
+    def produced(
+        self,
+        topic: str,
+        partition: int,
+        first: int | None,
+        ids: range,
+        outcome: Outcome,
+        poison: Iterable[int] = (),
+    ) -> None:
+        """Records of one batch: with the offset of its first record if they were acknowledged."""
+        count, bad = len(ids), set(poison)
+        offsets = [None] * count if first is None else list(range(first, first + count))
+        self.records(topic, [partition] * count, offsets, list(ids), outcome, bad)
+
+    def records(
+        self,
+        topic: str,
+        partitions: Sequence[int],
+        offsets: Sequence[int | None],
+        ids: Sequence[int],
+        outcome: Outcome,
+        poison: set[int],
+    ) -> None:
+        """Records one by one."""
+        count = len(ids)
+        self.table(
+            "produced",
+            pa.table(
+                {
+                    "topic": [topic] * count,
+                    "partition": pa.array(partitions, pa.int64()),
+                    "offset": pa.array(offsets, pa.int64()),
+                    "id": pa.array(ids, pa.int64()),
+                    "outcome": [outcome] * count,
+                    "poison": pa.array([number in poison for number in ids], pa.bool_()),
+                    "time": pa.array([time.time_ns()] * count, pa.int64()),
+                }
+            ),
+        )
+        if outcome == "acked":
+            ends = self.acknowledged.setdefault(topic, {})
+            for partition, offset in zip(partitions, offsets, strict=True):
+                if offset is not None:
+                    ends[partition] = max(ends.get(partition, 0), offset + 1)
+
+    def history(self) -> History:
+        """Everything so far."""
+        tables = {
+            name: pa.concat_tables(
+                [
+                    *self._tables[name],
+                    pa.Table.from_pylist(self._lines[name], schema=schema),
+                ]
+            )
+            for name, schema in SCHEMAS.items()
+        }
+        return History.of(tables, self._unread)
+
+
+def where(table: pa.Table, column: str, value: str | int) -> pa.Table:
+    """The lines of a table with this value."""
+    return table.filter(pc.field(column) == pc.scalar(value))

@@ -1,0 +1,160 @@
+"""The scenarios: which system, which faults, and what is expected of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, cast
+
+from chaos.checkers import Delivery, Promise
+from chaos.faults import FAULTS
+from chaos.site import GroupSpec, Shape
+from chaos.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chaos.faults import Need
+    from chaos.site import Outside
+    from chaos.workload import Mode
+
+__all__ = ["LONG", "SCENARIOS", "SHORT", "Scenario"]
+
+MIB: Final = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A run in words.
+
+    Attributes:
+        faults: their names; all of them once a round, in an order that the seed decides.
+        between: records that must be acknowledged between two faults.
+        finds: checkers that must find a violation, because the guarantee is switched off.
+        patience: seconds for a fault to have its effect, and as many again for the system to recover.
+        memory_limit: bytes that no process may exceed.
+    """
+
+    name: str
+    about: str
+    shape: Shape
+    faults: Sequence[str]
+    rounds: int = 1
+    between: int = 1_000
+    finds: frozenset[str] = frozenset()
+    patience: float = 90.0
+    memory_limit: int = 1_024 * MIB
+
+    def promises(self, groups: Sequence[GroupSpec], topic: str) -> list[Promise]:
+        """What each group claims; one whose guarantee is switched off claims exactly once, and fails."""
+        return [
+            Promise(
+                spec.name,
+                topic,
+                "exactly-once" if self.finds else cast("Delivery", spec.workload.mode),
+            )
+            for spec in groups
+        ]
+
+    def impossible(self, outside: Outside) -> list[str]:
+        """The faults that cannot strike services that are not ours, or this shape."""
+        lacking: set[Need] = set()
+        if outside.bootstrap_servers is not None:
+            lacking.add("broker")
+        if outside.clickhouse_url is not None:
+            lacking.add("clickhouse")
+        if not self.shape.links:
+            lacking.add("links")
+        if any(spec.workers < 2 for spec in self.shape.groups):
+            lacking.add("peers")
+        return [name for name in self.faults if FAULTS[name].needs & lacking]
+
+    def of_mode(self, mode: Mode) -> Scenario:
+        """The same, delivered in another way."""
+        groups = [
+            replace(spec, workload=replace(spec.workload, mode=mode)) for spec in self.shape.groups
+        ]
+        return replace(self, shape=replace(self.shape, groups=groups))
+
+
+def _group(mode: Mode, workers: int = 2, *, name: str = "group", dead: str = "topic") -> GroupSpec:
+    table = f"chaos_{name}"
+    dead_letters = f"chaos-{name}-dead" if dead == "topic" else ""
+    dead_table = f"{table}_dead" if dead == "table" else ""
+    return GroupSpec(name, Workload(table, mode, dead_table, dead_letters), workers)
+
+
+_CRASHES: Final = ("kill-worker", "kill-broker", "kill-clickhouse", "kill-everything")
+_NETWORK: Final = ("late-insert", "drop-answers", "drop-answer-and-kill", "cut-worker", "slow-sink")
+_PATIENT: Final = ("pause-worker", "hanging-sink", "silent-network")
+
+SHORT: Final = (
+    Scenario(
+        "crashes",
+        "SIGKILL of workers, broker, ClickHouse and all at once; a full disk",
+        Shape([_group("exactly-once")]),
+        (*_CRASHES, "disk-full"),
+    ),
+    Scenario(
+        "network",
+        "late INSERTs, swallowed answers, a worker parted from the broker, a slow sink",
+        Shape([_group("exactly-once", dead="table")], links=True),
+        _NETWORK,
+    ),
+    Scenario(
+        "storm",
+        "two strategies in two groups on one topic, every worker restarted again and again",
+        Shape(
+            [_group("exactly-once", name="one"), _group("at-least-once", name="two", dead="table")],
+            partitions=12,
+        ),
+        ("short-storm",),
+    ),
+    Scenario(
+        "commit-after-insert",
+        "the guarantee switched off: INSERTs without tokens, offsets committed afterwards",
+        Shape([_group("commit-after-insert")], links=True),
+        ("drop-answer-and-kill",),
+        finds=frozenset({"duplicates"}),
+    ),
+    Scenario(
+        "resume-from-max",
+        "the guarantee switched off: a new owner asks the table how far the last one came",
+        Shape([_group("resume-from-max")], links=True),
+        ("late-insert",),
+        finds=frozenset({"duplicates"}),
+    ),
+)
+
+LONG: Final = (
+    Scenario(
+        "everything",
+        "every fault, three times",
+        Shape([_group("exactly-once", 4)], partitions=16, rate=5_000, links=True),
+        (*_CRASHES, *_NETWORK, *_PATIENT, "restart-worker", "disk-full"),
+        rounds=3,
+        between=5_000,
+        patience=180,
+    ),
+    Scenario(
+        "rebalance-storm",
+        "8 workers, 32 partitions, 16 restarts of each, 100,000 records and more",
+        Shape([_group("exactly-once", 8)], partitions=32, rate=2_000),
+        ("rebalance-storm",),
+        between=100_000,
+        patience=1_800,
+    ),
+    Scenario(
+        "at-least-once",
+        "crashes and network without exactly once: nothing is lost, doubles are legal",
+        Shape([_group("at-least-once", 3)], partitions=12, links=True),
+        (*_CRASHES, *_NETWORK, "pause-worker"),
+    ),
+    Scenario(
+        "at-most-once",
+        "offsets committed before the INSERT: nothing is doubled, losses are legal",
+        Shape([_group("at-most-once", 3)], partitions=12, links=True),
+        (*_CRASHES, "cut-worker", "pause-worker", "slow-sink"),
+    ),
+)
+
+SCENARIOS: Final = {scenario.name: scenario for scenario in (*SHORT, *LONG)}

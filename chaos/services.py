@@ -1,0 +1,270 @@
+"""The processes of a run: started, killed, stopped in their tracks, restarted, and never left behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import anyio
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+
+    from anyio.abc import Process, TaskGroup
+
+    from chaos.history import Recorder
+
+__all__ = ["Service", "ServiceFailed", "Services", "free_port"]
+
+STOP_TIMEOUT: Final = 40.0
+START_TIMEOUT: Final = 90.0
+_ROOT: Final = Path(__file__).resolve().parents[1]
+
+
+class ServiceFailed(Exception):
+    """A process did not come up; the message has the end of its log."""
+
+
+class Service:
+    """One process at a time, over and over: `name` is the same for all of them.
+
+    Made by `Services.add`.
+
+    Args:
+        arguments: of `kmr`; made anew for each start.
+        ready_line: what its output says when it is ready; None: it is ready when it runs.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Callable[[], Sequence[str]],
+        services: Services,
+        environment: Mapping[str, str],
+        ready_line: str | None,
+    ) -> None:
+        self.name = name
+        self.wanted = False
+        """Whether it is meant to run: false from the moment that it is told to end."""
+        self._arguments = arguments
+        self._services = services
+        self._environment = environment
+        self._ready_line = ready_line
+        self._process: Process | None = None
+        self._line: dict[str, Any] = {}
+        self._ended = anyio.Event()
+        self._ready = anyio.Event()
+        self._tail: deque[str] = deque(maxlen=20)
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a process."""
+        return self._process is not None and self._process.returncode is None
+
+    @property
+    def pid(self) -> int:
+        """The number of the process that runs, or ran last."""
+        assert self._process is not None, f"{self.name} was never started"  # noqa: S101
+        return self._process.pid
+
+    async def start(self) -> None:
+        """Start it, and wait until it is ready. Raises ServiceFailed if it ends instead."""
+        assert not self.running, f"{self.name} runs already"  # noqa: S101
+        self._ready, self._ended = anyio.Event(), anyio.Event()
+        kmr = str(Path(sys.executable).with_name("kmr"))
+        self._process = await anyio.open_process(
+            [kmr, *self._arguments()],
+            stdin=None,
+            stderr=subprocess.STDOUT,
+            cwd=_ROOT,
+            env={**os.environ, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1", **self._environment},
+            start_new_session=True,  # Ctrl-C reaches the suite alone
+        )
+        self.wanted = True
+        self._line = self._services.recorder.line(
+            "processes",
+            name=self.name,
+            pid=self._process.pid,
+            started=time.time_ns(),
+            ended=None,
+            code=None,
+            ending="running",
+        )
+        self._services.tasks.start_soon(self._watch, self._process, self._line, self._ended)
+        if self._ready_line is None:
+            return
+        with anyio.move_on_after(START_TIMEOUT):
+            await self._ready.wait()
+        if not self._ready.is_set() or not self.running:
+            raise ServiceFailed(f"{self.name} did not come up:\n{self.tail()}")
+
+    async def kill(self) -> None:
+        """SIGKILL, also for a process that is paused."""
+        await self._end(signal.SIGKILL, "killed")
+
+    async def stop(self) -> int:
+        """SIGTERM, and SIGKILL if it has not ended after 40 s. Returns the exit code."""
+        self.resume()
+        await self._end(signal.SIGTERM, "stopped")
+        return self._process.returncode or 0 if self._process else 0
+
+    def pause(self) -> None:
+        """SIGSTOP: it stands still, and its connections stay open."""
+        self._send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._send(signal.SIGCONT)
+
+    def limit_files(self, size: int | None) -> None:
+        """Let no file of the process grow beyond `size` bytes: what a full disk is like. None: no limit."""
+        with suppress(ProcessLookupError):
+            _, hard = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)
+            soft = hard if size is None else size
+            resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (soft, hard))
+
+    def resident_bytes(self) -> int | None:
+        """Its memory now; None when it does not run."""
+        if not self.running:
+            return None
+        try:
+            pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
+        except (OSError, IndexError):
+            return None
+        return int(pages) * resource.getpagesize()
+
+    def tail(self) -> str:
+        """The end of its output."""
+        return "\n".join(self._tail)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._process is not None and self.running:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def _end(self, number: signal.Signals, ending: str) -> None:
+        self.wanted = False
+        if self._process is None or not self.running:
+            return
+        self._line["ending"] = ending
+        self._send(number)
+        with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(STOP_TIMEOUT):
+                await self._ended.wait()
+            if not self._ended.is_set():
+                self._services.recorder.event(
+                    "noticed", self.name, f"had not ended {STOP_TIMEOUT:g} s after {number.name}"
+                )
+                self._line["ending"] = "died"  # not as it was told to
+                self._send(signal.SIGKILL)
+            await self._ended.wait()
+
+    async def _watch(self, process: Process, line: dict[str, Any], ended: anyio.Event) -> None:
+        """Keep its output, and take down how it ends."""
+        with anyio.CancelScope(shield=True):  # until it has ended: `Services` ends them all
+            await self._read(process)
+            code = await process.wait()
+            line |= {"code": code, "ended": time.time_ns()}
+            if line["ending"] == "running":
+                line["ending"] = "died"
+                self._services.recorder.event(
+                    "noticed", self.name, f"ended by itself with exit code {code}: {self.tail()}"
+                )
+            self._ready.set()
+            ended.set()
+
+    async def _read(self, process: Process) -> None:
+        assert process.stdout is not None  # noqa: S101
+        stream = BufferedByteReceiveStream(process.stdout)
+        with self._services.log_of(self.name).open("ab") as log:
+            while True:
+                try:
+                    text = await stream.receive_until(b"\n", 1 << 20)
+                except (anyio.EndOfStream, anyio.IncompleteRead):
+                    return
+                except anyio.DelimiterNotFound:
+                    text = await stream.receive_exactly(1 << 20)
+                log.write(text + b"\n")
+                log.flush()
+                self._tail.append(text.decode(errors="replace"))
+                if self._ready_line is not None and self._ready_line in self._tail[-1]:
+                    self._ready.set()
+
+
+class Services:
+    """All processes of a run; on leaving, whatever still runs is stopped, the last one first."""
+
+    def __init__(self, logs: Path, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.tasks: TaskGroup
+        self._logs = logs
+        self._all: list[Service] = []
+
+    async def __aenter__(self) -> Self:
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self.tasks = await anyio.create_task_group().__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await self.stop_all()
+        finally:
+            await self.tasks.__aexit__(kind, error, trace)
+
+    def add(
+        self,
+        name: str,
+        arguments: Callable[[], Sequence[str]],
+        *,
+        ready_line: str | None = None,
+        **environment: str,
+    ) -> Service:
+        """Declare a service; it is not started."""
+        service = Service(name, arguments, self, environment, ready_line)
+        self._all.append(service)
+        return service
+
+    def __iter__(self) -> Any:
+        return iter(self._all)
+
+    def log_of(self, name: str) -> Path:
+        """The file that a service's output goes to, through all its restarts."""
+        return self._logs / f"{name}.log"
+
+    async def stop_all(self) -> None:
+        """Stop what runs, the last one first, also while this is being cancelled."""
+        with anyio.CancelScope(shield=True):
+            for service in reversed(self._all):
+                await service.stop()
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on, and that no outgoing connection is given by chance.
+
+    A port of the ephemeral range can be taken while its service is being restarted, even by a client
+    that connects to it, and so to itself.
+    """
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    candidates = random.SystemRandom()
+    while True:
+        port = candidates.randrange(10_000, max(lowest, 10_001))
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -1,0 +1,271 @@
+"""The system under test: a broker, a ClickHouse, workers, and the ways between them."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Final, Self
+
+import anyio
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from chaos import tables
+from chaos.kafka_link import KafkaLink
+from chaos.producers import Load
+from chaos.proxies import HttpLink
+from chaos.services import Services, free_port
+from chaos.view import View, watch_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from anyio.abc import TaskGroup
+
+    from chaos.history import Recorder
+    from chaos.services import Service
+    from chaos.workload import Workload
+
+__all__ = ["GroupSpec", "Outside", "Shape", "Site", "Worker"]
+
+SESSION_TIMEOUT: Final = 6.0  # seconds; the shortest that brokers accept
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """A consumer group: what it does, and with how many workers."""
+
+    name: str
+    workload: Workload
+    workers: int = 2
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a site is made of.
+
+    Attributes:
+        rate: records per second.
+        links: whether workers reach broker and ClickHouse through proxies.
+        poison_every: one record in so many fails in the map; 0: none.
+        flags: more flags of `kmr run`.
+    """
+
+    groups: Sequence[GroupSpec]
+    partitions: int = 6
+    rate: float = 2_500.0
+    links: bool = False
+    poison_every: int = 1_000
+    flags: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Outside:
+    """Services that are there already; None: the site starts its own.
+
+    Attributes:
+        suffix: of topics, groups and tables, so that runs do not meet.
+    """
+
+    bootstrap_servers: str | None = None
+    clickhouse_url: str | None = None
+    suffix: str = ""
+
+
+@dataclass(eq=False)
+class Worker:
+    """A worker's process, and its ways to the broker and to ClickHouse."""
+
+    service: Service
+    group: str
+    kafka: KafkaLink | None = None
+    clickhouse: HttpLink | None = None
+    _lock: anyio.Lock = field(default_factory=anyio.Lock)
+
+    @property
+    def name(self) -> str:
+        """Its name; also what the broker knows it as."""
+        return self.service.name
+
+    async def restart(self, *, kill: bool) -> None:
+        """SIGKILL or SIGTERM, and a new process."""
+        async with self._lock:
+            await (self.service.kill() if kill else self.service.stop())
+            await self.service.start()
+
+    async def revive(self) -> None:
+        """Start it again if it ended by itself."""
+        async with self._lock:
+            if self.service.wanted and not self.service.running:
+                await self.service.start()
+
+
+class Site:
+    """Everything that runs, from the first process to the last; an async context manager."""
+
+    def __init__(self, shape: Shape, outside: Outside, directory: Path, recorder: Recorder) -> None:
+        self.shape = shape
+        self.recorder = recorder
+        self.workers: list[Worker] = []
+        self.broker: Service | None = None
+        self.clickhouse: Service | None = None
+        self.topic = f"chaos{outside.suffix}"
+        self._outside = outside
+        self._directory = directory
+        self._services = Services(directory / "logs", recorder)
+        self.bootstrap_servers = outside.bootstrap_servers or f"127.0.0.1:{free_port()}"
+        self.clickhouse_url = outside.clickhouse_url or f"http://127.0.0.1:{free_port()}"
+        self.groups = [
+            GroupSpec(f"{spec.name}{outside.suffix}", spec.workload, spec.workers)
+            for spec in shape.groups
+        ]
+        self.load = Load(
+            self.bootstrap_servers,
+            self.topic,
+            shape.partitions,
+            recorder,
+            rate=shape.rate,
+            poison_every=shape.poison_every,
+        )
+        self.view = View(self.bootstrap_servers, (spec.name for spec in self.groups), recorder)
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            self._stack = stack
+            await stack.enter_async_context(self._services)
+            await self._start_services()
+            await self._create_topics()
+            for spec in self.groups:
+                await tables.create(self.clickhouse_url, spec.workload)
+            await self._declare_workers(stack)
+            self._tasks: TaskGroup = await stack.enter_async_context(anyio.create_task_group())
+            stack.callback(self._tasks.cancel_scope.cancel)
+            self._tasks.start_soon(self.view.watch)
+            self._tasks.start_soon(watch_memory, self._services, self.recorder)
+            async with anyio.create_task_group() as starting:
+                for worker in self.workers:
+                    starting.start_soon(worker.service.start)
+            self._tasks.start_soon(self._supervise)
+            await self.until_shared()
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    def start_load(self, seed: int) -> anyio.Event:
+        """Let records flow until `load.stop`; the event is set when all of them were answered."""
+        finished = anyio.Event()
+
+        async def run() -> None:
+            await self.load.run(Random(seed))  # noqa: S311  no secrets
+            finished.set()
+
+        self._tasks.start_soon(run)
+        return finished
+
+    async def until_shared(self) -> None:
+        """Wait until every worker that is meant to run, and nobody else, shares the partitions."""
+        await self.view.until(
+            lambda: all(
+                self.view.groups.get(spec.name) is not None
+                and self.view.groups[spec.name].state == "Stable"
+                and self.view.members(spec.name) == self._wanted(spec.name)
+                for spec in self.groups
+            )
+        )
+
+    async def until_settled(self, *groups: str) -> None:
+        """Wait until all that is acknowledged by now has been committed by these groups, or by all."""
+        ends = dict(self.recorder.acknowledged.get(self.topic, {}))
+        names = groups or tuple(spec.name for spec in self.groups)
+        await self.view.until(
+            lambda: all(
+                self.view.offsets[group].get((self.topic, partition), 0) >= end
+                for group in names
+                for partition, end in ends.items()
+            )
+        )
+
+    async def until_expelled(self, worker: Worker) -> None:
+        """Wait until a worker that is not heard of is no longer a member of its group."""
+        await self.view.until(lambda: worker.name not in self.view.members(worker.group))
+
+    async def until_joined(self, worker: Worker) -> None:
+        """Wait until a worker is a member and has partitions."""
+        await self.view.until(lambda: self.view.owns(worker.group, worker.name) > 0)
+
+    async def stop_workers(self) -> None:
+        """SIGTERM for every worker; they drain, commit and leave."""
+        async with anyio.create_task_group() as tasks:
+            for worker in self.workers:
+                tasks.start_soon(worker.service.stop)
+
+    def _wanted(self, group: str) -> frozenset[str]:
+        return frozenset(
+            worker.name
+            for worker in self.workers
+            if worker.group == group and worker.service.wanted
+        )
+
+    async def _start_services(self) -> None:
+        if self._outside.bootstrap_servers is None:
+            host, _, port = self.bootstrap_servers.rpartition(":")
+            data = str(self._directory / "broker")
+            flags = ("--data", data, "--host", host, "--port", port, "--no-auto-create-topics")
+            self.broker = self._services.add(
+                "broker", lambda: ["broker", "serve", *flags], ready_line="listening on"
+            )
+            await self.broker.start()
+        if self._outside.clickhouse_url is None:
+            port = self.clickhouse_url.rpartition(":")[2]
+            path = str(self._directory / "clickhouse")
+            self.clickhouse = self._services.add(
+                "clickhouse",
+                lambda: ["clickhouse", "serve", "--data", path, "--port", port],
+                ready_line="answers on",
+            )
+            await self.clickhouse.start()
+
+    async def _create_topics(self) -> None:
+        dead = {spec.workload.dead_topic for spec in self.groups if spec.workload.dead_topic}
+        topics = [NewTopic(self.topic, self.shape.partitions, 1)]
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
+        await admin.start()
+        try:
+            await admin.create_topics([*topics, *(NewTopic(name, 1, 1) for name in sorted(dead))])
+        finally:
+            await admin.close()
+
+    async def _declare_workers(self, stack: AsyncExitStack) -> None:
+        for spec in self.groups:
+            for number in range(1, spec.workers + 1):
+                kafka, clickhouse = None, None
+                bootstrap_servers, url = self.bootstrap_servers, self.clickhouse_url
+                if self.shape.links:
+                    kafka = await stack.enter_async_context(KafkaLink(bootstrap_servers))
+                    clickhouse = await stack.enter_async_context(HttpLink())
+                    bootstrap_servers = await kafka.bootstrap_servers()
+                    url = await clickhouse.stand_in(url)
+                service = self._declare(f"{spec.name}-{number}", spec, bootstrap_servers, url)
+                self.workers.append(Worker(service, spec.name, kafka, clickhouse))
+
+    def _declare(self, name: str, spec: GroupSpec, bootstrap_servers: str, url: str) -> Service:
+        arguments = [
+            *("run", "chaos.workload:strategy", "--topic", self.topic, "--group", spec.name),
+            *("--bootstrap-servers", bootstrap_servers, "--client-id", name),
+            *("--session-timeout", f"{SESSION_TIMEOUT:g}", "--heartbeat-interval", "0.3"),
+            *("--commit-interval", "0.3", "--isolation-level", "read_committed"),
+            *self.shape.flags,
+        ]
+        return self._services.add(
+            name, lambda: arguments, KMR_CLICKHOUSE_URL=url, **spec.workload.environment()
+        )
+
+    async def _supervise(self) -> None:
+        """Start a worker again that ended by itself, as an operator's supervisor would."""
+        while True:
+            for worker in self.workers:
+                await worker.revive()
+            await anyio.sleep(0.5)

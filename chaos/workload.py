@@ -1,0 +1,113 @@
+"""The strategy that workers run: `kmr run chaos.workload:strategy`, with what to do in the environment."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from chaos.unguarded import CommitAfterInsert, ResumeFromMax
+from framework import Strategy, map_batch
+from framework.sinks import ClickHouseWriter, DeadLetterWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from framework import Reducer
+
+__all__ = ["ID_BYTES", "Mode", "Workload", "identify", "strategy"]
+
+Mode = Literal[
+    "exactly-once", "at-least-once", "at-most-once", "commit-after-insert", "resume-from-max"
+]
+"""How the strategy delivers; the last two have the guarantee switched off."""
+
+ID_BYTES: Final = 20
+"""A record's value begins with its id, in so many decimal digits."""
+
+_PREFIX: Final = "CHAOS_"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a group does with the records.
+
+    Attributes:
+        table: where rows go: columns topic, partition, offset, id.
+        dead_table: where failed records go: a table, or else
+        dead_topic: a topic; without either, a failed record stops the worker.
+        max_rows: limits of a flush,
+        max_age: in seconds.
+        sink_timeout: seconds for one INSERT, then it is tried again.
+    """
+
+    table: str
+    mode: Mode = "exactly-once"
+    dead_table: str = ""
+    dead_topic: str = ""
+    max_rows: int = 1_000
+    max_age: float = 0.3
+    sink_timeout: float = 5.0
+
+    def environment(self) -> dict[str, str]:
+        """What tells a worker of it."""
+        return {_PREFIX + name.upper(): str(value) for name, value in asdict(self).items()}
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Self:
+        """What `environment` gave."""
+        kinds = {"max_rows": int, "max_age": float, "sink_timeout": float}
+        return cls(
+            **{
+                name: kinds.get(name, str)(environ[_PREFIX + name.upper()])
+                for name in cls.__dataclass_fields__
+                if _PREFIX + name.upper() in environ
+            }
+        )
+
+    def strategy(self) -> Strategy:
+        """The strategy itself."""
+        return Strategy(map=identify, reduce=[self._sink()], reduce_err=self._error_sink())
+
+    def _sink(self) -> Reducer:
+        limits: dict[str, Any] = {"max_rows": self.max_rows, "max_age": self.max_age}
+        if self.mode == "commit-after-insert":
+            return CommitAfterInsert(self.table, **limits)
+        if self.mode == "resume-from-max":
+            return ResumeFromMax(self.table, **limits)
+        return ClickHouseWriter(
+            self.table, timeout=self.sink_timeout, connect_timeout=30.0, **limits
+        )
+
+    def _error_sink(self) -> Reducer | None:
+        if self.dead_topic:
+            return DeadLetterWriter(self.dead_topic, max_age=self.max_age)
+        if self.dead_table:
+            return ClickHouseWriter(
+                self.dead_table,
+                columns=["topic", "partition", "offset"],
+                extra_columns="ignore",
+                timeout=self.sink_timeout,
+                connect_timeout=30.0,
+                max_age=self.max_age,
+            )
+        return None
+
+
+@map_batch
+def identify(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Where each record was, and its id; a value that does not begin with one is poison."""
+    digits = pc.binary_slice(batch.column("value"), 0, ID_BYTES)
+    return pa.RecordBatch.from_arrays(
+        [
+            *(batch.column(name) for name in ("topic", "partition", "offset")),
+            digits.cast(pa.string()).cast(pa.int64()),
+        ],
+        names=["topic", "partition", "offset", "id"],
+    )
+
+
+strategy = Workload.of({f"{_PREFIX}TABLE": "chaos", **os.environ}).strategy()
