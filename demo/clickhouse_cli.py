@@ -15,6 +15,7 @@ from rich.console import Console
 from demo.clickhouse_http import is_local_name
 from demo.clickhouse_server import EmbeddedClickHouse
 from demo.clickhouse_statement import parse
+from framework.errors import SettingsError
 from framework.sinks.clickhouse_client import URL_VARIABLE, Target, connect
 
 __all__ = ["app"]
@@ -73,7 +74,7 @@ async def _serve(server: EmbeddedClickHouse) -> None:
 
 @app.command
 def query(
-    sql: str,
+    sql: str | None = None,
     *,
     url: str | None = None,
     format: Annotated[str, Parameter(name=["--format", "-f"])] = "PrettyCompactMonoBlock",  # noqa: A002
@@ -83,13 +84,19 @@ def query(
     Parameters
     ----------
     sql
-        The statement.
+        The statement; without one it is read from standard input: query < statement.sql
     url
         http://user:password@host:8123/database, or chdb:///directory; by default the environment's
         KMR_CLICKHOUSE_URL, else http://127.0.0.1:8123.
     format
         Any ClickHouse format: CSV, JSONEachRow, Vertical, ...
     """
+    if sql is None:
+        if sys.stdin.isatty():
+            raise SettingsError(
+                "no statement: kmr clickhouse query 'SELECT ...', or < statement.sql"
+            )
+        sql = sys.stdin.read()
     statement = parse(sql.encode())
     sql = sql.strip().rstrip(";")
     # only a statement with a result takes a FORMAT clause, and only one

@@ -37,13 +37,13 @@ def how_to_go_on(console: Console, directory: Path, records: int, *, spark: bool
         f"Check it by hand (all is in {directory}; the demo begins anew):",
         f"  serve the tables   {kmr} clickhouse serve --data {directory}/clickhouse",
         f"  workers            {check}/{WORKERS.database}",
-        f'                     {query}/{WORKERS.database} "$(cat {_relative(RESULTS)})"',
+        f"                     {query}/{WORKERS.database} < {_relative(RESULTS)}",
     ]
     if spark:
         lines += [
             f"  Spark              {check}/{SPARK.database}",
-            f'                     {query}/{SPARK.database} "$(cat {_relative(RESULTS)})"',
-            f'  rows that differ   {query} "$(cat {_relative(DIFFERENCES)})"',
+            f"                     {query}/{SPARK.database} < {_relative(RESULTS)}",
+            f"  rows that differ   {query} < {_relative(DIFFERENCES)}",
         ]
     lines += [
         "How to go on:",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import subprocess
 import sys
@@ -137,6 +138,8 @@ def test_kmr_clickhouse_query_prints_a_table(
     assert kmr("query", "SELECT 1, 2", "--format", "CSV") == "1,2\n"
     assert kmr("query", "SELECT 1, 2 FORMAT TSV", "--url", clickhouse_url) == "1\t2\n"
     assert kmr("query", "CREATE OR REPLACE TABLE made (a UInt8) ENGINE = Memory") == ""
+    monkeypatch.setattr("sys.stdin", io.StringIO("-- a comment\nSELECT 3;\n"))
+    assert kmr("query", "--format", "CSV") == "3\n"
     with pytest.raises(KmrError, match="nowhere"):
         kmr("query", "SELECT * FROM nowhere")
     with pytest.raises(KmrError, match="Connection refused"):

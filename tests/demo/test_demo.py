@@ -28,7 +28,9 @@ LONG = 900.0  # seconds; only so that nothing hangs
 async def start_demo(directory: Path, environment: Mapping[str, str] | None = None) -> Process:
     surroundings = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **(environment or {})}
     command = [sys.executable, "-m", "demo"]
-    return await anyio.open_process(command, cwd=directory, env=surroundings, stdin=None)
+    return await anyio.open_process(
+        command, cwd=directory, env=surroundings, stdin=None, stderr=subprocess.STDOUT
+    )
 
 
 async def until(process: Process, text: str) -> str:
@@ -182,8 +184,8 @@ async def test_a_demo_that_is_interrupted_in_sparks_half_leaves_no_process_behin
     process = await start_demo(tmp_path)
     with anyio.fail_after(LONG):
         await until(process, "Spark's session is starting")
-        while not any(running in command for command in processes_below(tmp_path)):
-            await anyio.sleep(0.02)  # noqa: ASYNC110  nobody tells
+        while not any(running in command for command in processes_below(tmp_path)):  # noqa: ASYNC110
+            await anyio.sleep(0.02)
         process.send_signal(signal.SIGINT)
         if impatient:
             await until(process, "stopping everything")
@@ -199,8 +201,8 @@ async def test_a_second_demo_in_the_same_folder_says_so_and_touches_nothing(tmp_
     with anyio.fail_after(LONG):
         await until(first, "broker on")
         second = await start_demo(tmp_path)
-        assert second.stderr is not None
-        complaint = b"".join([chunk async for chunk in second.stderr]).decode()
+        assert second.stdout is not None
+        complaint = b"".join([chunk async for chunk in second.stdout]).decode()
         assert await second.wait() == 1
         await second.aclose()
         assert "another demo is running" in complaint
