@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from broker.producer_ids import ProducerIds
     from broker.settings import BrokerSettings
     from broker.topics import Topics
+    from broker.transactions.coordinator import TransactionCoordinator
 
 __all__ = [
     "NODE_ID",
@@ -67,6 +68,7 @@ class Services:
     response_buffers: BufferPool
     producer_ids: ProducerIds
     groups: GroupCoordinator
+    transactions: TransactionCoordinator
 
 
 @dataclass(frozen=True, slots=True)

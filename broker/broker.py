@@ -26,6 +26,9 @@ from broker.producer_ids import ProducerIds
 from broker.server import Server, bind
 from broker.topic_config import default_log_config
 from broker.topics import Topics
+from broker.transactions.coordinator import TransactionCoordinator
+from broker.transactions.store import TransactionStore
+from broker.transactions.types import TransactionSettings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -90,6 +93,7 @@ class Broker:
             topics = storage.topics = Topics(data.path, settings)
             await topics.open(clean=data.was_clean)
             store = storage.offsets = await _open_offsets(data, settings)
+            transaction_store = storage.transactions = await _open_transactions(data, settings)
             producer_ids = _open_producer_ids(data)
 
             appends = Appends(sync=settings.fsync == "always", executor=executor)
@@ -98,6 +102,14 @@ class Broker:
             stack.push_async_callback(_cancel, tasks)
 
             groups = GroupCoordinator(store, _group_settings(settings))
+            transactions = TransactionCoordinator(
+                transaction_store,
+                topics=topics,
+                appends=appends,
+                groups=groups,
+                new_producer_id=producer_ids.next,
+                settings=_transaction_settings(settings),
+            )
             topics.after_deletion = lambda name: groups.remove_topics([name])
             services = Services(
                 settings=settings,
@@ -108,11 +120,13 @@ class Broker:
                 response_buffers=BufferPool(settings.response_memory_bytes),
                 producer_ids=producer_ids,
                 groups=groups,
+                transactions=transactions,
             )
             server = Server(settings, Dispatcher(SERVED, services), appends)
             # At the end: no more requests, answers for who waits in a group or polls, then the rest.
             stack.push_async_callback(_shielded, server.drain)
             await stack.enter_async_context(groups)
+            await stack.enter_async_context(transactions)
             stack.callback(topics.stop)
             stack.callback(server.stop)
             await server.listen(listener)
@@ -140,17 +154,19 @@ class _Storage:
     def __init__(self, data: DataDirectory) -> None:
         self.topics: Topics | None = None
         self.offsets: OffsetStore | None = None
+        self.transactions: TransactionStore | None = None
         self._data = data
 
     async def close(self) -> None:
         with anyio.CancelScope(shield=True):
             clean = False
             try:
-                if self.offsets is not None:
-                    await to_thread.run_sync(self.offsets.close)
+                for store in (self.transactions, self.offsets):
+                    if store is not None:
+                        await to_thread.run_sync(store.close)
                 if self.topics is not None:
                     await self.topics.close()
-                clean = self.offsets is not None  # opened last, so all was opened
+                clean = self.transactions is not None  # opened last, so all was opened
             except (LogError, OSError) as error:
                 logger.error(
                     "not everything could be written; the logs are checked at the next start",
@@ -173,6 +189,17 @@ async def _open_offsets(data: DataDirectory, settings: BrokerSettings) -> Offset
         ) from error
 
 
+async def _open_transactions(data: DataDirectory, settings: BrokerSettings) -> TransactionStore:
+    directory = data.path / "transactions"
+    open_store = partial(
+        TransactionStore.open, directory, default_log_config(settings), clean=data.was_clean
+    )
+    try:
+        return await to_thread.run_sync(open_store)
+    except (LogError, OSError) as error:
+        raise BrokerError(f"the transactions in {directory} cannot be read: {error}") from error
+
+
 def _open_producer_ids(data: DataDirectory) -> ProducerIds:
     path = data.path / "producer-ids"
     try:
@@ -189,6 +216,13 @@ def _group_settings(settings: BrokerSettings) -> GroupSettings:
         max_size=settings.group_max_size,
         offsets_retention=settings.offsets_retention_seconds,
         offset_metadata_max_bytes=settings.offset_metadata_max_bytes,
+    )
+
+
+def _transaction_settings(settings: BrokerSettings) -> TransactionSettings:
+    return TransactionSettings(
+        max_timeout_ms=round(settings.transaction_max_timeout * 1000),
+        id_expiration_ms=round(settings.transactional_id_expiration_seconds * 1000),
     )
 
 

@@ -23,6 +23,7 @@ from broker.apis import (
     produce,
     producers,
     topics,
+    transactions,
     versions,
 )
 from broker.wire.cursor import MalformedRequest
@@ -49,6 +50,7 @@ SERVED: Sequence[AnyApi] = (
     *versions.APIS,
     *topics.APIS,
     *producers.APIS,
+    *transactions.APIS,
     *epochs.APIS,
     *configs.APIS,
     *cluster.APIS,

@@ -12,6 +12,7 @@ import structlog
 from broker.log.errors import LogError
 from broker.membership.group import Group
 from broker.membership.types import (
+    NO_GENERATION,
     Clock,
     GroupDescription,
     GroupError,
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from anyio.abc import TaskGroup
+
+    from broker.markers import Marker
+    from broker.producers import ProducerIdentity
 
 __all__ = ["GroupCoordinator"]
 
@@ -165,16 +169,42 @@ class GroupCoordinator:
         Durable as the fsync setting has it. Raises `LogFailed`: then it is not stored.
         """
         error = self.check_commit(group_id, identity, generation)
-        if error is not None:
-            return error
-        if group_id not in self._groups:
-            self._new_group(group_id)
-        timestamp = int(self._now() * 1000)
-        await self._store.commit(
-            group_id,
-            {each: CommittedOffset(*what, timestamp) for each, what in offsets.items()},
+        if error is None:
+            await self._store.commit(group_id, self._stamped(group_id, offsets))
+        return error
+
+    async def commit_in_transaction(
+        self,
+        group_id: str,
+        identity: MemberIdentity,
+        generation: int,
+        producer: ProducerIdentity,
+        offsets: Mapping[Partition, tuple[int, int, str]],
+    ) -> GroupError | None:
+        """The same, to hold when the transaction of `producer` commits (KIP-98, KIP-447).
+
+        Clients older than KIP-447 name neither member nor generation: they may always.
+        """
+        anybody = identity == MemberIdentity("") and generation <= NO_GENERATION
+        error = (
+            _check_name(group_id) if anybody else self.check_commit(group_id, identity, generation)
         )
-        return None
+        if error is None:
+            stamped = self._stamped(group_id, offsets)
+            await self._store.commit_in_transaction(group_id, producer, stamped)
+        return error
+
+    async def end_transaction(self, producer: ProducerIdentity, marker: Marker) -> None:
+        """Settle what a transaction was to commit. Raises `LogFailed`: then it is still open."""
+        await self._store.end_transaction(producer, marker)
+
+    def pending_producers(self) -> list[ProducerIdentity]:
+        """Whose transactions have offsets that are not settled."""
+        return self._store.pending_producers
+
+    def pending_offsets(self, group_id: str) -> set[Partition]:
+        """The partitions of a group whose offset depends on a transaction that is open."""
+        return self._store.pending(group_id)
 
     async def fetch_offsets(
         self, group_id: str, partitions: Iterable[Partition] | None
@@ -242,6 +272,15 @@ class GroupCoordinator:
         self._groups[group_id] = group
         return group
 
+    def _stamped(
+        self, group_id: str, offsets: Mapping[Partition, tuple[int, int, str]]
+    ) -> dict[Partition, CommittedOffset]:
+        """What a group is about to commit, as of now; the group exists from then on."""
+        if group_id not in self._groups:
+            self._new_group(group_id)
+        timestamp = int(self._now() * 1000)
+        return {each: CommittedOffset(*what, timestamp) for each, what in offsets.items()}
+
     def _drop(self, group: Group) -> None:
         group.close(GroupError.COORDINATOR_NOT_AVAILABLE)
         del self._groups[group.id]
@@ -272,6 +311,8 @@ class GroupCoordinator:
         stored = self._store.stored_group(group.id)
         if stored is not None and stored.timestamp > expired:
             return  # the time counts from when its last member left
+        if self._store.pending(group.id):
+            return  # what it has committed depends on a transaction
         committed = self._store.committed(group.id)
         old = [each for each, what in committed.items() if what.timestamp <= expired]
         self._store.remove_offsets(group.id, old)

@@ -17,6 +17,7 @@ __all__ = [
     "GroupKey",
     "MalformedRecord",
     "OffsetKey",
+    "RecordReader",
     "StoredGroup",
     "decode_group",
     "decode_key",
@@ -25,12 +26,14 @@ __all__ = [
     "encode_group_key",
     "encode_offset",
     "encode_offset_key",
+    "encode_string",
 ]
 
 _OFFSET_KEY: Final = 1
 _GROUP_KEY: Final = 2
 _OFFSET_VALUE: Final = 3
 _GROUP_VALUE: Final = 3
+_INT8: Final = struct.Struct(">b")
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
 _OFFSET_AND_EPOCH: Final = struct.Struct(">hqi")
@@ -79,22 +82,22 @@ def encode_offset_key(key: OffsetKey) -> bytes:
     """Bytes of the key; raises `ValueError` for a name of more than 32,767 bytes."""
     return (
         _INT16.pack(_OFFSET_KEY)
-        + _string(key.group_id)
-        + _string(key.topic)
+        + encode_string(key.group_id)
+        + encode_string(key.topic)
         + _INT32.pack(key.partition)
     )
 
 
 def encode_group_key(group_id: str) -> bytes:
     """Bytes of the key; raises `ValueError` for an id of more than 32,767 bytes."""
-    return _INT16.pack(_GROUP_KEY) + _string(group_id)
+    return _INT16.pack(_GROUP_KEY) + encode_string(group_id)
 
 
 def encode_offset(committed: CommittedOffset) -> bytes:
     """Bytes of the value; raises `ValueError` for metadata of more than 32,767 bytes."""
     return (
         _OFFSET_AND_EPOCH.pack(_OFFSET_VALUE, committed.offset, committed.leader_epoch)
-        + _string(committed.metadata)
+        + encode_string(committed.metadata)
         + _INT64.pack(committed.timestamp)
     )
 
@@ -104,19 +107,19 @@ def encode_group(group: StoredGroup) -> bytes:
     snapshot = group.snapshot
     parts = [
         _INT16.pack(_GROUP_VALUE),
-        _string(snapshot.protocol_type),
+        encode_string(snapshot.protocol_type),
         _INT32.pack(snapshot.generation),
-        _string(snapshot.protocol_name),
-        _string(snapshot.leader_id),
+        encode_string(snapshot.protocol_name),
+        encode_string(snapshot.leader_id),
         _INT64.pack(group.timestamp),
         _INT32.pack(len(snapshot.members)),
     ]
     for member in snapshot.members:
         parts += (
-            _string(member.member_id),
-            _string(member.instance_id),
-            _string(member.client_id),
-            _string(member.client_host),
+            encode_string(member.member_id),
+            encode_string(member.instance_id),
+            encode_string(member.client_id),
+            encode_string(member.client_host),
             _milliseconds(member.rebalance_timeout),
             _milliseconds(member.session_timeout),
             _bytes(member.metadata),
@@ -127,7 +130,7 @@ def encode_group(group: StoredGroup) -> bytes:
 
 def decode_key(data: bytes) -> OffsetKey | GroupKey:
     """The key; raises `MalformedRecord`."""
-    reader = _Reader(data)
+    reader = RecordReader(data)
     version = reader.int16()
     if version in (0, _OFFSET_KEY):
         return OffsetKey(reader.string(), reader.string(), reader.int32())
@@ -138,7 +141,7 @@ def decode_key(data: bytes) -> OffsetKey | GroupKey:
 
 def decode_offset(data: bytes) -> CommittedOffset:
     """The value of an offset; raises `MalformedRecord`."""
-    reader = _Reader(data)
+    reader = RecordReader(data)
     version = reader.int16()
     if version != _OFFSET_VALUE:
         raise MalformedRecord(f"an offset of version {version}")
@@ -147,7 +150,7 @@ def decode_offset(data: bytes) -> CommittedOffset:
 
 def decode_group(data: bytes) -> StoredGroup:
     """The value of a group; raises `MalformedRecord`."""
-    reader = _Reader(data)
+    reader = RecordReader(data)
     version = reader.int16()
     if version != _GROUP_VALUE:
         raise MalformedRecord(f"a group of version {version}")
@@ -160,7 +163,7 @@ def decode_group(data: bytes) -> StoredGroup:
     )
 
 
-def _decode_member(reader: _Reader) -> MemberSnapshot:
+def _decode_member(reader: RecordReader) -> MemberSnapshot:
     member_id, instance_id = reader.string(), reader.nullable_string()
     client_id, client_host = reader.string(), reader.string()
     rebalance_timeout, session_timeout = reader.int32() / 1000, reader.int32() / 1000
@@ -176,7 +179,8 @@ def _decode_member(reader: _Reader) -> MemberSnapshot:
     )
 
 
-def _string(value: str | None) -> bytes:
+def encode_string(value: str | None) -> bytes:
+    """Bytes of a nullable string; raises `ValueError` if they are more than 32,767."""
     if value is None:
         return _INT16.pack(-1)
     data = value.encode()
@@ -193,12 +197,15 @@ def _milliseconds(seconds: float) -> bytes:
     return _INT32.pack(min(round(seconds * 1000), 0x7FFFFFFF))
 
 
-class _Reader:
+class RecordReader:
     """Reads fields one after the other; raises `MalformedRecord` where there is none."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
+
+    def int8(self) -> int:
+        return int(_INT8.unpack(self._take(1))[0])
 
     def int16(self) -> int:
         return int(_INT16.unpack(self._take(2))[0])

@@ -101,9 +101,7 @@ class ProducerStates:
         aborted: the transactions that ended with an abort marker.
     """
 
-    def __init__(self, *, expiry_ms: int = DEFAULT_EXPIRY_MS) -> None:
-        """`expiry_ms`: a producer that has sent nothing for this long is forgotten."""
-        self._expiry_ms = expiry_ms
+    def __init__(self) -> None:
         self._producers: dict[int, _Producer] = {}
         self._open: dict[int, int] = {}  # producer id -> first offset, in the order of the offsets
         self.aborted = AbortedTransactions()
@@ -210,15 +208,15 @@ class ProducerStates:
                 )
             )
 
-    def expire(self, now_ms: int) -> int:
-        """Forgets producers that have sent nothing for the expiry time; returns how many.
+    def expire(self, now_ms: int, *, expiry_ms: int = DEFAULT_EXPIRY_MS) -> int:
+        """Forgets producers that have sent nothing for `expiry_ms`; returns how many.
 
         Those with an open transaction stay.
         """
         idle = [
             producer_id
             for producer_id, producer in self._producers.items()
-            if now_ms - producer.last_seen_ms >= self._expiry_ms and producer_id not in self._open
+            if now_ms - producer.last_seen_ms >= expiry_ms and producer_id not in self._open
         ]
         for producer_id in idle:
             del self._producers[producer_id]

@@ -54,6 +54,11 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     offsets_retention_seconds: float = 7 * DAY
     offset_metadata_max_bytes: int = 4 * KIB
 
+    # transactions and idempotent producers
+    transaction_max_timeout: float = 900.0
+    transactional_id_expiration_seconds: float = 7 * DAY
+    producer_id_expiration_seconds: float = DAY
+
     # connections
     request_max_bytes: int = 100 * MIB  # a larger request closes its connection
     control_request_max_bytes: int = 4 * MIB  # the same, of all requests but Produce
@@ -84,6 +89,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "group_min_session_timeout",
             "group_max_size",
             "offsets_retention_seconds",
+            "transaction_max_timeout",
+            "transactional_id_expiration_seconds",
+            "producer_id_expiration_seconds",
             "request_memory_bytes",
             "fetch_max_bytes",
             "control_request_max_bytes",

@@ -76,6 +76,11 @@ class StateLog:
         return self._log.directory
 
     @property
+    def end(self) -> int:
+        """Log offset after the newest record."""
+        return self._log.next_offset
+
+    @property
     def should_rewrite(self) -> bool:
         """Whether most of the log is history."""
         live = self._live_bytes * _REWRITE_FACTOR

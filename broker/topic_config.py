@@ -39,6 +39,7 @@ def default_log_config(settings: BrokerSettings) -> LogConfig:
         retention_ms=-1 if retention is None else milliseconds(retention),
         max_message_bytes=settings.message_max_bytes,
         index_interval_bytes=settings.index_interval_bytes,
+        producer_id_expiration_ms=milliseconds(settings.producer_id_expiration_seconds),
         fsync=settings.fsync,
         fsync_interval=settings.fsync_interval,
     )

@@ -34,12 +34,12 @@ from broker.membership.types import MemberIdentity
 from broker.offsets import CommittedOffset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from broker.api import RequestContext
     from broker.offsets import Partition
 
-__all__ = ["APIS"]
+__all__ = ["APIS", "check_offset"]
 
 _NOTHING_COMMITTED = CommittedOffset(offset=-1, leader_epoch=-1, metadata="", timestamp=-1)
 
@@ -56,7 +56,7 @@ async def offset_commit(
         for each in topic.partitions:
             partition = (topic.name, each.partition_index)
             metadata = each.committed_metadata or ""
-            error = _check_commit(context, partition, metadata)
+            error = check_offset(context, partition, metadata)
             if error is not None:
                 refused[partition] = error
             else:
@@ -84,7 +84,8 @@ async def offset_commit(
     )
 
 
-def _check_commit(context: RequestContext, partition: Partition, metadata: str) -> ErrorCode | None:
+def check_offset(context: RequestContext, partition: Partition, metadata: str) -> ErrorCode | None:
+    """Why an offset must not be committed, whoever asks for it."""
     services = context.services
     if services.topics.partition(*partition) is None:
         return ErrorCode.unknown_topic_or_partition
@@ -113,10 +114,12 @@ async def _commit(
 async def offset_fetch(context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse:
     """From version 8 on a request is for several groups.
 
-    `require_stable` asks not to see offsets of open transactions: they are never visible here.
+    Offsets of open transactions are never shown; `require_stable` asks to be told where there are
+    some (KIP-447).
     """
     groups = []
     for group in request.groups:
+        unstable = _unstable(context, group.group_id, required=request.require_stable)
         error, committed = await _fetch(context, group.group_id, _partitions(group.topics))
         groups.append(
             OffsetFetchResponseGroup(
@@ -130,9 +133,9 @@ async def offset_fetch(context: RequestContext, request: OffsetFetchRequest) -> 
                                 committed_offset=i64(each.offset),
                                 committed_leader_epoch=i32(each.leader_epoch),
                                 metadata=each.metadata,
-                                error_code=ErrorCode.none,
+                                error_code=code,
                             )
-                            for index, each in partitions.items()
+                            for index, each, code in _stable(topic, partitions, unstable)
                         ),
                     )
                     for topic, partitions in committed.items()
@@ -147,6 +150,7 @@ async def offset_fetch_one(
     context: RequestContext, request: fetch_one.OffsetFetchRequest
 ) -> fetch_one.OffsetFetchResponse:
     """Up to version 7 a request is for one group, and version 1 has no place for its error."""
+    unstable = _unstable(context, request.group_id, required=request.require_stable)
     error, committed = await _fetch(context, request.group_id, _partitions(request.topics))
     return fetch_one.OffsetFetchResponse(
         throttle_time=NO_THROTTLE,
@@ -159,9 +163,9 @@ async def offset_fetch_one(
                         committed_offset=i64(each.offset),
                         committed_leader_epoch=i32(each.leader_epoch),
                         metadata=each.metadata,
-                        error_code=error,
+                        error_code=error if error is not ErrorCode.none else code,
                     )
-                    for index, each in partitions.items()
+                    for index, each, code in _stable(topic, partitions, unstable)
                 ),
             )
             for topic, partitions in committed.items()
@@ -201,6 +205,22 @@ async def _fetch(
     for topic, index in committed if partitions is None else partitions:
         by_topic[topic][index] = committed.get((topic, index), _NOTHING_COMMITTED)
     return error, by_topic
+
+
+def _unstable(context: RequestContext, group_id: str, *, required: bool) -> set[Partition]:
+    """To be asked before what is committed: a transaction may commit meanwhile."""
+    return context.services.groups.pending_offsets(group_id) if required else set()
+
+
+def _stable(
+    topic: str, partitions: Mapping[int, CommittedOffset], unstable: set[Partition]
+) -> Iterator[tuple[int, CommittedOffset, ErrorCode]]:
+    """The client has to ask again where a transaction has yet to decide."""
+    for index, committed in partitions.items():
+        if (topic, index) in unstable:
+            yield index, _NOTHING_COMMITTED, ErrorCode.unstable_offset_commit
+        else:
+            yield index, committed, ErrorCode.none
 
 
 APIS = (

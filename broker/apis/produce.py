@@ -10,9 +10,15 @@ from kio.schema.produce.v11 import ProduceRequest as NewestRequest
 from kio.schema.produce.v11 import ProduceResponse as NewestResponse
 
 from broker.api import CloseConnection, Deferred, RawApi
+from broker.apis.transactions import transaction_error_code
 from broker.intake import conform
 from broker.log.errors import LogFailed
-from broker.producers import InvalidProducerEpoch, OutOfOrderSequence
+from broker.producers import (
+    InvalidProducerEpoch,
+    InvalidTransactionState,
+    OutOfOrderSequence,
+    ProducerIdentity,
+)
 from broker.records import (
     BatchTooLarge,
     CorruptBatch,
@@ -22,12 +28,14 @@ from broker.records import (
     split_batches,
 )
 from broker.topics import INTERNAL_TOPICS
+from broker.transactions.types import TransactionError
 from broker.wire.produce import PartitionResult, read_produce_request, write_produce_response
 
 if TYPE_CHECKING:
     from broker.api import RawResponse, RequestContext
     from broker.appends import Flush
     from broker.partition import Partition
+    from broker.records import BatchHeader
 
 __all__ = ["APIS", "FIRST_SERVED_VERSION", "KEY"]
 
@@ -36,6 +44,7 @@ FIRST_SERVED_VERSION = 3
 """Older versions carry older record formats and are refused. They are advertised because librdkafka
 before 2.11.1 sends no compressed records to a broker that does not (kio has no messages for them)."""
 
+_FIRST_WITH_TRANSACTION_ABORTABLE = 11
 _ACKS = (-1, 0, 1)
 _ERRORS: tuple[tuple[type[Exception], ErrorCode], ...] = (
     (CorruptBatch, ErrorCode.corrupt_message),
@@ -45,6 +54,7 @@ _ERRORS: tuple[tuple[type[Exception], ErrorCode], ...] = (
     (InvalidTimestamp, ErrorCode.invalid_timestamp),
     (OutOfOrderSequence, ErrorCode.out_of_order_sequence_number),
     (InvalidProducerEpoch, ErrorCode.invalid_producer_epoch),
+    (InvalidTransactionState, ErrorCode.invalid_txn_state),
     (LogFailed, ErrorCode.kafka_storage_error),
 )
 _REFUSALS = tuple(kind for kind, _ in _ERRORS)
@@ -69,7 +79,7 @@ def _produce(context: RequestContext, body: memoryview) -> RawResponse:
             if partition is None or topic in INTERNAL_TOPICS:
                 topic_results.append(_no_partition(topic, index))
                 continue
-            result = _append(partition, records, now_ms)
+            result = _append(context, request.transactional_id, partition, records, now_ms)
             if not result.error:
                 flush = context.services.appends.add(partition, len(records or b""))
                 appended.append((topic, partition, topic_results, len(topic_results)))
@@ -93,12 +103,21 @@ def _produce(context: RequestContext, body: memoryview) -> RawResponse:
     return Deferred(written, respond)
 
 
-def _append(partition: Partition, records: memoryview | None, now_ms: int) -> PartitionResult:
+def _append(
+    context: RequestContext,
+    transactional_id: str | None,
+    partition: Partition,
+    records: memoryview | None,
+    now_ms: int,
+) -> PartitionResult:
     if not records:
         return _failed(partition.index, ErrorCode.invalid_record, "there are no records")
     log = partition.log
     try:
         batches = split_batches(records, max_batch_bytes=log.config.max_message_bytes)
+        refusal = _check_transaction(context, transactional_id, partition, batches)
+        if refusal is not None:
+            return _failed(partition.index, *refusal)
         data, batches = conform(records, batches, log.config, now_ms=now_ms)
         appended = log.append(data, batches, now_ms=now_ms)
     except _REFUSALS as error:
@@ -122,6 +141,35 @@ def _refusal(version: int, acks: int) -> tuple[ErrorCode, str] | None:
     if acks not in _ACKS:
         return ErrorCode.invalid_required_acks, f"acks = {acks}: must be -1 (all), 0 or 1"
     return None
+
+
+def _check_transaction(
+    context: RequestContext,
+    transactional_id: str | None,
+    partition: Partition,
+    batches: list[BatchHeader],
+) -> tuple[ErrorCode, str] | None:
+    """Only what was added to a transaction may be written in it: nothing is left open (KIP-890)."""
+    batch = next((each for each in batches if each.is_transactional), None)
+    if batch is None:
+        return None
+    if not transactional_id:
+        return ErrorCode.transactional_id_authorization_failed, "there is no transactional id"
+    producer = ProducerIdentity(batch.producer_id, batch.producer_epoch)
+    error = context.services.transactions.verify(
+        transactional_id, producer, (partition.topic, partition.index)
+    )
+    if error is None:
+        return None
+    if error is TransactionError.CONCURRENT_TRANSACTIONS:
+        # Clients of every version try it again without asking for metadata first.
+        return ErrorCode.not_enough_replicas, "the transaction is about to end"
+    abortable = context.api_version >= _FIRST_WITH_TRANSACTION_ABORTABLE
+    message = (
+        f"not part of the open transaction of {transactional_id!r} as producer"
+        f" {producer.producer_id} epoch {producer.epoch}"
+    )
+    return transaction_error_code(error, fenced=False, abortable=abortable), message
 
 
 def _no_partition(topic: str, index: int) -> PartitionResult:

@@ -63,6 +63,14 @@ HELP: Final[dict[str, dict[str, str]]] = {
         "offsets_retention_seconds": "Time that offsets are kept after the last member has left.",
         "offset_metadata_max_bytes": "Longest metadata that may be committed with an offset.",
     },
+    "Transactions": {
+        "transaction_max_timeout": "Longest time that a producer may keep a transaction open.",
+        "transactional_id_expiration_seconds": "Time that an unused transactional id is kept.",
+        "producer_id_expiration_seconds": (
+            "Time that a producer which sends nothing is remembered: what it sends twice is written"
+            " once meanwhile."
+        ),
+    },
     "Connections": {
         "request_max_bytes": "A larger request closes its connection.",
         "control_request_max_bytes": "The same for all requests but those that produce records.",

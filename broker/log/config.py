@@ -40,6 +40,7 @@ _BOUNDS: Final = {
     "message_timestamp_before_max_ms": (0, NO_TIME_LIMIT),
     "message_timestamp_after_max_ms": (0, NO_TIME_LIMIT),
     "index_interval_bytes": (0, _MAX_INT),
+    "producer_id_expiration_ms": (1, NO_TIME_LIMIT),
 }
 
 
@@ -67,6 +68,8 @@ class LogConfig:
         message_timestamp_before_max_ms: how far a producer's timestamps may be behind this clock.
         message_timestamp_after_max_ms: how far they may be ahead of it.
         index_interval_bytes: bytes of log between two index entries.
+        producer_id_expiration_ms: how long a producer that has sent nothing is remembered, so that
+            what it sends twice is written once.
         fsync: when an acknowledged record is on disk: "always" before the acknowledgement,
             "interval" within `fsync_interval` seconds, "os" when the operating system likes.
         fsync_interval: seconds between two syncs under "interval".
@@ -90,6 +93,7 @@ class LogConfig:
     message_timestamp_before_max_ms: int = NO_TIME_LIMIT
     message_timestamp_after_max_ms: int = NO_TIME_LIMIT
     index_interval_bytes: int = 4096
+    producer_id_expiration_ms: int = 24 * 3600 * 1000
     fsync: FsyncPolicy = "interval"
     fsync_interval: float = 1.0
 

@@ -296,7 +296,7 @@ class PartitionLog:
         The active segment is rolled if all of it is too old. Raises `LogFailed`, OSError.
         """
         self._write_pending()
-        self.producers.expire(now_ms)
+        self.producers.expire(now_ms, expiry_ms=self.config.producer_id_expiration_ms)
         deleted: list[DeletedSegment] = []
         keep_ms, keep_bytes = self.config.retention_ms, self.config.retention_bytes
         while keep_ms >= 0 and self._segments.oldest.size:

@@ -24,16 +24,6 @@ async def test_every_producer_gets_an_id_of_its_own(
     assert len({each.producer_id for each in responses}) == 3
 
 
-async def test_transactions_are_refused_with_a_reason_in_the_log(
-    broker: Broker, connect: Connect, capsys: pytest.CaptureFixture[str]
-) -> None:
-    client = await connect(broker)
-    response = await client.call(INIT_PRODUCER_ID, 4, transactional_id="mine")
-    assert response.error_code is ErrorCode.unsupported_version
-    assert response.producer_id == -1
-    assert "transactions are not supported" in capsys.readouterr().out
-
-
 async def test_no_id_is_handed_out_when_it_cannot_be_reserved(
     broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,133 @@
+"""The state of all transactional ids, kept in a log: the internal topic `__transaction_state`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from broker.offset_records import MalformedRecord
+from broker.records import NewRecord, read_records
+from broker.state_log import REWRITE_BYTES, StateLog
+from broker.transactions.records import (
+    decode_key,
+    decode_transaction,
+    encode_key,
+    encode_transaction,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from broker.log.config import LogConfig
+    from broker.transactions.types import Transaction
+
+__all__ = ["TRANSACTIONS_TOPIC", "TransactionStore"]
+
+TRANSACTIONS_TOPIC: Final = "__transaction_state"
+
+logger = structlog.get_logger()
+
+
+class TransactionStore:
+    """What is known of every transactional id, in memory and in a log.
+
+    A change is in the log's file when the method that made it returns; `until_durable` waits until it
+    is on disk when the log's `fsync` setting is "always". All raise `LogFailed` when the disk fails.
+    """
+
+    def __init__(self, log: StateLog) -> None:
+        """Take over an open log without reading it; use `open`."""
+        self._log = log
+        self._transactions: dict[str, Transaction] = {}
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        config: LogConfig,
+        *,
+        clean: bool,
+        rewrite_bytes: int = REWRITE_BYTES,
+        now: Callable[[], float] = time.time,
+    ) -> TransactionStore:
+        """Open or create the log in `directory`, load it, and rewrite it if it has grown too large.
+
+        See `StateLog`. Raises `LogCorrupt`, `LogFailed`, OSError.
+        """
+        store = cls(
+            StateLog.open(directory, config, clean=clean, rewrite_bytes=rewrite_bytes, now=now)
+        )
+        try:
+            store._load()
+            store._log.shrink(store._append_live_records)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def close(self) -> None:
+        """Sync and close the log."""
+        self._log.close()
+
+    def __iter__(self) -> Iterator[Transaction]:
+        """All of them as they are now."""
+        return iter(tuple(self._transactions.values()))
+
+    @property
+    def log_end(self) -> int:
+        """Log offset after the newest change."""
+        return self._log.end
+
+    def get(self, transactional_id: str) -> Transaction | None:
+        """The newest state of a transactional id."""
+        return self._transactions.get(transactional_id)
+
+    def put(self, transaction: Transaction) -> int:
+        """Store a new state; returns the log offset to wait for."""
+        key = encode_key(transaction.transactional_id)
+        end = self._log.append([NewRecord(key, encode_transaction(transaction))])
+        self._transactions[transaction.transactional_id] = transaction
+        return end
+
+    def remove(self, transactional_id: str) -> None:
+        """Forget a transactional id."""
+        self._log.append([NewRecord(encode_key(transactional_id), None)])
+        del self._transactions[transactional_id]
+
+    async def until_durable(self, log_offset: int) -> None:
+        """Wait until a change may be acknowledged."""
+        await self._log.until_durable(log_offset)
+
+    async def maintain(self) -> None:
+        """Sync when the fsync policy says so, rewrite when the log is too large."""
+        await self._log.maintain(self._append_live_records)
+
+    def _append_live_records(self) -> None:
+        self._log.append_in_batches(
+            NewRecord(encode_key(each.transactional_id), encode_transaction(each)) for each in self
+        )
+
+    def _load(self) -> None:
+        unreadable = 0
+        for header, data in self._log.replay():
+            for record in read_records(data, header):
+                try:
+                    self._replay(record.key, record.value)
+                except MalformedRecord:  # a newer version must have written it
+                    unreadable += 1
+        if unreadable:
+            logger.warning(
+                "transaction_records_skipped",
+                records=unreadable,
+                directory=str(self._log.directory),
+            )
+
+    def _replay(self, key: bytes | None, value: bytes | None) -> None:
+        transactional_id = decode_key(key or b"")
+        if value is None:
+            self._transactions.pop(transactional_id, None)
+        else:
+            self._transactions[transactional_id] = decode_transaction(transactional_id, value)
