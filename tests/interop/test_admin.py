@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from kio.schema.errors import ErrorCode
 
-from .clients.base import Group, Journal, Message, Refused
+from .clients.base import Group, Journal, Message, Refused, TooLarge
 from .clients.via_aiokafka import Aiokafka
 
 if TYPE_CHECKING:
@@ -92,3 +92,57 @@ async def test_groups_are_listed_described_and_deleted(
             with pytest.raises(Refused) as refused:
                 await admin.delete_group("g")
             assert refused.value.code == ErrorCode.group_id_not_found
+
+
+async def test_a_topics_settings_are_changed_and_hold_at_once(
+    broker: Broker, admin_client: AdminClient
+) -> None:
+    await broker.topics.create("t", 1, {"retention.ms": "1000"})
+    client = Aiokafka()
+    async with admin_client.admin(broker.bootstrap_servers) as admin:
+        await admin.set_config("t", {"max.message.bytes": "150", "cleanup.policy": "delete"})
+        config = await admin.topic_config("t")
+        assert (config["max.message.bytes"], config["cleanup.policy"]) == ("150", "delete")
+        for setting, value in (("retention.ms", "soon"), ("cleanup.policy", "shred")):
+            with pytest.raises(Refused) as refused:
+                await admin.set_config("t", {setting: value})
+            assert refused.value.code == ErrorCode.invalid_config
+        with pytest.raises(Refused) as refused:
+            await admin.set_config("unknown", {"retention.ms": "1"})
+        assert refused.value.code == ErrorCode.unknown_topic_or_partition
+    async with client.producer(broker.bootstrap_servers) as producer:
+        await producer.send("t", [Message(b"x" * 10)])
+        with pytest.raises(TooLarge):
+            await producer.send("t", [Message(b"x" * 200)])
+
+
+async def test_partitions_are_added_and_written_to(
+    broker: Broker, admin_client: AdminClient
+) -> None:
+    await broker.topics.create("t", 2)
+    async with admin_client.admin(broker.bootstrap_servers) as admin:
+        await admin.add_partitions("t", 4)
+        assert await admin.topics() == {"t": 4}
+        with pytest.raises(Refused) as refused:
+            await admin.add_partitions("t", 3)
+        assert refused.value.code == ErrorCode.invalid_partitions
+    async with Aiokafka().producer(broker.bootstrap_servers) as producer:
+        await producer.send("t", [Message(b"a")], partition=3)
+
+
+async def test_records_are_deleted_up_to_an_offset(
+    broker: Broker, admin_client: AdminClient
+) -> None:
+    await broker.topics.create("t")
+    servers = broker.bootstrap_servers
+    async with Aiokafka().producer(servers) as producer:
+        await producer.send("t", [Message(b"%d" % n) for n in range(5)])
+    async with admin_client.admin(servers) as admin:
+        assert await admin.delete_records("t", 0, 3) == 3
+        async with Aiokafka().reader(servers, "t") as reader:
+            (first, *_) = await reader.read(2)
+        assert (first.offset, first.message.value) == (3, b"3")
+        with pytest.raises(Refused) as refused:
+            await admin.delete_records("t", 0, 6)
+        assert refused.value.code == ErrorCode.offset_out_of_range
+        assert await admin.delete_records("t", 0, -1) == 5

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import IllegalStateError, KafkaError, MessageSizeTooLargeError
 
@@ -187,6 +187,26 @@ class _Admin:
 
     async def broker_config(self) -> Mapping[str, str]:
         return await self._config(ConfigResourceType.BROKER, "0")
+
+    async def set_config(self, name: str, config: Mapping[str, str]) -> None:
+        resource = ConfigResource(ConfigResourceType.TOPIC, name, dict(config))
+        for response in await self._admin.alter_configs([resource]):
+            for code, *_rest in response.resources:
+                _check(code)
+
+    async def add_partitions(self, name: str, total: int) -> None:
+        try:
+            await self._admin.create_partitions({name: NewPartitions(total)})
+        except KafkaError as error:
+            raise Refused(error.errno) from error
+
+    async def delete_records(self, topic: str, partition: int, before: int) -> int:
+        at = TopicPartition(topic, partition)
+        try:
+            left: int = (await self._admin.delete_records({at: RecordsToDelete(before)}))[at]
+        except KafkaError as error:
+            raise Refused(error.errno) from error
+        return left
 
     async def _config(self, kind: ConfigResourceType, name: str) -> Mapping[str, str]:
         (response,) = await self._admin.describe_configs([ConfigResource(kind, name)])

@@ -234,6 +234,22 @@ class _Admin:
     async def broker_config(self) -> Mapping[str, str]:
         return await self._config(ConfigResourceType.BROKER, "0")
 
+    async def set_config(self, name: str, config: Mapping[str, str]) -> None:
+        resource = ConfigResource(ConfigResourceType.TOPIC, name, dict(config))
+        altered = await self._ask(self._admin.alter_configs, [resource], raise_on_unknown=False)
+        outcome = altered["topic"][name]
+        if outcome != "OK":  # "[Error 40] InvalidConfigurationError: ..."
+            raise Refused(int(outcome.partition("]")[0].rpartition(" ")[2]))
+
+    async def add_partitions(self, name: str, total: int) -> None:
+        await self._ask(self._admin.create_partitions, {name: total})
+
+    async def delete_records(self, topic: str, partition: int, before: int) -> int:
+        at = kafka.TopicPartition(topic, partition)
+        left = await self._ask(self._admin.delete_records, {at: before})
+        low_watermark: int = left[at]["low_watermark"]
+        return low_watermark
+
     async def _config(self, kind: ConfigResourceType, name: str) -> Mapping[str, str]:
         resource = ConfigResource(kind, name)
         found = await self._ask(self._admin.describe_configs, [resource], config_filter="all")

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 import confluent_kafka as ck
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
     ConfigResource,
+    NewPartitions,
     NewTopic,
 )
 
@@ -236,6 +239,23 @@ class _Admin:
 
     async def broker_config(self) -> Mapping[str, str]:
         return await self._config(ConfigResource(ConfigResource.Type.BROKER, "0"))
+
+    async def set_config(self, name: str, config: Mapping[str, str]) -> None:
+        changes = [
+            ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+            for key, value in config.items()
+        ]
+        resource = ConfigResource(ConfigResource.Type.TOPIC, name, incremental_configs=changes)
+        await self._result(self._admin.incremental_alter_configs([resource])[resource])
+
+    async def add_partitions(self, name: str, total: int) -> None:
+        await self._result(self._admin.create_partitions([NewPartitions(name, total)])[name])
+
+    async def delete_records(self, topic: str, partition: int, before: int) -> int:
+        at = ck.TopicPartition(topic, partition, ck.OFFSET_END if before < 0 else before)
+        (future,) = self._admin.delete_records([at]).values()
+        left: int = (await self._result(future)).low_watermark
+        return left
 
     async def _config(self, resource: ConfigResource) -> Mapping[str, str]:
         entries = await self._result(self._admin.describe_configs([resource])[resource])
