@@ -297,12 +297,14 @@ class GroupCoordinator:
         self._cleanup_timer = self._clock.call_later(interval, self._clean_up)
 
     def _clean_up(self) -> None:
-        """Expire the offsets of groups without members, and forget groups that have nothing left."""
+        """Expire offsets that nobody reads on from, and forget groups that have nothing left."""
         expired = int((self._now() - self._settings.offsets_retention) * 1000)
         try:
             for group in tuple(self._groups.values()):
                 if group.is_idle:
                     self._expire(group, expired)
+                else:
+                    self._expire_unread(group, expired)
         except LogError as error:
             logger.error("offsets_not_expired", error=str(error))
         self._schedule_cleanup()
@@ -319,6 +321,17 @@ class GroupCoordinator:
         if len(old) == len(committed):
             self._store.remove_group(group.id)
             self._drop(group)
+
+    def _expire_unread(self, group: Group, expired: int) -> None:
+        """The members of a group have not read some of its topics for long (KIP-211)."""
+        topics = group.subscribed_topics()
+        if isinstance(topics, GroupError) or group.state is not GroupState.STABLE:
+            return
+        committed = self._store.committed(group.id).items()
+        self._store.remove_offsets(
+            group.id,
+            [at for at, what in committed if at[0] not in topics and what.timestamp <= expired],
+        )
 
     async def _maintain_store(self) -> None:
         failing = False

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -247,6 +247,26 @@ async def test_offsets_expire_a_while_after_the_last_member_left(bench: Bench) -
         bench.clock.advance(15)
         assert await groups.fetch_offsets("g", None) == {}
         assert groups.groups() == []
+
+
+async def test_offsets_of_topics_that_a_group_reads_no_more_expire(bench: Bench) -> None:
+    topic = b"\x00\x01t"
+    subscription = b"\x00\x00" + b"\x00\x00\x00\x01" + topic + b"\xff\xff\xff\xff"
+    async with bench.running() as groups:
+        wish = replace(request(), protocols=(ProtocolChoice("range", subscription),))
+        joined = await groups.join("g", wish)
+        member = MemberIdentity(joined.member_id)
+        await groups.sync("g", SyncRequest(member, joined.generation, ((member.member_id, b""),)))
+        for name in ("t", "former"):
+            await groups.commit("g", member, joined.generation, {(name, 0): (5, -1, "")})
+        for _ in range(19):
+            bench.clock.advance(5)
+            assert groups.heartbeat("g", member, joined.generation) is None
+        assert (await groups.fetch_offsets("g", None)).keys() == {("t", 0), ("former", 0)}
+        for _ in range(3):
+            bench.clock.advance(5)
+            assert groups.heartbeat("g", member, joined.generation) is None
+        assert (await groups.fetch_offsets("g", None)).keys() == {("t", 0)}
 
 
 async def test_offsets_of_a_tool_expire_one_by_one(bench: Bench) -> None:
