@@ -25,6 +25,7 @@ __all__ = [
     "CRC_START",
     "HEADER_BYTES",
     "LEADER_EPOCH",
+    "MAX_READ_RECORDS",
     "NO_PRODUCER_ID",
     "NO_TIMESTAMP",
     "BatchError",
@@ -57,6 +58,10 @@ LEADER_EPOCH: Final = 0
 """A single node leads every partition from the first record to the last."""
 Codec = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 CODECS: Final[dict[Codec, int]] = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+
+MAX_READ_RECORDS: Final = 500_000
+"""Of one batch: many more than clients send, and what there is memory and time for. (A megabyte of zstd
+can hold thirty million records.)"""
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _OFFSET: Final = struct.Struct(">q")
@@ -327,10 +332,13 @@ def encode_batch(header: BatchHeader, body: bytes | memoryview) -> bytearray:
 def read_records(data: memoryview | bytearray | bytes, header: BatchHeader) -> list[StoredRecord]:
     """The records of the batch that begins at `header.position` of `data`, decompressed.
 
-    Raises `CorruptBatch` if they cannot be read. Costs time per record: not for the hot path.
+    Raises `CorruptBatch` if they cannot be read, or if there are more than `MAX_READ_RECORDS`. Costs
+    time per record: not for the hot path.
     """
     batch = memoryview(data)[header.position : header.end]
     try:
+        if header.record_count > MAX_READ_RECORDS:
+            raise ValueError(f"{header.record_count} records, more than {MAX_READ_RECORDS}")
         plain = bytes(batch) if not header.compression else _decompressed(batch, header)
         return [
             StoredRecord(r.offset, r.timestamp, r.key, r.value, tuple(r.headers))

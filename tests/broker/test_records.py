@@ -1,5 +1,6 @@
 import struct
 
+import msgspec
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatch
 from crc32c import crc32c
@@ -11,6 +12,7 @@ from broker.records import (
     CRC_START,
     HEADER_BYTES,
     LEADER_EPOCH,
+    MAX_READ_RECORDS,
     BatchError,
     BatchTooLarge,
     Codec,
@@ -120,6 +122,13 @@ def test_garbage_with_a_valid_crc_never_escapes_as_another_error(body: bytes, co
         assert "cannot be read" in str(error)  # noqa: PT017 - most bodies fail, but not all
     else:
         assert len(records) == header.record_count
+
+
+def test_a_batch_of_absurdly_many_records_is_not_read() -> None:
+    header = parse_header(build_batch([NewRecord(None, b"x" * 1_000)], codec="zstd"))
+    bomb = msgspec.structs.replace(header, record_count=MAX_READ_RECORDS + 1)
+    with pytest.raises(CorruptBatch, match=f"cannot be read: {MAX_READ_RECORDS + 1} records"):
+        read_records(b"", bomb)
 
 
 @pytest.mark.parametrize("magic", [0, 1])
