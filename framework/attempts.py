@@ -47,8 +47,12 @@ class Delivered(NamedTuple):
     failed: list[Rows]
 
 
-async def attempt_flush(buffer: Buffer, stage: str) -> FlushResult:
+async def attempt_flush(buffer: Buffer, stage: str, *, again: bool = True) -> FlushResult:
     """Call the reducer's flush once; an exception becomes what `on_error` says.
+
+    Args:
+        again: False: rows that may have been written are never written again, so `retry` means
+            `divert` after an exception.
 
     Raises:
         Exception: the reducer's own, when `on_error` says stop; KmrErrors also when it says retry: they
@@ -62,7 +66,7 @@ async def attempt_flush(buffer: Buffer, stage: str) -> FlushResult:
         else:
             result = await to_thread.run_sync(cast("Callable[[], FlushResult]", reducer.flush))
     except Exception as error:
-        if reducer.on_error == "divert":
+        if reducer.on_error == "divert" or (reducer.on_error == "retry" and not again):
             why = reason_of(error)
             return Flushed(poisoned=[Poisoned(rows, why) for rows in buffer.held])
         if reducer.on_error == "stop" or isinstance(error, KmrError):

@@ -33,15 +33,17 @@ class Buffer:
         self.since: float | None = None
         reducer.reset()
 
-    def add(self, rows: Rows) -> Rows | None:
+    def add(self, rows: Rows, *, limited: bool = True) -> Rows | None:
         """Add as many rows as the limits allow; returns the rest, None if all found room.
 
         An empty buffer takes at least one record, however large.
         """
-        limit = self._room(rows)
-        if limit < 1 and self.held:
-            return rows
-        rows, rest = rows.cut(max(1, limit))
+        rest: Rows | None = None
+        if limited:
+            limit = self._room(rows)
+            if limit < 1 and self.held:
+                return rows
+            rows, rest = rows.cut(max(1, limit))
         if self.since is None:
             self.since = anyio.current_time()
         self._add(rows)

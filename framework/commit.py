@@ -1,4 +1,4 @@
-"""The commit stage: commits the watermarks, at an interval and when a rebalance or the end demands it."""
+"""The commit stage: commits watermarks and announcements, at an interval and when somebody waits for it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from framework.consumer import CommitOffset
 from framework.errors import CommitFenced, ConsumerError
 
 if TYPE_CHECKING:
+    from framework.announcement import Announcement
     from framework.consumer import Consumer
     from framework.ledger import Ledgers
     from framework.record import TopicPartition
@@ -29,12 +30,16 @@ class _Position:
     `attempted` differs from `acknowledged` while, or after, a commit got no answer: either may stand.
     """
 
-    acknowledged: int | None
-    attempted: int | None
+    acknowledged: CommitOffset | None
+    attempted: CommitOffset | None
+    announcement: Announcement | None = None
 
 
 class Committer:
     """Commits what the ledgers say, and nothing else.
+
+    While a range is announced, its partition's committed offset stays at the first record of it, even
+    if the watermark is already inside: the first commit beyond the range acknowledges all of it.
 
     Args:
         interval: seconds between commits while watermarks move.
@@ -63,23 +68,22 @@ class Committer:
     async def commit(self) -> bool:
         """Commit every watermark that moved; returns whether all of them are committed now.
 
-        A fenced commit is no error: the group has moved on, and the rebalance that follows says what
-        is still ours.
+        Calls that come while one is under way share the next one. A fenced commit is no error: the
+        group has moved on, and the rebalance that follows says what is still ours.
         """
         async with self._lock:
             moved = {
-                partition: watermark
+                partition: wanted
                 for partition, watermark in self._ledgers.watermarks().items()
-                if watermark != self._position(partition).acknowledged
+                if (wanted := self._wanted(partition, watermark))
+                != self._position(partition).acknowledged
             }
             if not moved:
                 return True
-            for partition, watermark in moved.items():
-                self._position(partition).attempted = watermark
+            for partition, wanted in moved.items():
+                self._position(partition).attempted = wanted
             try:
-                await self._consumer.commit(
-                    {partition: CommitOffset(watermark) for partition, watermark in moved.items()}
-                )
+                await self._consumer.commit(moved)
             except CommitFenced as error:
                 self._metrics.commits.labels("fenced").inc()
                 _log.warning("commit refused: the group has moved on", reason=str(error))
@@ -88,27 +92,55 @@ class Committer:
                 self._metrics.commits.labels("failed").inc()
                 _log.warning("commit failed, trying again with the next one", reason=str(error))
                 return False
-            for partition, watermark in moved.items():
-                self._position(partition).acknowledged = watermark
+            for partition, wanted in moved.items():
+                self._position(partition).acknowledged = wanted
             self._metrics.commits.labels("ok").inc()
             return True
 
-    def begin(self, partition: TopicPartition, committed: int | None) -> None:
+    async def announce(self, partition: TopicPartition, announcement: Announcement) -> bool:
+        """Commit that a range is about to be written; returns whether it may be.
+
+        The commit acknowledges what was written before, of all partitions, and carries what others
+        announce at the same time. False: the group has moved on, or no broker answers; nothing may be
+        written.
+        """
+        self._position(partition).announcement = announcement
+        await self.commit()
+        position = self._positions.get(partition)
+        return position is not None and position.acknowledged == CommitOffset(
+            announcement.first, announcement.metadata
+        )
+
+    def begin(
+        self,
+        partition: TopicPartition,
+        committed: CommitOffset | None,
+        announcement: Announcement | None = None,
+    ) -> None:
         """A partition starts at what the broker says is committed; None if nothing is."""
-        self._positions[partition] = _Position(committed, committed)
+        self._positions[partition] = _Position(committed, committed, announcement)
 
     def forget(self, partition: TopicPartition) -> None:
         """A partition is gone."""
         self._positions.pop(partition, None)
 
-    def is_ours(self, partition: TopicPartition, committed: int | None) -> bool:
-        """Whether the broker's committed offset is one that we put there, so that nobody else moved it."""
+    def is_ours(self, partition: TopicPartition, committed: CommitOffset | None) -> bool:
+        """Whether what is committed is what we put there, so that nobody else moved it."""
         position = self._position(partition)
         return committed in (position.acknowledged, position.attempted)
 
     def committed(self, partition: TopicPartition) -> int | None:
         """The offset that the broker has acknowledged last."""
-        return self._position(partition).acknowledged
+        acknowledged = self._position(partition).acknowledged
+        return None if acknowledged is None else acknowledged.offset
+
+    def _wanted(self, partition: TopicPartition, watermark: int) -> CommitOffset:
+        position = self._position(partition)
+        announcement = position.announcement
+        if announcement is not None and watermark <= announcement.last:
+            return CommitOffset(announcement.first, announcement.metadata)
+        position.announcement = None
+        return CommitOffset(watermark)
 
     def _position(self, partition: TopicPartition) -> _Position:
         return self._positions.setdefault(partition, _Position(None, None))

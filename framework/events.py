@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
+from framework.announcement import announced
+
 if TYPE_CHECKING:
+    from framework.announcement import Announcement
     from framework.commit import Committer
-    from framework.consumer import Consumer
+    from framework.consumer import CommitOffset, Consumer
     from framework.pipeline import Pipeline
     from framework.record import TopicPartition
     from framework.status import WorkerState
@@ -161,19 +164,37 @@ class EventHandler:
             committer.forget(partition)
             self._forget_metrics(partition)
         for partition in partitions:
-            offset = entry.offset if (entry := committed.get(partition)) is not None else None
+            entry = committed.get(partition)
             ledger = pipeline.ledgers.get(partition)
-            if ledger is not None and committer.is_ours(partition, offset):
+            if ledger is not None and committer.is_ours(partition, entry):
                 kept += 1
                 if ledger.delivered is not None:
                     self._consumer.seek(partition, ledger.delivered)
             else:
-                committer.begin(partition, offset)
-                pipeline.start_partition(partition, offset)
+                announcement = self._announced(partition, entry)
+                committer.begin(partition, entry, announcement)
+                start = entry.offset if entry is not None else None
+                pipeline.start_partition(partition, start, announcement)
         self._metrics.rebalances.labels("assigned").inc()
         _log.info("assigned", partitions=sorted(map(str, partitions)), kept=kept)
         pipeline.resume()
         self.assigned_once.set()
+
+    def _announced(
+        self, partition: TopicPartition, committed: CommitOffset | None
+    ) -> Announcement | None:
+        """The range that may have been written before, if it can be written again as it was."""
+        announcement = announced(partition, committed)
+        if announcement is not None and not self._pipeline.replays:
+            _log.warning(
+                "a range that was announced with exactly-once is delivered again, maybe twice: "
+                "this strategy delivers in another way",
+                partition=str(partition),
+                first=announcement.first,
+                last=announcement.last,
+            )
+            return None
+        return announcement
 
     def _forget_metrics(self, partition: TopicPartition) -> None:
         with contextlib.suppress(KeyError):  # nothing was ever fetched from it

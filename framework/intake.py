@@ -79,7 +79,7 @@ class Intake:
         """
         while True:
             if self.budget.exhausted:
-                await self._wait_for_room()
+                await self._make_or_wait_for_room()
             for batch in await self._consumer.poll():
                 self._route(batch)
 
@@ -121,9 +121,11 @@ class Intake:
         """Something moved."""
         self.progress_at = anyio.current_time()
 
-    async def _wait_for_room(self) -> None:
+    async def _make_or_wait_for_room(self) -> None:
         since = anyio.current_time()
         self._make_room()
+        if self.ledgers.are_replaying:
+            return  # only the end of the range makes room; it was in flight as a whole before
         await self.budget.wait()
         waited = anyio.current_time() - since
         self._metrics.backpressure.labels("intake", "inflight_bytes").inc(waited)

@@ -37,6 +37,9 @@ class Ledger:
         start: the offset at which reading starts; None if the broker decides (no commit yet), then the
             first batch says.
         generation: distinguishes this assignment of the partition from earlier ones.
+
+    Attributes:
+        replayed_to: last offset of the announced range that is being read again, -1 if none is.
     """
 
     def __init__(self, partition: TopicPartition, start: int | None, generation: int) -> None:
@@ -44,6 +47,7 @@ class Ledger:
         self.generation = generation
         self.watermark = start
         self.delivered = start
+        self.replayed_to = -1
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._deliveries: deque[Delivery] = deque()
@@ -55,8 +59,11 @@ class Ledger:
 
     @property
     def has_holes(self) -> bool:
-        """Whether offsets above the watermark are settled: if the partition went now, they would double."""
-        return bool(self._starts)
+        """Whether offsets above the watermark are settled: if the partition went now, they would double.
+
+        Inside a range that is replayed, nothing is written before its end, and all of it by one token.
+        """
+        return bool(self._starts) and (self.watermark or 0) > self.replayed_to
 
     @property
     def unsettled(self) -> bool:
@@ -134,11 +141,14 @@ class Ledgers:
         self._generation = 0
         self._settled = anyio.Event()
 
-    def open(self, partition: TopicPartition, start: int | None) -> Ledger:
+    def open(
+        self, partition: TopicPartition, start: int | None, *, replayed_to: int = -1
+    ) -> Ledger:
         """Begin a new generation of a partition; whatever is in flight of an older one is stale."""
         self.drop(partition)
         self._generation += 1
         ledger = self._ledgers[partition] = Ledger(partition, start, self._generation)
+        ledger.replayed_to = replayed_to
         return ledger
 
     def drop(self, partition: TopicPartition) -> None:
@@ -146,6 +156,7 @@ class Ledgers:
         ledger = self._ledgers.pop(partition, None)
         if ledger is not None:
             self._on_dropped(ledger.inflight_bytes)
+            self._changed()
 
     def get(self, partition: TopicPartition) -> Ledger | None:
         """The ledger of an assigned partition."""
@@ -168,6 +179,9 @@ class Ledgers:
                 continue
             for delivery in ledger.settle(r.first, r.last):
                 self._on_settled(ledger.partition, delivery)
+        self._changed()
+
+    def _changed(self) -> None:
         self._settled.set()
         self._settled = anyio.Event()
 
@@ -180,6 +194,18 @@ class Ledgers:
         """Return when no partition has holes."""
         while self.have_holes:
             await self._settled.wait()
+
+    async def wait_reached(self, partition: TopicPartition, offset: int) -> None:
+        """Return when everything below `offset` is settled, or the partition is gone."""
+        while (ledger := self.get(partition)) is not None and (ledger.watermark or 0) < offset:
+            await self._settled.wait()
+
+    @property
+    def are_replaying(self) -> bool:
+        """Whether an announced range has not been read to its end again."""
+        return any(
+            (ledger.delivered or 0) <= ledger.replayed_to for ledger in self._ledgers.values()
+        )
 
     def watermarks(self) -> dict[TopicPartition, int]:
         """The watermark of every partition that has one."""

@@ -8,7 +8,7 @@ import anyio
 
 from framework.failures import failed_records
 from framework.ranges import subtract_ranges
-from framework.record import Range, Rows
+from framework.record import Cut, Range, Rows
 from framework.status import StageStatus
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class MapStage:
         errors: for records that the map fails on.
         gate: while it is closed, no batch is mapped.
         on_taken: called whenever a batch was taken from the inbox, so that intake can go on.
+        replay_to: last offset of an announced range, which is cut off from what follows.
     """
 
     def __init__(
@@ -49,11 +50,12 @@ class MapStage:
         ledger: Ledger,
         ledgers: Ledgers,
         inbox: MemoryObjectReceiveStream[Batch],
-        out: MemoryObjectSendStream[Rows],
+        out: MemoryObjectSendStream[Rows | Cut],
         errors: ErrorPort,
         gate: Gate,
         metrics: Metrics,
         on_taken: Callable[[], None],
+        replay_to: int | None = None,
     ) -> None:
         self._strategy = strategy
         self._executor = executor
@@ -65,6 +67,7 @@ class MapStage:
         self._gate = gate
         self._metrics = metrics
         self._on_taken = on_taken
+        self._replay_to = replay_to
         self._scope = anyio.CancelScope()
         self._mapping_since: float | None = None
 
@@ -81,7 +84,7 @@ class MapStage:
                 async for batch in self._inbox:
                     self._on_taken()
                     async with self._gate:
-                        await self._map(batch)
+                        await self._take(batch)
         finally:
             self._inbox.close()
             self._out.close()
@@ -90,6 +93,22 @@ class MapStage:
     def cancel(self) -> None:
         """Stop at once: what is in the inbox or under way is dropped, unsettled."""
         self._scope.cancel()
+
+    async def _take(self, batch: Batch) -> None:
+        """Map a batch; where an announced range ends in it, or ended before it, set the mark."""
+        rest: Batch | None = batch
+        end = self._replay_to
+        if end is not None and batch.last >= end:
+            if batch.first <= end < batch.last:
+                head, rest = batch.split(end)
+                await self._map(head)
+            elif end == batch.last:
+                await self._map(batch)
+                rest = None
+            self._replay_to = None
+            await self._out.send(Cut())
+        if rest is not None:
+            await self._map(rest)
 
     async def _map(self, batch: Batch) -> None:
         started = self._mapping_since = anyio.current_time()

@@ -9,9 +9,12 @@ import anyio
 import structlog
 
 from framework.backpressure import Gate
+from framework.chains import build_chain
+from framework.commit import Committer
 from framework.executor import Executor
 from framework.failures import ErrorPort, LimitWindow
 from framework.intake import Intake
+from framework.lanes import Lanes
 from framework.map import MapStage
 from framework.reduce import ReduceStage
 
@@ -21,9 +24,11 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+    from framework.announcement import Announcement
     from framework.consumer import Consumer
     from framework.executor import ExecutorKind
-    from framework.record import Range, Rows, TopicPartition
+    from framework.promises import Promise
+    from framework.record import Cut, Range, Rows, TopicPartition
     from framework.reducer import Context, Reducer
     from framework.status import StageStatus
     from framework.strategy import Strategy
@@ -46,20 +51,23 @@ class Limits:
             mapped batches that wait for each reducer.
         executor: where plain map functions run.
         executor_workers: batches mapped at a time; None is the number of processors.
+        commit_interval: seconds between commits while watermarks move.
     """
 
     inflight_bytes: int = 128 * 1024 * 1024
     queue_batches: int = 4
     executor: ExecutorKind = "thread"
     executor_workers: int | None = None
+    commit_interval: float = 1.0
 
 
 class Pipeline:
     """Builds the stages of a strategy, and runs them until they are drained.
 
-    The map stages come and go with their partitions; the reduce stages live as long as the pipeline.
-    Each stage holds its own end of the next one's inbox and closes it when it ends, so a drain runs
-    from the intake to the error stage, which is the last to stop.
+    The map stages come and go with their partitions. Where each record is delivered at least once, the
+    reduce stages are shared by all partitions and live as long as the pipeline; for the other deliveries
+    each partition has a lane of its own. Each stage holds its own end of the next one's inbox and closes
+    it when it ends, so a drain runs from the intake to the error stage, which is the last to stop.
     """
 
     def __init__(
@@ -83,66 +91,92 @@ class Pipeline:
             make_room=self._make_room,
         )
         self.ledgers = self.intake.ledgers
+        self.committer = Committer(
+            consumer, self.ledgers, interval=limits.commit_interval, metrics=metrics
+        )
         self.drained = anyio.Event()
-        self._errors, error_stage = self._build_errors()
-        self._rows, reduce_stages = self._build_reducers()
-        self._stages = [*reduce_stages, *error_stage]
+        self._errors, self._error_stage = self._build_errors()
+        self._rows: MemoryObjectSendStream[Rows | Cut] | None = None
+        self._shared: list[ReduceStage] = []
+        self._lanes: Lanes | None = None
+        if strategy.promise == "at-least-once":
+            self._rows, self._shared = build_chain(
+                strategy.reduce, self._stage, limits.queue_batches
+            )
+        else:
+            self._lanes = Lanes(
+                strategy,
+                self._stage,
+                limits.queue_batches,
+                ledgers=self.ledgers,
+                committer=self.committer,
+                awaited=self._await_errors,
+            )
 
-    def _build_errors(self) -> tuple[ErrorPort, list[ReduceStage]]:
+    def _build_errors(self) -> tuple[ErrorPort, ReduceStage | None]:
         window = LimitWindow(self._strategy.err_limit)
         if self._strategy.reduce_err is None:
-            return ErrorPort(None, window, self.ledgers.settle, self._metrics), []
-        send, receive = anyio.create_memory_object_stream["Rows"](self._limits.queue_batches)
+            return ErrorPort(None, window, self.ledgers.settle, self._metrics), None
+        send, receive = anyio.create_memory_object_stream["Rows | Cut"](self._limits.queue_batches)
         port = ErrorPort(send, window, self.ledgers.settle, self._metrics)
-        return port, [self._stage(ERROR_STAGE, self._strategy.reduce_err, receive, None, None)]
-
-    def _build_reducers(self) -> tuple[MemoryObjectSendStream[Rows], list[ReduceStage]]:
-        """The chain from its end to its beginning: each stage needs the inbox of the next."""
-        stages: list[ReduceStage] = []
-        out: MemoryObjectSendStream[Rows] | None = None
-        for number, reducer in reversed(list(enumerate(self._strategy.reduce, start=1))):
-            send, receive = anyio.create_memory_object_stream["Rows"](self._limits.queue_batches)
-            stages.insert(
-                0, self._stage(f"reduce-{number}", reducer, receive, out, self._errors.clone())
-            )
-            out = send
-        return send, stages
+        return port, self._stage(
+            ERROR_STAGE, self._strategy.reduce_err, receive, None, has_errors=False
+        )
 
     def _stage(
         self,
         name: str,
         reducer: Reducer,
-        inbox: MemoryObjectReceiveStream[Rows],
-        out: MemoryObjectSendStream[Rows] | None,
-        errors: ErrorPort | None,
+        inbox: MemoryObjectReceiveStream[Rows | Cut],
+        out: MemoryObjectSendStream[Rows | Cut] | None,
+        promise: Promise | None = None,
+        *,
+        replaying: bool = False,
+        has_errors: bool = True,
     ) -> ReduceStage:
         return ReduceStage(
             name,
             reducer,
             inbox,
             out,
-            errors,
+            self._errors.clone() if has_errors else None,
             ledgers=self.ledgers,
             gate=self._flushing,
             budget=self.intake.budget,
             metrics=self._metrics,
             on_stale=self._restart_lost,
             on_progress=self.intake.progress,
+            promise=promise,
+            replaying=replaying,
         )
+
+    @property
+    def _stages(self) -> list[ReduceStage]:
+        """All reduce stages in the order of the flow; the error stage is the last."""
+        errors = [self._error_stage] if self._error_stage is not None else []
+        return [*self._shared, *(self._lanes.stages if self._lanes is not None else ()), *errors]
 
     async def open(self, context: Context) -> None:
         """Connect all reducers. Raises StrategyError for what the user must mend."""
+        if self._lanes is not None:
+            await self._lanes.open(context)
         for stage in self._stages:
             await stage.open(replace(context, stage=stage.name))
 
     async def close(self) -> None:
         """Disconnect all reducers, also after a failure."""
-        self._rows.close()
-        self._errors.close()
+        self._close_inlets()
         for partition in list(self._maps):
             self.stop_partition(partition)
         for stage in self._stages:
             await stage.close()
+        if self._lanes is not None:
+            await self._lanes.close()
+
+    def _close_inlets(self) -> None:
+        if self._rows is not None:
+            self._rows.close()
+        self._errors.close()
 
     async def run(self) -> None:
         """Take in and process until `drain` is called and everything is through.
@@ -157,8 +191,7 @@ class Pipeline:
                 with self._taking_in:
                     await self.intake.run()
                 self.intake.close()
-                self._rows.close()
-                self._errors.close()
+                self._close_inlets()
         finally:
             self.drained.set()
 
@@ -216,32 +249,59 @@ class Pipeline:
         self.resume()
         self.drain()
 
-    def start_partition(self, partition: TopicPartition, start: int | None) -> None:
-        """Begin a new generation of a partition at offset `start`, None for where the broker says."""
+    def start_partition(
+        self, partition: TopicPartition, start: int | None, announced: Announcement | None = None
+    ) -> None:
+        """Begin a new generation of a partition.
+
+        Args:
+            start: the first offset to read; None for where the broker says.
+            announced: a range from `start` on that may have been written: it is read again as a whole.
+                Only with `replays`.
+        """
         if self._tasks is None or self._taking_in.cancel_called:
             return
         self.stop_partition(partition)
-        ledger = self.ledgers.open(partition, start)
+        ledger = self.ledgers.open(
+            partition, start, replayed_to=announced.last if announced else -1
+        )
+        if self._rows is not None:
+            inbox = self._rows.clone()
+        else:
+            assert self._lanes is not None  # noqa: S101  one of the two
+            inbox = self._lanes.start(self._tasks, partition, announced)
         stage = MapStage(
             self._strategy,
             self._executor,
             ledger,
             self.ledgers,
             self.intake.add(partition),
-            self._rows.clone(),
+            inbox,
             self._errors.clone(),
             self._mapping,
             self._metrics,
             on_taken=lambda: self.intake.taken(partition),
+            replay_to=announced.last if announced is not None else None,
         )
         self._maps[partition] = stage
         self._tasks.start_soon(stage.run)
+
+    @property
+    def replays(self) -> bool:
+        """Whether announced ranges are written again as they were announced."""
+        return self._lanes is not None and self._lanes.delivery == "exactly-once"
+
+    def _await_errors(self, on: bool) -> None:
+        if self._error_stage is not None:
+            self._error_stage.awaited(on)
 
     def stop_partition(self, partition: TopicPartition) -> None:
         """Drop a partition and all that is in flight of it, unsettled."""
         stage = self._maps.pop(partition, None)
         if stage is not None:
             stage.cancel()
+            if self._lanes is not None:
+                self._lanes.stop(partition)
             self.intake.remove(partition)
             self.ledgers.drop(partition)
 

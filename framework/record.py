@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SCHEMA",
     "Batch",
+    "Cut",
     "Header",
     "Range",
     "Record",
@@ -180,6 +181,30 @@ class Batch:
             self._load = None
         return records
 
+    def split(self, last: int) -> tuple[Batch, Batch]:
+        """Divide after offset `last`, which is in the range but not its end; nothing is decoded yet."""
+        share = (last + 1 - self.first) / (self.last + 1 - self.first)
+        head_bytes = int(self.nbytes * share)
+        return (
+            self._part(self.first, last, head_bytes),
+            self._part(last + 1, self.last, self.nbytes - head_bytes),
+        )
+
+    def _part(self, first: int, last: int, nbytes: int) -> Batch:
+        def load() -> pa.RecordBatch:
+            start, stop = np.searchsorted(self.offsets(), [first, last + 1])
+            return self.records.slice(int(start), int(stop - start))
+
+        return Batch(
+            self.topic,
+            self.partition,
+            first,
+            last,
+            nbytes=nbytes,
+            load=load,
+            max_timestamp_ms=self.max_timestamp_ms,
+        )
+
     def offsets(self) -> NDArray[np.int64]:
         """The offset of every row."""
         return _int64(self.records.column("offset"))
@@ -272,6 +297,15 @@ class Rows:
             replace(self, table=self.table.slice(0, at), ranges=head, offsets=offsets[:at]),
             replace(self, table=self.table.slice(at), ranges=tail, offsets=offsets[at:]),
         )
+
+
+class Cut:
+    """A mark among the rows of one partition: what came before it belongs to one announced range.
+
+    Each stage flushes what it has when the mark comes by, and hands it on.
+    """
+
+    __slots__ = ()
 
 
 def _int64(column: pa.Array[Any]) -> NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 import anyio
@@ -10,7 +11,7 @@ import structlog
 from framework.attempts import attempt_flush, delivered, pause_before
 from framework.buffer import Buffer
 from framework.errors import SinkError
-from framework.record import Rows
+from framework.record import Cut, Rows
 from framework.reducer import Retry
 from framework.status import StageStatus
 
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from framework.backpressure import Budget, Gate
     from framework.failures import ErrorPort
     from framework.ledger import Ledgers
+    from framework.promises import Promise
     from framework.record import Range
-    from framework.reducer import Context, Empty, Flushed, FlushReason, Reducer
+    from framework.reducer import Context, Empty, Flushed, FlushReason, FlushResult, Reducer
     from framework.telemetry import Metrics
 
 __all__ = ["ReduceStage"]
@@ -40,6 +42,8 @@ class ReduceStage:
     Args:
         out: the next stage's inbox, None for the last of a chain.
         errors: for rows that the sink can never take; None in the error stage itself.
+        promise: what is done before the stage writes, if its chain is that of one partition.
+        replaying: up to the first mark everything belongs to one range, whatever the limits say.
         on_stale: told of ranges that were lost together with rows of a partition that is gone.
         on_progress: called after every attempt to flush, whatever came of it.
     """
@@ -48,8 +52,8 @@ class ReduceStage:
         self,
         name: str,
         reducer: Reducer,
-        inbox: MemoryObjectReceiveStream[Rows],
-        out: MemoryObjectSendStream[Rows] | None,
+        inbox: MemoryObjectReceiveStream[Rows | Cut],
+        out: MemoryObjectSendStream[Rows | Cut] | None,
         errors: ErrorPort | None,
         *,
         ledgers: Ledgers,
@@ -58,6 +62,8 @@ class ReduceStage:
         metrics: Metrics,
         on_stale: Callable[[Iterable[Range]], None],
         on_progress: Callable[[], None],
+        promise: Promise | None = None,
+        replaying: bool = False,
     ) -> None:
         self.name = name
         self._inbox = inbox
@@ -69,6 +75,8 @@ class ReduceStage:
         self._metrics = metrics
         self._on_stale = on_stale
         self._on_progress = on_progress
+        self._promise = promise
+        self._replaying = replaying
         self._collecting = Buffer(reducer.spawn())
         self._buffers = [self._collecting, Buffer(reducer.spawn())]
         self._free_send, self._free = anyio.create_memory_object_stream[Buffer](2)
@@ -79,6 +87,7 @@ class ReduceStage:
         self._waiting = anyio.CancelScope()
         self._draining = anyio.Event()
         self._flushing_through = False
+        self._awaited = 0
         self._flushing_since: float | None = None
         self._trouble: str | None = None
 
@@ -109,6 +118,11 @@ class ReduceStage:
         self._flushing_through = on
         self._waiting.cancel()
 
+    def awaited(self, on: bool) -> None:
+        """While anybody waits for what is collected here, it is flushed as soon as no more are waiting."""
+        self._awaited += 1 if on else -1
+        self._waiting.cancel()
+
     def make_room(self) -> None:
         """The in-flight budget is used up: flush what is collected unless more is on its way."""
         self._waiting.cancel()
@@ -133,29 +147,43 @@ class ReduceStage:
             event = await self._next()
             if isinstance(event, Rows):
                 await self._take(event)
+            elif isinstance(event, Cut):
+                self._replaying = False
+                await self._hand_over("replay")
             elif event == "shutdown":
                 break
             elif self._collecting.held:
                 await self._hand_over(event)
-        if self._collecting.held and self._collecting.reducer.on_shutdown == "flush":
+        # A part of a range that is replayed is dropped: it is written whole, by whoever reads it again.
+        keep = self._collecting.reducer.on_shutdown == "flush" and not self._replaying
+        if self._collecting.held and keep:
             await self._full.send((self._collecting, "shutdown"))
 
-    async def _next(self) -> Rows | FlushReason:
+    async def _next(self) -> Rows | Cut | FlushReason:
         """The next rows, or the reason to flush what is there."""
-        deadline = self._collecting.deadline
+        deadline = math.inf if self._replaying else self._collecting.deadline
         while True:
             if anyio.current_time() >= deadline:
                 return "age"
-            if self._collecting.held and self._inbox.statistics().current_buffer_used == 0:
-                if self._flushing_through:
-                    return "revoke"
-                if self._budget.exhausted and self._collecting.reducer.when_full == "flush":
-                    return "bytes"  # Nothing more can arrive: these rows use up the budget.
+            if self._collecting.held and not self._replaying and (reason := self._hurry()):
+                return reason
             with anyio.CancelScope(deadline=deadline) as self._waiting:
                 try:
                     return await self._inbox.receive()
                 except anyio.EndOfStream:
                     return "shutdown"
+
+    def _hurry(self) -> FlushReason | None:
+        """Why not to wait for a limit, when no more rows are in the inbox."""
+        if self._inbox.statistics().current_buffer_used:
+            return None
+        if self._flushing_through:
+            return "revoke"
+        if self._awaited:
+            return "awaited"
+        if self._budget.exhausted and self._collecting.reducer.when_full == "flush":
+            return "bytes"  # Nothing more can arrive: these rows use up the budget.
+        return None
 
     async def _take(self, rows: Rows) -> None:
         """Collect rows, and flush as often as a limit is reached on the way."""
@@ -163,6 +191,9 @@ class ReduceStage:
         while rest is not None:
             if not self._ledgers.is_current(rest.ranges):
                 self._on_stale(rest.ranges)
+                return
+            if self._replaying:
+                self._collecting.add(rest, limited=False)
                 return
             rest = self._collecting.add(rest)
             reason = self._collecting.full()
@@ -184,7 +215,10 @@ class ReduceStage:
         try:
             async for buffer, reason in self._frozen:
                 self._flushing_since = anyio.current_time()
-                await self._flush(buffer, reason)
+                if buffer.held:
+                    await self._flush(buffer, reason)
+                if reason == "replay" and self._out is not None:
+                    await self._out.send(Cut())
                 self._flushing_since = self._trouble = None
                 buffer.clear()
                 self._free_send.send_nowait(buffer)
@@ -199,13 +233,15 @@ class ReduceStage:
         attempt = 0
         while True:
             attempt += 1
+            if self._promise is not None:
+                await self._promise.wait_turn(buffer)
             async with self._gate:
                 for stale in buffer.drop_stale(self._ledgers.is_current):
                     self._on_stale(stale.ranges)
                 if not buffer.held:
                     return
                 try:
-                    result = await attempt_flush(buffer, self.name)
+                    result = await self._attempt(buffer)
                 finally:
                     self._on_progress()
                 if not isinstance(result, Retry):
@@ -218,6 +254,14 @@ class ReduceStage:
         if self._errors is not None:
             for records in failed:
                 await self._errors.send(records, self.name)
+
+    async def _attempt(self, buffer: Buffer) -> FlushResult:
+        promise = self._promise
+        if promise is None:
+            return await attempt_flush(buffer, self.name)
+        return await promise.before_write(buffer) or await attempt_flush(
+            buffer, self.name, again=promise.repeats
+        )
 
     def _delivered(
         self, buffer: Buffer, result: Flushed | Empty, attempt: int

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from framework.announcement import Announcement
     from framework.record import Rows
 
 __all__ = [
     "Context",
+    "Delivery",
     "Empty",
     "FlushReason",
     "FlushResult",
@@ -35,7 +37,8 @@ __all__ = [
     "WhenFull",
 ]
 
-FlushReason = Literal["count", "bytes", "age", "revoke", "shutdown"]
+Delivery = Literal["at-most-once", "at-least-once", "exactly-once"]
+FlushReason = Literal["count", "bytes", "age", "awaited", "replay", "revoke", "shutdown"]
 WhenFull = Literal["flush", "backpressure"]
 OnShutdown = Literal["flush", "drop"]
 OnError = Literal["retry", "divert", "stop"]
@@ -54,12 +57,17 @@ class Context:
         bootstrap_servers: the brokers that the records come from, `host:port,...`.
         stage: the stage's name, as in metrics and logs: `reduce-1`, `reduce-err`.
         client: options of the Kafka connection (security, client id) for reducers that write to Kafka.
+        prepare: a sink may alter its table, where its delivery needs that.
+        opened: where each partition has copies of its own, a copy that is open already and closes last:
+            its connection may be shared.
     """
 
     group: str
     bootstrap_servers: str
     stage: str
     client: dict[str, object]
+    prepare: bool = False
+    opened: Reducer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +133,17 @@ class Reducer(ABC):
         on_error: what an exception of `flush` means: `retry` it for ever, `divert` the rows to
             `reduce_err`, or `stop` the worker.
 
+    Attributes:
+        block_rows: the most rows that the sink takes at once, all or none; announced with larger flushes.
+        delivery: what the reducer can promise as the last one of a chain. With `exactly-once`, each
+            flush has the rows of one partition only, and is announced before (`announce`).
+
     Raises:
         StrategyError: the limits or policies make no sense.
     """
+
+    block_rows: int = 2**31
+    delivery: Delivery = "at-least-once"
 
     def __init__(
         self,
@@ -181,6 +197,13 @@ class Reducer(ABC):
 
     async def close(self) -> None:  # noqa: B027  nothing to disconnect by default
         """Disconnect: called once, also after a failure."""
+
+    def announce(self, announcement: Announcement, *, replayed: bool) -> None:  # noqa: B027
+        """The next flush, and its retries, write what was announced; called with `exactly-once` only.
+
+        The same announcement may come again from another process: a sink must then recognise by its
+        token what it has already. `replayed`: this is such a repetition.
+        """
 
     @abstractmethod
     def add(self, rows: Rows) -> None:

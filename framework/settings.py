@@ -204,6 +204,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     executor_workers: Annotated[
         Count | None, about("Threads or processes for map functions; none: one per processor.")
     ] = None
+    prepare_table: Annotated[
+        bool, about("Alter a table that remembers too few inserts to keep them from being doubled.")
+    ] = False
     stall_timeout: Annotated[
         Seconds, about("Time without progress, with work in flight, after which /live fails.")
     ] = 300.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from framework.errors import StrategyError
 from framework.mapper import spec_of
-from framework.reducer import Reducer
+from framework.reducer import Delivery, Reducer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,6 +61,11 @@ class Strategy:
             `reason` (string), `stage` (string) and `attempt` (int32). Without it, the first record that
             fails stops the worker.
         err_limit: how many failures are acceptable; None is any number.
+        delivery: what is promised for each record. None: what the last reducer promises, which is
+            `exactly-once` for ClickHouse and `at-least-once` for the others. `at-most-once` commits
+            before it writes: what a crash or a failing sink loses then is lost. `exactly-once` and
+            `at-most-once` keep partitions apart: every partition has copies of the reducers, and their
+            limits, of its own.
 
     Raises:
         StrategyError: a part is missing or of the wrong kind.
@@ -70,6 +75,7 @@ class Strategy:
     reduce: Sequence[Reducer]
     reduce_err: Reducer | None = None
     err_limit: ErrorLimit | None = None
+    delivery: Delivery | None = None
     map_spec: MapSpec = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -83,6 +89,16 @@ class Strategy:
                     f"{reducer!r} is not a reducer: pass an object of a class that extends Reducer"
                 )
         object.__setattr__(self, "reduce", tuple(reducers))
+        if self.delivery is not None and self.delivery not in get_args(Delivery):
+            raise StrategyError(
+                f"delivery must be one of {get_args(Delivery)}, not {self.delivery!r}"
+            )
+        last = reducers[-1]
+        if self.delivery == "exactly-once" and last.delivery != "exactly-once":
+            raise StrategyError(
+                f"delivery='exactly-once': {type(last).__name__} cannot recognise a repeated write; "
+                "end the chain with ClickHouseWriter, or use 'at-least-once'"
+            )
         if self.reduce_err is not None and self.reduce_err.on_error == "divert":
             raise StrategyError(
                 "reduce_err cannot divert its own errors: use on_error='retry' or on_error='stop'"
@@ -96,6 +112,11 @@ class Strategy:
                 raise StrategyError(
                     f"{type(reducer).__name__}: on_error='divert' needs reduce_err="
                 )
+
+    @property
+    def promise(self) -> Delivery:
+        """The delivery that is asked for: the strategy's own, else that of its last reducer."""
+        return self.delivery or self.reduce[-1].delivery
 
     def validate(self) -> None:
         """Check what construction could not: that the strategy can travel to another process.

@@ -13,7 +13,6 @@ import anyio
 import structlog
 
 from framework.clients import connection_config, consumer_config
-from framework.commit import Committer
 from framework.errors import DeadlineExceeded, KmrError
 from framework.events import EventHandler, Failed, Shutdown
 from framework.health import HealthServer
@@ -74,14 +73,10 @@ class Worker:
             settings.queue_batches,
             settings.executor,
             settings.executor_workers,
+            settings.commit_interval,
         )
         self._pipeline = Pipeline(strategy, self._consumer, limits, self.metrics)
-        self._committer = Committer(
-            self._consumer,
-            self._pipeline.ledgers,
-            interval=settings.commit_interval,
-            metrics=self.metrics,
-        )
+        self._committer = self._pipeline.committer
         self._events = EventHandler(
             self._pipeline,
             self._consumer,
@@ -126,6 +121,7 @@ class Worker:
                     bootstrap_servers=settings.bootstrap_servers,
                     stage="",
                     client=connection_config(settings).client_options(),
+                    prepare=settings.prepare_table,
                 )
             )
             try:

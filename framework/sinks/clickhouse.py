@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import anyio
 import structlog
@@ -18,20 +19,28 @@ from framework.reducer import (
     Retry,
 )
 from framework.sinks.clickhouse_client import Target, connect_async
-from framework.sinks.clickhouse_delivery import Delivery
+from framework.sinks.clickhouse_delivery import Inserter
 from framework.sinks.clickhouse_errors import classify
-from framework.sinks.clickhouse_inserts import plan_inserts
+from framework.sinks.clickhouse_inserts import MAX_BLOCK_ROWS, Insert, plan_inserts
+from framework.sinks.clickhouse_replay import verify
 from framework.sinks.clickhouse_table import read_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Literal
 
+    from framework.announcement import Announcement
     from framework.record import Rows
-    from framework.reducer import Context, FlushResult, OnError, OnShutdown, Poisoned, WhenFull
+    from framework.reducer import (
+        Context,
+        Delivery,
+        FlushResult,
+        OnError,
+        OnShutdown,
+        Poisoned,
+        WhenFull,
+    )
     from framework.sinks.clickhouse_client import Connection
-    from framework.sinks.clickhouse_inserts import Insert
-    from framework.sinks.clickhouse_table import Compression, ExtraColumns
+    from framework.sinks.clickhouse_table import Compression, ExtraColumns, Table
 
 __all__ = ["ClickHouseWriter"]
 
@@ -44,7 +53,7 @@ _log = structlog.get_logger(__name__)
 class ClickHouseWriter(Reducer):
     """Writes rows to a table of ClickHouse.
 
-    A flush is one INSERT per partition, written concurrently, with the deduplication token
+    Every INSERT has the rows of one partition, and the deduplication token
     `group:topic:partition:first-last`: repeated after a lost answer, or by another worker, it is
     recognised by the table and not written twice (`non_replicated_deduplication_window`, or the
     replicated one, must be large enough; a warning at start says how to set it). So a topic that was
@@ -53,8 +62,18 @@ class ClickHouseWriter(Reducer):
     name and cast to the table's types; rows with a value that does not fit go to `reduce_err`, the
     others are written.
 
+    With `exactly-once` each range of offsets is announced in the group's committed offset before it is
+    written; after a crash just that range is read, mapped and written again with the same token, and
+    counted where the table has the columns `partition` and `offset` (and `topic`). That takes one commit
+    a flush, and holds if the map gives the same rows for the same records, if the topic still has them
+    (retention), and if the table still remembers the token. It is the default where the table
+    deduplicates. With `at-least-once` an INSERT that was under way in a crash may be doubled, because the
+    records are divided into other ranges afterwards.
+
     Args:
         table: `table` or `database.table`; it must exist.
+        delivery: `exactly-once`, which an unsuitable table refuses at start, or `at-least-once`. None:
+            exactly once if the table deduplicates, else at least once with a warning.
         url: `http://user:password@host:8123/database`, `https://...`, or `chdb:///directory` for the
             engine inside this process. None: the environment's KMR_CLICKHOUSE_URL, else the embedded
             ClickHouse in `.kmr/clickhouse`.
@@ -67,16 +86,20 @@ class ClickHouseWriter(Reducer):
         connect_timeout: seconds to wait for the server at start.
         timeout: seconds for one request; then it is tried again.
         client: more arguments for clickhouse-connect's client, such as `ca_cert` or `http_proxy`.
-        max_rows: of all partitions together; see `Reducer` for this and the rest.
+        max_rows: of each partition, or, with `at-least-once`, of all together; at most 1,000,000 for
+            exactly once. See `Reducer` for this and the rest.
 
     Raises:
         StrategyError: an argument makes no sense.
     """
 
+    block_rows = MAX_BLOCK_ROWS
+
     def __init__(
         self,
         table: str,
         *,
+        delivery: Literal["exactly-once", "at-least-once"] | None = None,
         url: str | None = None,
         database: str | None = None,
         columns: Sequence[str] | None = None,
@@ -104,6 +127,16 @@ class ClickHouseWriter(Reducer):
         )
         if not table:
             raise StrategyError("ClickHouseWriter needs the name of a table")
+        if delivery not in (None, "exactly-once", "at-least-once"):
+            raise StrategyError(
+                "ClickHouseWriter: delivery must be 'exactly-once' or 'at-least-once', not "
+                f"{delivery!r}; 'at-most-once' is set in Strategy(delivery=...)"
+            )
+        if delivery != "at-least-once" and max_rows is not None and max_rows > MAX_BLOCK_ROWS:
+            raise StrategyError(
+                f"ClickHouseWriter: max_rows={max_rows} is more than one block of ClickHouse "
+                f"({MAX_BLOCK_ROWS} rows), which is written all or none; lower it"
+            )
         if url is not None:
             Target.of(url)
         if concurrency < 1 or timeout <= 0 or connect_timeout <= 0:
@@ -116,6 +149,8 @@ class ClickHouseWriter(Reducer):
                 "would double its rows"
             )
         self.table = table
+        self._wanted = delivery
+        self.delivery: Delivery = delivery or "exactly-once"
         self.url = url
         self.database = database
         self.columns = None if columns is None else tuple(columns)
@@ -128,7 +163,11 @@ class ClickHouseWriter(Reducer):
         self.client = dict(client or {})
         self._added: list[Rows] = []
         self._group = ""
-        self._delivery: Delivery | None = None
+        self._inserter: Inserter | None = None
+        self._limiter: anyio.CapacityLimiter | None = None
+        self._shares = False
+        self._announcement: Announcement | None = None
+        self._replayed = False
         self._warned: set[str] = set()
 
     def spawn(self) -> Self:
@@ -142,13 +181,22 @@ class ClickHouseWriter(Reducer):
 
         Raises:
             SinkError: the server cannot be reached, or refuses us.
-            StrategyError: there is no such table.
+            StrategyError: there is no such table, or it cannot recognise repeated inserts and must.
         """
+        self._group = context.group
+        if isinstance(context.opened, ClickHouseWriter):
+            self._share(context.opened)
+            return
         database, _, name = self.table.rpartition(".")
         target = Target.of(self.url, self.database or database or None)
         connection = await self._connect(target)
         try:
             table = await read_table(connection, target.database, name)
+            if context.prepare and table.remedy is not None:
+                await connection.execute(table.remedy)
+                _log.info("table altered", statement=table.remedy)
+                table = await read_table(connection, target.database, name)
+            self._settle_delivery(table, context.stage)
         except Exception as error:
             await connection.close()
             if isinstance(error, KmrError):
@@ -156,15 +204,33 @@ class ClickHouseWriter(Reducer):
             raise SinkError(
                 f"{target}: cannot read the table {self.table}: {classify(error).reason}"
             ) from error
-        advice = table.deduplication_advice()
-        if advice is not None and advice not in self._warned:
-            self._warned.add(advice)
-            _log.warning("inserts may be doubled", stage=context.stage, advice=advice)
         compression = self.compression
         if compression == "auto":
             compression = None if target.is_local else "lz4"
-        self._group = context.group
-        self._delivery = Delivery(connection, table, self.columns, self.extra_columns, compression)
+        self._limiter = anyio.CapacityLimiter(self.concurrency)
+        self._inserter = Inserter(connection, table, self.columns, self.extra_columns, compression)
+
+    def _share(self, opened: ClickHouseWriter) -> None:
+        """Write through the connection of another copy, which closes it."""
+        assert opened._inserter is not None  # noqa: S101  it is open
+        self._inserter = replace(opened._inserter, _fates={})
+        self._limiter = opened._limiter
+        self.delivery = opened.delivery
+        self._shares = True
+
+    def _settle_delivery(self, table: Table, stage: str) -> None:
+        """Decide what can be promised with this table, and say what should be done about it."""
+        advice = table.deduplication_advice()
+        if not table.deduplicates:
+            if self._wanted == "exactly-once":
+                raise StrategyError(
+                    f"ClickHouseWriter({self.table!r}, delivery='exactly-once'): "
+                    f"{advice or f'{table} ({table.engine}) cannot tell which inserts it knows'}"
+                )
+            self.delivery = "at-least-once"
+        if advice is not None and advice not in self._warned:
+            self._warned.add(advice)
+            _log.warning("inserts may be doubled", stage=stage, advice=advice)
 
     async def _connect(self, target: Target) -> Connection:
         deadline = anyio.current_time() + self.connect_timeout
@@ -192,8 +258,8 @@ class ClickHouseWriter(Reducer):
 
     async def close(self) -> None:
         """Disconnect."""
-        if self._delivery is not None:
-            await self._delivery.connection.close()
+        if self._inserter is not None and not self._shares:
+            await self._inserter.connection.close()
 
     def add(self, rows: Rows) -> None:
         """Keep the rows for the next flush."""
@@ -202,6 +268,12 @@ class ClickHouseWriter(Reducer):
     def reset(self) -> None:
         """Forget the rows. What was written of them stays known until a flush is complete."""
         self._added = []
+        self._announcement = None
+
+    def announce(self, announcement: Announcement, *, replayed: bool) -> None:
+        """See `Reducer.announce`: the token of the next flush."""
+        self._announcement = announcement
+        self._replayed = replayed
 
     async def flush(self) -> FlushResult:
         """Write what was added, but for what an earlier attempt has written already.
@@ -209,23 +281,25 @@ class ClickHouseWriter(Reducer):
         Raises:
             StrategyError: rows and table do not fit each other.
         """
-        delivery = self._delivery
-        if delivery is None:
+        inserter, limiter = self._inserter, self._limiter
+        if inserter is None or limiter is None:
             raise SinkError(f"ClickHouseWriter({self.table!r}) is used before it was opened")
         if not self._added:
             return Empty()
         results: list[list[Poisoned] | Retry | Exception] = []
-        limiter = anyio.CapacityLimiter(self.concurrency)
 
         async def write(insert: Insert) -> None:
             async with limiter:
                 try:
-                    results.append(await delivery.write(insert))
+                    result = await inserter.write(insert)
+                    if self._replayed and isinstance(result, list):
+                        result = await verify(inserter, insert, result) or result
+                    results.append(result)
                 except Exception as error:  # noqa: BLE001  the others are still written, and remembered
                     results.append(error)
 
         async with anyio.create_task_group() as tasks:
-            for insert in plan_inserts(self._added, self._group):
+            for insert in self._inserts():
                 tasks.start_soon(write, insert)
         poisoned: list[Poisoned] = []
         for result in sorted(results, key=lambda result: not isinstance(result, Exception)):
@@ -234,5 +308,14 @@ class ClickHouseWriter(Reducer):
             if isinstance(result, Retry):
                 return result
             poisoned += result
-        delivery.forget()
+        inserter.forget()
         return Flushed(poisoned=poisoned)
+
+    def _inserts(self) -> list[Insert]:
+        announcement = self._announcement
+        if announcement is None:
+            return plan_inserts(self._added, self._group)
+        insert = Insert(
+            announcement.token, tuple(self._added), announcement.chunk or MAX_BLOCK_ROWS
+        )
+        return [insert] if len(insert) else []

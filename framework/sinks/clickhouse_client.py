@@ -130,6 +130,9 @@ class Connection(Protocol):
     ) -> None:
         """Write one block, an Arrow stream; raises if not all of it is written."""
 
+    async def execute(self, sql: str) -> None:
+        """Run a statement that has no result."""
+
     async def close(self) -> None:
         """Disconnect."""
 
@@ -153,6 +156,10 @@ class _Server:
             await self.client.raw_insert(
                 table, columns, body, settings=dict(settings), fmt=_INSERT_FORMAT
             )
+
+    async def execute(self, sql: str) -> None:
+        with anyio.fail_after(self.timeout):
+            await self.client.command(sql)
 
     async def close(self) -> None:
         await self.client.close()
@@ -180,6 +187,9 @@ class _Embedded:
                 fmt=_INSERT_FORMAT,
             )
         )
+
+    async def execute(self, sql: str) -> None:
+        await self._run(partial(self.client.command, sql))
 
     async def close(self) -> None:
         await self._run(self.client.close)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from framework.sinks.clickhouse_inserts import Insert, Section
     from framework.sinks.clickhouse_table import Block, Compression, ExtraColumns, Table
 
-__all__ = ["Delivery"]
+__all__ = ["Inserter"]
 
 _SETTINGS: Mapping[str, int] = {
     "async_insert": 0,  # the answer comes when the rows are in the table, or not at all
@@ -37,7 +37,7 @@ class _Fate(Enum):
 
 
 @dataclass(slots=True)
-class Delivery:
+class Inserter:
     """Writes inserts into one table, several at a time.
 
     It remembers what became of each section, so that an attempt goes on where the last one ended;

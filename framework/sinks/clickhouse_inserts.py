@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from framework.announcement import token_of
 from framework.ranges import ranges_of
 from framework.record import Rows
 from framework.reducer import Poisoned
@@ -22,8 +23,6 @@ __all__ = ["MAX_BLOCK_ROWS", "Insert", "Section", "plan_inserts"]
 
 MAX_BLOCK_ROWS = 1_000_000
 """ClickHouse divides what is larger into several blocks, which are not written all or none."""
-
-_LONGEST_TOKEN = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +51,7 @@ class Insert:
 
     token: str
     parts: tuple[Rows, ...]
+    block_rows: int = MAX_BLOCK_ROWS
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
@@ -59,11 +59,11 @@ class Insert:
     def sections(self) -> list[Section]:
         """The whole, or as many parts as it takes to stay below the largest block."""
         rows = len(self)
-        if rows <= MAX_BLOCK_ROWS:
+        size = self.block_rows
+        if rows <= size:
             return [Section(self.token, 0, rows, whole=True)]
         return [
-            Section(self.token, start, min(start + MAX_BLOCK_ROWS, rows))
-            for start in range(0, rows, MAX_BLOCK_ROWS)
+            Section(self.token, start, min(start + size, rows)) for start in range(0, rows, size)
         ]
 
     def poisoned(self, refused: Mapping[int, str]) -> Iterator[Poisoned]:
@@ -114,18 +114,7 @@ def _token(group: str, parts: Sequence[Rows]) -> str:
     ranges = [r for rows in parts for r in rows.ranges]
     if not ranges:
         return f"{group[:64]}:{_digest(parts)}"
-    spans: dict[TopicPartition, tuple[int, int]] = {}
-    for r in ranges:
-        first, last = spans.get(r.topic_partition, (r.first, r.last))
-        spans[r.topic_partition] = (min(first, r.first), max(last, r.last))
-    names = (
-        f"{topic}:{partition}:{first}-{last}"
-        for (topic, partition), (first, last) in sorted(spans.items())
-    )
-    token = f"{group}:{','.join(names)}"
-    if len(token) <= _LONGEST_TOKEN:
-        return token
-    return f"{group[:64]}:{sha256(token.encode()).hexdigest()}"
+    return token_of(group, ranges)
 
 
 def _digest(parts: Sequence[Rows]) -> str:

@@ -104,6 +104,19 @@ class Table:
         """The name, quoted for SQL."""
         return f"{quote_identifier(self.database)}.{quote_identifier(self.name)}"
 
+    @property
+    def deduplicates(self) -> bool:
+        """Whether a repeated INSERT is recognised, at least for a while."""
+        return bool(self.window)
+
+    @property
+    def remedy(self) -> str | None:
+        """The statement that makes the table remember enough inserts; None if it does, or cannot."""
+        if self.window is None or self.window >= ENOUGH_TOKENS:
+            return None
+        setting = _window_setting(self.engine)
+        return f"ALTER TABLE {self.identifier} MODIFY SETTING {setting} = {ENOUGH_TOKENS}"
+
     def deduplication_advice(self) -> str | None:
         """What to do so that a repeated INSERT is recognised; None if all is well."""
         if self.window is not None and self.window >= ENOUGH_TOKENS:
@@ -115,11 +128,9 @@ class Table:
                 f"the engine {self.engine} of {self} knows no deduplication: an INSERT that is repeated "
                 "after a lost answer doubles its rows; use an engine of the MergeTree family"
             )
-        setting = _window_setting(self.engine)
         return (
             f"{self} remembers the last {self.window} inserts only: an INSERT that is repeated after a "
-            f"lost answer may double its rows; ALTER TABLE {self.identifier} MODIFY SETTING "
-            f"{setting} = {ENOUGH_TOKENS}"
+            f"lost answer may double its rows; run {self.remedy} or start with --prepare-table"
         )
 
     def choose(
