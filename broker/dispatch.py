@@ -15,6 +15,7 @@ from broker.api import AdvertisedVersions, Api, CloseConnection, RawApi, RawResp
 from broker.apis import (
     cluster,
     configs,
+    describe_transactions,
     epochs,
     fetch,
     groups,
@@ -51,6 +52,7 @@ SERVED: Sequence[AnyApi] = (
     *topics.APIS,
     *producers.APIS,
     *transactions.APIS,
+    *describe_transactions.APIS,
     *epochs.APIS,
     *configs.APIS,
     *cluster.APIS,
