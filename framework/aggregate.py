@@ -14,7 +14,7 @@ from framework.tables import one_table
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Aggregate"]
+__all__ = ["ALL", "Aggregate", "group"]
 
 _FUNCTIONS: Final = (
     "sum",
@@ -27,14 +27,16 @@ _FUNCTIONS: Final = (
     "last",
     "list",
 )
-_ALL: Final = "*"
+ALL: Final = "*"
+"""Stands for the rows themselves, which can only be counted."""
 
 
 class Aggregate(Collecting):
     """Groups what was collected by the values of some columns, and aggregates others.
 
     Each flush is aggregated by itself: its rows are partial results wherever a group spans flushes.
-    Sums, counts, minima and maxima can be aggregated again downstream; a mean needs its sum and count.
+    On Spark a flush is a micro-batch, with all of its partitions, and limits have no effect. Sums, counts,
+    minima and maxima can be aggregated again downstream; a mean needs its sum and count.
 
     Example:
         `Aggregate(["carrier"], {"flights": ("*", "count"), "delay": ("dep_delay", "mean")})`
@@ -42,8 +44,8 @@ class Aggregate(Collecting):
     Args:
         by: the columns that make a group; groups come out in the order of their first row.
         columns: for each new column, the column it is made of and the function: sum, count, min, max,
-            mean, count_distinct, first, last or list. Nulls are left out, except by first, last and
-            list. `("*", "count")` counts rows.
+            mean, count_distinct, first, last or list. Nulls are left out, except by list.
+            `("*", "count")` counts rows.
         limits: the limits and policies of `Reducer`.
 
     Raises:
@@ -65,7 +67,7 @@ class Aggregate(Collecting):
                     f"Aggregate: {name}: there is no function {function!r}; "
                     f"use one of {', '.join(_FUNCTIONS)}"
                 )
-            if source == _ALL and function != "count":
+            if source == ALL and function != "count":
                 raise StrategyError(f"Aggregate: {name}: only rows can be counted by '*'")
         if clash := set(self.by) & set(self.columns):
             raise StrategyError(f"Aggregate: {sorted(clash)} are columns of by already")
@@ -74,21 +76,40 @@ class Aggregate(Collecting):
         if not self.rows:
             return Empty()
         table = one_table(self.rows)
-        wanted = [*self.by, *(source for source, _ in self.columns.values() if source != _ALL)]
+        self.require_columns(table)
+        grouped = group(
+            table,
+            self.by,
+            [
+                ([], "count_all") if source == ALL else (source, function)
+                for source, function in self.columns.values()
+            ],
+        )
+        return Flushed(out=grouped.rename_columns([*self.by, *self.columns]))
+
+    def require_columns(self, table: pa.Table) -> None:
+        """Raise StrategyError unless the rows have all columns that are grouped by or aggregated."""
+        wanted = [*self.by, *(source for source, _ in self.columns.values() if source != ALL)]
         if missing := [name for name in wanted if name not in table.column_names]:
             raise StrategyError(
                 f"Aggregate: the rows have no column {missing[0]!r}, only {table.column_names}"
             )
-        aggregations: list[Any] = [
-            ([], "count_all") if source == _ALL else (source, function)
-            for source, function in self.columns.values()
-        ]
-        try:
-            # One thread keeps the order of the rows, which first, last and list need.
-            grouped = table.group_by(self.by, use_threads=False).aggregate(aggregations)
-        except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise StrategyError(
-                f"Aggregate: {self.columns} cannot be computed: {error}; the rows are "
-                f"{', '.join(f'{field.name} {field.type}' for field in table.schema)}"
-            ) from error
-        return Flushed(out=grouped.rename_columns([*self.by, *self.columns]))
+
+
+def group(table: pa.Table, by: Sequence[str], aggregations: Sequence[Any]) -> pa.Table:
+    """Group rows, in the order of each group's first row: the columns of `by`, then the aggregations.
+
+    Args:
+        aggregations: as for `pyarrow.TableGroupBy.aggregate`.
+
+    Raises:
+        StrategyError: a function does not go with the type of its column.
+    """
+    try:
+        # One thread keeps the order of the rows, which first, last and list need.
+        return table.group_by(list(by), use_threads=False).aggregate(list(aggregations))
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise StrategyError(
+            f"Aggregate: {list(aggregations)} cannot be computed: {error}; the rows are "
+            f"{', '.join(f'{field.name} {field.type}' for field in table.schema)}"
+        ) from error

@@ -1,7 +1,8 @@
 """A strategy's reducers inside a task, or in the driver: the contract of the worker, one chunk at a time.
 
 Where the worker's stages collect for as long as their limits allow, everything that a chunk brings is
-flushed through all reducers before the next chunk: a task may end, or be repeated, after each.
+flushed through all reducers before the next chunk: a task may end, or be repeated, after each. In the
+driver, what a micro-batch brings takes the place of the chunk.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import structlog
-from anyio import sleep
+from anyio import sleep, to_thread
 
 from framework.attempts import attempt_flush, delivered, pause_before
 from framework.buffer import Buffer
@@ -23,12 +24,12 @@ from framework.sinks.clickhouse import ClickHouseWriter
 from framework.sinks.spark import SparkWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping
 
     from framework.record import Rows
     from framework.reducer import Context, FlushResult
 
-__all__ = ["NAMES_RANGES", "Chain", "Flush", "Summary"]
+__all__ = ["NAMES_RANGES", "Chain", "Flush", "Outcome"]
 
 _log = structlog.get_logger(__name__)
 
@@ -48,9 +49,17 @@ class Flush:
 
 
 @dataclass(slots=True)
-class Summary:
-    """What happened while rows went through a chain."""
+class Outcome:
+    """What became of rows that went through a chain.
 
+    Attributes:
+        out: what the last reducer made.
+        failed: the records that a reducer refused, for the error sink.
+        retries: flushes that had to be repeated, by stage.
+    """
+
+    out: list[Rows] = field(default_factory=list)
+    failed: list[Rows] = field(default_factory=list)
     flushes: list[Flush] = field(default_factory=list)
     retries: Counter[str] = field(default_factory=Counter)
 
@@ -59,14 +68,14 @@ class Chain:
     """Reducers, each feeding the next. Use it from one event loop, one call at a time.
 
     Args:
-        stages: their names, as in metrics and logs.
+        reducers: by the names of their stages, as in metrics and logs. Without any, rows come out as
+            they went in.
     """
 
-    def __init__(self, reducers: Sequence[Reducer], stages: Sequence[str]) -> None:
-        self._stages = list(stages)
-        self._buffers = [Buffer(_spawn(reducer)) for reducer in reducers]
-        self._failed: list[Rows] = []
-        self._summary = Summary()
+    def __init__(self, reducers: Mapping[str, Reducer]) -> None:
+        self._stages = list(reducers)
+        self._buffers = [Buffer(_spawn(reducer)) for reducer in reducers.values()]
+        self._outcome = Outcome()
 
     async def open(self, context: Context) -> None:
         """Connect all. Raises StrategyError for what the user must mend."""
@@ -78,8 +87,8 @@ class Chain:
         for buffer in self._buffers:
             await buffer.reducer.close()
 
-    async def deliver(self, rows: Rows, reason: str) -> tuple[list[Rows], Summary]:
-        """Take rows through all reducers; returns the records that a sink can never take.
+    async def deliver(self, chunk: Iterable[Rows], reason: str) -> Outcome:
+        """Take rows through all reducers.
 
         Args:
             reason: why the chunk ends here.
@@ -87,18 +96,22 @@ class Chain:
         Raises:
             KmrError: a reducer's error, when `on_error` says stop or a retry cannot mend it.
         """
-        self._failed, self._summary = [], Summary()
+        self._outcome = Outcome()
         try:
-            await self._feed(0, rows)
+            for rows in chunk:
+                await self._feed(0, rows)
             for stage in range(len(self._buffers)):
                 await self._flush(stage, reason)
         except BaseException:
             for buffer in self._buffers:
                 buffer.clear()
             raise
-        return self._failed, self._summary
+        return self._outcome
 
     async def _feed(self, stage: int, rows: Rows) -> None:
+        if stage == len(self._buffers):
+            self._outcome.out.append(rows)
+            return
         buffer = self._buffers[stage]
         rest: Rows | None = rows
         while rest is not None:
@@ -123,15 +136,16 @@ class Chain:
                 _log.warning(
                     "flush failed, trying again", stage=name, reason=trouble, seconds=after
                 )
-            self._summary.retries[name] += 1
+            self._outcome.retries[name] += 1
             await sleep(after)
         seconds = time.monotonic() - begun
-        self._summary.flushes.append(Flush(name, reason, buffer.rows, buffer.bytes, seconds))
-        forward, _, failed = delivered(buffer, result, name, attempt)
-        self._failed += failed
+        self._outcome.flushes.append(Flush(name, reason, buffer.rows, buffer.bytes, seconds))
+        # In a thread: the driver reads the records behind rows that were refused once more.
+        made = await to_thread.run_sync(delivered, buffer, result, name, attempt)
+        self._outcome.failed += made.failed
         buffer.clear()
-        if forward is not None and stage + 1 < len(self._buffers):
-            await self._feed(stage + 1, forward)
+        if made.forward is not None:
+            await self._feed(stage + 1, made.forward)
 
     async def _attempt(self, buffer: Buffer, name: str) -> FlushResult:
         """One attempt; the reducer's own error becomes one that no other task needs to try again."""

@@ -7,16 +7,21 @@ import re
 import threading
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+import pyarrow as pa
 import structlog
 
 from framework.clients import connection_config
 from framework.errors import ConsumerError, DeadlineExceeded, KmrError
+from framework.record import SCHEMA
 from framework.reducer import Context
 from framework.spark.batches import Accounts
+from framework.spark.client import client_of
+from framework.spark.fetching import read_range
 from framework.spark.fused import fused_source, mapped_rows
 from framework.spark.offsets import read_offsets
 from framework.spark.options import SourceOptions
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from framework.settings import Settings
+    from framework.spark.offsets import OffsetRange
     from framework.spark.settings import EngineSettings
     from framework.status import WorkerState
     from framework.strategy import Strategy
@@ -96,7 +102,7 @@ class SparkEngine:
             stage="",
             client=connection_config(settings).client_options(),
         )
-        self._accounts = Accounts(strategy, self._context, self.metrics)
+        self._accounts = Accounts(strategy, self._context, self.metrics, self._reread)
         self._turnstile = Turnstile()
         self._stop = threading.Event()
         self._failure: BaseException | None = None
@@ -131,7 +137,7 @@ class SparkEngine:
             serving.start()
             self.health_url = serving.url
             stack.callback(self._accounts.close)
-            self._accounts.open()
+            self._accounts.open(session)
             _silence(session)
             ship_modules(session, self._strategy, Path(modules))
             session.streams.addListener(listener)
@@ -208,6 +214,20 @@ class SparkEngine:
             self._failure = self._failure or error
             raise
 
+    def _reread(self, wanted: OffsetRange) -> pa.RecordBatch:
+        """The records of a range once more, for the error sink: by our own source, whatever the query has."""
+        ours = replace(self._engine, source="python")
+        options = SourceOptions.parse(source_options(self._settings, ours), streaming=True)
+        client = client_of(options.client)
+        try:
+            batches = read_range(
+                client, wanted, fail_on_data_loss=True, timeout=options.poll_timeout
+            )
+            table = pa.Table.from_batches([batch.records for batch in batches], SCHEMA)
+        finally:
+            client.close()
+        return table.combine_chunks().to_batches()[0]
+
     def _watch(self, query: StreamingQuery) -> None:
         try:
             query.awaitTermination()
@@ -230,6 +250,7 @@ class SparkEngine:
                 "checkpoint"
             )
         failure = self._failure
+        self._accounts.cancel()  # Spark waits for the micro-batch under way, however long it takes
         if query.isActive:
             query.stop()
         self._failure = failure  # what stopping itself brought about is no failure
@@ -243,8 +264,6 @@ class SparkEngine:
         options = SourceOptions.parse(self._options, streaming=True)
         if options.group is None:
             return
-        from framework.spark.client import client_of
-
         client = client_of(options.client)
         try:
             client.commit(options.group, read_offsets(offsets))

@@ -1,8 +1,8 @@
-"""What tasks tell the driver: failed records as rows of their own, and a report, in one schema."""
+"""What tasks tell the driver, in one schema: failed records, rows for the driver's reducers, and a report."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
@@ -13,22 +13,36 @@ from framework.failures import FAILED_SCHEMA
 from framework.ranges import ranges_of
 from framework.record import Batch, Range, Rows
 from framework.spark.chain import Flush  # noqa: TC001  msgspec reads the annotations
+from framework.spark.gathered import pack_rows, unpack_rows
 from framework.spark.rows import COLUMNS, HEADERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
+
+    from framework.spark.offsets import OffsetRange
 
 __all__ = [
     "REPORT_SCHEMA",
     "TaskReport",
     "failure_rows",
+    "gathered_rows",
     "read_failures",
+    "read_gathered",
     "read_reports",
     "report_row",
 ]
 
-REPORT_SCHEMA = f"{COLUMNS}, {HEADERS}, reason string, stage string, attempt int, report binary"
-"""As DDL: the columns of a failed record; or `report`, and all others null."""
+REPORT_SCHEMA = (
+    f"{COLUMNS}, {HEADERS}, reason string, stage string, attempt int, rows binary, report binary"
+)
+"""As DDL: the columns of a failed record; or where rows begin, and `rows`; or `report`; all others null."""
+
+
+_IN_ORDER: Final[Any] = [
+    ("topic", "ascending"),
+    ("partition", "ascending"),
+    ("offset", "ascending"),
+]
 
 
 class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -62,14 +76,26 @@ class TaskReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def report_row(report: TaskReport, schema: pa.Schema) -> pa.RecordBatch:
     """A report as the one row of a batch."""
-    columns: list[Any] = [pa.nulls(1, field.type) for field in list(schema)[:-1]]
-    columns.append(pa.array([msgspec.json.encode(report)], schema.field(len(schema) - 1).type))
+    return _row(schema, report=msgspec.json.encode(report))
+
+
+def gathered_rows(rows: Rows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Rows for the driver's reducers; each of these batches has one row that holds many."""
+    topic, partition, first = rows.ranges[0][:3]
+    for packed in pack_rows(rows):
+        yield _row(schema, topic=topic, partition=partition, offset=first, rows=packed)
+
+
+def _row(schema: pa.Schema, **values: Any) -> pa.RecordBatch:
+    columns: list[Any] = [pa.array([values.get(field.name)], field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def failure_rows(rows: Rows, schema: pa.Schema) -> list[pa.RecordBatch]:
     """Failed records as rows for the driver."""
-    table = rows.table.append_column("report", pa.nulls(len(rows), pa.binary()))
+    table = rows.table
+    for name in ("rows", "report"):
+        table = table.append_column(name, pa.nulls(len(rows), pa.binary()))
     return [batch for batch in table.cast(schema).combine_chunks().to_batches() if batch.num_rows]
 
 
@@ -81,11 +107,8 @@ def read_reports(table: pa.Table) -> list[TaskReport]:
 
 def read_failures(table: pa.Table, stage: str) -> Iterable[Rows]:
     """The records of a micro-batch that failed in a stage, by partition, in order of offset."""
-    failed = table.filter(pc.is_null(table.column("report"))).drop_columns(["report"])
-    failed = failed.filter(pc.field("stage") == stage).cast(FAILED_SCHEMA)
-    failed = failed.sort_by(
-        [("topic", "ascending"), ("partition", "ascending"), ("offset", "ascending")]
-    )
+    failed = table.drop_columns(["rows", "report"]).filter(pc.field("stage") == stage)
+    failed = failed.cast(FAILED_SCHEMA).sort_by(_IN_ORDER)
     groups = failed.group_by(["topic", "partition"], use_threads=False).aggregate(
         [([], "count_all")]
     )
@@ -96,6 +119,22 @@ def read_failures(table: pa.Table, stage: str) -> Iterable[Rows]:
         begin += count
         source = Batch.of(part.drop_columns(["reason", "stage", "attempt"]).to_batches()[0])
         yield _rows(part, source)
+
+
+def read_gathered(
+    table: pa.Table, reread: Callable[[OffsetRange], pa.RecordBatch]
+) -> Iterator[Rows]:
+    """The rows of a micro-batch for the driver's reducers, by partition, in order of offset.
+
+    Args:
+        reread: reads the original records of a range, if they are ever asked for.
+    """
+    gathered = table.select(["topic", "partition", "offset", "rows"])
+    gathered = gathered.filter(pc.is_valid(gathered.column("rows")))
+    values = gathered.column("rows")
+    order: list[Any] = pc.sort_indices(gathered.drop_columns(["rows"]), _IN_ORDER).to_pylist()
+    for at in order:
+        yield unpack_rows(values[at].as_buffer(), reread)
 
 
 def _rows(part: pa.Table, source: Batch) -> Rows:

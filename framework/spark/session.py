@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["SETTINGS", "SparkUnavailable", "is_connect", "open_session"]
+__all__ = ["SETTINGS", "SparkUnavailable", "is_connect", "open_session", "running_session"]
 
 SETTINGS: Final[dict[str, str]] = {
     # A timestamp column means the same instant everywhere; our batches carry UTC.
@@ -53,11 +53,12 @@ def open_session(
     name: str = "kmr",
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """The running session if there is one, else a new one.
+    """The running session of this process if there is one, whichever thread made it; else a new one.
 
     Args:
-        master: `local[N]`, `spark://host:port`, `sc://host:port` (Spark Connect: no JVM here), or any
-            other master that Spark knows. None: what `spark-submit` says, else `local[*]`.
+        master: `local[N]`, `spark://host:port`, `sc://host:port` (Spark Connect: no JVM here, and always a
+            new session), or any other master that Spark knows. None: what `spark-submit` says, else
+            `local[*]`.
         name: of the application, as Spark's page shows it.
         settings: more of Spark's own; those of the JVM (memory, extraJavaOptions, jars) count only for
             the first session of a process.
@@ -69,15 +70,14 @@ def open_session(
     if importlib.util.find_spec("pyspark") is None:
         raise SparkUnavailable("PySpark is not installed: pip install 'pyspark>=4.2'")
     from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
 
     wanted = {**SETTINGS, **(settings or {})}
-    running = SparkSession.getActiveSession()
-    if running is not None:
-        return _reuse(running, master, settings or {})
     try:
         if is_connect(master):
             return _connect(str(master), name, wanted)
+        running = running_session()
+        if running is not None:
+            return _reuse(running, master, settings or {})
         return _launch(master, name, wanted)
     except KmrError:
         raise
@@ -89,6 +89,24 @@ def open_session(
                 f"no Spark session at {master or 'local[*]'}: {_first_line(error)}"
             ) from error
         raise
+
+
+def running_session() -> SparkSession | None:
+    """The session that runs in this process, whichever thread made it (Spark's own answer is per thread)."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    known: Any = SparkSession
+    if SparkContext._active_spark_context is not None:  # noqa: SLF001
+        running: SparkSession | None = SparkSession.getActiveSession() or known._instantiatedSession  # noqa: SLF001
+        return running
+    connect = sys.modules.get("pyspark.sql.connect.session")
+    if connect is None:
+        return None
+    found: SparkSession | None = (
+        connect.SparkSession.getActiveSession() or connect.SparkSession._get_default_session()  # noqa: SLF001
+    )
+    return found
 
 
 def _launch(master: str | None, name: str, settings: Mapping[str, str]) -> SparkSession:
@@ -133,14 +151,16 @@ def _connect(url: str, name: str, settings: Mapping[str, str]) -> SparkSession:
     builder: Any = SparkSession.builder.remote(url).appName(name)
     for key, value in settings.items():
         builder = builder.config(key, value)
-    session: SparkSession = builder.getOrCreate()
+    # Not `getOrCreate`: the session that is there may be one of another server.
+    session: SparkSession = builder.create()
     return session
 
 
 def _reuse(session: SparkSession, master: str | None, settings: Mapping[str, str]) -> SparkSession:
     """A session that is there already, with our settings where it takes them while it runs."""
-    if not is_connect(master) and master is not None and hasattr(session, "_jsparkSession"):
-        current = session.sparkContext.master
+    if master is not None:
+        classic = hasattr(session, "_jsparkSession")
+        current = session.sparkContext.master if classic else "Spark Connect"
         if current != master:
             raise SparkUnavailable(
                 f"a Spark session runs on {current} in this process, not on {master}; stop it first"

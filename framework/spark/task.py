@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import numpy as np
@@ -19,10 +19,11 @@ from framework.failures import failed_records
 from framework.mapper import apply, apply_async
 from framework.ranges import subtract_ranges
 from framework.record import Range, Rows
-from framework.spark.chain import Chain, Summary
+from framework.spark.chain import Chain, Outcome
 from framework.spark.chunks import cut_chunks
 from framework.spark.client import event_loop
-from framework.spark.report import TaskReport, failure_rows, report_row
+from framework.spark.division import divide_reducers
+from framework.spark.report import TaskReport, failure_rows, gathered_rows, report_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,11 +31,12 @@ if TYPE_CHECKING:
 
     from framework.record import Batch
     from framework.reducer import Context
+    from framework.spark.chain import Flush
     from framework.spark.chunks import Chunk
     from framework.spark.offsets import OffsetRange
     from framework.strategy import Strategy
 
-__all__ = ["MAP_STAGE", "TaskPlan", "reduce_stages", "run_task"]
+__all__ = ["MAP_STAGE", "TaskPlan", "run_task"]
 
 MAP_STAGE = "map"
 
@@ -52,18 +54,26 @@ class TaskPlan:
         return cls(payload)
 
 
+class _Opened(NamedTuple):
+    """A strategy as tasks run it: its map, and those of its reducers that are for tasks.
+
+    Attributes:
+        gathers: whether what comes out of the reducers is for the driver.
+    """
+
+    strategy: Strategy
+    chain: Chain
+    gathers: bool
+
+
 @lru_cache(maxsize=1)
-def _open_plan(payload: bytes) -> tuple[Strategy, Chain]:
-    """The strategy and its opened reducers: kept for the tasks that this process runs after this one."""
+def _open_plan(payload: bytes) -> _Opened:
+    """Opened reducers: kept for the tasks that this process runs after this one."""
     strategy, context = cloudpickle.loads(payload)
-    chain = Chain(strategy.reduce, reduce_stages(strategy))
+    division = divide_reducers(strategy.reduce)
+    chain = Chain(division.tasks)
     _wait(_start(_opened(chain, context)))
-    return strategy, chain
-
-
-def reduce_stages(strategy: Strategy) -> list[str]:
-    """The names of the reducers, as in the worker."""
-    return [f"reduce-{number}" for number in range(1, len(strategy.reduce) + 1)]
+    return _Opened(strategy, chain, bool(division.driver))
 
 
 async def _opened(chain: Chain, context: Context) -> None:
@@ -86,30 +96,30 @@ def _wait(future: Future[Any]) -> Any:
 def run_task(
     plan: TaskPlan, wanted: OffsetRange, batches: Iterator[Batch], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Map and reduce the batches of one range; yields the rows for the driver: failures, then a report.
+    """Map and reduce the batches of one range; yields the rows for the driver.
 
-    While one chunk is being written, the next one is read and mapped. An error that only the user can
-    mend is in the report; any other exception is left to Spark, which tries again elsewhere.
+    These are failures, rows for the driver's reducers, and at last a report. While one chunk is being
+    written, the next one is read and mapped. An error that only the user can mend is in the report; any
+    other exception is left to Spark, which tries again elsewhere.
     """
     begun = time.monotonic()
-    work = _Work()
+    work = _Work(schema)
     error: tuple[str, str] | None = None
     try:
-        strategy, chain = _open_plan(plan.payload)
-        writing: Future[tuple[list[Rows], Summary]] | None = None
+        strategy, chain, gathers = _open_plan(plan.payload)
+        writing: Future[Outcome] | None = None
         try:
             for chunk in cut_chunks(batches):
                 rows, failed = work.map(strategy, chunk)
                 if writing is not None:
-                    failed += work.written(_wait(writing))
+                    yield from work.written(_wait(writing), gathers=gathers)
                     writing = None
                 if rows is not None:
-                    writing = _start(chain.deliver(rows, chunk.end))
+                    writing = _start(chain.deliver([rows], chunk.end))
                 for failures in failed:
                     yield from failure_rows(failures, schema)
             if writing is not None:
-                for failures in work.written(_wait(writing)):
-                    yield from failure_rows(failures, schema)
+                yield from work.written(_wait(writing), gathers=gathers)
         except BaseException:
             if writing is not None:
                 writing.cancel()
@@ -122,16 +132,22 @@ def run_task(
 
 
 class _Work:
-    """What a task has done so far."""
+    """What a task has done so far.
 
-    def __init__(self) -> None:
+    Args:
+        schema: of the rows for the driver.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
         self.last: int | None = None
         self.records = 0
         self.rows = 0
         self.newest = -1
         self.map_seconds = 0.0
         self.failed: Counter[str] = Counter()
-        self.summary = Summary()
+        self.flushes: list[Flush] = []
+        self.retries: Counter[str] = Counter()
 
     def map(self, strategy: Strategy, chunk: Chunk) -> tuple[Rows | None, list[Rows]]:
         """The rows of a chunk, all together, and the records that the map failed on."""
@@ -162,14 +178,15 @@ class _Work:
         self.rows += table.num_rows
         return Rows(table, ranges, np.concatenate(offsets), chunk.batches), failed
 
-    def written(self, result: tuple[list[Rows], Summary]) -> list[Rows]:
-        """Take note of a chunk that was written; returns the records that the sink refused."""
-        failed, summary = result
-        self.summary.flushes += summary.flushes
-        self.summary.retries += summary.retries
-        for rows in failed:
+    def written(self, outcome: Outcome, *, gathers: bool) -> Iterator[pa.RecordBatch]:
+        """Take note of a chunk that went through the reducers; yields what the driver is to have of it."""
+        self.flushes += outcome.flushes
+        self.retries += outcome.retries
+        for rows in outcome.failed:
             self.failed[rows.table.column("stage")[0].as_py()] += len(rows)
-        return failed
+            yield from failure_rows(rows, self._schema)
+        for rows in outcome.out if gathers else ():
+            yield from gathered_rows(rows, self._schema)
 
     def report(
         self, wanted: OffsetRange, seconds: float, error: tuple[str, str] | None
@@ -183,8 +200,8 @@ class _Work:
             records=self.records,
             rows=self.rows,
             failed=dict(self.failed),
-            flushes=self.summary.flushes,
-            retries=dict(self.summary.retries),
+            flushes=self.flushes,
+            retries=dict(self.retries),
             max_timestamp_ms=self.newest,
             seconds=seconds,
             map_seconds=self.map_seconds,

@@ -63,6 +63,16 @@ class Kafka:
 
         asyncio.run(run())
 
+    def produce_to(self, topic: str, partition: int, values: Sequence[bytes]) -> None:
+        """A few records, in order, to one partition."""
+
+        async def run() -> None:
+            async with AIOKafkaProducer(bootstrap_servers=self.servers) as producer:
+                for value in values:
+                    await producer.send_and_wait(topic, value, partition=partition)
+
+        asyncio.run(run())
+
     def ends(self, topic: str, *, first: bool = False) -> dict[int, int]:
         """The end (or the first) offset of each partition."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
@@ -15,13 +16,15 @@ import pytest
 pytest.importorskip("pyspark")
 
 from framework.cli.strategies import load_strategy
-from framework.errors import RecordFailed, StrategyError
+from framework.errors import DeadlineExceeded, RecordFailed, StrategyError
 from framework.settings import HttpSettings, Settings
+from framework.sinks.clickhouse_client import Target, connect
 from framework.spark.engine import SparkEngine
 from framework.spark.settings import EngineSettings
 from framework.spark.source import register
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -35,7 +38,7 @@ import pathlib
 import pyarrow as pa
 from framework import Aggregate, Batcher, Collect, ErrorLimit, Flushed, Poisoned, Reducer, Retry, Strategy
 from framework import map_batch, map_record
-from framework.sinks import StreamWriter
+from framework.sinks import ClickHouseWriter, StreamWriter
 from framework.sinks.spark import SparkWriter
 
 HERE = pathlib.Path("DIRECTORY")
@@ -72,13 +75,29 @@ class Picky(Reducer):
             file.write(sizes + "\\n")
         return Flushed(poisoned=refused[:1])
 
-def files_writer():
-    return SparkWriter(path=str(HERE / "out"))
+class Stuck(Picky):
+    '''Never succeeds.'''
+    def flush(self):
+        (HERE / "stuck").touch()
+        return Retry(0.1, "never")
+
+def count_values(frame):
+    return frame.groupBy("value").count()
+
+def files_writer(**options):
+    return SparkWriter(path=str(HERE / "out"), **options)
+
+def aggregate():
+    return Aggregate(["value"], {"n": ("*", "count"), "last": ("offset", "max")})
 
 failed = StreamWriter(HERE / "failed.json")
 files = Strategy(parse, [files_writer()], failed)
 doubled = Strategy(twice, [Batcher(max_rows=3), files_writer()], failed)
-counted = Strategy(parse, [Aggregate(["value"], {"n": ("*", "count")}), files_writer()], failed)
+counted = Strategy(parse, [aggregate(), files_writer()], failed)
+clickhouse = Strategy(parse, [aggregate(), ClickHouseWriter("TABLE", url="URL")], failed)
+table = Strategy(parse, [SparkWriter(table="TABLE", master="local[7]")], failed)
+transformed = Strategy(parse, [files_writer(transform=count_values)], failed)
+stuck = Strategy(parse, [aggregate(), Stuck(max_rows=1)], failed)
 picky = Strategy(parse, [Picky(max_rows=4)], failed)
 limited = Strategy(parse, [files_writer()], failed, ErrorLimit(2))
 broken = Strategy(wrong, [files_writer()], failed)
@@ -88,12 +107,17 @@ broken = Strategy(wrong, [files_writer()], failed)
 class Runner:
     """Runs a strategy of the file on a topic until all that is there is processed."""
 
-    def __init__(self, spark: SparkSession, kafka: Kafka, topic: str, directory: Path) -> None:
+    def __init__(
+        self, spark: SparkSession, kafka: Kafka, topic: str, directory: Path, url: str
+    ) -> None:
         self._spark = spark
         self.settings = Settings(topics=(topic,), group="g", bootstrap_servers=kafka.servers)
         self._directory = directory
         self.module = f"strategies_{abs(hash(topic))}"
+        self.table = f"t{abs(hash(topic))}"
+        self.url = url
         text = STRATEGIES.replace("DIRECTORY", str(directory))
+        text = text.replace("TABLE", self.table).replace("URL", url)
         (directory / f"{self.module}.py").write_text(text)
 
     def engine(self, strategy: str, **engine: Any) -> SparkEngine:
@@ -110,6 +134,13 @@ class Runner:
         runner.run()
         return runner
 
+    def forget_last(self) -> None:
+        """As if it had been killed before the last micro-batch was in the checkpoint as complete."""
+        commits = self._directory / "checkpoint" / "commits"
+        last = max(int(log.name) for log in commits.glob("[0-9]*"))
+        for log in (f"{last}", f".{last}.crc"):
+            (commits / log).unlink(missing_ok=True)
+
     def rows(self) -> list[dict[str, Any]]:
         return pq.read_table(self._directory / "out").to_pylist()
 
@@ -123,11 +154,21 @@ def runner(
     kafka: Kafka,
     topic: str,
     tmp_path: Path,
+    clickhouse_url: str,
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> Runner:
+    """On a topic of one partition, or as many as the test is given."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    kafka.create(topic)
-    return Runner(spark, kafka, topic, tmp_path)
+    kafka.create(topic, getattr(request, "param", 1))
+    return Runner(spark, kafka, topic, tmp_path, clickhouse_url)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def sample(runner: SparkEngine, name: str, **labels: str) -> float | None:
@@ -161,15 +202,89 @@ def test_an_async_map_and_a_chain_of_reducers_deliver_every_row_once(
     assert Counter(row["offset"] for row in runner.rows()) == dict.fromkeys(range(10), 2)
 
 
-def test_an_aggregate_has_one_result_for_each_chunk(
+@pytest.mark.parametrize("runner", [2], indirect=True)
+@pytest.mark.parametrize("source", ["python", "jvm"])
+def test_an_aggregate_has_one_result_for_each_micro_batch_with_all_its_partitions(
+    spark: SparkSession, runner: Runner, kafka: Kafka, topic: str, source: str
+) -> None:
+    register(spark, "kafka")
+    kafka.produce_to(topic, 0, [b"a", b"b"])
+    kafka.produce_to(topic, 1, [b"a", b"poison"])
+    runner.run("counted", source=source)
+    kafka.produce_to(topic, 1, [b"a"])
+    done = runner.run("counted", source=source)
+    found = sorted((row["value"], row["n"], row["last"]) for row in runner.rows())
+    assert found == [("a", 1, 2), ("a", 2, 0), ("b", 1, 1)]
+    assert len(runner.failed()) == 1
+    assert sample(done, "reduce_flushes_total", stage="reduce-2", reason="trigger") == 1
+
+
+@pytest.mark.parametrize("runner", [2], indirect=True)
+def test_an_aggregate_is_in_clickhouse_once_when_its_micro_batch_is_repeated(
+    runner: Runner, kafka: Kafka, topic: str
+) -> None:
+    with connect(Target.of(runner.url)) as client:
+        client.command(
+            f"CREATE TABLE {runner.table} (value String, n UInt32, last UInt64) ENGINE = MergeTree "
+            "ORDER BY value SETTINGS non_replicated_deduplication_window = 10000"
+        )
+        for partition in (0, 1):
+            kafka.produce_to(topic, partition, [b"a", b"b", b"a"])
+        runner.run("clickhouse")
+        runner.forget_last()
+        kafka.produce_to(topic, 1, [b"a"])
+        runner.run("clickhouse")
+        found = client.query(f"SELECT value, n, last FROM {runner.table} ORDER BY ALL").result_rows
+    assert found == [("a", 1, 3), ("a", 4, 2), ("b", 2, 1)]
+
+
+@pytest.mark.parametrize("runner", [2], indirect=True)
+def test_a_table_of_spark_has_every_row_once_and_what_does_not_fit_goes_to_the_error_sink(
+    spark: SparkSession, runner: Runner, kafka: Kafka, topic: str
+) -> None:
+    """The writer's own master is not looked at: the engine's session writes."""
+    spark.sql(
+        f"CREATE TABLE {runner.table} (offset BIGINT, value INT, partition INT) USING parquet "
+        "PARTITIONED BY (partition)"
+    )
+    kafka.produce_to(topic, 0, [b"7", b"text", b"9"])
+    kafka.produce_to(topic, 1, [b"1", b"poison"])
+    runner.run("table")
+    runner.forget_last()
+    kafka.produce_to(topic, 1, [b"3"])
+    runner.run("table")
+    rows = spark.table(runner.table).select("partition", "offset", "value").collect()
+    spark.sql(f"DROP TABLE {runner.table}")
+    assert sorted(map(tuple, rows)) == [(0, 0, 7), (0, 2, 9), (1, 0, 1), (1, 2, 3)]
+    refused, *_ = (line for line in runner.failed() if '"stage":"reduce-1"' in line)
+    assert "column value (int32) cannot hold 'text'" in refused
+    assert '"offset":1' in refused
+
+
+def test_a_transform_is_given_the_micro_batch_and_what_it_returns_is_written_once(
     runner: Runner, kafka: Kafka, topic: str
 ) -> None:
     kafka.produce(topic, [b"a", b"b", b"a"])
-    runner.run("counted")
-    kafka.produce(topic, [b"a"])
-    runner.run("counted")
-    found = sorted((row["value"], row["n"]) for row in runner.rows())
-    assert found == [("a", 1), ("a", 2), ("b", 1)]
+    runner.run("transformed")
+    runner.forget_last()
+    kafka.produce(topic, [b"b"])
+    runner.run("transformed")
+    found = sorted((row["value"], row["count"]) for row in runner.rows())
+    assert found == [("a", 2), ("b", 1), ("b", 1)]
+
+
+def test_a_sink_that_refuses_for_ever_does_not_outlive_the_deadline_of_a_stop(
+    runner: Runner, kafka: Kafka, topic: str, tmp_path: Path
+) -> None:
+    kafka.produce(topic, [b"x"])
+    runner.settings = msgspec.structs.replace(runner.settings, shutdown_deadline=1.0)
+    engine = runner.engine("stuck")
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(engine.run)
+        wait_for((tmp_path / "stuck").exists)
+        engine.shutdown("test")
+        with pytest.raises(DeadlineExceeded, match="micro-batch 1 did not end within"):
+            ended.result(60)
 
 
 def test_a_users_reducer_has_the_contract_of_the_worker(
@@ -201,12 +316,11 @@ def test_a_mistake_in_the_strategy_is_told_as_in_the_worker(
 
 
 def test_a_micro_batch_that_is_repeated_is_counted_and_its_lag_is_known(
-    runner: Runner, kafka: Kafka, topic: str, tmp_path: Path
+    runner: Runner, kafka: Kafka, topic: str
 ) -> None:
     kafka.produce(topic, [b"x"] * 10)
     runner.run("files")
-    for log in ("1", ".1.crc"):
-        (tmp_path / "checkpoint" / "commits" / log).unlink(missing_ok=True)
+    runner.forget_last()
     kafka.produce(topic, [b"y"] * 5)
     done = runner.run("files")
     assert len(runner.rows()) == 15
@@ -223,10 +337,7 @@ def test_metrics_and_readiness_are_served_while_the_query_runs(
     thread = threading.Thread(target=engine.run)
     thread.start()
     try:
-        deadline = time.monotonic() + 60
-        while engine.status().settled < 10:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(lambda: engine.status().settled == 10)
         with urlopen(f"{engine.health_url}/ready") as answer:
             assert answer.status == 200
         with urlopen(f"{engine.health_url}/metrics") as answer:
