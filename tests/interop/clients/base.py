@@ -19,7 +19,7 @@ Headers = tuple[tuple[str, bytes | None], ...]
 HEARTBEAT_MS = 100
 SESSION_MS = 6_000
 POLL_SECONDS = 0.1
-TIMEOUT = 15.0
+TIMEOUT = 60.0
 
 
 class Message(NamedTuple):

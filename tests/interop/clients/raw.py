@@ -28,7 +28,7 @@ offsets: Any = kio.schema.list_offsets.v7.request
 PRODUCE: tuple[Any, ...] = (kio.schema.produce.v8.request, kio.schema.produce.v11.request)
 """Of the two encodings."""
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 LATEST = -1
 
 
@@ -115,10 +115,11 @@ class Raw:
         request = offsets.ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=(wanted,))
         return self.ask(request).topics[0].partitions[0]
 
-    def frame_soon(self, seconds: float) -> bytes | None:
+    def frame_soon(self, seconds: float = 0.05) -> bytes | None:
         """The next response, or None if none comes before the connection is closed.
 
-        After `seconds` the broker is told that nothing more will be sent: then it must close.
+        A damaged request may ask for any wait, or for no response: after `seconds` the broker is told
+        that nothing more will be sent, and must close the connection.
         """
         self._socket.settimeout(seconds)
         try:
