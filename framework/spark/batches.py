@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -77,11 +78,12 @@ class Accounts:
         self.settled = 0
         self._port = ErrorPort(None, LimitWindow(strategy.err_limit), self._drop, metrics)
 
-    def open(self, session: SparkSession) -> None:
+    def open(self, session: SparkSession, *, prepare: bool = False) -> None:
         """Connect; the tasks' reducers too, once, so that a mistake is told before the start.
 
         Args:
             session: what a `SparkWriter` in the driver writes with, whatever its own `master` says.
+            prepare: as in `Context`.
 
         Raises:
             KmrError: what the user must mend.
@@ -89,23 +91,23 @@ class Accounts:
         for reducer in (*self._division.driver.values(), self._strategy.reduce_err):
             if isinstance(reducer, SparkWriter):
                 reducer.session.use(session)
-        self._run(self._open())
+        self._run(self._open(replace(self._context, prepare=prepare)))
 
-    async def _open(self) -> None:
+    async def _open(self, context: Context) -> None:
         strategy = self._strategy
         trial = Chain(self._division.tasks)
         try:
-            await trial.open(self._context)
+            await trial.open(context)
         finally:
             await trial.close()
         self._reducers = Chain(self._division.driver)
-        await self._reducers.open(self._context)
+        await self._reducers.open(context)
         if strategy.reduce_err is not None:
             send, self._inbox = anyio.create_memory_object_stream["Rows"](float("inf"))
             window = LimitWindow(strategy.err_limit)
             self._port = ErrorPort(send, window, self._drop, self._metrics)
             self._errors = Chain({ERROR_STAGE: strategy.reduce_err})
-            await self._errors.open(self._context)
+            await self._errors.open(context)
 
     def close(self) -> None:
         """Disconnect."""

@@ -137,7 +137,7 @@ class SparkEngine:
             serving.start()
             self.health_url = serving.url
             stack.callback(self._accounts.close)
-            self._accounts.open(session)
+            self._accounts.open(session, prepare=self._settings.prepare_table)
             _silence(session)
             ship_modules(session, self._strategy, Path(modules))
             session.streams.addListener(listener)

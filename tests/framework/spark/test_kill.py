@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 STRATEGIES = """
-import sys
+import pathlib
+import anyio
 import pyarrow as pa
 from framework import Strategy, map_batch, map_record
 from framework.sinks import ClickHouseWriter, StreamWriter
@@ -45,7 +47,13 @@ def picky(record):
         raise ValueError("poisoned")
     return {"partition": record.partition, "offset": record.offset}
 
+class NeverOpen(StreamWriter):
+    async def open(self, context):
+        pathlib.Path("opening").touch()
+        await anyio.sleep_forever()
+
 errors = StreamWriter("stderr")
+never_open = Strategy(locate, [NeverOpen("stderr")])
 clickhouse = Strategy(locate, [ClickHouseWriter("TABLE", url="URL")], errors)
 parquet = Strategy(locate, [SparkWriter(path="out")], errors)
 diverting = Strategy(picky, [SparkWriter(path="out")], StreamWriter("failed.json"))
@@ -188,6 +196,27 @@ def test_a_signal_lets_the_micro_batch_finish_and_ends_with_zero(
     assert {p: kafka.committed("g", topic, p) for p in (0, 1)} == written
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once_and_its_jvm_too(
+    engine: Engine, tmp_path: Path, number: signal.Signals
+) -> None:
+    with engine.start("never_open") as process:
+        engine.wait_for(process, (tmp_path / "opening").exists)
+        jvms = [os.pidfd_open(pid) for pid in children_of(process.pid)]
+        assert jvms
+        process.send_signal(number)
+        deadline = time.monotonic() + 60
+        while process.poll() is None:  # a second one that comes at once counts as the same
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+            process.send_signal(number)
+    assert process.returncode == 128 + number
+    for jvm in jvms:
+        ended, _, _ = select.select([jvm], [], [], 60)
+        os.close(jvm)
+        assert ended
+
+
 def test_failures_reach_the_error_sink_and_the_rest_is_written(
     engine: Engine, kafka: Kafka, topic: str, tmp_path: Path
 ) -> None:
@@ -219,3 +248,12 @@ def test_what_the_user_must_mend_is_one_message(
     assert last.startswith("kmr: ")
     assert re.search(message, last), errors
     assert "Traceback" not in errors
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started, and those have started."""
+    tasks = Path(f"/proc/{pid}/task")
+    children = [
+        int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()
+    ]
+    return children + [below for child in children for below in children_of(child)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("pyspark")
@@ -70,6 +70,9 @@ chunks = st.lists(
 )
 
 
+@settings(
+    deadline=None
+)  # the first call of Arrow's kernels takes a second where the machine is busy
 @given(chunks, st.sampled_from([pa.int32(), pa.int64(), pa.float64()]))
 def test_both_halves_make_what_the_whole_makes(
     rows: list[list[tuple[str | None, int, int | None]]], kind: pa.DataType
