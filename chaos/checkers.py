@@ -7,6 +7,7 @@ not be looked at is never called good.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from signal import SIGTERM
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -286,7 +287,8 @@ def _wrong_end(line: dict[str, Any]) -> str:
         return "still runs"
     if line["ending"] == "died":
         return f"ended by itself with exit code {line['code']}"
-    if line["ending"] == "stopped" and line["code"] != 0:
+    allowed = (0,) if line["ready"] else (0, -SIGTERM)  # it had not even begun to listen to signals
+    if line["ending"] == "stopped" and line["code"] not in allowed:
         return f"ended with exit code {line['code']} after SIGTERM"
     return ""
 

@@ -161,7 +161,7 @@ class LateInsert(Fault):
         finally:
             link.release_inserts()
             worker.service.resume()
-        return f"{worker.name}, {held} INSERTs"
+        return f"{worker.name}, late INSERTs: {held}"
 
 
 class DropAnswers(Fault):
@@ -181,7 +181,7 @@ class DropAnswers(Fault):
             await link.until_dropped(link.dropped + self.count)
         finally:
             link.drop_answers(0)
-        return f"{worker.name}, {self.count} answers"
+        return f"{worker.name}, answers swallowed: {self.count}"
 
 
 class DropAnswerAndKill(Fault):

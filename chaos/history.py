@@ -44,7 +44,7 @@ SCHEMAS: dict[str, pa.Schema] = {
     "commits": _schema("group topic", "partition offset time"),
     "memory": _schema("process", "bytes time"),
     # One line per process; `ended` and `code` are null while it runs.
-    "processes": _schema("name ending", "pid started ended code"),
+    "processes": _schema("name ending", "pid started ended code", ready=pa.bool_()),
     # The course of the run: phases, faults (from `time` to `until`), what was noticed.
     "events": _schema("kind name detail", "time until"),
 }

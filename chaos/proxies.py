@@ -74,7 +74,11 @@ class Link(ABC):
         async def handle(client: SocketStream) -> None:
             await self._connect(client, host, port)
 
-        self._tasks.start_soon(listener.serve, handle)
+        async def serve() -> None:
+            async with listener:
+                await listener.serve(handle)
+
+        self._tasks.start_soon(serve)
         return int(listener.extra(SocketAttribute.local_port))  # noqa: S610  no Django here
 
     @abstractmethod
@@ -94,35 +98,38 @@ class Link(ABC):
         """One connection, from its beginning to its end; whatever ends it, both sides are reset."""
         self.accepted += 1
         self._wake()
-        with anyio.CancelScope() as scope:
-            self._open.add(scope)
-            try:
+        try:
+            with anyio.CancelScope() as scope:
+                self._open.add(scope)
                 await self.passable()
-                if self._cut:
-                    return
-                async with await anyio.connect_tcp(host, port) as server:
-                    try:
-                        await self.carry(client, server)
-                    finally:
-                        _reset(server)
-            except _BROKEN:
-                pass
+                if not self._cut:
+                    await self._carry_on(client, host, port)
+        finally:
+            self._open.discard(scope)
+            await _reset(client)
+
+    async def _carry_on(self, client: SocketStream, host: str, port: int) -> None:
+        try:
+            server = await anyio.connect_tcp(host, port)
+            try:
+                await self.carry(client, server)
             finally:
-                self._open.discard(scope)
-                _reset(client)
-        with anyio.CancelScope(shield=True):
-            await client.aclose()
+                await _reset(server)
+        except _BROKEN:
+            return
 
     def _wake(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
 
 
-def _reset(stream: SocketStream) -> None:
-    """Let the close that follows be a reset: what was sent and not read is lost."""
+async def _reset(stream: SocketStream) -> None:
+    """Close a connection so that what was sent and not read is lost."""
     raw = stream.extra(SocketAttribute.raw_socket, None)  # noqa: S610
     if raw is not None and raw.fileno() >= 0:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+    with anyio.CancelScope(shield=True):
+        await stream.aclose()
 
 
 class HttpLink(Link):

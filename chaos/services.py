@@ -44,7 +44,8 @@ class Service:
 
     Args:
         arguments: of `kmr`; made anew for each start.
-        ready_line: what its output says when it is ready; None: it is ready when it runs.
+        ready_line: what its output says when it is ready.
+        waits: whether `start` waits for that.
     """
 
     def __init__(
@@ -53,7 +54,8 @@ class Service:
         arguments: Callable[[], Sequence[str]],
         services: Services,
         environment: Mapping[str, str],
-        ready_line: str | None,
+        ready_line: str,
+        waits: bool,
     ) -> None:
         self.name = name
         self.wanted = False
@@ -62,6 +64,7 @@ class Service:
         self._services = services
         self._environment = environment
         self._ready_line = ready_line
+        self._waits = waits
         self._process: Process | None = None
         self._line: dict[str, Any] = {}
         self._ended = anyio.Event()
@@ -80,7 +83,10 @@ class Service:
         return self._process.pid
 
     async def start(self) -> None:
-        """Start it, and wait until it is ready. Raises ServiceFailed if it ends instead."""
+        """Start it, and wait until it is ready, if it is of that kind.
+
+        Raises ServiceFailed if it ends instead.
+        """
         assert not self.running, f"{self.name} runs already"  # noqa: S101
         self._ready, self._ended = anyio.Event(), anyio.Event()
         kmr = str(Path(sys.executable).with_name("kmr"))
@@ -101,9 +107,10 @@ class Service:
             ended=None,
             code=None,
             ending="running",
+            ready=False,
         )
         self._services.tasks.start_soon(self._watch, self._process, self._line, self._ended)
-        if self._ready_line is None:
+        if not self._waits:
             return
         with anyio.move_on_after(START_TIMEOUT):
             await self._ready.wait()
@@ -174,7 +181,7 @@ class Service:
     async def _watch(self, process: Process, line: dict[str, Any], ended: anyio.Event) -> None:
         """Keep its output, and take down how it ends."""
         with anyio.CancelScope(shield=True):  # until it has ended: `Services` ends them all
-            await self._read(process)
+            await self._read(process, line)
             code = await process.wait()
             line |= {"code": code, "ended": time.time_ns()}
             if line["ending"] == "running":
@@ -185,7 +192,7 @@ class Service:
             self._ready.set()
             ended.set()
 
-    async def _read(self, process: Process) -> None:
+    async def _read(self, process: Process, line: dict[str, Any]) -> None:
         assert process.stdout is not None  # noqa: S101
         stream = BufferedByteReceiveStream(process.stdout)
         with self._services.log_of(self.name).open("ab") as log:
@@ -199,7 +206,8 @@ class Service:
                 log.write(text + b"\n")
                 log.flush()
                 self._tail.append(text.decode(errors="replace"))
-                if self._ready_line is not None and self._ready_line in self._tail[-1]:
+                if self._ready_line in self._tail[-1]:
+                    line["ready"] = True
                     self._ready.set()
 
 
@@ -233,11 +241,12 @@ class Services:
         name: str,
         arguments: Callable[[], Sequence[str]],
         *,
-        ready_line: str | None = None,
+        ready_line: str,
+        waits: bool = True,
         **environment: str,
     ) -> Service:
         """Declare a service; it is not started."""
-        service = Service(name, arguments, self, environment, ready_line)
+        service = Service(name, arguments, self, environment, ready_line, waits)
         self._all.append(service)
         return service
 

@@ -260,7 +260,12 @@ class Site:
             *self.shape.flags,
         ]
         return self._services.add(
-            name, lambda: arguments, KMR_CLICKHOUSE_URL=url, **spec.workload.environment()
+            name,
+            lambda: arguments,
+            ready_line='"assigned"',
+            waits=False,
+            KMR_CLICKHOUSE_URL=url,
+            **spec.workload.environment(),
         )
 
     async def _supervise(self) -> None:

@@ -1,0 +1,59 @@
+"""Seeds, schedules, scenarios: what is known before anything runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chaos.faults import FAULTS, plan
+from chaos.scenarios import LONG, SCENARIOS, SHORT, Scenario
+from chaos.site import Outside
+from chaos.workload import Workload
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+@given(seeds, st.lists(st.sampled_from(sorted(FAULTS)), unique=True), st.integers(1, 4))
+def test_a_seed_reproduces_its_schedule_with_every_fault_once_a_round(
+    seed: int, faults: list[str], rounds: int
+) -> None:
+    schedule = plan(seed, faults, rounds)
+    assert schedule == plan(seed, faults, rounds)
+    assert Counter(strike.fault for strike in schedule) == Counter(faults * rounds)
+
+
+def test_different_seeds_give_different_schedules() -> None:
+    assert len({tuple(plan(seed, sorted(FAULTS))) for seed in range(20)}) == 20
+
+
+def test_every_fault_strikes_in_some_scenario() -> None:
+    assert {name for scenario in SCENARIOS.values() for name in scenario.faults} == set(FAULTS)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=lambda scenario: scenario.name)
+def test_every_scenario_is_possible_with_services_of_its_own(scenario: Scenario) -> None:
+    assert scenario.impossible(Outside()) == []
+
+
+def test_services_of_others_are_not_harmed() -> None:
+    everything = SCENARIOS["everything"]
+    outside = Outside("kafka:9092", "http://clickhouse:8123")
+    assert set(everything.impossible(outside)) == {
+        *("kill-broker", "kill-clickhouse", "kill-everything", "disk-full")
+    }
+
+
+def test_the_guarantee_is_switched_off_in_two_short_scenarios() -> None:
+    assert [scenario.name for scenario in SHORT if scenario.finds] == [
+        "commit-after-insert",
+        "resume-from-max",
+    ]
+    assert not any(scenario.finds for scenario in LONG)
+
+
+def test_a_workload_goes_through_the_environment_unchanged() -> None:
+    workload = Workload("t", "at-least-once", "", "dead", 7, 0.5, 1.5)
+    assert Workload.of(workload.environment()) == workload

@@ -1,0 +1,30 @@
+"""What the workers do with a record."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from chaos.workload import ID_BYTES, Workload, identify
+from framework.mapper import apply
+from framework.testing import batch_of
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_each_record_is_identified_and_only_the_poisoned_one_fails() -> None:
+    values = [b"%0*d...." % (ID_BYTES, number) for number in range(100)]
+    values[42] = b"poison".ljust(ID_BYTES, b"!")
+    mapped = apply(identify, batch_of("t", 3, 10, values).records)
+    assert [failure.offset for failure in mapped.failures] == [52]
+    table = mapped.table
+    assert table is not None
+    assert table.column("id").to_pylist() == [n for n in range(100) if n != 42]
+    assert table.column("offset").to_pylist() == [10 + n for n in range(100) if n != 42]
+    assert set(table.column("partition").to_pylist()) == {3}
+
+
+def test_every_mode_makes_a_strategy_that_can_travel(monkeypatch: pytest.MonkeyPatch) -> None:
+    for mode in ("at-least-once", "commit-after-insert", "resume-from-max"):
+        Workload("t", mode, dead_topic="d").strategy().validate()
+        Workload("t", mode, dead_table="d").strategy().validate()
