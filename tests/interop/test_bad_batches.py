@@ -134,7 +134,7 @@ def test_whatever_is_acknowledged_is_there_and_nothing_else_also_after_a_kill(
     broker = serve(tmp_path / "data", segment_bytes=2_000, **limits)
     topics: list[Topic] = []
 
-    @settings(max_examples=150, deadline=None, derandomize=True)
+    @settings(max_examples=80, deadline=None, derandomize=True)
     @given(st.lists(batches(), max_size=15))
     def produce(records: list[bytes]) -> None:
         topic = Topic(f"t{len(topics)}")
@@ -167,7 +167,7 @@ def test_a_damaged_request_stores_what_was_sent_or_nothing_also_after_a_kill(
     with Raw(broker.port) as client:
         client.create("t")
 
-    @settings(max_examples=300, deadline=None, derandomize=True)
+    @settings(max_examples=150, deadline=None, derandomize=True)
     @given(st.sampled_from(PRODUCE), st.data())
     def produce(schema: Any, data: st.DataObject) -> None:
         sent.append(stamped(sound(b"%06d" % len(sent)), 0))  # equally long, all different
