@@ -42,7 +42,15 @@ class CommitFenced(ConsumerError):
 
 
 class OffsetOutOfRange(ConsumerError):
-    """The next offset of a partition does not exist on the broker."""
+    """The next offset of a partition does not exist on the broker.
+
+    Attributes:
+        partition: topic and number, where it is known.
+    """
+
+    def __init__(self, message: str, partition: tuple[str, int] | None = None) -> None:
+        super().__init__(message)
+        self.partition = partition
 
 
 class CorruptRecords(ConsumerError):

@@ -11,6 +11,7 @@ import anyio
 import structlog
 
 from framework.backpressure import Budget
+from framework.errors import OffsetOutOfRange
 from framework.ledger import Ledgers
 
 if TYPE_CHECKING:
@@ -80,7 +81,11 @@ class Intake:
         while True:
             if self.budget.exhausted:
                 await self._make_or_wait_for_room()
-            for batch in await self._consumer.poll():
+            try:
+                batches = await self._consumer.poll()
+            except OffsetOutOfRange as error:
+                raise self._of_announced_range(error) from error
+            for batch in batches:
                 self._route(batch)
 
     def add(self, partition: TopicPartition) -> MemoryObjectReceiveStream[Batch]:
@@ -129,6 +134,18 @@ class Intake:
         await self.budget.wait()
         waited = anyio.current_time() - since
         self._metrics.backpressure.labels("intake", "inflight_bytes").inc(waited)
+
+    def _of_announced_range(self, error: OffsetOutOfRange) -> OffsetOutOfRange:
+        """The same error; if it is about a range that was announced, it says so."""
+        for ledger in self.ledgers:
+            if ledger.partition == error.partition and ledger.is_replaying:
+                return OffsetOutOfRange(
+                    f"{error}. The range {ledger.partition}[{ledger.watermark}..{ledger.replayed_to}] was "
+                    "announced by a worker that may have written it, and cannot be read again as a whole: "
+                    "look for these offsets in the sink; with on_out_of_range the worker goes on after them",
+                    error.partition,
+                )
+        return error
 
     def _route(self, batch: Batch) -> None:
         partition = batch.topic_partition

@@ -66,6 +66,11 @@ class Ledger:
         return bool(self._starts) and (self.watermark or 0) > self.replayed_to
 
     @property
+    def is_replaying(self) -> bool:
+        """Whether an announced range has not been read to its end again."""
+        return (self.delivered or 0) <= self.replayed_to
+
+    @property
     def unsettled(self) -> bool:
         """Whether something was delivered that is not settled yet."""
         return self.watermark != self.delivered
@@ -203,9 +208,7 @@ class Ledgers:
     @property
     def are_replaying(self) -> bool:
         """Whether an announced range has not been read to its end again."""
-        return any(
-            (ledger.delivered or 0) <= ledger.replayed_to for ledger in self._ledgers.values()
-        )
+        return any(ledger.is_replaying for ledger in self._ledgers.values())
 
     def watermarks(self) -> dict[TopicPartition, int]:
         """The watermark of every partition that has one."""

@@ -48,7 +48,8 @@ async def mend_position(consumer: Any, error: KafkaError, config: ConsumerConfig
     if policy == "error":
         raise OffsetOutOfRange(
             f"{partition}: {problem}; {await _describe_range(consumer, where)}."
-            f' Set {option} to "earliest" or "latest", or reset the group\'s offsets'
+            f' Set {option} to "earliest" or "latest", or reset the group\'s offsets',
+            partition,
         ) from error
     if option == "on_out_of_range":
         _log.error(

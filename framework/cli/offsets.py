@@ -14,8 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from framework.admin import Admin, Group, connect_admin
+from framework.announcement import Announcement, announced
 from framework.cli.flags import Given, with_settings
 from framework.clients import connection_config
+from framework.consumer import CommitOffset
 from framework.errors import ConsumerError, SettingsError
 from framework.logs import setup_logs
 from framework.record import TopicPartition
@@ -27,7 +29,10 @@ app = App(name="offsets", help="Where a consumer group stands, and how to put it
 
 
 class PartitionOffsets(msgspec.Struct, frozen=True):
-    """One partition: `start` is the first offset of its log, `end` the one after the last."""
+    """One partition: `start` is the first offset of its log, `end` the one after the last.
+
+    `announced`: the range from the committed offset on that a worker is writing, or was when it ended.
+    """
 
     topic: str
     partition: int
@@ -36,6 +41,7 @@ class PartitionOffsets(msgspec.Struct, frozen=True):
     end: int
     lag: int | None
     member: str | None
+    announced: Announcement | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +82,14 @@ def show(
         return
     console = _console()
     console.print(f"group {group.name}: {group.state}, {len(group.members)} members")
-    table = _table("Partition", "Committed", "Start", "End", "Lag", "Member")
+    table = _table("Partition", "Committed", "Start", "End", "Lag", "Member", "Announced")
     for row in rows:
         figures = (row.committed, row.start, row.end, row.lag)
         table.add_row(
             Text(f"{row.topic}-{row.partition}"),
             *("-" if figure is None else f"{figure:,}" for figure in figures),
             Text(row.member or "-"),
+            Text(_range(row.announced)),
         )
     console.print(table)
     lags = [row.lag for row in rows if row.lag is not None]
@@ -125,17 +132,23 @@ def reset(
     target.check()
     settings = _settings(given)
     before, after, members = anyio.run(partial(_reset, settings, target, dry_run=dry_run))
-    table = _table("Partition", "From", "To", "Change")
+    table = _table("Partition", "From", "To", "Change", "Announced")
     for at, offset in after.items():
         old = before.get(at)
         table.add_row(
             Text(str(at)),
-            "-" if old is None else f"{old:,}",
+            "-" if old is None else f"{old.offset:,}",
             f"{offset:,}",
-            "" if old is None else f"{offset - old:+,}",
+            "" if old is None else f"{offset - old.offset:+,}",
+            Text(_range(announced(at, old))),
         )
     console = _console()
     console.print(table)
+    if any(announced(at, old) is not None for at, old in before.items() if at in after):
+        console.print(
+            "announced ranges may have been written already, and are forgotten by a reset: what is read "
+            "again of them may be doubled. A worker of the group settles them when it runs."
+        )
     if not dry_run:
         console.print(f"group {settings.group}: {len(after)} offsets were reset")
     elif members:
@@ -161,16 +174,20 @@ async def _look(settings: GroupSettings) -> tuple[Group, list[PartitionOffsets]]
         ends = await admin.end_offsets(wanted)
     rows = []
     for at in wanted:
-        offset = committed.get(at)
+        commit = committed.get(at)
+        offset = None if commit is None else commit.offset
         lag = None if offset is None else max(0, ends[at] - max(offset, starts[at]))
-        rows.append(PartitionOffsets(*at, offset, starts[at], ends[at], lag, members.get(at)))
+        range_ = announced(at, commit)
+        rows.append(
+            PartitionOffsets(*at, offset, starts[at], ends[at], lag, members.get(at), range_)
+        )
     return group, rows
 
 
 async def _reset(
     settings: GroupSettings, target: Target, *, dry_run: bool
-) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int], int]:
-    """Returns the offsets before and after, and the number of members."""
+) -> tuple[dict[TopicPartition, CommitOffset], dict[TopicPartition, int], int]:
+    """Returns what is committed before and after, and the number of members."""
     async with connect_admin(connection_config(settings)) as admin:
         before = await _committed(admin, settings)
         partitions = await _partitions(admin, settings, set(before))
@@ -189,7 +206,7 @@ async def _aim(
     admin: Admin,
     target: Target,
     partitions: list[TopicPartition],
-    before: Mapping[TopicPartition, int],
+    before: Mapping[TopicPartition, CommitOffset],
 ) -> dict[TopicPartition, int]:
     starts = await admin.beginning_offsets(partitions)
     ends = await admin.end_offsets(partitions)
@@ -207,13 +224,13 @@ async def _aim(
     missing = [str(at) for at in partitions if at not in before]
     if missing:
         raise ConsumerError(f"nothing is committed for {', '.join(missing)}: nothing to shift")
-    return {at: min(max(before[at] + shift, starts[at]), ends[at]) for at in partitions}
+    return {at: min(max(before[at].offset + shift, starts[at]), ends[at]) for at in partitions}
 
 
-async def _committed(admin: Admin, settings: GroupSettings) -> dict[TopicPartition, int]:
+async def _committed(admin: Admin, settings: GroupSettings) -> dict[TopicPartition, CommitOffset]:
     offsets = await admin.list_group_offsets(settings.group)
     return {
-        at: commit.offset
+        at: commit
         for at, commit in offsets.items()
         if not settings.topics or at.topic in settings.topics
     }
@@ -224,6 +241,13 @@ async def _partitions(
 ) -> list[TopicPartition]:
     """Those of the topics that were named, else those that are known of the group."""
     return await admin.topic_partitions(settings.topics) if settings.topics else sorted(known)
+
+
+def _range(announcement: Announcement | None) -> str:
+    if announcement is None:
+        return ""
+    rows = f"{announcement.rows:,} rows by {announcement.writer}"
+    return f"{announcement.first:,}..{announcement.last:,}, {rows}"
 
 
 def milliseconds(text: str) -> int:

@@ -59,6 +59,7 @@ class Outline(msgspec.Struct, frozen=True):
 
     Attributes:
         reduce_err: None when the first failed record stops the worker.
+        delivery: what is promised for each record.
         err_limit: how many failed records are acceptable, in words; None is any number.
         pickled_bytes: what travels to another process.
     """
@@ -67,6 +68,7 @@ class Outline(msgspec.Struct, frozen=True):
     map: MapOutline
     reduce: tuple[ReducerOutline, ...]
     reduce_err: ReducerOutline | None
+    delivery: str
     err_limit: str | None
     pickled_bytes: int
 
@@ -93,6 +95,7 @@ def outline_of(path: str, strategy: Strategy) -> Outline:
         reduce_err=None
         if strategy.reduce_err is None
         else _reducer("reduce-err", strategy.reduce_err),
+        delivery=strategy.promise,
         err_limit=None
         if limit is None
         else f"{limit.records:,} records in {limit.per:g} s, then {limit.on_limit}",

@@ -16,6 +16,25 @@ if TYPE_CHECKING:
 __all__ = ["validate"]
 
 
+_DELIVERY = {
+    "exactly-once": (
+        "delivery    exactly once: each range of a partition is announced in the committed offset, written",
+        "            with a token, and after a crash read and written again as it was announced.",
+        "            So map and reducers must make the same rows of the same records: no clock, no random",
+        "            numbers, no state that outlives reset(). A stage that flushes by age is replayed by",
+        "            range. The limits above hold for each partition. reduce_err: at least once.",
+    ),
+    "at-least-once": (
+        "delivery    at least once: what was written and not yet committed when a worker is killed is",
+        "            written again.",
+    ),
+    "at-most-once": (
+        "delivery    at most once: committed before it is written; what a crash or an error of the sink",
+        "            loses then is lost. The limits above hold for each partition.",
+    ),
+}
+
+
 def validate(
     strategy: str,
     /,
@@ -82,6 +101,8 @@ def _lines(outline: Outline) -> list[str]:
             else ["reduce-err  none: the first record that fails stops the worker"]
         ),
         *([f"            at most {outline.err_limit}"] if outline.err_limit is not None else []),
+        "",
+        *_DELIVERY[outline.delivery],
         "",
         f"Pickled: {outline.pickled_bytes:,} bytes.",
     ]
