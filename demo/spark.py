@@ -27,6 +27,8 @@ CHECKPOINT: Final = "checkpoint"
 """The directory of the checkpoint, in that of the demo."""
 
 _PATIENCE: Final = 10.0  # seconds; a session that is only starting would be slower to end itself
+# For a JVM that lives for seconds, beside others: it starts with half the CPU time.
+_JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _POLL: Final = 0.2
 
 
@@ -129,6 +131,7 @@ class SparkHalf:
             # A micro-batch that is abandoned is repeated from the checkpoint: Ctrl-C need not wait.
             *("--on-stop", "abandon"),
             *("--spark-conf", f"spark.local.dir={self._directory / 'spark'}"),
+            *("--spark-conf", f"spark.driver.extraJavaOptions={_JVM_OPTIONS}"),
             patience=_PATIENCE,
             KMR_CLICKHOUSE_URL=self._url,
         )
