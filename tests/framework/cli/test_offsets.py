@@ -10,6 +10,8 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from anyio import to_thread
 
+from framework.announcement import Announcement
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -41,14 +43,14 @@ async def produce(broker: Broker, count: int = 10) -> None:
         await producer.stop()
 
 
-async def commit(broker: Broker, offset: int) -> None:
+async def commit(broker: Broker, offset: int, metadata: str = "") -> None:
     consumer = AIOKafkaConsumer(
         bootstrap_servers=broker.bootstrap_servers, group_id=GROUP, enable_auto_commit=False
     )
     await consumer.start()
     try:
         consumer.assign([TopicPartition(TOPIC, 0)])
-        await consumer.commit({TopicPartition(TOPIC, 0): offset})
+        await consumer.commit({TopicPartition(TOPIC, 0): (offset, metadata)})
     finally:
         await consumer.stop()
 
@@ -71,6 +73,22 @@ async def test_show_has_the_lag_of_every_partition(
     assert lines[0][:3] == ["group", f"{GROUP}:", "Empty,"]
     assert lines[2] == ["flights-0", "4", "0", "10", "6", "-"]
     assert output.out.endswith("lag in all: 6\n")
+
+
+async def test_an_announced_range_is_shown_and_a_reset_says_what_it_forgets(
+    broker: Broker, offsets: Callable[..., Awaitable[Any]]
+) -> None:
+    await produce(broker)
+    announcement = Announcement(first=4, last=7, token="token", writer="one", rows=8)
+    await commit(broker, 4, announcement.metadata)
+    shown = await offsets("show")
+    assert "4..7, 8 rows by one" in shown.out
+    (partition,) = json.loads((await offsets("show", "--json")).out)["partitions"]
+    assert partition["announced"] == json.loads(announcement.metadata)
+    output = await offsets("reset", "--to-offset", "6")
+    assert "4..7, 8 rows by one" in output.out
+    assert "may have been written already" in output.out
+    assert "announced ranges" not in (await offsets("reset", "--to-offset", "7")).out
 
 
 async def test_show_names_a_topic_that_the_group_has_not_committed(

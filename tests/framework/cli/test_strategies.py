@@ -36,6 +36,9 @@ def test_a_valid_strategy_is_printed_stage_by_stage(kmr: Callable[..., Any], fol
         "            when full: flush, on shutdown: flush, on error: retry",
         "            at most 100 records in 60 s, then stop",
         "",
+        "delivery    at least once: what was written and not yet committed when a worker is killed is",
+        "            written again.",
+        "",
     ]
     assert output.out.splitlines()[-1].startswith("Pickled: ")
 
@@ -58,6 +61,7 @@ def test_validate_prints_json_for_programs(kmr: Callable[..., Any], folder: Path
     }
     assert [stage["reducer"] for stage in outline["reduce"]] == ["Batcher", "Collect"]
     assert outline["reduce_err"]["max_age"] == 1.0
+    assert outline["delivery"] == "at-least-once"
 
 
 def test_what_cannot_be_pickled_is_named(kmr: Callable[..., Any], folder: Path) -> None:
