@@ -105,7 +105,9 @@ class _ProcessSession:
         if self._session is None or getattr(self._session, "is_stopped", None) is True:
             ours = is_connect(master) or running_session() is None
             self._session = open_session(master, settings=settings)
-            self._ours, self._master = ours, master
+            classic = hasattr(self._session, "_jsparkSession")
+            self._ours = ours
+            self._master = self._session.sparkContext.master if classic else master
         elif None not in (master, self._master) and master != self._master:
             raise StrategyError(
                 f"a SparkWriter of this process uses {self._master}, so another one cannot use {master}: "

@@ -14,6 +14,7 @@ from framework.errors import StrategyError
 from framework.record import Range, Rows
 from framework.reducer import Context, Flushed, Poisoned
 from framework.sinks.spark import SparkWriter
+from framework.spark.session import SparkUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,16 +46,18 @@ def rows_of(first: int, last: int, partition: int = 0, **columns: Any) -> Rows:
 async def write(context: Context, *flushes: list[Rows], **options: Any) -> list[Poisoned]:
     """One worker's life: open, flush after flush, close."""
     writer = SparkWriter(**options).spawn()
-    await writer.open(context)
     poisoned: list[Poisoned] = []
-    for flush in flushes:
-        for rows in flush:
-            writer.add(rows)
-        result = writer.flush()
-        assert isinstance(result, Flushed)
-        poisoned += result.poisoned
-        writer.reset()
-    await writer.close()
+    try:
+        await writer.open(context)
+        for flush in flushes:
+            for rows in flush:
+                writer.add(rows)
+            result = writer.flush()
+            assert isinstance(result, Flushed)
+            poisoned += result.poisoned
+            writer.reset()
+    finally:
+        await writer.close()
     return poisoned
 
 
@@ -270,3 +273,28 @@ async def test_writers_share_one_session_and_leave_one_that_is_not_theirs_runnin
     for copy in copies:
         await copy.close()
     assert spark.range(3).count() == 3
+
+
+async def test_a_session_on_another_master_is_refused_in_whichever_thread(
+    context: Context, spark: SparkSession
+) -> None:
+    """Spark itself looks only at sessions of the thread that asks; all others get what is there."""
+    with pytest.raises(
+        SparkUnavailable, match=r"runs on local\[2\] in this process, not on local\[3\]"
+    ):
+        await write(context, transform=print, master="local[3]")
+    assert spark.range(3).count() == 3
+
+
+async def test_writers_of_one_process_that_name_different_masters_are_refused(
+    context: Context, spark: SparkSession
+) -> None:
+    writer = SparkWriter(transform=print, master="local[2]")
+    await writer.open(context)
+    try:
+        with pytest.raises(
+            StrategyError, match=r"uses local\[2\], so another one cannot use local"
+        ):
+            await write(context, transform=print, master="local[3]")
+    finally:
+        await writer.close()

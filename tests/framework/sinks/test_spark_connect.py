@@ -1,4 +1,7 @@
-"""SparkWriter on Spark Connect: a real server on loopback, which is restarted, and a client without a JVM."""
+"""SparkWriter on Spark Connect: a real server on loopback, which is restarted, and a client without a JVM.
+
+The client is a process of its own: a session of Spark Connect and one of a JVM exclude each other.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ pytestmark = pytest.mark.slow
 
 CLIENT = """
 import sys
-import anyio, numpy as np, pyarrow as pa
+import anyio, numpy as np, pyarrow as pa, pytest
+from framework.errors import StrategyError
 from framework.record import Range, Rows
 from framework.reducer import Context, Flushed
 from framework.sinks.spark import SparkWriter
@@ -31,7 +35,32 @@ url, out = sys.argv[1:]
 def even(frame):
     return frame.where("offset % 2 = 0")
 
+# Threads come and go, and each has an active session of its own; writers have one for all of them.
+async def sessions():
+    from pyspark.sql import SparkSession
+    users_own = SparkSession.builder.remote(url).create()
+    first, second = (SparkWriter(master=url, path=out, transform=even) for _ in range(2))
+    context = Context("g", "", "reduce-1", {})
+    await first.open(context)
+    copies = [second.spawn() for _ in range(5)]
+    async with anyio.create_task_group() as tasks:
+        for copy in copies:
+            tasks.start_soon(copy.open, context)
+    ids = {copy.session.get().session_id for copy in (first, *copies)}
+    ids.add((await anyio.to_thread.run_sync(second.session.get)).session_id)
+    assert len(ids) == 1
+    assert users_own.session_id not in ids
+    with pytest.raises(StrategyError, match="so another one cannot use sc://elsewhere:1"):
+        await SparkWriter(master="sc://elsewhere:1", path=out, transform=even).open(context)
+    await first.close()
+    assert second.session.get().range(2).count() == 2
+    for copy in copies:
+        await copy.close()
+    assert users_own.range(3).count() == 3
+    users_own.stop()
+
 async def main():
+    await sessions()
     writer = SparkWriter(master=url, path=out, transform=even)
     copies = [writer.spawn(), writer.spawn()]
     for copy in copies:

@@ -74,7 +74,7 @@ class Cluster:
         with log.open("w") as stderr:
             process = self._popen(kind, arguments, stderr)
         self._stack.callback(end, process)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while (found := re.search(ready, log.read_text())) is None:
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
@@ -119,7 +119,7 @@ def test_a_worker_of_a_cluster_is_killed_and_nothing_is_missing_or_doubled(
             "MergeTree ORDER BY (partition, offset) SETTINGS non_replicated_deduplication_window = 10000"
         )
     kafka.create(topic, 4)
-    kafka.produce(topic, [b"x" * 100] * 400_000)
+    kafka.produce(topic, [b"x" * 100] * 200_000)
     user = tmp_path / "user"
     user.mkdir()
     (user / "cluster_strategy.py").write_text(
@@ -143,11 +143,11 @@ def test_a_worker_of_a_cluster_is_killed_and_nothing_is_missing_or_doubled(
         stack.callback(end, submitted)
         wait_for(submitted, tmp_path / "checkpoint" / "offsets" / "3")
         end(first)
-        _, errors = submitted.communicate(timeout=150)
+        _, errors = submitted.communicate(timeout=300)
         assert submitted.returncode == 0, errors
-    result = check(table=table, url=clickhouse_url, expected=400_000)
+    result = check(table=table, url=clickhouse_url, expected=200_000)
     assert result.clean, result
-    assert result.messages == 400_000
+    assert result.messages == 200_000
 
 
 def package(
@@ -175,7 +175,7 @@ def package(
 
 
 def wait_for(process: subprocess.Popen[str], file: Path) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not file.exists():
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
+RECORDS = 100_000
+PATIENCE = 300.0  # seconds: for a machine that does much else
 STRATEGIES = """
 import pathlib
 import anyio
@@ -56,7 +58,6 @@ errors = StreamWriter("stderr")
 never_open = Strategy(locate, [NeverOpen("stderr")])
 clickhouse = Strategy(locate, [ClickHouseWriter("TABLE", url="URL")], errors)
 parquet = Strategy(locate, [SparkWriter(path="out")], errors)
-diverting = Strategy(picky, [SparkWriter(path="out")], StreamWriter("failed.json"))
 strict = Strategy(picky, [SparkWriter(path="out")])
 no_table = Strategy(locate, [ClickHouseWriter("nowhere", url="URL")], errors)
 """
@@ -86,7 +87,7 @@ class Engine:
                 *("--topic", self._topic, "--group", "g"),
                 *("--bootstrap-servers", self._kafka.servers),
                 *("--spark-conf", f"spark.driver.extraJavaOptions={java}"),
-                *("--max-offsets-per-trigger", "20000", *flags),
+                *("--max-offsets-per-trigger", "10000", *flags),
             ],
             cwd=self._directory,
             env={**os.environ, "NO_COLOR": "1"},
@@ -95,15 +96,16 @@ class Engine:
         )
 
     def finish(self, strategy: str, *flags: str) -> None:
-        """Process all that there is."""
-        with self.start(strategy, "--trigger", "available-now", *flags) as process:
-            _, errors = process.communicate(timeout=120)
+        """Process all that there is, in one micro-batch behind those that the checkpoint has."""
+        limit = ("--max-offsets-per-trigger", "1000000")
+        with self.start(strategy, "--trigger", "available-now", *limit, *flags) as process:
+            _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, errors
 
-    def kill_at_random(self, strategy: str, chance: random.Random, records: int) -> None:
+    def kill_at_random(self, strategy: str, chance: random.Random) -> None:
         """Twice: let records come, wait until micro-batches run, then a moment, then SIGKILL."""
         for _ in range(2):
-            self._kafka.produce(self._topic, [b"x" * 100] * records)
+            self._kafka.produce(self._topic, [b"x" * 100] * (RECORDS // 2))
             self._kill_once(strategy, self._logged() + 2, chance)
 
     def _kill_once(self, strategy: str, begun: int, chance: random.Random) -> None:
@@ -115,7 +117,7 @@ class Engine:
                 process.kill()
 
     def wait_for(self, process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + PATIENCE
         while not condition():
             assert process.poll() is None, "it ended by itself"
             assert time.monotonic() < deadline
@@ -158,11 +160,11 @@ def test_killed_at_any_moment_nothing_is_missing_or_doubled_in_clickhouse(
 ) -> None:
     make_table(engine)
     kafka.create(topic, 2)
-    engine.kill_at_random("clickhouse", random.Random(1), 150_000)
+    engine.kill_at_random("clickhouse", random.Random(1))
     engine.finish("clickhouse")
-    result = check(table=engine.table, url=engine.url, expected=300_000)
+    result = check(table=engine.table, url=engine.url, expected=RECORDS)
     assert result.clean, result
-    assert result.messages == 300_000
+    assert result.messages == RECORDS
     ends = kafka.ends(topic)
     assert {p: kafka.committed("g", topic, p) for p in ends} == ends
 
@@ -171,10 +173,10 @@ def test_killed_at_any_moment_nothing_is_missing_or_doubled_in_parquet(
     engine: Engine, kafka: Kafka, topic: str
 ) -> None:
     kafka.create(topic, 2)
-    engine.kill_at_random("parquet", random.Random(2), 100_000)
+    engine.kill_at_random("parquet", random.Random(2))
     engine.finish("parquet")
     found = engine.parquet()
-    assert len(found) == 200_000
+    assert len(found) == RECORDS
     assert set(found.values()) == {1}
 
 
@@ -187,7 +189,7 @@ def test_a_signal_lets_the_micro_batch_finish_and_ends_with_zero(
     with engine.start("parquet", "--trigger", "1ms") as process:
         engine.wait_for(process, (tmp_path / "checkpoint" / "commits" / "1").exists)
         process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
     found = engine.parquet()
     assert set(found.values()) == {1}
@@ -205,28 +207,16 @@ def test_a_second_signal_ends_it_at_once_and_its_jvm_too(
         jvms = [os.pidfd_open(pid) for pid in children_of(process.pid)]
         assert jvms
         process.send_signal(number)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while process.poll() is None:  # a second one that comes at once counts as the same
             assert time.monotonic() < deadline
             time.sleep(0.05)
             process.send_signal(number)
     assert process.returncode == 128 + number
     for jvm in jvms:
-        ended, _, _ = select.select([jvm], [], [], 60)
+        ended, _, _ = select.select([jvm], [], [], PATIENCE)
         os.close(jvm)
         assert ended
-
-
-def test_failures_reach_the_error_sink_and_the_rest_is_written(
-    engine: Engine, kafka: Kafka, topic: str, tmp_path: Path
-) -> None:
-    kafka.create(topic)
-    kafka.produce(topic, [b"poison" if n % 1000 == 7 else b"x" for n in range(5000)])
-    engine.finish("diverting")
-    assert len(engine.parquet()) == 4995
-    failed = (tmp_path / "failed.json").read_text().splitlines()
-    assert len(failed) == 5
-    assert '"reason":"ValueError: poisoned","stage":"map","attempt":1' in failed[0]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +232,7 @@ def test_what_the_user_must_mend_is_one_message(
     kafka.create(topic)
     kafka.produce(topic, [b"poison" if n == 7 else b"x" for n in range(10)])
     with engine.start(strategy, "--trigger", "available-now") as process:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     *_, last = errors.strip().splitlines()
     assert last.startswith("kmr: ")
