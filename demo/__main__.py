@@ -17,8 +17,7 @@ from demo.commands import how_to_get_java, how_to_go_on
 from demo.display import Display
 from demo.flights import load_flights
 from demo.processes import ChildFailed, Children
-from demo.report import show_carriers, show_deliveries, show_engines
-from demo.results import checked, differing_rows
+from demo.report import report
 from demo.services import Services
 from demo.spark import SPARK, SparkHalf
 from demo.workers import WORKERS, WorkerHalf
@@ -28,10 +27,7 @@ from framework.spark.jvm import JvmNotFound, find_jvm
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import pyarrow as pa
     from anyio.abc import TaskStatus
-
-    from demo.outcome import Outcome
 
 DIRECTORY = Path(".kmr/demo")
 
@@ -61,7 +57,9 @@ async def demo(console: Console, children: Children) -> int:
                     problem = f"Spark's half failed: {error}"
                     display.event(problem.splitlines()[0])
         console.print()
-        passed = await anyio.to_thread.run_sync(_report, console, services, outcomes, flights)
+        passed = await anyio.to_thread.run_sync(
+            report, console, services.clickhouse_url, outcomes, flights.num_rows
+        )
     how_to_go_on(console, DIRECTORY, flights.num_rows, spark=len(outcomes) > 1)
     if not passed:
         _tell(console, "\nThe checks found missing, doubled or differing records.")
@@ -77,19 +75,6 @@ def _why_no_spark() -> str | None:
     except JvmNotFound as error:
         return f"{error}. Here: {how_to_get_java()}"
     return None
-
-
-def _report(
-    console: Console, services: Services, outcomes: list[Outcome], flights: pa.Table
-) -> bool:
-    """Check what each engine left, and show it; returns whether all is as it should be."""
-    halves = [checked(outcome, flights.num_rows) for outcome in outcomes]
-    differing = differing_rows(services.clickhouse_url) if len(halves) > 1 else None
-    show_deliveries(console, halves)
-    show_carriers(console, halves)
-    show_engines(console, halves, differing)
-    same = all(half.carriers == halves[0].carriers for half in halves)
-    return all(half.deliveries.clean for half in halves) and same and not differing
 
 
 def _tell(console: Console, message: str) -> None:

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from demo.flights import carrier_names
 from demo.outcome import STRATEGY
+from demo.results import checked, differing_rows
 from demo.workers import RECORDS_PER_SECOND
 
 if TYPE_CHECKING:
@@ -15,15 +16,35 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from demo.outcome import Outcome
     from demo.results import Checked
     from framework.cli.check import PartitionResult
 
-__all__ = ["show_carriers", "show_deliveries", "show_engines"]
+__all__ = ["report"]
 
 _NONE = "-"
 
 
-def show_deliveries(console: Console, halves: Sequence[Checked]) -> None:
+def report(console: Console, url: str, outcomes: Sequence[Outcome], expected: int) -> bool:
+    """Check what each engine left, and show it; returns whether all is as it should be.
+
+    Args:
+        url: of ClickHouse.
+        expected: how many records were produced.
+
+    Raises:
+        SinkError: ClickHouse does not answer.
+    """
+    halves = [checked(outcome, expected) for outcome in outcomes]
+    differing = differing_rows(url) if len(halves) > 1 else None
+    _show_deliveries(console, halves)
+    _show_carriers(console, halves)
+    _show_engines(console, halves, differing)
+    same = all(half.carriers == halves[0].carriers for half in halves)
+    return same and not differing and all(half.deliveries.clean for half in halves)
+
+
+def _show_deliveries(console: Console, halves: Sequence[Checked]) -> None:
     """What the checks found in each partition."""
     table = _table("Rows; offsets missing and doubled")
     headings = ["partition", "offsets"]
@@ -47,7 +68,7 @@ def _partition_cells(part: PartitionResult | None) -> tuple[str, str, str]:
     return f"{part.deliveries:,}", _none_wanted(part.missing), _none_wanted(part.doubled)
 
 
-def show_carriers(console: Console, halves: Sequence[Checked]) -> None:
+def _show_carriers(console: Console, halves: Sequence[Checked]) -> None:
     """Delays per carrier, from the tables that the strategy filled."""
     names = carrier_names()
     table = _table("Delays per carrier, in minutes (worst tenth: above)")
@@ -66,16 +87,20 @@ def show_carriers(console: Console, halves: Sequence[Checked]) -> None:
             for rows in elsewhere
         ]
         flights, cancelled, mean, worst = values
-        delays = (f"{flights:,}", f"{cancelled:,}", f"{mean:.1f}", f"{worst:.0f}")
+        delays = (f"{flights:,}", f"{cancelled:,}", _delay(mean, ".1f"), _delay(worst, ".0f"))
         table.add_row(names.get(carrier, carrier), *delays, *same)
     console.print(table, highlight=False)
+
+
+def _delay(minutes: float | None, digits: str) -> str:
+    return _NONE if minutes is None else format(minutes, digits)  # None: all were cancelled
 
 
 def _delays(values: tuple[object, ...] | None) -> str:
     return "missing" if values is None else " ".join(map(str, values))
 
 
-def show_engines(console: Console, halves: Sequence[Checked], differing: int | None) -> None:
+def _show_engines(console: Console, halves: Sequence[Checked], differing: int | None) -> None:
     """The engines side by side; `differing` is how many rows their tables do not have in common."""
     table = _table(STRATEGY)
     table.add_column("")

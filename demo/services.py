@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from demo.processes import Children
 
-__all__ = ["PARTITIONS", "TABLE", "TOPIC", "Services", "row_counter"]
+__all__ = ["PARTITIONS", "TABLE", "TOPIC", "Services", "create_tables", "row_counter"]
 
 TOPIC: Final = "flights"
 TABLE: Final = "flights"
@@ -73,15 +73,17 @@ class Services:
         finally:
             await admin.close()
         for database in databases:
-            await anyio.to_thread.run_sync(self._create_tables, database)
+            await anyio.to_thread.run_sync(create_tables, self.clickhouse_url, database)
 
-    def _create_tables(self, database: str) -> None:
-        with clickhouse_connect.get_client(dsn=self.clickhouse_url) as client:
-            client.command(f"CREATE DATABASE IF NOT EXISTS {database}")
-        with clickhouse_connect.get_client(dsn=self.database_url(database)) as client:
-            for statement in _TABLES.read_text().split(";"):
-                if statement.strip():
-                    client.command(statement)
+
+def create_tables(url: str, database: str) -> None:
+    """Make a database and the demo's tables in it, where they are not there yet."""
+    with clickhouse_connect.get_client(dsn=url) as client:
+        client.command(f"CREATE DATABASE IF NOT EXISTS {database}")
+    with clickhouse_connect.get_client(dsn=f"{url}/{database}") as client:
+        for statement in _TABLES.read_text().split(";"):
+            if statement.strip():
+                client.command(statement)
 
 
 @asynccontextmanager
