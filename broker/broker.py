@@ -14,6 +14,7 @@ from anyio import to_thread
 from broker.api import Services
 from broker.appends import SYNC_THREADS, Appends
 from broker.buffers import BufferPool
+from broker.compactor import compact_logs
 from broker.datadir import DataDirectory
 from broker.dispatch import SERVED, Dispatcher, advertised_versions
 from broker.errors import BrokerError
@@ -134,6 +135,7 @@ class Broker:
             tasks.start_soon(server.watch_connections)
             tasks.start_soon(sync_due_logs, topics, settings.fsync_interval, executor)
             tasks.start_soon(apply_retention, topics, settings.retention_check_interval)
+            tasks.start_soon(compact_logs, topics, settings.compaction_check_interval)
             self._topics = topics
             self._stack = stack.pop_all()
         return self

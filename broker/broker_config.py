@@ -69,11 +69,16 @@ _SETTINGS: Final = (
         "group_min_session_timeout",
         "Shortest session timeout that a member may ask for.",
     ),
+    _Setting(
+        "log.cleaner.backoff.ms",
+        "compaction_check_interval",
+        "Time between two searches for what is to be compacted.",
+    ),
     _Setting("log.dirs", "data_dir", "Directory of all data.", ConfigType.LIST),
     _Setting(
         "log.retention.check.interval.ms",
         "retention_check_interval",
-        "Time between two searches for what is to be deleted or compacted.",
+        "Time between two searches for what is to be deleted.",
     ),
     _Setting("max.connections", "max_connections", "Most connections at a time.", ConfigType.INT),
     _Setting(

@@ -38,6 +38,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     retention_seconds: float | None = 7 * DAY  # None: no limit
     retention_bytes: int | None = None  # of one partition; None: no limit
     retention_check_interval: float = 60.0
+    compaction_check_interval: float = 15.0
     segment_bytes: int = 256 * MIB
     segment_seconds: float = 7 * DAY
     index_interval_bytes: int = 4 * KIB
@@ -83,6 +84,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "retention_seconds",
             "retention_bytes",
             "retention_check_interval",
+            "compaction_check_interval",
             "segment_seconds",
             "index_interval_bytes",
             "fsync_interval",

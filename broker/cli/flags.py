@@ -43,6 +43,7 @@ HELP: Final[dict[str, dict[str, str]]] = {
         "retention_seconds": "Records older than this are deleted; none keeps them.",
         "retention_bytes": "Oldest records go when a partition has more than this; none keeps them.",
         "retention_check_interval": "Time between two searches for what is to be deleted.",
+        "compaction_check_interval": "Time between two searches for what is to be compacted.",
         "segment_bytes": "Size of the files that a partition's records are kept in.",
         "segment_seconds": "Time after which a new file is begun.",
         "index_interval_bytes": "Bytes of records between two entries of the index.",

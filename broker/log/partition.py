@@ -9,6 +9,7 @@ import shutil
 import time
 from typing import TYPE_CHECKING
 
+from broker.log.compaction_swap import commit_swap, discard_swap
 from broker.log.durability import Durability
 from broker.log.errors import LogFailed, OffsetOutOfRange
 from broker.log.files import DELETED
@@ -21,9 +22,10 @@ from broker.markers import read_marker
 from broker.records import InvalidBatch, stamp_append_time, stamp_offset
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from broker.log.compaction import Rewritten
     from broker.log.config import LogConfig
     from broker.log.recovery import Recovered
     from broker.producers import ProducerStates
@@ -299,6 +301,8 @@ class PartitionLog:
         self.producers.expire(now_ms, expiry_ms=self.config.producer_id_expiration_ms)
         deleted: list[DeletedSegment] = []
         keep_ms, keep_bytes = self.config.retention_ms, self.config.retention_bytes
+        if not self.config.deletes:
+            keep_ms = keep_bytes = -1
         while keep_ms >= 0 and self._segments.oldest.size:
             if self._segments.oldest.newest_ms() >= now_ms - keep_ms:
                 break
@@ -327,6 +331,43 @@ class PartitionLog:
             raise LogFailed(f"{self.directory}: no new segment can begin: {error}") from error
         self._segments.add(active)
         self._durability.wrote(active, self._next_offset)
+
+    def segments(self) -> Iterator[Segment]:
+        """All of them, oldest first; the active one, without an end, is the last."""
+        return iter(self._segments)
+
+    def checkpoint(self) -> None:
+        """Like `fsync`; afterwards recovery relies on no position in a closed segment.
+
+        May run in another thread while this one appends. Raises `LogFailed`.
+        """
+        self._durability.sync(checkpoint=True)
+
+    def put_in_place(self, rewritten: Rewritten) -> bool:
+        """Replaces segments by their compacted form; False if they are no longer all there.
+
+        There must have been a `checkpoint` since they were closed. Raises `LogFailed`, OSError.
+        """
+        group = rewritten.group
+        paths = {each.path for each in group}
+        old = [each for each in self._segments if each.path in paths]
+        if self._closed or len(old) < len(group):
+            discard_swap(self.directory, group[0].base_offset)
+            return False
+        commit_swap(self.directory, group[0].base_offset, group[-1].end_offset)
+        for segment in old:
+            self._durability.forget(segment)
+        try:
+            self._segments.swap(old, rewritten, self.config.index_interval_bytes)
+        except OSError as error:
+            self._broken = f"{self.directory}: broken until a restart: {error}"
+            raise LogFailed(self._broken) from error
+        return True
+
+    def roll_if_older(self, since_ms: int) -> None:
+        """Begins a new segment if the active one has records from before this time."""
+        if self._active_since_ms < since_ms:
+            self.roll()
 
     def update_config(self, config: LogConfig) -> None:
         """Settings for everything that is done from now on."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from broker.log.checkpoint import Checkpoint
+from broker.log.compaction_state import COMPACTION_FILE
+from broker.log.compaction_swap import finish_swaps
 from broker.log.errors import LogCorrupt
 from broker.log.files import DELETED, TEMPORARY
 from broker.log.index import INDEX_SUFFIXES, UNKNOWN_TIMESTAMP, SegmentIndex
@@ -56,6 +58,7 @@ def recover(directory: Path, *, index_interval_bytes: int, clean: bool) -> Recov
     Raises:
         OSError: the directory cannot be read or written.
     """
+    finish_swaps(directory)
     segments = _find_segments(directory, index_interval_bytes)
     gone = _indexes_without_segment(directory)
     first_offset = segments[0].base_offset if segments else 0
@@ -71,6 +74,9 @@ def recover(directory: Path, *, index_interval_bytes: int, clean: bool) -> Recov
         scan.next_offset = max(durable_end, point.log_start_offset)
         end = point.log_start_offset
         segments.append(Segment.create(directory, scan.next_offset, index_interval_bytes))
+    if point.recovery_point > end:
+        # What compaction knows may be of records that are gone.
+        (directory / COMPACTION_FILE).unlink(missing_ok=True)
     while len(segments) > 1 and segments[1].base_offset <= point.log_start_offset:
         segments.pop(0).delete()  # a crash came in between
     return Recovered(

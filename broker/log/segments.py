@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 from typing import TYPE_CHECKING, Final
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from broker.log.compaction_swap import finish_swap
+from broker.log.segment import Segment
 
-    from broker.log.segment import Segment
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from broker.log.compaction import Rewritten
 
 __all__ = ["Segments"]
 
@@ -74,6 +78,24 @@ class Segments:
         if segment in self._open_old:
             self._open_old.remove(segment)
         return segment
+
+    def swap(self, old: Sequence[Segment], new: Rewritten, index_interval_bytes: int) -> None:
+        """Puts the compacted form of neighbours, none of them active, in their place.
+
+        Raises OSError: then nobody knows which of the files are there, until the log is opened again.
+        """
+        base_offset, end_offset = old[0].base_offset, new.group[-1].end_offset
+        for segment in old:
+            segment.release()
+        path = finish_swap(old[0].path.parent, base_offset, end_offset)
+        segment = Segment(path, base_offset, new.size, index_interval_bytes)
+        segment.end_offset = end_offset
+        segment.begin_index(new.index)
+        at = self._segments.index(old[0])
+        self._segments[at : at + len(old)] = [segment]
+        self._open_old = [each for each in self._open_old if each not in old]
+        with contextlib.suppress(OSError):  # then it is rebuilt when it is needed
+            segment.save_index(end_offset)
 
     def first_record_since(self, timestamp: int, start_offset: int) -> tuple[int, int] | None:
         """`(offset, timestamp)` of the first record with this timestamp or a later one, or None."""
