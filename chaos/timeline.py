@@ -206,7 +206,9 @@ class _Canvas:
 
     def _axis(self, y: float) -> None:
         seconds = (self._end - self._begin) / 1e9
-        step = next((s for s in (1, 2, 5, 10, 30, 60, 300, 600) if seconds / s <= 12), 3_600)
+        step = next(
+            (s for s in (1, 2, 5, 10, 30, 60, 300, 600) if seconds / s <= 12), int(seconds / 12)
+        )
         self._parts.append(
             f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>'
         )

@@ -70,7 +70,12 @@ class Workload:
 
     def strategy(self) -> Strategy:
         """The strategy itself."""
-        return Strategy(map=identify, reduce=[self._sink()], reduce_err=self._error_sink())
+        return Strategy(
+            map=identify,
+            reduce=[self._sink()],
+            reduce_err=self._error_sink(),
+            delivery="at-most-once" if self.mode == "at-most-once" else None,
+        )
 
     def _sink(self) -> Reducer:
         limits: dict[str, Any] = {"max_rows": self.max_rows, "max_age": self.max_age}
@@ -79,7 +84,11 @@ class Workload:
         if self.mode == "resume-from-max":
             return ResumeFromMax(self.table, **limits)
         return ClickHouseWriter(
-            self.table, timeout=self.sink_timeout, connect_timeout=30.0, **limits
+            self.table,
+            delivery="exactly-once" if self.mode == "exactly-once" else "at-least-once",
+            timeout=self.sink_timeout,
+            connect_timeout=30.0,
+            **limits,
         )
 
     def _error_sink(self) -> Reducer | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import get_args
 
-from chaos.workload import ID_BYTES, Workload, identify
+import pytest
+
+from chaos.workload import ID_BYTES, Mode, Workload, identify
 from framework.mapper import apply
 from framework.testing import batch_of
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def test_each_record_is_identified_and_only_the_poisoned_one_fails() -> None:
@@ -24,7 +24,13 @@ def test_each_record_is_identified_and_only_the_poisoned_one_fails() -> None:
     assert set(table.column("partition").to_pylist()) == {3}
 
 
-def test_every_mode_makes_a_strategy_that_can_travel(monkeypatch: pytest.MonkeyPatch) -> None:
-    for mode in ("at-least-once", "commit-after-insert", "resume-from-max"):
-        Workload("t", mode, dead_topic="d").strategy().validate()
-        Workload("t", mode, dead_table="d").strategy().validate()
+@pytest.mark.parametrize("mode", get_args(Mode))
+@pytest.mark.parametrize("dead", ["dead_topic", "dead_table"])
+def test_every_mode_makes_a_strategy_that_can_travel(mode: Mode, dead: str) -> None:
+    strategy = Workload("t", mode).strategy()
+    assert strategy.reduce_err is None
+    strategy = replace(Workload("t", mode), **{dead: "d"}).strategy()
+    strategy.validate()
+    assert strategy.reduce_err is not None
+    if not mode.startswith(("commit", "resume")):
+        assert strategy.promise == mode
