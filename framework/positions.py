@@ -45,6 +45,8 @@ async def mend_position(consumer: Any, error: KafkaError, config: ConsumerConfig
         option, policy = "auto_offset_reset", config.auto_offset_reset
         problem = f"group {config.group} has committed no offset"
     partition, where = TopicPartition(*partition), aiokafka.TopicPartition(*partition)
+    if option == "on_out_of_range" and where in consumer.paused():
+        return partition  # an answer that was under way when it was paused; after `resume` it comes again
     if policy == "error":
         raise OffsetOutOfRange(
             f"{partition}: {problem}; {await _describe_range(consumer, where)}."
