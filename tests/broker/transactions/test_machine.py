@@ -209,5 +209,5 @@ def test_all_or_nothing_whatever_happens(
             super().__init__(make_disk)
 
     run_state_machine_as_test(
-        Machine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
+        Machine, settings=settings(max_examples=30, stateful_step_count=30, deadline=None)
     )
