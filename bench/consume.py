@@ -14,7 +14,7 @@ import resource
 import sys
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import pyarrow as pa  # noqa: TC002  a strategy's annotations are read by nobody, but a user would write them
@@ -86,12 +86,21 @@ class NullWriter(Reducer):
         self._rows = 0
 
 
-def kmr(job: Job, function: Callable[..., Any]) -> float:
-    """This project's worker, until the watermarks have passed all records."""
+def kmr(
+    job: Job, function: Callable[..., Any], delivery: Literal["at-least-once"] | None = None
+) -> float:
+    """This project's worker, until the watermarks have passed all records.
+
+    Into ClickHouse it delivers exactly once unless `delivery` says otherwise.
+    """
     sink: Reducer = NullWriter()
     if job.clickhouse_url is not None:
         sink = ClickHouseWriter(
-            table=TABLE, url=job.clickhouse_url, max_rows=FLUSH_ROWS, max_age=0.5
+            table=TABLE,
+            url=job.clickhouse_url,
+            delivery=delivery,
+            max_rows=FLUSH_ROWS,
+            max_age=0.5,
         )
     settings = Settings(
         topics=(job.topic,), group=job.group, bootstrap_servers=job.bootstrap_servers
@@ -237,6 +246,7 @@ def arroyo(job: Job) -> float:
 
 CONTENDERS: dict[str, Callable[[Job], float]] = {
     "kmr per batch": lambda job: kmr(job, per_batch),
+    "kmr per batch, at least once": lambda job: kmr(job, per_batch, "at-least-once"),
     "kmr per record": lambda job: kmr(job, per_record),
     "getmany loop": getmany,
     "sentry-arroyo": arroyo,
