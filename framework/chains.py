@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
     from framework.promises import Promise
-    from framework.record import Cut, Rows
+    from framework.record import Cut, Rows, TopicPartition
     from framework.reduce import ReduceStage
     from framework.reducer import Reducer
 
@@ -30,6 +30,7 @@ class BuildStage(Protocol):
         out: MemoryObjectSendStream[Rows | Cut] | None,
         promise: Promise | None = None,
         *,
+        partition: TopicPartition | None = None,
         replaying: bool = False,
     ) -> ReduceStage:
         """`out` is the next stage's inbox, None for the last of a chain."""
@@ -41,6 +42,7 @@ def build_chain(
     queue: int,
     promise: Promise | None = None,
     *,
+    partition: TopicPartition | None = None,
     replaying: bool = False,
 ) -> tuple[MemoryObjectSendStream[Rows | Cut], list[ReduceStage]]:
     """A chain from its end to its beginning, as each stage needs the inbox of the next.
@@ -48,6 +50,8 @@ def build_chain(
     Args:
         queue: rows of so many batches wait in each inbox.
         promise: what is done before the last stage writes.
+        partition: whose chain it is; None for that of all partitions.
+        replaying: whether it begins with an announced range.
 
     Returns:
         The inbox of the first stage, and the stages in the order of the flow.
@@ -56,8 +60,10 @@ def build_chain(
     out: MemoryObjectSendStream[Rows | Cut] | None = None
     for number, reducer in reversed(list(enumerate(reducers, start=1))):
         send, receive = anyio.create_memory_object_stream["Rows | Cut"](queue)
-        stages.insert(
-            0, build(f"reduce-{number}", reducer, receive, out, promise, replaying=replaying)
+        name = f"reduce-{number}"
+        stage = build(
+            name, reducer, receive, out, promise, partition=partition, replaying=replaying
         )
+        stages.insert(0, stage)
         out, promise = send, None
     return send, stages

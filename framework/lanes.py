@@ -142,6 +142,7 @@ class Lanes:
             self._build,
             self._queue,
             self._promise(partition, replayed),
+            partition=partition,
             replaying=replayed is not None,
         )
         lane = self._lanes[partition] = Lane(inbox, stages)

@@ -131,6 +131,7 @@ class Pipeline:
         out: MemoryObjectSendStream[Rows | Cut] | None,
         promise: Promise | None = None,
         *,
+        partition: TopicPartition | None = None,
         replaying: bool = False,
         has_errors: bool = True,
     ) -> ReduceStage:
@@ -147,6 +148,7 @@ class Pipeline:
             on_stale=self._restart_lost,
             on_progress=self.intake.progress,
             promise=promise,
+            partition=partition,
             replaying=replaying,
         )
 

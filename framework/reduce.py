@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from framework.failures import ErrorPort
     from framework.ledger import Ledgers
     from framework.promises import Promise
-    from framework.record import Range
+    from framework.record import Range, TopicPartition
     from framework.reducer import Context, Empty, Flushed, FlushReason, FlushResult, Reducer
     from framework.telemetry import Metrics
 
@@ -42,6 +42,7 @@ class ReduceStage:
     Args:
         out: the next stage's inbox, None for the last of a chain.
         errors: for rows that the sink can never take; None in the error stage itself.
+        partition: whose chain the stage belongs to; None for that of all partitions.
         promise: what is done before the stage writes, if its chain is that of one partition.
         replaying: up to the first mark everything belongs to one range, whatever the limits say.
         on_stale: told of ranges that were lost together with rows of a partition that is gone.
@@ -63,9 +64,11 @@ class ReduceStage:
         on_stale: Callable[[Iterable[Range]], None],
         on_progress: Callable[[], None],
         promise: Promise | None = None,
+        partition: TopicPartition | None = None,
         replaying: bool = False,
     ) -> None:
         self.name = name
+        self._shown_as = name if partition is None else f"{name} {partition}"
         self._inbox = inbox
         self._out = out
         self._errors = errors
@@ -308,7 +311,7 @@ class ReduceStage:
         else:
             activity = "flushing" if self._trouble is None else "retrying"
         return StageStatus(
-            name=self.name,
+            name=self._shown_as,
             activity=activity,
             queued=self._inbox.statistics().current_buffer_used,
             rows=sum(buffer.rows for buffer in self._buffers),

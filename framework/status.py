@@ -15,7 +15,8 @@ class StageStatus(msgspec.Struct, frozen=True):
     """One stage.
 
     Attributes:
-        name: `map topic-0`, `reduce-1`, `reduce-err`.
+        name: `map topic-0`, `reduce-1` or, where each partition has its own, `reduce-1 topic-0`,
+            `reduce-err`.
         activity: what it does now.
         queued: batches that wait in its inbox.
         rows: rows collected and not yet flushed.
