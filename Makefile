@@ -1,6 +1,6 @@
 # Everything is installed into .venv in this folder; nothing else is touched.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench chaos clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,10 @@ check: ## formatting, lint, types, import contracts
 bench: ## side-by-side benchmarks, printed as ratios
 	@tools/install bench demo
 	@.venv/bin/python -m bench
+
+chaos: ## break the system on purpose, count what is missing or doubled (ARGS="--long", "--list", ...)
+	@tools/install dev demo
+	@.venv/bin/python -m chaos $(ARGS)
 
 clean: ## remove what was built and what the demo left
 	rm -rf .venv .kmr build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
