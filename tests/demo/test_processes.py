@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
+from anyio.streams.buffered import BufferedByteReceiveStream
 
 from demo import processes
 from demo.processes import Child, ChildFailed, Children, free_port, give_up_after, session_members
@@ -36,14 +37,17 @@ sys.exit(started.wait())
 @asynccontextmanager
 async def family(tmp_path: Path) -> AsyncIterator[Child]:
     """A child whose own child runs."""
-    log = tmp_path / "log"
     process = await anyio.open_process([sys.executable, "-c", CHILD], start_new_session=True)
+    child = Child("family", process, tmp_path / "log", patience=30)
     async with process:
         assert process.stdout is not None
-        assert await process.stdout.receive() == b"ready\n"
-        assert len(session_members(process.pid)) == 2
-        yield Child("family", process, log, patience=30)
-        assert session_members(process.pid) == []
+        try:
+            await BufferedByteReceiveStream(process.stdout).receive_until(b"\n", 100)
+            assert len(session_members(process.pid)) == 2
+            yield child
+            assert session_members(process.pid) == []
+        finally:
+            child.kill()
 
 
 async def test_what_a_child_has_started_ends_with_it(
