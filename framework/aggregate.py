@@ -35,6 +35,7 @@ class Aggregate(Collecting):
     """Groups what was collected by the values of some columns, and aggregates others.
 
     Each flush is aggregated by itself: its rows are partial results wherever a group spans flushes.
+    Where a strategy delivers exactly once, each flush has the rows of one partition.
     On Spark a flush is a micro-batch, with all of its partitions, and limits have no effect. Sums, counts,
     minima and maxima can be aggregated again downstream; a mean needs its sum and count.
 

@@ -12,6 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from structlog.testing import capture_logs
 
 from framework.admin import connect_admin
+from framework.aggregate import Aggregate
 from framework.announcement import Announcement
 from framework.clients import connection_config
 from framework.consumer import CommitOffset
@@ -53,10 +54,12 @@ class Sink:
         self.url = url
         self.table = table
 
-    def create(self, window: int = 10_000) -> None:
+    def create(
+        self, window: int = 10_000, columns: str = "`partition` UInt32, `offset` UInt64"
+    ) -> None:
         self.client.command(f"DROP TABLE IF EXISTS {self.table}")
         self.client.command(
-            f"CREATE TABLE {self.table} (`partition` UInt32, `offset` UInt64) ENGINE = MergeTree "
+            f"CREATE TABLE {self.table} ({columns}) ENGINE = MergeTree "
             f"ORDER BY tuple() SETTINGS non_replicated_deduplication_window = {window}"
         )
 
@@ -186,6 +189,27 @@ async def test_a_range_that_was_wholly_filtered_is_settled_without_a_write(
     await work_through(Strategy(locate, [sink.writer()]), settings_of(broker), 10)
     assert sink.offsets == [6, 7, 8, 9]
     assert await committed(broker) == CommitOffset(10)
+
+
+async def test_an_announced_range_goes_through_a_chain_as_one_and_counts_once(
+    broker: Broker, produce: Produce, sink: Sink
+) -> None:
+    sink.create(columns="`partition` UInt32, `records` UInt64, `total` UInt64")
+    await produce("t", [b"row"] * 20)
+    await announce(broker, 0, 11)
+    chain = [
+        Aggregate(
+            ["partition"],
+            {"records": ("*", "count"), "total": ("offset", "sum")},
+            max_rows=3,
+            max_age=0.05,
+        ),
+        sink.writer(),
+    ]
+    await work_through(Strategy(locate, chain), settings_of(broker), 20)
+    rows = sink.client.query(f"SELECT records, total FROM {sink.table}").result_rows
+    assert (12, sum(range(12))) in rows
+    assert [sum(column) for column in zip(*rows, strict=True)] == [20, sum(range(20))]
 
 
 async def test_failed_records_of_a_replayed_range_are_kept_and_the_rest_goes_on(
