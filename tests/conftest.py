@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,24 +45,28 @@ def clickhouse_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def spark(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SparkSession]:
-    """One `local[2]` session for all tests of a process.
+def spark_classes(request: pytest.FixtureRequest) -> Path:
+    """The archive (AppCDS) of the classes that a session loads, two thirds of its start, if it exists.
 
-    Two thirds of a session's start is loading classes: the first run writes them to an archive (AppCDS)
-    that later runs map into memory.
+    It holds for one version of Spark in one place: the JVM compares the class path, and goes without.
     """
-    pytest.importorskip("pyspark")
-    from pyspark import SparkContext, __version__
-
+    pyspark = pytest.importorskip("pyspark")
     from framework.spark.jvm import find_jvm
+
+    place = zlib.crc32(str(Path(pyspark.__file__).resolve()).encode())
+    name = f"spark-{pyspark.__version__}-java-{find_jvm().version}-{place:08x}.jsa"
+    return request.config.cache.mkdir("spark") / name
+
+
+@pytest.fixture(scope="session")
+def spark(spark_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One `local[2]` session for all tests of a process; the first run writes `spark_classes`."""
+    from pyspark import SparkContext
+
     from framework.spark.session import open_session
 
-    java = find_jvm().version
-    archives = request.config.cache.mkdir("spark")
-    archive = archives / f"spark-{__version__}-java-{java}.jsa"
-    fresh = archives / f"{archive.name}.{os.getpid()}"
+    archive = spark_classes
+    fresh = archive.with_name(f"{archive.name}.{os.getpid()}")
     share = f"SharedArchiveFile={archive}" if archive.exists() else f"ArchiveClassesAtExit={fresh}"
     directory = tmp_path_factory.mktemp("spark")
     session = open_session(

@@ -3,6 +3,17 @@
 For this one name Spark answers that the connector is missing before it looks at sources in Python, unless
 its class loader has a class `kafka.DefaultSource`. So one is put there: it adds nothing to the class that
 Spark has for every source in Python.
+
+A query can move from Spark's own source to this one, and back, with its checkpoint: the offsets in it are
+the same, and the name of the format is not in it. (What Spark's source keeps under `sources/0` is where a
+query without a checkpoint began; ours has no use for it, and Spark's does not miss it.)
+
+1. Stop the query when at least one micro-batch is complete: `commits/` in the checkpoint has a file.
+   Before, its first micro-batch would begin where the other source thinks that a new query begins.
+2. Change the format, or call `register(spark, name="kafka")` and change nothing. Keep the options: the
+   subscription, and `kafka.*` (stores of keys and certificates must be PEM).
+3. Start it with the same checkpoint. A micro-batch that was not complete is read again, with the same
+   offsets.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,13 +10,29 @@ import pytest
 pytest.importorskip("pyspark")
 
 from framework import Aggregate, Batcher, Strategy, map_batch
+from framework.cli.root import run_command
 from framework.errors import StrategyError
 from framework.sinks import ClickHouseWriter, KafkaWriter, StreamWriter
 from framework.sinks.spark import SparkWriter
 from framework.spark.checks import findings, require_possible
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pyarrow as pa
+
+STRATEGIES = """
+from framework import Aggregate, Strategy, map_batch
+from framework.sinks import ClickHouseWriter
+
+@map_batch
+def same(batch):
+    return batch
+
+count = Aggregate(["partition"], {"n": ("*", "count")})
+good = Strategy(same, [count, ClickHouseWriter("t")])
+bad = Strategy(same, [ClickHouseWriter("t")], delivery="at-most-once")
+"""
 
 
 @map_batch
@@ -88,3 +105,17 @@ def test_the_error_sink_runs_in_the_driver_or_is_missing() -> None:
     assert "stops the query" in texts(COUNT, stage="reduce-err")
     found = texts(COUNT, stage="reduce-err", reduce_err=StreamWriter("stderr"))
     assert "StreamWriter: at least once; runs in the driver" in found
+
+
+def test_validate_prints_the_guarantees_and_fails_for_what_cannot_be(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "checked_strategies.py").write_text(STRATEGIES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    command = EntryPoint("validate", "framework.cli.validate:validate", "kmr.commands")
+    assert run_command(["validate", "checked_strategies:good", "--engine", "spark"], [command]) == 0
+    shown = capsys.readouterr().out
+    assert "reduce-2    ClickHouseWriter: exactly once, by one token per micro-batch" in shown
+    assert "reduce-1    differs: Aggregate: one result for each micro-batch" in shown
+    assert run_command(["validate", "checked_strategies:bad", "--engine", "spark"], [command]) == 1
+    assert "strategy    CANNOT BE: delivery='at-most-once'" in capsys.readouterr().out

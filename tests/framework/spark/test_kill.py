@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 RECORDS = 100_000
+SMALL = ("--max-offsets-per-trigger", "10000")
 PATIENCE = 300.0  # seconds: for a machine that does much else
 STRATEGIES = """
 import pathlib
@@ -87,7 +88,7 @@ class Engine:
                 *("--topic", self._topic, "--group", "g"),
                 *("--bootstrap-servers", self._kafka.servers),
                 *("--spark-conf", f"spark.driver.extraJavaOptions={java}"),
-                *("--max-offsets-per-trigger", "10000", *flags),
+                *flags,
             ],
             cwd=self._directory,
             env={**os.environ, "NO_COLOR": "1"},
@@ -97,8 +98,7 @@ class Engine:
 
     def finish(self, strategy: str, *flags: str) -> None:
         """Process all that there is, in one micro-batch behind those that the checkpoint has."""
-        limit = ("--max-offsets-per-trigger", "1000000")
-        with self.start(strategy, "--trigger", "available-now", *limit, *flags) as process:
+        with self.start(strategy, "--trigger", "available-now", *flags) as process:
             _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, errors
 
@@ -109,7 +109,7 @@ class Engine:
             self._kill_once(strategy, self._logged() + 2, chance)
 
     def _kill_once(self, strategy: str, begun: int, chance: random.Random) -> None:
-        with self.start(strategy, "--trigger", "1ms") as process:
+        with self.start(strategy, "--trigger", "1ms", *SMALL) as process:
             try:
                 self.wait_for(process, lambda: self._logged() >= begun)
                 time.sleep(chance.uniform(0.0, 0.6))
@@ -139,11 +139,9 @@ def engine(
     kafka: Kafka,
     topic: str,
     clickhouse_url: str,
-    request: pytest.FixtureRequest,
+    spark_classes: Path,
 ) -> Engine:
-    archives = sorted(request.config.cache.mkdir("spark").glob("*.jsa"))
-    archive = archives[0] if archives else tmp_path / "none"
-    return Engine(tmp_path, kafka, topic, archive, clickhouse_url)
+    return Engine(tmp_path, kafka, topic, spark_classes, clickhouse_url)
 
 
 def make_table(engine: Engine) -> None:
@@ -186,7 +184,7 @@ def test_a_signal_lets_the_micro_batch_finish_and_ends_with_zero(
 ) -> None:
     kafka.create(topic, 2)
     kafka.produce(topic, [b"x"] * 100_000)
-    with engine.start("parquet", "--trigger", "1ms") as process:
+    with engine.start("parquet", "--trigger", "1ms", *SMALL) as process:
         engine.wait_for(process, (tmp_path / "checkpoint" / "commits" / "1").exists)
         process.send_signal(number)
         _, errors = process.communicate(timeout=PATIENCE)

@@ -226,6 +226,23 @@ def test_the_checkpoint_has_the_offsets_as_sparks_own_source_writes_them(
     assert len(reader.stream(tmp_path)) == 10
 
 
+def test_a_checkpoint_moves_between_the_formats_kafka_and_kmr_kafka_and_back(
+    reader: Reader, spark: SparkSession, kafka: Kafka, topic: str, tmp_path: Path
+) -> None:
+    kafka.create(topic)
+    kafka.produce(topic, numbers(3))
+    assert len(reader.stream(tmp_path, startingOffsets="earliest")) == 3
+    # Where Spark's own source keeps the first offsets; it is Spark's to look at.
+    (tmp_path / "sources" / "0").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "sources" / "0" / "0").write_text("\0v1\n" + json.dumps({topic: {"0": 0}}))
+    register(spark, "kafka")
+    kafka.produce(topic, numbers(2))
+    other = Reader(spark, "kafka", kafka, topic)
+    assert other.stream(tmp_path) == [(topic, 0, 3), (topic, 0, 4)]
+    kafka.produce(topic, numbers(1))
+    assert reader.stream(tmp_path) == [(topic, 0, 5)]
+
+
 def test_a_query_that_begins_at_the_end_loses_nothing_when_its_first_micro_batch_is_repeated(
     reader: Reader, kafka: Kafka, topic: str, tmp_path: Path
 ) -> None:
