@@ -32,6 +32,7 @@ __all__ = [
     "Verdict",
     "check",
     "check_commits",
+    "check_course",
     "check_dead_letters",
     "check_duplicates",
     "check_finished",
@@ -98,7 +99,22 @@ def check(history: History, promises: Sequence[Promise], *, memory_limit: int) -
         memory_limit: bytes that no process may exceed.
     """
     results = [checker(history, promise) for promise in promises for checker in GROUP_CHECKERS]
-    return [*results, check_memory(history, memory_limit), check_stopped(history)]
+    return [
+        *results,
+        check_course(history),
+        check_memory(history, memory_limit),
+        check_stopped(history),
+    ]
+
+
+def check_course(history: History) -> Result:
+    """Every fault had its effect, and the system recovered from it in time."""
+    events = history.events
+    given_up = where(events, "kind", "given up")["detail"].to_pylist()
+    if given_up:
+        return Result("course", "violated", "; ".join(map(str, given_up)), len(given_up))
+    faults = where(events, "kind", "fault").num_rows
+    return Result("course", "ok", f"{faults} faults, and a recovery from each", faults)
 
 
 def check_lost(history: History, promise: Promise) -> Result:
@@ -214,16 +230,21 @@ def check_commits(history: History, promise: Promise) -> Result:
 
 
 def check_dead_letters(history: History, promise: Promise) -> Result:
-    """The error sink has every poisoned record and no other; the sink has none of them."""
+    """The error sink has every poisoned record and no other; the sink has none of them.
+
+    Records of aborted transactions are in neither.
+    """
     verdict = _Verdict("dead letters", history, promise)
     if verdict.unknown("rows", "dead"):
         return verdict.result
     acked = verdict.produced("acked")
     poisoned = _keys(acked.filter(pc.field("poison")))
     good = np.setdiff1d(_keys(acked), poisoned)
+    aborted = _keys(verdict.produced("aborted"))
     dead, rows = np.unique(_keys(verdict.dead)), np.unique(_keys(verdict.rows))
     for what, keys in (
         ("not poisoned, and in the error sink", np.intersect1d(dead, good)),
+        ("aborted, and in the error sink", np.intersect1d(dead, aborted)),
         ("poisoned, and in the sink", np.intersect1d(rows, poisoned)),
     ):
         if len(keys):

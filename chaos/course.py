@@ -89,8 +89,9 @@ async def carry_out(
         try:
             await _Course(scenario, site, recorder, say).run(seed, schedule)
         except (TimeoutError, ServiceFailed) as error:
-            recorder.event("noticed", "course", str(error))
+            recorder.event("given up", "course", str(error))
             say(f"given up: {error}")
+            site.load.stop()
         verify = recorder.event("phase", "verify")
         await site.stop_workers()
         await site.view.until_seen()

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
     from chaos.history import Recorder
 
-__all__ = ["Service", "ServiceFailed", "Services", "free_port"]
+__all__ = ["START_TIMEOUT", "Service", "ServiceFailed", "Services", "free_port"]
 
 STOP_TIMEOUT: Final = 40.0
 START_TIMEOUT: Final = 90.0
+"""Seconds for a service to be ready, on a machine that has much else to do."""
 _ROOT: Final = Path(__file__).resolve().parents[1]
 
 

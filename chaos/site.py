@@ -14,7 +14,7 @@ from chaos import tables
 from chaos.kafka_link import KafkaLink
 from chaos.producers import Load
 from chaos.proxies import HttpLink
-from chaos.services import Services, free_port
+from chaos.services import START_TIMEOUT, ServiceFailed, Services, free_port
 from chaos.view import View, watch_memory
 
 if TYPE_CHECKING:
@@ -147,7 +147,11 @@ class Site:
                 for worker in self.workers:
                     starting.start_soon(worker.service.start)
             self._tasks.start_soon(self._supervise)
-            await self.until_shared()
+            with anyio.move_on_after(START_TIMEOUT) as patience:
+                await self.until_shared()
+            if patience.cancelled_caught:
+                logs = "\n".join(worker.service.tail() for worker in self.workers)
+                raise ServiceFailed(f"the workers do not share the partitions:\n{logs}")
             self._stack = stack.pop_all()
         return self
 

@@ -15,6 +15,7 @@ from chaos.checkers import (
     Result,
     check,
     check_commits,
+    check_course,
     check_dead_letters,
     check_duplicates,
     check_finished,
@@ -164,7 +165,7 @@ def test_a_row_that_was_never_sent_there_is_a_phantom(
 
 def test_a_row_of_an_aborted_transaction_is_a_phantom(draft: Callable[..., Any]) -> None:
     made = draft(1, 3)
-    made.produced[1] |= {"outcome": "aborted", "offset": None}
+    made.produced[1]["outcome"] = "aborted"
     assert places(check_phantoms(made.history(), made.promise()).offences) == {(0, 1)}
 
 
@@ -190,6 +191,22 @@ def test_a_partition_that_was_not_worked_off_is_named(draft: Callable[..., Any])
     result = check_finished(made.history(), made.promise())
     assert (result.verdict, result.count) == ("violated", 3)
     assert places(result.offences) == {(1, 2), (1, 3), (1, 4)}
+
+
+def test_a_dead_letter_of_an_aborted_transaction_is_named(draft: Callable[..., Any]) -> None:
+    made = draft(1, 6, frozenset({2}))
+    made.produced[2]["outcome"] = "aborted"
+    result = check_dead_letters(made.history(), made.promise())
+    assert result.verdict == "violated"
+    assert places(result.offences) == {(0, 2)}
+
+
+def test_a_course_that_was_given_up_is_violated_with_the_reason() -> None:
+    event = {"time": 0, "until": None, "kind": "fault", "name": "kill-worker", "detail": ""}
+    assert check_course(History.of({"events": [event]})).verdict == "ok"
+    end = event | {"kind": "given up", "detail": "recovery: not within 90 s"}
+    result = check_course(History.of({"events": [event, end]}))
+    assert (result.verdict, result.detail) == ("violated", "recovery: not within 90 s")
 
 
 @pytest.mark.parametrize("wrong", ["good record dead", "poison in the sink", "poison nowhere"])
@@ -218,7 +235,7 @@ def test_what_could_not_be_read_is_unknown_with_the_reason(draft: Callable[..., 
 
 def test_nothing_to_look_at_is_unknown() -> None:
     nothing = check(History.of({}), [], memory_limit=1)
-    assert verdicts(nothing) == {"memory": "unknown", "stopped": "unknown"}
+    assert verdicts(nothing) == {"course": "ok", "memory": "unknown", "stopped": "unknown"}
 
 
 def test_other_groups_and_topics_do_not_count(draft: Callable[..., Any]) -> None:
