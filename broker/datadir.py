@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 from base64 import urlsafe_b64encode
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -21,11 +22,14 @@ from broker.files import write_durably
 from broker.log.files import sync_directory
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["DataDirectory"]
+__all__ = ["DataDirectory", "read_meta", "unused"]
 
 _FORMAT = 1
+_META = "meta.json"
+_LOCK = "lock"
 
 
 class _Meta(msgspec.Struct, frozen=True):
@@ -41,12 +45,12 @@ class DataDirectory:
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+            self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise BrokerError(f"the data directory {path} cannot be used: {error}") from error
         try:
             self._take_lock()
-            self.cluster_id = self._read_meta().cluster_id
+            self.cluster_id = self._read_or_make_meta().cluster_id
             self.was_clean = self._clean_mark.exists()
             self._clean_mark.unlink(missing_ok=True)
             sync_directory(path)
@@ -68,26 +72,60 @@ class DataDirectory:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
             raise BrokerError(
-                f"the data directory {self.path} is in use by another broker (process {owner or '?'});"
-                " stop that one, or choose another directory"
+                f"the data directory {self.path} is in use by another broker (process"
+                f" {_owner(self._lock)}); stop that one, or choose another directory"
             ) from None
         os.truncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
-    def _read_meta(self) -> _Meta:
-        path = self.path / "meta.json"
-        try:
-            meta = msgspec.json.decode(path.read_bytes(), type=_Meta)
-        except FileNotFoundError:
-            meta = _Meta(_FORMAT, urlsafe_b64encode(uuid4().bytes).decode().rstrip("="))
-            write_durably(path, msgspec.json.encode(meta))
-        except msgspec.DecodeError as error:
-            raise BrokerError(f"{path} is not a broker's: {error}") from error
-        if meta.format != _FORMAT:
-            raise BrokerError(
-                f"{self.path} was written in format {meta.format}, this broker knows {_FORMAT};"
-                " use the version of kmr that wrote it"
-            )
-        return meta
+    def _read_or_make_meta(self) -> _Meta:
+        if not (self.path / _META).exists():
+            made = _Meta(_FORMAT, urlsafe_b64encode(uuid4().bytes).decode().rstrip("="))
+            write_durably(self.path / _META, msgspec.json.encode(made))
+        return read_meta(self.path)
+
+
+def read_meta(data_dir: Path) -> _Meta:
+    """What a data directory says of itself; raises BrokerError when it is none, or of another format."""
+    path = data_dir / _META
+    try:
+        meta = msgspec.json.decode(path.read_bytes(), type=_Meta)
+    except FileNotFoundError:
+        raise BrokerError(f"{data_dir} is not the data directory of a broker") from None
+    except (OSError, msgspec.DecodeError) as error:
+        raise BrokerError(f"{path} is not a broker's: {error}") from error
+    if meta.format != _FORMAT:
+        raise BrokerError(
+            f"{data_dir} was written in format {meta.format}, this broker knows {_FORMAT};"
+            " use the version of kmr that wrote it"
+        )
+    return meta
+
+
+@contextmanager
+def unused(data_dir: Path) -> Iterator[None]:
+    """Keep brokers from using a data directory, without writing anything.
+
+    Raises BrokerError when one uses it already.
+    """
+    try:
+        lock = os.open(data_dir / _LOCK, os.O_RDONLY)
+    except FileNotFoundError:  # no broker was ever here
+        yield
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BrokerError(
+            f"the data directory {data_dir} is in use by a broker (process {_owner(lock)}); stop it,"
+            " or examine a copy"
+        ) from None
+    else:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _owner(lock: int) -> str:
+    return os.pread(lock, 32, 0).decode(errors="replace").strip() or "?"

@@ -28,12 +28,21 @@ if TYPE_CHECKING:
 
     from broker.log.config import LogConfig
 
-__all__ = ["StoredTopic", "TopicDescription", "TopicStore", "close_logs"]
+__all__ = [
+    "DELETED_MARK",
+    "DESCRIPTION",
+    "StoredTopic",
+    "TopicDescription",
+    "TopicStore",
+    "close_logs",
+]
 
 logger = structlog.get_logger(__name__)
 
-_DESCRIPTION = "topic.json"
-_DELETED = "deleted"
+DESCRIPTION = "topic.json"
+"""File that describes a topic."""
+DELETED_MARK = "deleted"
+"""Its name once the topic is deleted."""
 
 
 class TopicDescription(msgspec.Struct, frozen=True):
@@ -73,7 +82,7 @@ class TopicStore:
             self._unfinished.mkdir()
             self._root.mkdir(exist_ok=True)
             for directory in sorted(self._root.iterdir()):
-                if (directory / _DELETED).exists():
+                if (directory / DELETED_MARK).exists():
                     shutil.rmtree(directory)
                 else:
                     topics.append(self._open(directory, clean=clean))
@@ -92,9 +101,9 @@ class TopicStore:
         unfinished.mkdir()
         for index in range(description.partitions):
             (unfinished / str(index)).mkdir()
-        write_durably(unfinished / _DESCRIPTION, msgspec.json.encode(description))
+        write_durably(unfinished / DESCRIPTION, msgspec.json.encode(description))
         directory = self._root / description.name
-        if (directory / _DELETED).exists():  # it could not be removed completely
+        if (directory / DELETED_MARK).exists():  # it could not be removed completely
             shutil.rmtree(directory)
         unfinished.rename(directory)
         try:
@@ -126,20 +135,20 @@ class TopicStore:
 
     def rewrite(self, description: TopicDescription) -> None:
         """Describe a topic anew, durably."""
-        path = self._root / description.name / _DESCRIPTION
+        path = self._root / description.name / DESCRIPTION
         write_durably(path, msgspec.json.encode(description))
 
     def remove(self, name: str, logs: Iterable[PartitionLog]) -> None:
         """Delete a topic and its logs, which are open."""
         directory = self._root / name
-        (directory / _DESCRIPTION).rename(directory / _DELETED)
+        (directory / DESCRIPTION).rename(directory / DELETED_MARK)
         sync_directory(directory)
         for log in logs:
             log.delete()
         shutil.rmtree(directory)
 
     def _open(self, directory: Path, *, clean: bool) -> StoredTopic:
-        path = directory / _DESCRIPTION
+        path = directory / DESCRIPTION
         try:
             description = msgspec.json.decode(path.read_bytes(), type=TopicDescription)
             config = log_config(self._defaults, description.settings.items())

@@ -13,7 +13,7 @@ from broker.cli.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FIELDS", "FORMATS", "formatter"]
+__all__ = ["FIELDS", "FORMATS", "formatter", "text_or_base64"]
 
 _ESCAPES: Final = {r"\n": b"\n", r"\t": b"\t", r"\r": b"\r", r"\0": b"\0", r"\\": b"\\"}
 _PARTS: Final = re.compile(r"\{(\w+)\}|(\\[ntr0\\])|([^{\\]+|[{\\])")
@@ -46,15 +46,16 @@ def _json(record: Any) -> bytes:
         "timestamp": record.timestamp,
     }
     for name, value in (("key", record.key), ("value", record.value)):
-        fields |= _text_or_base64(name, value)
+        fields |= text_or_base64(name, value)
     if record.headers:
         fields["headers"] = [
-            {"name": name, **_text_or_base64("value", value)} for name, value in record.headers
+            {"name": name, **text_or_base64("value", value)} for name, value in record.headers
         ]
     return msgspec.json.encode(fields) + b"\n"
 
 
-def _text_or_base64(name: str, value: bytes | None) -> dict[str, str | None]:
+def text_or_base64(name: str, value: bytes | None) -> dict[str, str | None]:
+    """A field for JSON: text, or the bytes that are none in base64 under a name that says so."""
     if value is None:
         return {name: None}
     try:

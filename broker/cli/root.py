@@ -2,9 +2,10 @@
 
 from cyclopts import App
 
-from broker.cli import group, topic
+from broker.cli import group, log, topic
 from broker.cli.console import console
 from broker.cli.consume import consume
+from broker.cli.doctor import doctor
 from broker.cli.produce import produce
 from broker.cli.serve import serve
 
@@ -20,3 +21,5 @@ app.command(group.app)
 app.command(produce)
 app.command(consume)
 app.command(console)
+app.command(log.app)
+app.command(doctor)

@@ -20,10 +20,18 @@ from broker.log.segment import LOG_SUFFIX, Segment, segment_path
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["commit_swap", "discard_swap", "finish_swap", "finish_swaps", "swap_source"]
+__all__ = [
+    "SWAP",
+    "commit_swap",
+    "discard_swap",
+    "finish_swap",
+    "finish_swaps",
+    "swap_bounds",
+    "swap_source",
+]
 
-_SWAP: Final = ".swap"
-_NAME: Final = re.compile(rf"([0-9]{{20}})-([0-9]{{20}}){re.escape(LOG_SUFFIX + _SWAP)}")
+SWAP: Final = ".swap"
+_NAME: Final = re.compile(rf"([0-9]{{20}})-([0-9]{{20}}){re.escape(LOG_SUFFIX + SWAP)}")
 
 
 def swap_source(directory: Path, base_offset: int) -> Path:
@@ -70,15 +78,21 @@ def finish_swaps(directory: Path) -> None:
 
     A new segment that is damaged, which no crash explains, is deleted while the old one is there.
     """
-    for path in sorted(directory.glob(f"*{_SWAP}")):
-        match = _NAME.fullmatch(path.name)
-        if match is None:
+    for path in sorted(directory.glob(f"*{SWAP}")):
+        bounds = swap_bounds(path)
+        if bounds is None:
             continue
-        base_offset, end_offset = int(match[1]), int(match[2])
+        base_offset, end_offset = bounds
         if _is_intact(path, base_offset, end_offset):
             finish_swap(directory, base_offset, end_offset)
         elif segment_path(directory, base_offset).exists():
             path.unlink()
+
+
+def swap_bounds(path: Path) -> tuple[int, int] | None:
+    """First offset, and the one after the last, of what a file is to replace; None of any other."""
+    match = _NAME.fullmatch(path.name)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _is_intact(path: Path, base_offset: int, end_offset: int) -> bool:
@@ -95,4 +109,4 @@ def _is_intact(path: Path, base_offset: int, end_offset: int) -> bool:
 
 
 def _swap_path(directory: Path, base_offset: int, end_offset: int) -> Path:
-    return directory / f"{base_offset:020d}-{end_offset:020d}{LOG_SUFFIX}{_SWAP}"
+    return directory / f"{base_offset:020d}-{end_offset:020d}{LOG_SUFFIX}{SWAP}"

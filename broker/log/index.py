@@ -43,6 +43,9 @@ class _SparseTable:
     def last(self) -> tuple[int, int] | None:
         return self._pair(len(self.data) // _ENTRY.size - 1) if self.data else None
 
+    def pairs(self) -> list[tuple[int, int]]:
+        return [self._pair(at) for at in range(len(self.data) // _ENTRY.size)]
+
     def _pair(self, index: int) -> tuple[int, int]:
         key, value = _ENTRY.unpack_from(self.data, index * _ENTRY.size)
         return key, value
@@ -76,6 +79,10 @@ class SegmentIndex:
         self._offsets.append(offset, position)
         self._indexed_position = position
         self._add_time(offset)
+
+    def entries(self) -> list[tuple[int, int]]:
+        """`(offset, position)` of the batches that are indexed."""
+        return self._offsets.pairs()
 
     def position_before(self, offset: int) -> tuple[int, int]:
         """`(offset, position)` of an indexed batch that does not begin after `offset`."""

@@ -1,0 +1,204 @@
+"""`kmr broker log`: what is in the files of a log, read without a broker."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path  # noqa: TC003  cyclopts reads the annotations at run time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from cyclopts import App, Parameter
+
+from broker.cli.errors import CommandError, complain, reports
+from broker.cli.formats import text_or_base64
+from broker.cli.text import say
+from broker.log.errors import LogCorrupt
+from broker.log.inspection import FoundBatch, found_batches
+from broker.markers import read_marker
+from broker.records import CODECS, BatchError, read_records
+
+if TYPE_CHECKING:
+    from broker.records import BatchHeader, StoredRecord
+
+__all__ = ["app"]
+
+app = App(name="log", help="Look into the files of a log.")
+
+_FAILED = 1
+_CODEC_NAMES = {number: name for name, number in CODECS.items()}
+_HEADER = (
+    f"{'OFFSETS':>21} {'BYTE':>10} {'SIZE':>8} {'RECORDS':>7} {'CODEC':6} {'LATEST TIMESTAMP':24}"
+    f" {'PRODUCER':>20}  CRC"
+)
+
+Flag = Parameter(negative=(), show_default=False)
+
+
+@app.command
+@reports
+def dump(
+    file: Path,
+    /,
+    *,
+    records: Annotated[bool, Flag] = False,
+    as_json: Annotated[bool, Parameter("--json", negative=(), show_default=False)] = False,
+) -> int:
+    """Show the batches in a segment, one line each; nothing is written, and no broker is needed.
+
+    PRODUCER is id/epoch:sequences of an idempotent producer. CRC is ok, or bad for a batch whose bytes
+    are not what was written. Offsets and sequences include the last one.
+
+    Exit codes: 0 all is intact, 1 something is damaged or cannot be read, 2 wrong usage.
+
+    Parameters
+    ----------
+    file
+        A segment: 00000000000000000000.log in a partition's directory, also one set aside as .lost.
+    records
+        Show the records, too.
+    as_json
+        Print one JSON object per batch and line.
+    """
+    bad = 0
+    try:
+        for batch in found_batches(file):
+            bad += bool(batch.problem)
+            if as_json:
+                say(msgspec.json.encode(_as_json(batch, with_records=records)).decode())
+            else:
+                header = () if batch.position else (_HEADER,)
+                say(*header, _line(batch), *(_record_lines(batch) if records else ()))
+    except OSError as error:
+        raise CommandError(f"{file} cannot be read: {error.strerror or error}") from error
+    except LogCorrupt as error:
+        raise CommandError(f"{error}; the rest of the file is not shown") from error
+    if bad:
+        complain(f"{file}: {bad} damaged batches")
+    return _FAILED if bad else 0
+
+
+def _line(batch: FoundBatch) -> str:
+    header = batch.header
+    offsets = f"{header.base_offset}-{header.last_offset}"
+    return (
+        f"{offsets:>21} {batch.position:>10} {header.size:>8} {header.record_count:>7}"
+        f" {_codec(header):6} {_time(header.max_timestamp):24} {_producer(header):>20}"
+        f"  {_crc(batch)}{_kind(batch)}"
+    )
+
+
+def _record_lines(batch: FoundBatch) -> list[str]:
+    found = _records(batch)
+    if isinstance(found, str):
+        return [f"    ! {found}"]
+    return [
+        f"    {record.offset} {_time(record.timestamp)} {_shown(record.key)}: {_shown(record.value)}"
+        + "".join(f" [{name}={_shown(value)}]" for name, value in record.headers)
+        for record in found
+    ]
+
+
+def _as_json(batch: FoundBatch, *, with_records: bool) -> dict[str, object]:
+    header = batch.header
+    shown: dict[str, object] = {
+        "base_offset": header.base_offset,
+        "last_offset": header.last_offset,
+        "position": batch.position,
+        "size": header.size,
+        "record_count": header.record_count,
+        "codec": _codec(header),
+        "timestamp_type": "LogAppendTime" if header.timestamp_type else "CreateTime",
+        "base_timestamp": header.base_timestamp,
+        "max_timestamp": header.max_timestamp,
+        "producer_id": header.producer_id,
+        "producer_epoch": header.producer_epoch,
+        "base_sequence": header.base_sequence,
+        "leader_epoch": header.leader_epoch,
+        "transactional": header.is_transactional,
+        "control": header.is_control,
+        "crc": header.crc,
+        "crc_ok": not batch.problem,
+    }
+    if batch.problem:
+        shown["problem"] = batch.problem
+    if with_records:
+        found = _records(batch)
+        if isinstance(found, str):
+            shown["problem"] = found
+        else:
+            shown["records"] = [_record_as_json(record) for record in found]
+    return shown
+
+
+def _record_as_json(record: StoredRecord) -> dict[str, Any]:
+    return {
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        **text_or_base64("key", record.key),
+        **text_or_base64("value", record.value),
+        "headers": [
+            {"name": name, **text_or_base64("value", value)} for name, value in record.headers
+        ],
+    }
+
+
+def _records(batch: FoundBatch) -> list[StoredRecord] | str:
+    """Those of a batch, or why they cannot be read."""
+    if batch.problem:
+        return batch.problem
+    try:
+        return read_records(batch.data, batch.header)
+    except BatchError as error:
+        return str(error)
+
+
+def _codec(header: BatchHeader) -> str:
+    return _CODEC_NAMES.get(header.compression, f"?{header.compression}")
+
+
+def _crc(batch: FoundBatch) -> str:
+    return "bad" if batch.problem else "ok"
+
+
+def _kind(batch: FoundBatch) -> str:
+    """What is special about a batch."""
+    header = batch.header
+    if header.is_control and not batch.problem:
+        try:
+            return (
+                "  commit marker" if read_marker(batch.data, header).committed else "  abort marker"
+            )
+        except BatchError as error:
+            return f"  {error}"
+    if header.is_transactional:
+        return "  transactional"
+    return "" if header.record_count else "  compacted away"
+
+
+def _producer(header: BatchHeader) -> str:
+    if header.producer_id < 0:
+        return "-"
+    sequences = ""
+    if header.base_sequence >= 0:
+        sequences = f":{header.base_sequence}-{header.base_sequence + header.last_offset_delta}"
+    return f"{header.producer_id}/{header.producer_epoch}{sequences}"
+
+
+def _time(milliseconds: int) -> str:
+    if milliseconds < 0:
+        return "-"
+    try:
+        time = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return str(milliseconds)
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _shown(data: bytes | None) -> str:
+    """Text as it is, quoted; other bytes with escapes."""
+    if data is None:
+        return "null"
+    try:
+        return repr(data.decode())
+    except UnicodeDecodeError:
+        return repr(data)
