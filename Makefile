@@ -5,7 +5,7 @@
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: ## the whole pipeline on real data: broker, two workers, ClickHouse, rebalances, checks
+demo: ## one strategy on real data: workers with rebalances, then Spark; both checked and compared
 	@tools/install demo
 	@.venv/bin/python -m demo
 
