@@ -20,7 +20,7 @@ once" needs a map that returns the same rows for the same record.
                                                           durable before the micro-batch is complete
 
 "Per micro-batch" is per topic partition where rows belong to one. What runs in the driver is given the
-rows of the whole micro-batch: they must fit into its memory.
+rows (or the groups) of the whole micro-batch: they must fit into its memory.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ from framework.sinks.stream import StreamWriter
 from framework.spark.chain import NAMES_RANGES
 from framework.spark.chunks import CHUNK_BYTES, GRID
 from framework.spark.division import divide_reducers
-from framework.spark.partials import PartialAggregate
+from framework.spark.partials import FinalAggregate, PartialAggregate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from framework.reducer import Reducer
+    from framework.spark.division import Division
     from framework.strategy import Strategy
 
 __all__ = ["Finding", "findings", "require_possible"]
@@ -101,23 +102,29 @@ def _of_reducers(strategy: Strategy) -> Iterator[Finding]:
             yield Finding(
                 stage, "difference", "when_full='backpressure' has no effect: nothing waits"
             )
+    yield from _of_flushes(division)
+
+
+def _of_flushes(division: Division) -> Iterator[Finding]:
+    """When the first stage flushes, and what the driver holds."""
     for stage, first in list(division.tasks.items())[:1]:
-        unlimited = isinstance(first, (*NAMES_RANGES, PartialAggregate))
-        limits = "" if unlimited else ", and at max_rows and max_bytes"
-        yield Finding(
-            stage,
-            "difference",
-            f"flushes every {GRID:,} offsets of a partition, at {CHUNK_BYTES >> 20} MiB, at the end of a "
-            f"micro-batch{limits}; never at max_age",
-        )
-    for stage in list(division.driver)[:1]:
-        yield Finding(
-            stage,
-            "difference",
-            "from here on the driver runs the strategy, once for each micro-batch, whose rows it holds: "
-            "give it memory (spark.driver.memory, spark.driver.maxResultSize), or lower "
-            "--max-offsets-per-trigger",
-        )
+        if not isinstance(first, PartialAggregate):
+            limits = "" if isinstance(first, NAMES_RANGES) else ", and at max_rows and max_bytes"
+            yield Finding(
+                stage,
+                "difference",
+                f"flushes every {GRID:,} offsets of a partition, at {CHUNK_BYTES >> 20} MiB, at the end of "
+                f"a micro-batch{limits}; never at max_age",
+            )
+    for stage, first in list(division.driver.items())[:1]:
+        if not isinstance(first, FinalAggregate):
+            yield Finding(
+                stage,
+                "difference",
+                "from here on the driver runs the strategy, once for each micro-batch, whose rows it "
+                "holds: give it memory (spark.driver.memory, spark.driver.maxResultSize), or lower "
+                "--max-offsets-per-trigger",
+            )
 
 
 def _of_reducer(stage: str, reducer: Reducer, *, in_driver: bool, is_last: bool) -> Finding:
@@ -139,7 +146,8 @@ def _of_reducer(stage: str, reducer: Reducer, *, in_driver: bool, is_last: bool)
         return Finding(
             stage,
             "difference",
-            f"{name}: one result for each micro-batch, with all of its partitions; its limits have no effect",
+            f"{name}: one result for each micro-batch, with all of its partitions, whatever its limits: "
+            "tasks aggregate, the driver puts that together, and runs what follows",
         )
     if isinstance(reducer, Batcher) or (isinstance(reducer, Collect) and not is_last):
         each = "micro-batch" if in_driver else "chunk of a task"
