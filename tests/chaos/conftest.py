@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from chaos.checkers import Delivery, Promise
-from chaos.history import History
+sys.path.insert(0, str(Path(__file__).parents[2]))  # it is run from the checkout, never installed
+
+from chaos.checkers import Delivery, Promise  # noqa: E402
+from chaos.history import History  # noqa: E402
 
 GROUP, TOPIC = "g", "t"
 
