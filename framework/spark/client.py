@@ -21,7 +21,6 @@ from aiokafka.errors import KafkaError
 from aiokafka.protocol.fetch import FetchRequest
 
 from framework.connecting import connect
-from framework.decode import Decoder
 from framework.errors import ConsumerError
 from framework.record import TopicPartition
 
@@ -62,9 +61,6 @@ class Client:
 
     def __init__(self, config: ClientConfig) -> None:
         self.config = config
-        self.decoder = Decoder(
-            read_committed=config.isolation_level == "read_committed", check_crcs=config.check_crcs
-        )
         self._loop = event_loop()
         self._lock = threading.Lock()
         self._consumer: Any = None

@@ -22,17 +22,18 @@ from framework.reducer import Context
 from framework.spark.batches import Accounts
 from framework.spark.client import client_of
 from framework.spark.fetching import read_range
-from framework.spark.fused import fused_source, mapped_rows
+from framework.spark.fused import fused_source
+from framework.spark.mapped import mapped_rows
 from framework.spark.offsets import read_offsets
 from framework.spark.options import SourceOptions
+from framework.spark.plan import TaskPlan
 from framework.spark.progress import ProgressListener, Turnstile, source_end
-from framework.spark.report import REPORT_SCHEMA
-from framework.spark.rows import arrow_schema
+from framework.spark.rows import REPORT_SCHEMA, arrow_schema
 from framework.spark.serving import Serving
-from framework.spark.session import SparkUnavailable, open_session
+from framework.spark.session import SparkUnavailable
 from framework.spark.settings import source_options
 from framework.spark.shipping import ship_modules
-from framework.spark.task import TaskPlan
+from framework.spark.warming import warm_up
 from framework.status import StageStatus, WorkerStatus
 from framework.telemetry import Metrics
 
@@ -130,7 +131,7 @@ class SparkEngine:
         with ExitStack() as stack:
             session = self._given
             if session is None:
-                session = open_session(engine.master, name=engine.name, settings=engine.spark)
+                session = engine.open_session(self._strategy)
                 stack.callback(session.stop)
             modules = stack.enter_context(TemporaryDirectory(prefix="kmr-modules-"))
             stack.callback(serving.stop)
@@ -184,6 +185,9 @@ class SparkEngine:
 
     def _start(self, session: SparkSession) -> StreamingQuery:
         plan = TaskPlan.of(self._strategy, self._context)
+        if self._engine.source == "python":
+            options = SourceOptions.parse(self._options, streaming=True)
+            warm_up(session, plan, options.client)
         try:
             writer: Any = self._frame(session, plan).writeStream.foreachBatch(self._micro_batch)
             writer = writer.queryName(self._engine.name).trigger(**self._engine.trigger_arguments())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
 import aiokafka.errors
@@ -11,8 +11,10 @@ import numpy as np
 import structlog
 from aiokafka.errors import KafkaError
 
+from framework.decode import Decoder
 from framework.errors import ConsumerError, OffsetOutOfRange
 from framework.record import Batch
+from framework.spark.offsets import DATA_LOSS_ADVICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,18 +23,14 @@ if TYPE_CHECKING:
 
     from framework.spark.client import Client, Fetched
     from framework.spark.offsets import OffsetRange
+    from framework.spark.properties import ClientConfig
 
-__all__ = ["DATA_LOSS_ADVICE", "read_range"]
+__all__ = ["read_range"]
 
 _log = structlog.get_logger(__name__)
 
 _RETRY_AFTER: Final = 0.1  # seconds; also how often a partition is asked that has nothing yet
 _OUT_OF_RANGE: Final = 1
-
-DATA_LOSS_ADVICE: Final = (
-    "Records may have been lost: they were deleted by retention before they were read, or the topic was "
-    "deleted or truncated. To go on without them, set the option failOnDataLoss to false"
-)
 
 
 def read_range(
@@ -51,6 +49,7 @@ def read_range(
         CorruptRecords: a record batch is damaged.
     """
     partition = wanted.topic_partition
+    decoder = _decoder(client.config)
     position = wanted.first
     deadline = time.monotonic() + timeout
     coming = client.fetch(partition, position)
@@ -69,7 +68,7 @@ def read_range(
         if fetched is not None and fetched.error:
             trouble = aiokafka.errors.for_code(fetched.error).__name__
         elif fetched is not None and fetched.data:
-            batch = client.decoder.batch(
+            batch = decoder.batch(
                 partition.topic, partition.partition, fetched.data, position, fetched.aborted
             )
             if batch is not None:
@@ -85,6 +84,14 @@ def read_range(
         if fetched is None or fetched.error:
             time.sleep(_RETRY_AFTER)
         coming = client.fetch(partition, position)
+
+
+@lru_cache(maxsize=32)
+def _decoder(config: ClientConfig) -> Decoder:
+    """Kept for the tasks that this process runs later: it learns how far a topic's batches expand."""
+    return Decoder(
+        read_committed=config.isolation_level == "read_committed", check_crcs=config.check_crcs
+    )
 
 
 def _cut(batch: Batch, end: int) -> Batch:

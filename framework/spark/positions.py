@@ -9,8 +9,7 @@ import structlog
 
 from framework.errors import ConsumerError, OffsetOutOfRange, SettingsError
 from framework.record import TopicPartition
-from framework.spark.fetching import DATA_LOSS_ADVICE
-from framework.spark.offsets import EARLIEST, LATEST, Offsets, by_topic
+from framework.spark.offsets import DATA_LOSS_ADVICE, EARLIEST, LATEST, Offsets, by_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from framework.errors import DeadlineExceeded, KmrError
 from framework.spark.engine import SparkEngine
-from framework.spark.session import open_session
 from framework.worker import SAME_SIGNAL, ExitCode
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def run_engine(strategy: Strategy, settings: Settings, engine: EngineSettings) -
     for number in before:
         signal.signal(number, obey)
     try:
-        session = open_session(engine.master, name=engine.name, settings=engine.spark)
+        session = engine.open_session(strategy)
         try:
             for number in before:
                 signal.signal(number, obey)  # PySpark has put its own in place

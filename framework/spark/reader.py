@@ -1,4 +1,7 @@
-"""The two readers of the Kafka source: a stream of micro-batches, and one batch."""
+"""The two readers of the Kafka source: a stream of micro-batches, and one batch.
+
+Most processes that Spark gives them to only plan. What reads and decodes is imported by tasks.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ from pyspark.sql.streaming.datasource import (
 
 from framework.errors import ConsumerError
 from framework.spark.client import client_of
-from framework.spark.fetching import read_range
 from framework.spark.offsets import Offsets, read_offsets, show_offsets
 from framework.spark.planning import divide, limit_offsets, ranges_between
 from framework.spark.positions import Positions
@@ -45,6 +47,8 @@ class RangePartition(InputPartition):
 def _read(
     wanted: OffsetRange, options: SourceOptions, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
+    from framework.spark.fetching import read_range
+
     batches = read_range(
         client_of(options.client),
         wanted,

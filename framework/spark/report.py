@@ -14,7 +14,6 @@ from framework.ranges import ranges_of
 from framework.record import Batch, Range, Rows
 from framework.spark.chain import Flush  # noqa: TC001  msgspec reads the annotations
 from framework.spark.gathered import pack_rows, unpack_rows
-from framework.spark.rows import COLUMNS, HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from framework.spark.offsets import OffsetRange
 
 __all__ = [
-    "REPORT_SCHEMA",
     "TaskReport",
     "failure_rows",
     "gathered_rows",
@@ -31,12 +29,6 @@ __all__ = [
     "read_reports",
     "report_row",
 ]
-
-REPORT_SCHEMA = (
-    f"{COLUMNS}, {HEADERS}, reason string, stage string, attempt int, rows binary, report binary"
-)
-"""As DDL: the columns of a failed record; or where rows begin, and `rows`; or `report`; all others null."""
-
 
 _IN_ORDER: Final[Any] = [
     ("topic", "ascending"),

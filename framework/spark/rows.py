@@ -9,7 +9,7 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["COLUMNS", "HEADERS", "arrow_schema", "conform"]
+__all__ = ["COLUMNS", "HEADERS", "REPORT_SCHEMA", "arrow_schema", "conform"]
 
 COLUMNS = (
     "key binary, value binary, topic string, partition int, offset long, timestamp timestamp,"
@@ -19,6 +19,12 @@ COLUMNS = (
 
 HEADERS = "headers array<struct<key string, value binary>>"
 """One more column, with the option `includeHeaders`."""
+
+REPORT_SCHEMA = (
+    f"{COLUMNS}, {HEADERS}, reason string, stage string, attempt int, rows binary, report binary"
+)
+"""What tasks tell the driver: the columns of a failed record; or where rows begin, and `rows`; or `report`;
+all others null."""
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

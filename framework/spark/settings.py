@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import msgspec
 
 from framework.errors import SettingsError
-from framework.spark.session import is_connect
+from framework.sinks.spark import SparkWriter
+from framework.spark.session import is_connect, open_session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pyspark.sql import SparkSession
+
     from framework.settings import Settings
+    from framework.strategy import Strategy
 
 __all__ = ["EngineSettings", "OnStop", "SourceKind", "source_options"]
 
@@ -90,6 +94,15 @@ class EngineSettings:
         if self.trigger == _AVAILABLE_NOW:
             return {"availableNow": True}
         return {"processingTime": f"{self._interval()} milliseconds"}
+
+    def open_session(self, strategy: Strategy) -> SparkSession:
+        """The session to run a strategy in. Raises as `framework.spark.session.open_session`."""
+        # With our source only failures and reports reach the JVM, unless it is Spark that writes.
+        by_spark = any(isinstance(r, SparkWriter) and r.needs_session for r in strategy.reduce)
+        planning_only = self.source == "python" and not by_spark
+        return open_session(
+            self.master, name=self.name, settings=self.spark, planning_only=planning_only
+        )
 
 
 def source_options(settings: Settings, engine: EngineSettings) -> dict[str, str]:

@@ -12,12 +12,13 @@ from pyspark.sql.datasource import DataSource
 
 from framework.spark import dropin
 from framework.spark.options import SourceOptions
-from framework.spark.reader import KafkaBatchReader, KafkaStreamReader
 from framework.spark.rows import COLUMNS, HEADERS, arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
+
+    from framework.spark.reader import KafkaBatchReader, KafkaStreamReader
 
 __all__ = ["FORMAT", "KafkaDataSource", "register"]
 
@@ -54,11 +55,15 @@ class KafkaDataSource(DataSource):
 
     def reader(self, schema: StructType) -> KafkaBatchReader:
         """For `spark.read`."""
+        from framework.spark.reader import KafkaBatchReader
+
         options = SourceOptions.parse(self.options, streaming=False)
         return KafkaBatchReader(options, arrow_schema(schema))
 
     def streamReader(self, schema: StructType) -> KafkaStreamReader:  # noqa: N802  Spark's name
         """For `spark.readStream`."""
+        from framework.spark.reader import KafkaStreamReader
+
         options = SourceOptions.parse(self.options, streaming=True)
         return KafkaStreamReader(options, arrow_schema(schema))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,14 +13,16 @@ import numpy as np
 import pyarrow as pa
 from pyspark import cloudpickle
 
+from framework import decode
 from framework.errors import KmrError
 from framework.failures import failed_records
 from framework.mapper import apply, apply_async
+from framework.memory import freeze_modules, keep_freed_memory
 from framework.ranges import subtract_ranges
 from framework.record import Range, Rows
 from framework.spark.chain import Chain, Outcome
 from framework.spark.chunks import cut_chunks
-from framework.spark.client import event_loop
+from framework.spark.client import client_of, event_loop
 from framework.spark.division import divide_reducers
 from framework.spark.report import TaskReport, failure_rows, gathered_rows, report_row
 
@@ -34,24 +35,21 @@ if TYPE_CHECKING:
     from framework.spark.chain import Flush
     from framework.spark.chunks import Chunk
     from framework.spark.offsets import OffsetRange
+    from framework.spark.plan import TaskPlan
+    from framework.spark.properties import ClientConfig
     from framework.strategy import Strategy
 
-__all__ = ["MAP_STAGE", "TaskPlan", "run_task"]
+__all__ = ["MAP_STAGE", "prepare", "run_task"]
 
 MAP_STAGE = "map"
 
 
-@dataclass(frozen=True, slots=True)
-class TaskPlan:
-    """What every task is told: the strategy and its surroundings, pickled. Make it with `of`."""
-
-    payload: bytes
-
-    @classmethod
-    def of(cls, strategy: Strategy, context: Context) -> TaskPlan:
-        """Pickle by value what was defined in `__main__`, everything else by name."""
-        payload: bytes = cloudpickle.dumps((strategy, context))  # type: ignore[no-untyped-call]
-        return cls(payload)
+def prepare(plan: TaskPlan, config: ClientConfig | None) -> None:
+    """What the first task of a process does before its first record. Raises what a task would."""
+    _open_plan(plan.payload)
+    decode.warm_up()
+    if config is not None:
+        client_of(config).partitions()
 
 
 class _Opened(NamedTuple):
@@ -69,10 +67,12 @@ class _Opened(NamedTuple):
 @lru_cache(maxsize=1)
 def _open_plan(payload: bytes) -> _Opened:
     """Opened reducers: kept for the tasks that this process runs after this one."""
+    keep_freed_memory()
     strategy, context = cloudpickle.loads(payload)
     division = divide_reducers(strategy.reduce)
     chain = Chain(division.tasks)
     _wait(_start(_opened(chain, context)))
+    freeze_modules()  # Spark collects garbage after every task too
     return _Opened(strategy, chain, bool(division.driver))
 
 

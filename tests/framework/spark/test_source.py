@@ -76,7 +76,7 @@ def numbers(count: int) -> list[bytes]:
 
 
 def test_every_column_is_as_the_producer_wrote_it(reader: Reader, kafka: Kafka, topic: str) -> None:
-    kafka.create(topic)
+    kafka.create(topic, config={"retention.ms": "-1"})  # the first record is years old
     headers = [("a", b"1"), ("b", b""), ("a", b"2")]
     kafka.produce_one(topic, b"v", key=b"k", headers=headers, timestamp_ms=1_700_000_000_123)
     kafka.produce_one(topic, None, key=b"gone")

@@ -1,0 +1,189 @@
+"""One Spark session and the queries that are measured in it: `python -m bench.spark_runs ...`.
+
+Prints one line of JSON: how long the session took to start, and seconds of micro-batches by what ran. The
+first round warms up and is not counted: processes, connections and compiled code stay for later ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from bench.consume import TABLE, NullWriter, per_batch
+from framework import Settings, Strategy
+from framework.sinks import ClickHouseWriter
+from framework.spark.engine import SparkEngine
+from framework.spark.session import open_session
+from framework.spark.settings import EngineSettings
+from framework.spark.source import FORMAT, register
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+    )
+
+    from framework.reducer import Reducer
+    from framework.spark.settings import SourceKind
+
+FLUSH_ROWS = 131_072
+SMALL = 1_000  # records of a micro-batch whose cost is all its own
+SMALL_BATCHES = 12
+TIMEOUT = 300.0
+
+
+class MicroBatch(NamedTuple):
+    """Seconds, of one trigger from its first look at the topic to its entry in the checkpoint."""
+
+    rows: int
+    seconds: float
+
+
+class Watch(StreamingQueryListener):
+    """Keeps the micro-batches of the query that runs."""
+
+    def __init__(self) -> None:
+        self.seen: list[MicroBatch] = []
+        self._over = threading.Event()
+
+    def take(self) -> list[MicroBatch]:
+        """The micro-batches of the query that has ended; forgets them."""
+        if not self._over.wait(TIMEOUT):
+            raise SystemExit("bench: Spark did not tell that a query has ended")
+        self._over.clear()
+        seen, self.seen = self.seen, []
+        return seen
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  Spark's names
+        """Nothing to measure."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        """A micro-batch is in the checkpoint."""
+        progress = event.progress
+        milliseconds = progress.durationMs["triggerExecution"]
+        self.seen.append(MicroBatch(progress.numInputRows, milliseconds / 1000))
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """Nothing to measure."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """All micro-batches have been told before."""
+        self._over.set()
+
+
+class Runs:
+    """Queries in one session, each from the beginning of the topic to its end."""
+
+    def __init__(self, session: SparkSession, options: argparse.Namespace) -> None:
+        self._session = session
+        self._options = options
+        self._source: SourceKind = options.source
+        self._watch = Watch()
+        session.streams.addListener(self._watch)
+        register(session)
+
+    def source(self) -> float:
+        """Seconds to read all records and do nothing: the source alone, with its rows in the JVM."""
+        name = FORMAT if self._source == "python" else "kafka"
+        reader = self._session.readStream.format(name)
+        reader = reader.option("kafka.bootstrap.servers", self._options.bootstrap_servers)
+        reader = reader.option("subscribe", self._options.topic)
+        frame = reader.option("startingOffsets", "earliest").load()
+        writer = frame.writeStream.format("noop").trigger(availableNow=True)
+        writer.option("checkpointLocation", self._checkpoint()).start().awaitTermination()
+        return self._reading()
+
+    def null(self) -> float:
+        """Seconds of the engine: a map per batch, and a reducer that only counts."""
+        self._engine(NullWriter())
+        return self._reading()
+
+    def clickhouse(self) -> float:
+        """Seconds of the engine with rows written to ClickHouse."""
+        url = self._options.clickhouse_url
+        self._engine(ClickHouseWriter(table=TABLE, url=url, max_rows=FLUSH_ROWS))
+        return self._reading()
+
+    def small(self) -> list[MicroBatch]:
+        """Micro-batches of few records, and those of none: what they cost by themselves."""
+        limits: dict[str, Any] = {"max_offsets_per_trigger": SMALL}
+        self._engine(NullWriter(), topic=self._options.small_topic, **limits)
+        return self._watch.take()
+
+    def _engine(self, sink: Reducer, topic: str | None = None, **limits: Any) -> None:
+        settings = Settings(
+            topics=(topic or self._options.topic,),
+            group=uuid.uuid4().hex,
+            bootstrap_servers=self._options.bootstrap_servers,
+        )
+        limits = {"max_offsets_per_trigger": self._options.records} | limits
+        engine = EngineSettings(
+            checkpoint=self._checkpoint(),
+            master=self._options.master,
+            source=self._source,
+            trigger="available-now",
+            **limits,
+        )
+        SparkEngine(Strategy(per_batch, [sink]), settings, engine, session=self._session).run()
+
+    def _checkpoint(self) -> str:
+        return str(self._options.directory / uuid.uuid4().hex)
+
+    def _reading(self) -> float:
+        """Seconds of the micro-batches that read something."""
+        return sum(batch.seconds for batch in self._watch.take() if batch.rows)
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser()
+    for name in ("bootstrap-servers", "clickhouse-url", "topic", "small-topic", "master"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--records", type=int, required=True)
+    parser.add_argument("--rounds", type=int, required=True, help="0: only start a session")
+    parser.add_argument("--source", choices=["python", "jvm"], default="python")
+    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE")
+    options = parser.parse_args()
+    settings = dict(setting.split("=", 1) for setting in options.conf)
+    begun = time.perf_counter()
+    session = open_session(
+        options.master,
+        settings={"spark.log.level": "ERROR", **settings},
+        planning_only=options.source == "python",
+    )
+    results: dict[str, Any] = {"session": time.perf_counter() - begun}
+    if options.rounds:
+        results |= rounds(Runs(session, options), options.rounds)
+    session.stop()
+    print(json.dumps(results))
+
+
+def rounds(runs: Runs, count: int) -> dict[str, Any]:
+    """All queries in turn, so that all see the same machine."""
+    taken: dict[str, list[float]] = {"source": [], "null": [], "clickhouse": []}
+    small: list[MicroBatch] = []
+    for number in range(count + 1):
+        results = {name: getattr(runs, name)() for name in taken}
+        batches = runs.small()
+        if number:  # not the first
+            small += batches
+            for name, seconds in results.items():
+                taken[name].append(seconds)
+    empty = [batch.seconds for batch in small if not batch.rows]
+    full = [batch.seconds for batch in small if batch.rows]
+    return {**taken, "empty": empty, "small": full}
+
+
+if __name__ == "__main__":
+    main()
