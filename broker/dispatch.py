@@ -27,6 +27,7 @@ from broker.apis import (
     transactions,
     versions,
 )
+from broker.unsupported import unsupported_feature
 from broker.wire.cursor import MalformedRequest
 from broker.wire.header import read_request_header, skip_header_tags
 from broker.wire.messages import default_message, has_field, read_message, recast, write_message
@@ -181,7 +182,10 @@ class Dispatcher:
     def _unknown(self, key: int, version: int) -> bytes:
         """An unknown version of ApiVersions is answered in version 0, all else not at all (KIP-511)."""
         if key != versions.KEY:
-            raise CloseConnection(f"API {key} version {version} is not served")
+            feature = unsupported_feature(key)
+            raise CloseConnection(
+                f"API {key} version {version} is not served" + (f": {feature}" if feature else "")
+            )
         return write_message(
             recast(versions.unsupported_version(self._services), load_response_schema(key, 0))
         )

@@ -8,13 +8,13 @@ import kio.schema.find_coordinator.v3 as find_one
 import structlog
 from kio.schema.delete_groups.v2 import DeleteGroupsRequest, DeleteGroupsResponse
 from kio.schema.delete_groups.v2.response import DeletableGroupResult
-from kio.schema.describe_groups.v5 import DescribeGroupsRequest, DescribeGroupsResponse
-from kio.schema.describe_groups.v5.response import DescribedGroup, DescribedGroupMember
+from kio.schema.describe_groups.v6 import DescribeGroupsRequest, DescribeGroupsResponse
+from kio.schema.describe_groups.v6.response import DescribedGroup, DescribedGroupMember
 from kio.schema.errors import ErrorCode
 from kio.schema.find_coordinator.v4 import FindCoordinatorRequest, FindCoordinatorResponse
 from kio.schema.find_coordinator.v4.response import Coordinator
-from kio.schema.list_groups.v4 import ListGroupsRequest, ListGroupsResponse
-from kio.schema.list_groups.v4.response import ListedGroup
+from kio.schema.list_groups.v5 import ListGroupsRequest, ListGroupsResponse
+from kio.schema.list_groups.v5.response import ListedGroup
 from kio.schema.types import BrokerId, GroupId
 from kio.static.primitive import i32
 
@@ -23,6 +23,7 @@ from broker.apis import membership, offset_delete, offsets
 from broker.apis.common import NO_THROTTLE, NODE
 from broker.apis.membership import error_code
 from broker.log.errors import LogError
+from broker.membership.types import GroupState
 
 if TYPE_CHECKING:
     from broker.api import RequestContext
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["APIS"]
 
 _GROUP, _TRANSACTION = 0, 1
+_FIRST_WITH_NOT_FOUND = 6
+_CLASSIC = "classic"
+"""The type of every group: their members use the classic protocol (KIP-848 has another one)."""
 
 logger = structlog.get_logger()
 
@@ -92,8 +96,12 @@ def describe_groups(
 
 def _describe(context: RequestContext, group_id: GroupId) -> DescribedGroup:
     group = context.services.groups.describe(group_id)
+    code, message = ErrorCode.none, None
+    if group.state is GroupState.DEAD and context.api_version >= _FIRST_WITH_NOT_FOUND:  # KIP-1043
+        code, message = ErrorCode.group_id_not_found, f"there is no group {group_id!r}"
     return DescribedGroup(
-        error_code=ErrorCode.none,
+        error_code=code,
+        error_message=message,
         group_id=group_id,
         group_state=group.state.value,
         protocol_type=group.protocol_type,
@@ -113,8 +121,9 @@ def _describe(context: RequestContext, group_id: GroupId) -> DescribedGroup:
 
 
 def list_groups(context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
-    """All groups, or those in one of the states asked for (in any case, as in Kafka)."""
-    wanted = {state.lower() for state in request.states_filter}
+    """All groups, or those in one of the states and of the types asked for (in any case)."""
+    states = {state.lower() for state in request.states_filter}
+    types = {kind.lower() for kind in request.types_filter}
     return ListGroupsResponse(
         throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none,
@@ -123,9 +132,11 @@ def list_groups(context: RequestContext, request: ListGroupsRequest) -> ListGrou
                 group_id=GroupId(group.group_id),
                 protocol_type=group.protocol_type,
                 group_state=group.state.value,
+                group_type=_CLASSIC,
             )
             for group in context.services.groups.groups()
-            if not wanted or group.state.value.lower() in wanted
+            if (not states or group.state.value.lower() in states)
+            and (not types or _CLASSIC in types)
         ),
     )
 

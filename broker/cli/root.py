@@ -6,6 +6,7 @@ from broker.cli import group, log, topic
 from broker.cli.console import console
 from broker.cli.consume import consume
 from broker.cli.doctor import doctor
+from broker.cli.features import features
 from broker.cli.produce import produce
 from broker.cli.serve import serve
 
@@ -23,3 +24,4 @@ app.command(consume)
 app.command(console)
 app.command(log.app)
 app.command(doctor)
+app.command(features)

@@ -135,8 +135,8 @@ def test_the_versions_are_those_of_the_design() -> None:
         HEARTBEAT: (0, 4),
         LEAVE: (0, 5),
         SYNC: (0, 5),
-        DESCRIBE: (0, 5),
-        LIST: (0, 4),
+        DESCRIBE: (0, 6),
+        LIST: (0, 5),
         DELETE: (0, 2),
         OFFSET_DELETE: (0, 0),
     }
@@ -329,7 +329,8 @@ async def test_describe_groups(wire: Wire, key: int, version: int) -> None:
     assert described.member_id == joined.member_id
     assert (described.client_id, described.client_host) == ("raw", "127.0.0.1")
     assert (described.member_metadata, described.member_assignment) == (b"m", b"plan")
-    assert (missing.error_code, missing.group_state) == (ErrorCode.none, "Dead")
+    not_found = ErrorCode.group_id_not_found if version >= 6 else ErrorCode.none
+    assert (missing.error_code, missing.group_state) == (not_found, "Dead")
 
 
 @pytest.mark.parametrize(("key", "version"), versions(LIST))
@@ -345,6 +346,10 @@ async def test_list_groups(wire: Wire, key: int, version: int) -> None:
         stable = await wire.call(key, version, states_filter=("stable",))
         assert [each.group_id for each in stable.groups] == ["g"]
         assert stable.groups[0].group_state == "Stable"
+    if version >= 5:
+        assert {each.group_type for each in listed.groups} == {"classic"}
+        of_type = [await wire.call(key, version, types_filter=(t,)) for t in ("Classic", "share")]
+        assert [len(each.groups) for each in of_type] == [2, 0]
 
 
 @pytest.mark.parametrize(("key", "version"), versions(DELETE))
