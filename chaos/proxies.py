@@ -32,9 +32,6 @@ class Link(ABC):
         self._passable.set()
         self._cut = False
         self._open: set[anyio.CancelScope] = set()
-        self._changed = anyio.Event()
-        self.accepted = 0
-        """Connections since the beginning."""
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -85,19 +82,12 @@ class Link(ABC):
     async def carry(self, client: SocketStream, server: SocketStream) -> None:
         """Pass bytes between the two until one of them ends; await `passable` before each piece."""
 
-    async def until_accepted(self, count: int) -> None:
-        """Wait until there were so many connections, since the beginning."""
-        while self.accepted < count:
-            await self._changed.wait()
-
     async def passable(self) -> None:
         """Wait while the link is frozen."""
         await self._passable.wait()
 
     async def _connect(self, client: SocketStream, host: str, port: int) -> None:
         """One connection, from its beginning to its end; whatever ends it, both sides are reset."""
-        self.accepted += 1
-        self._wake()
         try:
             with anyio.CancelScope() as scope:
                 self._open.add(scope)
@@ -117,10 +107,6 @@ class Link(ABC):
                 await _reset(server)
         except _BROKEN:
             return
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
 
 
 async def _reset(stream: SocketStream) -> None:
@@ -144,6 +130,7 @@ class HttpLink(Link):
         self._to_drop = 0
         self._delay = 0.0
         self._release: anyio.Event | None = None
+        self._changed = anyio.Event()
 
     async def stand_in(self, url: str) -> str:
         """The URL that a client behind this link is to be given."""
@@ -239,6 +226,10 @@ class HttpLink(Link):
                 await client.send(piece)
         except _BROKEN:
             return
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
 
 
 class _Exchange:

@@ -61,6 +61,8 @@ class Service:
         self.name = name
         self.wanted = False
         """Whether it is meant to run: false from the moment that it is told to end."""
+        self.starts = 0
+        """How often it was started; `arguments` may use it."""
         self._arguments = arguments
         self._services = services
         self._environment = environment
@@ -90,6 +92,7 @@ class Service:
         """
         assert not self.running, f"{self.name} runs already"  # noqa: S101
         self._ready, self._ended = anyio.Event(), anyio.Event()
+        self.starts += 1
         kmr = str(Path(sys.executable).with_name("kmr"))
         self._process = await anyio.open_process(
             [kmr, *self._arguments()],

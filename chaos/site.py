@@ -85,8 +85,13 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """Its name; also what the broker knows it as."""
+        """Its name, whichever process it is."""
         return self.service.name
+
+    @property
+    def client_id(self) -> str:
+        """What the broker knows its present process as."""
+        return f"{self.service.name}.{self.service.starts}"
 
     async def restart(self, *, kill: bool) -> None:
         """SIGKILL or SIGTERM, and a new process."""
@@ -194,11 +199,12 @@ class Site:
 
     async def until_expelled(self, worker: Worker) -> None:
         """Wait until a worker that is not heard of is no longer a member of its group."""
-        await self.view.until(lambda: worker.name not in self.view.members(worker.group))
+        client_id = worker.client_id
+        await self.view.until(lambda: client_id not in self.view.members(worker.group))
 
     async def until_joined(self, worker: Worker) -> None:
         """Wait until a worker is a member and has partitions."""
-        await self.view.until(lambda: self.view.owns(worker.group, worker.name) > 0)
+        await self.view.until(lambda: self.view.owns(worker.group, worker.client_id) > 0)
 
     async def stop_workers(self) -> None:
         """SIGTERM for every worker; they drain, commit and leave."""
@@ -208,7 +214,7 @@ class Site:
 
     def _wanted(self, group: str) -> frozenset[str]:
         return frozenset(
-            worker.name
+            worker.client_id
             for worker in self.workers
             if worker.group == group and worker.service.wanted
         )
@@ -258,19 +264,20 @@ class Site:
     def _declare(self, name: str, spec: GroupSpec, bootstrap_servers: str, url: str) -> Service:
         arguments = [
             *("run", "chaos.workload:strategy", "--topic", self.topic, "--group", spec.name),
-            *("--bootstrap-servers", bootstrap_servers, "--client-id", name),
+            *("--bootstrap-servers", bootstrap_servers),
             *("--session-timeout", f"{SESSION_TIMEOUT:g}", "--heartbeat-interval", "0.3"),
             *("--commit-interval", "0.3", "--isolation-level", "read_committed"),
             *self.shape.flags,
         ]
-        return self._services.add(
+        service = self._services.add(
             name,
-            lambda: arguments,
+            lambda: [*arguments, "--client-id", f"{name}.{service.starts}"],
             ready_line='"assigned"',
             waits=False,
             KMR_CLICKHOUSE_URL=url,
             **spec.workload.environment(),
         )
+        return service
 
     async def _supervise(self) -> None:
         """Start a worker again that ended by itself, as an operator's supervisor would."""
