@@ -81,6 +81,9 @@ class SparkWriter(Reducer):
 
     Many small files are slow to read: flush rarely, and let `kmr spark compact` put them together.
 
+    With `--engine spark`, tasks write Parquet files to a path, one for each range of offsets. All else is
+    written by the driver, once for each micro-batch and topic partition, with the engine's own session.
+
     Args:
         table: `table`, `database.table` or `catalog.database.table`; it must exist.
         path: a directory, or its URI: `s3://bucket/directory`. It need not exist yet.

@@ -1,4 +1,8 @@
-"""The Spark engine: one strategy as one query of Structured Streaming, until it is told to stop."""
+"""The Spark engine: one strategy as one query of Structured Streaming, until it is told to stop.
+
+Tasks fetch, map and write (`framework.spark.task`); the driver runs the reducers that need the whole
+micro-batch (`framework.spark.division`). What holds for each sink: `framework.spark.checks`.
+"""
 
 from __future__ import annotations
 

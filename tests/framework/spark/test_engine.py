@@ -100,6 +100,7 @@ transformed = Strategy(parse, [files_writer(transform=count_values)], failed)
 stuck = Strategy(parse, [aggregate(), Stuck(max_rows=1)], failed)
 picky = Strategy(parse, [Picky(max_rows=4)], failed)
 limited = Strategy(parse, [files_writer()], failed, ErrorLimit(2))
+no_table = Strategy(parse, [ClickHouseWriter("nowhere", url="URL")], failed)
 broken = Strategy(wrong, [files_writer()], failed)
 """
 
@@ -313,6 +314,14 @@ def test_a_mistake_in_the_strategy_is_told_as_in_the_worker(
     kafka.produce(topic, [b"x"])
     with pytest.raises(StrategyError, match="map function wrong returned str"):
         runner.run("broken")
+
+
+def test_what_a_task_could_not_open_is_told_before_the_query_begins(
+    runner: Runner, tmp_path: Path
+) -> None:
+    with pytest.raises(StrategyError, match="nowhere"):
+        runner.run("no_table")
+    assert not (tmp_path / "checkpoint").exists()
 
 
 def test_a_micro_batch_that_is_repeated_is_counted_and_its_lag_is_known(
