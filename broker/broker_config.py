@@ -99,10 +99,25 @@ _SETTINGS: Final = (
         "How long offsets are kept after a group's last member has left.",
     ),
     _Setting(
+        "producer.id.expiration.ms",
+        "producer_id_expiration_seconds",
+        "How long a producer that has sent nothing is remembered.",
+    ),
+    _Setting(
         "socket.request.max.bytes",
         "request_max_bytes",
         "A larger request closes its connection.",
         ConfigType.INT,
+    ),
+    _Setting(
+        "transaction.max.timeout.ms",
+        "transaction_max_timeout",
+        "Longest timeout that a transactional producer may ask for.",
+    ),
+    _Setting(
+        "transactional.id.expiration.ms",
+        "transactional_id_expiration_seconds",
+        "How long a transactional id that is not used is remembered.",
     ),
 )
 

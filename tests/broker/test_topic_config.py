@@ -52,7 +52,8 @@ def test_every_setting_is_one_of_the_log_or_fixed_or_unused_and_documented() -> 
         assert sum(kinds) == 1, setting.name
         assert setting.documentation
     fields = {setting.field for setting in TOPIC_SETTINGS.values() if setting.field}
-    assert fields == set(LogConfig.__slots__) - {"fsync", "fsync_interval"}
+    of_the_broker = {"fsync", "fsync_interval", "producer_id_expiration_ms"}
+    assert fields == set(LogConfig.__slots__) - of_the_broker
 
 
 def test_a_setting_falls_back_to_the_brokers_and_then_to_the_built_in_one() -> None:
