@@ -108,6 +108,17 @@ async def main() -> None:
             await measure(children, directory, console, options.rounds, options.scale)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+    spark = ["--rounds", str(options.rounds)]
+    await part("bench.spark_engine", *spark, "--scale", str(options.scale))
+    await part("bench.spark_sink", *spark)
+
+
+async def part(module: str, *arguments: str) -> None:
+    """A part in a process of its own: its JVM must not be there while others are measured."""
+    command = [sys.executable, "-m", module, *arguments]
+    done = await anyio.run_process(command, stdout=None, stderr=None, check=False)
+    if done.returncode:
+        raise SystemExit(f"bench: {module} failed")
 
 
 async def measure(

@@ -1,8 +1,8 @@
 """`python -m bench.spark_engine`: the Spark engine on one topic, with our Kafka source and with Spark's own.
 
 Four partitions of 100-byte records, a session on `local[2]`. Rates are records over the seconds of the
-micro-batches that read them (planning and checkpoint included), medians of several rounds; sources take
-turns, each in a session of its own. Spark's own source is fetched by Spark from Maven Central, or given as
+micro-batches that read them (planning and checkpoint included), medians of several rounds; each source
+has a session of its own. Spark's own source is fetched by Spark from Maven Central, or given as
 JARs; without it the table says so.
 """
 
@@ -29,7 +29,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from rich.console import Console
 from rich.table import Table
 
-from bench.spark_runs import SMALL, SMALL_BATCHES
+from bench.spark_runs import QUERIES, SMALL, SMALL_BATCHES
 from broker.producer import BatchProducer
 from demo.processes import Children, free_port
 from framework.spark.jvm import JvmNotFound, find_jvm
@@ -78,12 +78,15 @@ class Bench:
         client.command(DDL)
         client.close()
 
-    def session(self, source: str, rounds: int, settings: Sequence[str] = ()) -> dict[str, Any]:
+    def session(
+        self, source: str, queries: Sequence[str], rounds: int, settings: Sequence[str] = ()
+    ) -> dict[str, Any]:
         """One session with its rounds, in a process of its own. Raises CalledProcessError."""
         command = [sys.executable, "-m", "bench.spark_runs", "--source", source, "--master", MASTER]
         command += ["--bootstrap-servers", self.servers, "--clickhouse-url", self.clickhouse_url]
         command += ["--topic", TOPIC, "--small-topic", SMALL_TOPIC, "--rounds", str(rounds)]
         command += ["--directory", str(self.directory), "--records", str(self.records)]
+        command += ["--queries", *queries]
         for setting in settings:
             command += ["--conf", setting]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
@@ -143,12 +146,14 @@ async def start(children: Children, directory: Path, records: int) -> Bench:
 def measure(bench: Bench, console: Console, rounds: int, connector: str) -> None:
     """Both sources, a session each."""
     console.print("[dim]our source[/dim]")
-    ours = bench.session("python", rounds)
-    starts = [ours["session"]] + [bench.session("python", 0)["session"] for _ in range(rounds - 1)]
+    ours = bench.session("python", ["null", "clickhouse", "small"], rounds)
+    starts = [ours["session"]]
+    starts += [bench.session("python", ["null"], 0)["session"] for _ in range(rounds - 1)]
+    ours["source"] = bench.session("python", ["source"], rounds)["source"]
     console.print("[dim]Spark's own source[/dim]")
     theirs: dict[str, Any] | None = None
     try:
-        theirs = bench.session("jvm", rounds, [connector])
+        theirs = bench.session("jvm", QUERIES, rounds, [connector])
     except subprocess.CalledProcessError as error:
         reasons = [
             line for line in error.stderr.splitlines() if "rror" in line or "xception" in line

@@ -25,6 +25,8 @@ from framework.spark.settings import EngineSettings
 from framework.spark.source import FORMAT, register
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.listener import (
         QueryIdleEvent,
@@ -40,6 +42,7 @@ FLUSH_ROWS = 131_072
 SMALL = 1_000  # records of a micro-batch whose cost is all its own
 SMALL_BATCHES = 12
 TIMEOUT = 300.0
+QUERIES = ["source", "null", "clickhouse", "small"]
 
 
 class MicroBatch(NamedTuple):
@@ -153,6 +156,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, required=True)
     parser.add_argument("--rounds", type=int, required=True, help="0: only start a session")
     parser.add_argument("--source", choices=["python", "jvm"], default="python")
+    parser.add_argument("--queries", nargs="+", default=QUERIES, choices=QUERIES)
     parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE")
     options = parser.parse_args()
     settings = dict(setting.split("=", 1) for setting in options.conf)
@@ -160,29 +164,28 @@ def main() -> None:
     session = open_session(
         options.master,
         settings={"spark.log.level": "ERROR", **settings},
-        planning_only=options.source == "python",
+        # As `kmr run` does it; where Spark's own operators get the rows, nobody would.
+        planning_only=options.source == "python" and "source" not in options.queries,
     )
     results: dict[str, Any] = {"session": time.perf_counter() - begun}
     if options.rounds:
-        results |= rounds(Runs(session, options), options.rounds)
+        results |= measure(Runs(session, options), options.queries, options.rounds)
     session.stop()
     print(json.dumps(results))
 
 
-def rounds(runs: Runs, count: int) -> dict[str, Any]:
+def measure(runs: Runs, queries: Sequence[str], rounds: int) -> dict[str, Any]:
     """All queries in turn, so that all see the same machine."""
-    taken: dict[str, list[float]] = {"source": [], "null": [], "clickhouse": []}
-    small: list[MicroBatch] = []
-    for number in range(count + 1):
-        results = {name: getattr(runs, name)() for name in taken}
-        batches = runs.small()
-        if number:  # not the first
-            small += batches
-            for name, seconds in results.items():
-                taken[name].append(seconds)
-    empty = [batch.seconds for batch in small if not batch.rows]
-    full = [batch.seconds for batch in small if batch.rows]
-    return {**taken, "empty": empty, "small": full}
+    results: dict[str, Any] = {query: [] for query in queries}
+    for number in range(rounds + 1):
+        for query in queries:
+            result = getattr(runs, query)()
+            if number:  # not the first
+                results[query].append(result)
+    batches = [batch for query in results.pop("small", []) for batch in query]
+    empty = [batch.seconds for batch in batches if not batch.rows]
+    small = [batch.seconds for batch in batches if batch.rows]
+    return {**results, "empty": empty, "small": small}
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ that all ways see the same machine. The Spark Connect server has 2 GB: with its 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -34,7 +35,7 @@ from rich.table import Table
 from framework.record import Range, Rows
 from framework.reducer import Context, Flushed
 from framework.sinks.spark import SparkWriter
-from framework.spark.jvm import find_jvm
+from framework.spark.jvm import JvmNotFound, find_jvm
 from framework.spark.session import is_connect, open_session
 
 if TYPE_CHECKING:
@@ -224,16 +225,27 @@ def main() -> None:
     if arguments.master is not None:
         print(json.dumps(measure(arguments.directory, arguments.master, arguments.rounds)))
         return
+    console = Console(width=120)
+    try:
+        find_jvm()
+    except JvmNotFound as error:
+        console.print(f"Spark is not measured: {error}", soft_wrap=True)
+        return
     directory = Path(tempfile.mkdtemp(prefix="kmr-bench-"))
     results: list[tuple[str, str, dict[str, float]]] = []
     try:
         # One process each: a process has one session.
         results += _apart(directory, "local[2]", arguments.rounds)
-        with connect_server(directory) as url:
-            results += _apart(directory, url, arguments.rounds)
+        if importlib.util.find_spec("grpc") is None:
+            console.print(
+                "Spark Connect is not measured: pip install 'pyspark[connect]'", markup=False
+            )
+        else:
+            with connect_server(directory) as url:
+                results += _apart(directory, url, arguments.rounds)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    _show(results)
+    _show(console, results)
 
 
 def _apart(directory: Path, master: str, rounds: int) -> list[tuple[str, str, dict[str, float]]]:
@@ -244,7 +256,7 @@ def _apart(directory: Path, master: str, rounds: int) -> list[tuple[str, str, di
     return found
 
 
-def _show(results: list[tuple[str, str, dict[str, float]]]) -> None:
+def _show(console: Console, results: list[tuple[str, str, dict[str, float]]]) -> None:
     import pyspark
 
     table = Table(
@@ -258,7 +270,7 @@ def _show(results: list[tuple[str, str, dict[str, float]]]) -> None:
         table.add_column(f"{size:,} rows", justify="right")
     for name, guarantee, seconds in results:
         table.add_row(name, guarantee, *(f"{seconds[str(size)]:.3f}" for size in SIZES))
-    Console(width=120).print(table)
+    console.print(table)
 
 
 if __name__ == "__main__":

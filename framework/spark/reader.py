@@ -17,6 +17,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from framework.errors import ConsumerError
+from framework.memory import keep_freed_memory
 from framework.spark.client import client_of
 from framework.spark.offsets import Offsets, read_offsets, show_offsets
 from framework.spark.planning import divide, limit_offsets, ranges_between
@@ -49,6 +50,7 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     from framework.spark.fetching import read_range
 
+    keep_freed_memory()
     batches = read_range(
         client_of(options.client),
         wanted,
