@@ -48,10 +48,10 @@ class Bench:
         send, receive = anyio.create_memory_object_stream[Rows](100)
         self.inbox: MemoryObjectSendStream[Rows] = send
         errors, self.failed = anyio.create_memory_object_stream[Rows](100)
-        out: MemoryObjectSendStream[Rows] | None = None
+        out: MemoryObjectSendStream[Any] | None = None
         self.out: MemoryObjectReceiveStream[Rows] | None = None
         if not last:
-            out, self.out = anyio.create_memory_object_stream[Rows](100)
+            out, self.out = anyio.create_memory_object_stream[Any](100)
         self.stage = ReduceStage(
             "reduce-1",
             reducer,
