@@ -5,6 +5,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from broker import Broker
+from broker.records import CODECS, parse_header
 from broker.topics import Topic
 
 Connect = Callable[[Broker], Awaitable[Any]]
@@ -209,3 +210,39 @@ async def test_a_disk_that_fails_leaves_the_settings_as_they_were(
     assert response.responses[0].error_code is ErrorCode.kafka_storage_error
     assert own(broker) == {}
     assert topic(broker).partitions[0].log.config.retention_ms != 1
+
+
+async def test_codec_and_clock_of_a_topic_hold_from_the_next_batch_on(
+    broker: Broker, connect: Connect, batch: Callable[..., bytes]
+) -> None:
+    log = (await broker.topics.create("t")).partitions[0].log
+    client = await connect(broker)
+    data = [
+        {"name": "t", "partition_data": [{"index": 0, "records": batch(b"x" * 100, timestamp=7)}]}
+    ]
+    before = await client.call(PRODUCE, 9, acks=1, topic_data=data)
+    changes = [
+        ("compression.type", SET, "zstd"),
+        ("message.timestamp.type", SET, "LogAppendTime"),
+    ]
+    await client.call(INCREMENTAL, 1, resources=[resource("t", *changes)])
+    after = await client.call(PRODUCE, 9, acks=1, topic_data=data)
+    times = [each.responses[0].partition_responses[0].log_append_time for each in (before, after)]
+    assert times[0] is None
+    assert times[1] is not None
+    first, second = (parse_header(log.read(at, 1, min_one=True).data) for at in (0, 1))
+    assert (first.compression, first.timestamp_type, first.max_timestamp) == (0, 0, 7)
+    assert (second.compression, second.timestamp_type) == (CODECS["zstd"], 1)
+    assert second.max_timestamp > 7
+
+
+async def test_timestamps_out_of_range_are_refused(
+    broker: Broker, connect: Connect, batch: Callable[..., bytes]
+) -> None:
+    await broker.topics.create("t", 1, {"message.timestamp.before.max.ms": "1000"})
+    client = await connect(broker)
+    data = [{"name": "t", "partition_data": [{"index": 0, "records": batch(b"x", timestamp=7)}]}]
+    response = await client.call(PRODUCE, 9, acks=1, topic_data=data)
+    refused = response.responses[0].partition_responses[0]
+    assert refused.error_code is ErrorCode.invalid_timestamp
+    assert "record 0 has the timestamp 7" in refused.error_message
