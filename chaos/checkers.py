@@ -6,30 +6,35 @@ not be looked at is never called good.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from signal import SIGTERM
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow.compute as pc
 
 from chaos.history import where
+from chaos.verdicts import (
+    Case,
+    Offence,
+    Result,
+    column,
+    first_times,
+    keys_of,
+    offset_of,
+    partition_of,
+    same_id,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import pyarrow as pa
     from numpy.typing import NDArray
 
     from chaos.history import History
+    from chaos.verdicts import Promise
 
 __all__ = [
     "GROUP_CHECKERS",
-    "Delivery",
-    "Offence",
-    "Promise",
-    "Result",
-    "Verdict",
     "check",
     "check_commits",
     "check_course",
@@ -43,53 +48,6 @@ __all__ = [
     "check_stopped",
     "check_watermark",
 ]
-
-Verdict = Literal["ok", "violated", "unknown"]
-Delivery = Literal["exactly-once", "at-least-once", "at-most-once"]
-
-_MOST_OFFENCES = 50
-_OFFSET_BITS = 44  # a key is partition and offset in one number
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """What a group's strategy promises about the records of a topic."""
-
-    group: str
-    topic: str
-    delivery: Delivery
-
-
-@dataclass(frozen=True, slots=True)
-class Offence:
-    """Records that break a guarantee: offsets `first` to `last` (inclusive) of a partition."""
-
-    topic: str
-    partition: int
-    first: int
-    last: int
-    note: str = ""
-
-    def __str__(self) -> str:
-        where = f"{self.topic}-{self.partition}[{self.first}..{self.last}]"
-        return f"{where} {self.note}".rstrip()
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a checker found.
-
-    Attributes:
-        count: how many records (processes, samples) are concerned; also where that is legal.
-        offences: the first of them.
-    """
-
-    checker: str
-    verdict: Verdict
-    detail: str
-    count: int = 0
-    offences: Sequence[Offence] = ()
-    group: str = ""
 
 
 def check(history: History, promises: Sequence[Promise], *, memory_limit: int) -> list[Result]:
@@ -119,45 +77,45 @@ def check_course(history: History) -> Result:
 
 def check_lost(history: History, promise: Promise) -> Result:
     """Every acknowledged record is in the sink, or in the error sink."""
-    verdict = _Verdict("lost", history, promise)
-    if verdict.unknown("rows", "dead"):
-        return verdict.result
-    acked = _keys(verdict.produced("acked"))
+    case = Case("lost", history, promise)
+    if case.unknown("rows", "dead"):
+        return case.result
+    acked = keys_of(case.produced("acked"))
     if not len(acked):
-        return verdict.say("unknown", "no record was acknowledged")
-    missing = np.setdiff1d(acked, verdict.settled())
+        return case.say("unknown", "no record was acknowledged")
+    missing = np.setdiff1d(acked, case.settled())
     if not len(missing):
-        return verdict.say("ok", f"{len(acked):,} acknowledged records are all accounted for")
+        return case.say("ok", f"{len(acked):,} acknowledged records are all accounted for")
     if promise.delivery == "at-most-once":
-        return verdict.say("ok", f"{len(missing):,} records lost: legal at most once", len(missing))
-    return verdict.violated("acknowledged, and neither in the sink nor in the error sink", missing)
+        return case.say("ok", f"{len(missing):,} records lost: legal at most once", len(missing))
+    return case.violated("acknowledged, and neither in the sink nor in the error sink", missing)
 
 
 def check_duplicates(history: History, promise: Promise) -> Result:
     """No record is in the sink twice."""
-    verdict = _Verdict("duplicates", history, promise)
-    if verdict.unknown("rows"):
-        return verdict.result
-    keys, counts = np.unique(_keys(verdict.rows), return_counts=True)
+    case = Case("duplicates", history, promise)
+    if case.unknown("rows"):
+        return case.result
+    keys, counts = np.unique(keys_of(case.rows), return_counts=True)
     surplus = int((counts - 1).sum())
     if not surplus:
-        return verdict.say("ok", f"{len(keys):,} rows, each record once")
+        return case.say("ok", f"{len(keys):,} rows, each record once")
     if promise.delivery == "at-least-once":
-        return verdict.say("ok", f"{surplus:,} rows doubled: legal at least once", surplus)
-    return verdict.violated("in the sink more than once", keys[counts > 1], surplus)
+        return case.say("ok", f"{surplus:,} rows doubled: legal at least once", surplus)
+    return case.violated("in the sink more than once", keys[counts > 1], surplus)
 
 
 def check_phantoms(history: History, promise: Promise) -> Result:
     """Every row is a record that was sent, where it was sent to; none of an aborted transaction."""
-    verdict = _Verdict("phantoms", history, promise)
-    if verdict.unknown("rows"):
-        return verdict.result
-    keys, ids = _keys(verdict.rows), _column(verdict.rows, "id")
-    good = _same(keys, ids, verdict.produced("acked"))
-    good |= np.isin(ids, _column(verdict.produced("unknown"), "id"))
+    case = Case("phantoms", history, promise)
+    if case.unknown("rows"):
+        return case.result
+    keys, ids = keys_of(case.rows), column(case.rows, "id")
+    good = same_id(keys, ids, case.produced("acked"))
+    good |= np.isin(ids, column(case.produced("unknown"), "id"))
     if good.all():
-        return verdict.say("ok", f"{len(keys):,} rows, each of a record that was sent")
-    return verdict.violated("in the sink, but aborted, or never sent there", np.unique(keys[~good]))
+        return case.say("ok", f"{len(keys):,} rows, each of a record that was sent")
+    return case.violated("in the sink, but aborted, or never sent there", np.unique(keys[~good]))
 
 
 def check_order(history: History, promise: Promise) -> Result:
@@ -165,68 +123,68 @@ def check_order(history: History, promise: Promise) -> Result:
 
     Rows of one INSERT have one time; within it there is no order to see.
     """
-    verdict = _Verdict("order", history, promise)
-    if verdict.unknown("rows"):
-        return verdict.result
-    keys, times = _first(_keys(verdict.rows), _column(verdict.rows, "time"))
-    early = (times[1:] < times[:-1]) & (_partition(keys[1:]) == _partition(keys[:-1]))
+    case = Case("order", history, promise)
+    if case.unknown("rows"):
+        return case.result
+    keys, times = first_times(keys_of(case.rows), column(case.rows, "time"))
+    early = (times[1:] < times[:-1]) & (partition_of(keys[1:]) == partition_of(keys[:-1]))
     if not early.any():
-        return verdict.say("ok", f"{len(keys):,} records in order within their partitions")
-    return verdict.violated("came before a record with a lower offset", keys[1:][early])
+        return case.say("ok", f"{len(keys):,} records in order within their partitions")
+    return case.violated("came before a record with a lower offset", keys[1:][early])
 
 
 def check_watermark(history: History, promise: Promise) -> Result:
     """A committed offset is never past a record that was not settled when it was seen."""
-    verdict = _Verdict("watermark", history, promise)
-    if verdict.unknown("rows", "dead", "commits"):
-        return verdict.result
-    commits = verdict.commits
+    case = Case("watermark", history, promise)
+    if case.unknown("rows", "dead", "commits"):
+        return case.result
+    commits = case.commits
     if not commits.num_rows:
-        return verdict.say("unknown", "no committed offset was seen")
+        return case.say("unknown", "no committed offset was seen")
     if promise.delivery == "at-most-once":
-        return verdict.say("ok", "not promised: at most once commits before it writes")
-    acked = np.unique(_keys(verdict.produced("acked")))
-    keys, times = _first(verdict.settled(), verdict.settled_times())
+        return case.say("ok", "not promised: at most once commits before it writes")
+    acked = np.unique(keys_of(case.produced("acked")))
+    keys, times = first_times(case.settled(), case.settled_times())
     at = np.searchsorted(keys, acked)
     found = (at < len(keys)) & (np.take(keys, at, mode="clip") == acked) if len(keys) else acked < 0
     never = np.iinfo(np.int64).max
     settled = np.full(len(acked), never)
     settled[found] = times[at[found]]
     past: list[NDArray[np.int64]] = []
-    for partition in np.unique(_partition(acked)):
-        mine = acked[_partition(acked) == partition]
-        latest = np.maximum.accumulate(settled[_partition(acked) == partition])
+    for partition in np.unique(partition_of(acked)):
+        mine = acked[partition_of(acked) == partition]
+        latest = np.maximum.accumulate(settled[partition_of(acked) == partition])
         seen = where(commits, "partition", int(partition))
-        passed = np.searchsorted(_offset(mine), _column(seen, "offset"))
-        seen_at = _column(seen, "time")
+        passed = np.searchsorted(offset_of(mine), column(seen, "offset"))
+        seen_at = column(seen, "time")
         wrong = (passed > 0) & (latest[np.maximum(passed - 1, 0)] > seen_at)
         for end, moment in zip(passed[wrong], seen_at[wrong], strict=True):
-            unsettled = settled[_partition(acked) == partition][:end] > moment
+            unsettled = settled[partition_of(acked) == partition][:end] > moment
             past.append(mine[:end][unsettled])
     if not past:
-        return verdict.say("ok", f"{commits.num_rows:,} committed offsets, none past its records")
-    return verdict.violated("committed, and not settled then", np.unique(np.concatenate(past)))
+        return case.say("ok", f"{commits.num_rows:,} committed offsets, none past its records")
+    return case.violated("committed, and not settled then", np.unique(np.concatenate(past)))
 
 
 def check_commits(history: History, promise: Promise) -> Result:
     """The committed offset of a partition never goes back."""
-    verdict = _Verdict("commits", history, promise)
-    if verdict.unknown("commits"):
-        return verdict.result
-    commits = verdict.commits.sort_by([("partition", "ascending"), ("time", "ascending")])
+    case = Case("commits", history, promise)
+    if case.unknown("commits"):
+        return case.result
+    commits = case.commits.sort_by([("partition", "ascending"), ("time", "ascending")])
     if not commits.num_rows:
-        return verdict.say("unknown", "no committed offset was seen")
-    partitions, offsets = _column(commits, "partition"), _column(commits, "offset")
+        return case.say("unknown", "no committed offset was seen")
+    partitions, offsets = column(commits, "partition"), column(commits, "offset")
     back = (np.diff(offsets) < 0) & (np.diff(partitions) == 0)
     if not back.any():
-        return verdict.say("ok", f"{commits.num_rows:,} committed offsets, none went back")
+        return case.say("ok", f"{commits.num_rows:,} committed offsets, none went back")
     found = [
         Offence(promise.topic, int(p), int(after), int(before) - 1, f"went back from {before}")
         for p, before, after in zip(
             partitions[1:][back], offsets[:-1][back], offsets[1:][back], strict=True
         )
     ]
-    return verdict.say("violated", "committed offsets went back", len(found), found)
+    return case.say("violated", "committed offsets went back", len(found), found)
 
 
 def check_dead_letters(history: History, promise: Promise) -> Result:
@@ -234,44 +192,44 @@ def check_dead_letters(history: History, promise: Promise) -> Result:
 
     Records of aborted transactions are in neither.
     """
-    verdict = _Verdict("dead letters", history, promise)
-    if verdict.unknown("rows", "dead"):
-        return verdict.result
-    acked = verdict.produced("acked")
-    poisoned = _keys(acked.filter(pc.field("poison")))
-    good = np.setdiff1d(_keys(acked), poisoned)
-    aborted = _keys(verdict.produced("aborted"))
-    dead, rows = np.unique(_keys(verdict.dead)), np.unique(_keys(verdict.rows))
+    case = Case("dead letters", history, promise)
+    if case.unknown("rows", "dead"):
+        return case.result
+    acked = case.produced("acked")
+    poisoned = keys_of(acked.filter(pc.field("poison")))
+    good = np.setdiff1d(keys_of(acked), poisoned)
+    aborted = keys_of(case.produced("aborted"))
+    dead, rows = np.unique(keys_of(case.dead)), np.unique(keys_of(case.rows))
     for what, keys in (
         ("not poisoned, and in the error sink", np.intersect1d(dead, good)),
         ("aborted, and in the error sink", np.intersect1d(dead, aborted)),
         ("poisoned, and in the sink", np.intersect1d(rows, poisoned)),
     ):
         if len(keys):
-            return verdict.violated(what, keys)
+            return case.violated(what, keys)
     missing = np.setdiff1d(poisoned, dead)
     if len(missing) and promise.delivery != "at-most-once":
-        return verdict.violated("poisoned, and not in the error sink", missing)
-    return verdict.say("ok", f"{len(dead):,} poisoned records are in the error sink", len(dead))
+        return case.violated("poisoned, and not in the error sink", missing)
+    return case.say("ok", f"{len(dead):,} poisoned records are in the error sink", len(dead))
 
 
 def check_finished(history: History, promise: Promise) -> Result:
     """After the last fault everything came to its end: the committed offsets are past all records."""
-    verdict = _Verdict("finished", history, promise)
-    if verdict.unknown("commits"):
-        return verdict.result
-    acked = _keys(verdict.produced("acked"))
+    case = Case("finished", history, promise)
+    if case.unknown("commits"):
+        return case.result
+    acked = keys_of(case.produced("acked"))
     behind = []
-    for partition in np.unique(_partition(acked)):
-        last = int(_offset(acked[_partition(acked) == partition]).max())
-        seen = where(verdict.commits, "partition", int(partition))
-        final = int(_column(seen, "offset").max()) if seen.num_rows else 0
+    for partition in np.unique(partition_of(acked)):
+        last = int(offset_of(acked[partition_of(acked) == partition]).max())
+        seen = where(case.commits, "partition", int(partition))
+        final = int(column(seen, "offset").max()) if seen.num_rows else 0
         if final <= last:
             behind.append(Offence(promise.topic, int(partition), final, last, "not committed"))
     if behind:
         records = sum(offence.last - offence.first + 1 for offence in behind)
-        return verdict.say("violated", "records were never committed", records, behind)
-    return verdict.say("ok", "every partition was worked off to its end")
+        return case.say("violated", "records were never committed", records, behind)
+    return case.say("ok", "every partition was worked off to its end")
 
 
 def check_memory(history: History, limit: int) -> Result:
@@ -279,7 +237,7 @@ def check_memory(history: History, limit: int) -> Result:
     if not history.memory.num_rows:
         return Result("memory", "unknown", "no process was measured")
     peaks = history.memory.group_by("process").aggregate([("bytes", "max")])
-    sizes = dict(zip(peaks["process"].to_pylist(), _column(peaks, "bytes_max"), strict=True))
+    sizes = dict(zip(peaks["process"].to_pylist(), column(peaks, "bytes_max"), strict=True))
     large = {str(name): int(size) for name, size in sizes.items() if size > limit}
     peak = int(max(sizes.values()))
     if not large:
@@ -324,105 +282,3 @@ GROUP_CHECKERS: tuple[Callable[[History, Promise], Result], ...] = (
     check_dead_letters,
     check_finished,
 )
-
-
-class _Verdict:
-    """One checker's way to its result: the tables of one group, and the words."""
-
-    def __init__(self, checker: str, history: History, promise: Promise) -> None:
-        self._checker, self._history, self._promise = checker, history, promise
-        self.rows, self.dead, self.commits = (
-            self._of_topic(history.group(name, promise.group))
-            for name in ("rows", "dead", "commits")
-        )
-        self.result = self.say("unknown", "")
-
-    def _of_topic(self, table: pa.Table) -> pa.Table:
-        return where(table, "topic", self._promise.topic)
-
-    def produced(self, outcome: str) -> pa.Table:
-        return where(self._of_topic(self._history.produced), "outcome", outcome)
-
-    def settled(self) -> NDArray[np.int64]:
-        return np.concatenate([_keys(self.rows), _keys(self.dead)])
-
-    def settled_times(self) -> NDArray[np.int64]:
-        return np.concatenate([_column(self.rows, "time"), _column(self.dead, "time")])
-
-    def unknown(self, *tables: str) -> bool:
-        for name in tables:
-            reason = self._history.unread.get(f"{name}/{self._promise.group}")
-            if reason is not None:
-                self.result = self.say("unknown", f"{name} could not be read: {reason}")
-                return True
-        return False
-
-    def say(
-        self, verdict: Verdict, detail: str, count: int = 0, offences: Sequence[Offence] = ()
-    ) -> Result:
-        return Result(
-            self._checker,
-            verdict,
-            detail,
-            count,
-            tuple(offences)[:_MOST_OFFENCES],
-            self._promise.group,
-        )
-
-    def violated(self, detail: str, keys: NDArray[np.int64], count: int | None = None) -> Result:
-        number = len(keys) if count is None else count
-        offences = _ranges(self._promise.topic, np.sort(keys))
-        return self.say("violated", f"{number:,} records {detail}", number, offences)
-
-
-def _column(table: pa.Table, name: str) -> NDArray[np.int64]:
-    column: NDArray[np.int64] = table[name].to_numpy().astype(np.int64)
-    return column
-
-
-def _keys(table: pa.Table) -> NDArray[np.int64]:
-    """Partition and offset of each line as one number."""
-    return (_column(table, "partition") << _OFFSET_BITS) | _column(table, "offset")
-
-
-def _partition(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    return keys >> _OFFSET_BITS
-
-
-def _offset(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    return keys & ((1 << _OFFSET_BITS) - 1)
-
-
-def _same(keys: NDArray[np.int64], ids: NDArray[np.int64], acked: pa.Table) -> NDArray[np.bool_]:
-    """Which rows have the id that was acknowledged at their offset."""
-    if not acked.num_rows:
-        return np.zeros(len(keys), dtype=np.bool_)
-    acked = acked.sort_by([("partition", "ascending"), ("offset", "ascending")])
-    known = _keys(acked)
-    at = np.minimum(np.searchsorted(known, keys), len(known) - 1)
-    same: NDArray[np.bool_] = (known[at] == keys) & (_column(acked, "id")[at] == ids)
-    return same
-
-
-def _first(
-    keys: NDArray[np.int64], times: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The different keys in order, and the earliest time of each."""
-    order = np.lexsort((times, keys))
-    distinct, at = np.unique(keys[order], return_index=True)
-    return distinct, times[order][at]
-
-
-def _ranges(topic: str, keys: NDArray[np.int64]) -> list[Offence]:
-    """Sorted keys as ranges of consecutive offsets."""
-    starts = np.flatnonzero(np.diff(keys, prepend=-2) != 1)
-    ends = np.append(starts[1:], len(keys)) - 1
-    return [
-        Offence(
-            topic,
-            int(keys[start] >> _OFFSET_BITS),
-            int(_offset(keys[start : start + 1])[0]),
-            int(_offset(keys[end : end + 1])[0]),
-        )
-        for start, end in zip(starts[:_MOST_OFFENCES], ends[:_MOST_OFFENCES], strict=True)
-    ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from chaos.checkers import Result, check
+from chaos.checkers import check
 from chaos.faults import FAULTS, Strike, plan
 from chaos.history import History, Recorder
 from chaos.services import ServiceFailed
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from chaos.scenarios import Scenario
+    from chaos.verdicts import Result
 
 __all__ = ["Run", "carry_out"]
 
@@ -97,6 +98,7 @@ async def carry_out(
         await site.view.until_seen()
         for spec in site.groups:
             await collect(site.clickhouse_url, site.bootstrap_servers, spec, recorder)
+        await site.clean_up()
         verify["until"] = time.time_ns()
     history = recorder.history()
     results = check(history, promises, memory_limit=scenario.memory_limit)

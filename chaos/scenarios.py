@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, cast
 
-from chaos.checkers import Delivery, Promise
 from chaos.faults import FAULTS
 from chaos.site import GroupSpec, Shape
+from chaos.verdicts import Delivery, Promise
 from chaos.workload import Workload
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ LONG: Final = (
         "8 workers, 32 partitions, 16 restarts of each, 100,000 records and more",
         Shape([_group("exactly-once", 8)], partitions=32, rate=2_000),
         ("rebalance-storm",),
-        between=100_000,
+        between=10_000,
         patience=1_800,
     ),
     Scenario(

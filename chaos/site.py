@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TYPE_CHECKING, Final, Self
 
@@ -18,7 +18,7 @@ from chaos.services import START_TIMEOUT, ServiceFailed, Services, free_port
 from chaos.view import View, watch_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
     from anyio.abc import TaskGroup
@@ -39,6 +39,10 @@ class GroupSpec:
     name: str
     workload: Workload
     workers: int = 2
+
+    def with_suffix(self, suffix: str) -> GroupSpec:
+        """The same under other names."""
+        return replace(self, name=self.name + suffix, workload=self.workload.with_suffix(suffix))
 
 
 @dataclass(frozen=True)
@@ -121,10 +125,7 @@ class Site:
         self._services = Services(directory / "logs", recorder)
         self.bootstrap_servers = outside.bootstrap_servers or f"127.0.0.1:{free_port()}"
         self.clickhouse_url = outside.clickhouse_url or f"http://127.0.0.1:{free_port()}"
-        self.groups = [
-            GroupSpec(f"{spec.name}{outside.suffix}", spec.workload, spec.workers)
-            for spec in shape.groups
-        ]
+        self.groups = [spec.with_suffix(outside.suffix) for spec in shape.groups]
         self.load = Load(
             self.bootstrap_servers,
             self.topic,
@@ -238,13 +239,29 @@ class Site:
             )
             await self.clickhouse.start()
 
+    async def clean_up(self) -> None:
+        """Leave nothing behind in services that are not ours."""
+        if self._outside.clickhouse_url is not None:
+            for spec in self.groups:
+                await tables.drop(self.clickhouse_url, spec.workload)
+        if self._outside.bootstrap_servers is not None:
+            async with self._admin() as admin:
+                await admin.delete_topics([self.topic, *self._dead_topics()])
+
+    def _dead_topics(self) -> list[str]:
+        return sorted(spec.workload.dead_topic for spec in self.groups if spec.workload.dead_topic)
+
     async def _create_topics(self) -> None:
-        dead = {spec.workload.dead_topic for spec in self.groups if spec.workload.dead_topic}
         topics = [NewTopic(self.topic, self.shape.partitions, 1)]
+        async with self._admin() as admin:
+            await admin.create_topics([*topics, *(NewTopic(n, 1, 1) for n in self._dead_topics())])
+
+    @asynccontextmanager
+    async def _admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
         admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
         await admin.start()
         try:
-            await admin.create_topics([*topics, *(NewTopic(name, 1, 1) for name in sorted(dead))])
+            yield admin
         finally:
             await admin.close()
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from chaos.site import GroupSpec
     from chaos.workload import Workload
 
-__all__ = ["collect", "create"]
+__all__ = ["collect", "create", "drop"]
 
 _TIMEOUT: Final = 60.0
 _DDL: Final = (
@@ -37,6 +37,13 @@ async def create(url: str, workload: Workload) -> None:
         await client.command(_DDL.format(name=workload.table, id="`id` UInt64, "))
         if workload.dead_table:
             await client.command(_DDL.format(name=workload.dead_table, id=""))
+
+
+async def drop(url: str, workload: Workload) -> None:
+    """Remove the tables of a workload."""
+    async with _client(url) as client:
+        for name in filter(None, (workload.table, workload.dead_table)):
+            await client.command(f"DROP TABLE IF EXISTS {name}")
 
 
 async def collect(url: str, bootstrap_servers: str, spec: GroupSpec, recorder: Recorder) -> None:

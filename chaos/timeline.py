@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["timeline"]
 
 _WIDTH: Final = 1_000
-_LEFT: Final = 78
+_LEFT: Final = 136
 _RIGHT: Final = 14
 _PANEL: Final = 130
 _GAP: Final = 46
@@ -185,7 +185,7 @@ class _Canvas:
         for name, begin, until, colour, what in bars:
             if name not in rows:
                 rows[name] = self._y + len(rows) * _ROW
-                self._text(_LEFT - 6, rows[name] + 10, name[:14], anchor="end")
+                self._text(_LEFT - 6, rows[name] + 10, name[:20], anchor="end")
             x = self._x(begin)
             width = max(2.0, self._x(until) - x - 1)
             self._parts.append(

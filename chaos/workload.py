@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import pyarrow as pa
@@ -67,6 +67,12 @@ class Workload:
                 if _PREFIX + name.upper() in environ
             }
         )
+
+    def with_suffix(self, suffix: str) -> Self:
+        """The same with other tables and topics."""
+        names = ("table", "dead_table", "dead_topic")
+        given = {name: getattr(self, name) for name in names if getattr(self, name)}
+        return replace(self, **{name: value + suffix for name, value in given.items()})
 
     def strategy(self) -> Strategy:
         """The strategy itself."""

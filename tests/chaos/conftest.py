@@ -11,8 +11,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # it is run from the checkout, never installed
 
-from chaos.checkers import Delivery, Promise
 from chaos.history import History
+from chaos.verdicts import Delivery, Promise
 
 GROUP, TOPIC = "g", "t"
 

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 
 from chaos.checkers import (
     GROUP_CHECKERS,
-    Offence,
-    Result,
     check,
     check_commits,
     check_course,
@@ -30,6 +28,8 @@ from chaos.history import History
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from chaos.verdicts import Offence, Result
 
 MAKE_DRAFT = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40

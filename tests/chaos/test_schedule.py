@@ -57,3 +57,8 @@ def test_the_guarantee_is_switched_off_in_two_short_scenarios() -> None:
 def test_a_workload_goes_through_the_environment_unchanged() -> None:
     workload = Workload("t", "at-least-once", "", "dead", 7, 0.5, 1.5)
     assert Workload.of(workload.environment()) == workload
+
+
+def test_a_suffix_keeps_runs_on_services_of_others_apart() -> None:
+    workload = Workload("t", dead_topic="d").with_suffix("_1")
+    assert (workload.table, workload.dead_topic, workload.dead_table) == ("t_1", "d_1", "")
