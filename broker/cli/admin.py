@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import (
@@ -118,6 +118,26 @@ class Admin:
         response = await self._client.create_topics([topic])
         for _, code, message in response.topic_errors:
             _raise_for(code, f"topic {name}", message)
+
+    async def alter_topic(
+        self, name: str, config: Mapping[str, str], *, delete: Iterable[str] = ()
+    ) -> None:
+        """Set some of a topic's own settings and delete others. Raises CommandError.
+
+        All that it has of its own is read, changed and written back: two of these at a time may undo
+        each other.
+        """
+        own = {**await self._topic_config(name), **config}
+        for setting in delete:
+            own.pop(setting, None)
+        resource = ConfigResource(ConfigResourceType.TOPIC, name, own)
+        for response in await self._client.alter_configs([resource]):
+            for code, message, *_ in response.resources:
+                _raise_for(code, f"topic {name}", message)
+
+    async def add_partitions(self, name: str, total: int) -> None:
+        """Add partitions to a topic, so that it has this many. Raises KafkaError."""
+        await self._client.create_partitions({name: NewPartitions(total)})
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic with all its records. Raises CommandError."""

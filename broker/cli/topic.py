@@ -1,4 +1,4 @@
-"""`kmr broker topic`: create, list, describe and delete topics of any Kafka cluster."""
+"""`kmr broker topic`: create, list, describe, alter and delete topics of any Kafka cluster."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from cyclopts import App, Parameter
 
 from broker.cli.admin import open_admin
 from broker.cli.connection import Connection
-from broker.cli.errors import runs
+from broker.cli.errors import UsageError, runs
 from broker.cli.text import columns, pairs, required, say, say_json, show_topic
 
 __all__ = ["app"]
 
-app = App(name="topic", help="Create, list, describe and delete topics.")
+app = App(name="topic", help="Create, list, describe, alter and delete topics.")
 
 Json = Annotated[bool, Parameter("--json", negative=(), show_default=False, help="Print JSON.")]
 
@@ -99,6 +99,41 @@ async def describe(
     else:
         for topic in described:
             say(*show_topic(topic))
+
+
+@app.command
+@runs
+async def alter(
+    *topics: str,
+    partitions: int | None = None,
+    config: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
+    delete_config: Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)] = (),
+    connection: Connection | None = None,
+) -> None:
+    """Change the settings of topics, or add partitions; both take effect at once.
+
+    Parameters
+    ----------
+    topics
+        Names of the topics.
+    partitions
+        Number of partitions to have from now on; there can only be more. Records of a key may go to
+        another partition than before.
+    config
+        A setting of the topics as name=value; may be repeated.
+    delete_config
+        Name of a setting that falls back to the broker's default; may be repeated.
+    """
+    settings = pairs(config, "--config")
+    if partitions is None and not settings and not delete_config:
+        raise UsageError("nothing to alter: give --config, --delete-config or --partitions")
+    async with open_admin((connection or Connection()).client_settings()) as admin:
+        for name in required(topics, "topic"):
+            if settings or delete_config:
+                await admin.alter_topic(name, settings, delete=delete_config)
+            if partitions is not None:
+                await admin.add_partitions(name, partitions)
+            say(f"{name}: altered")
 
 
 @app.command

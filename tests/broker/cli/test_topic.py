@@ -30,6 +30,18 @@ def test_a_topic_is_created_listed_described_and_deleted(kmr: Kmr) -> None:
     assert "orders" not in kmr("topic", "list").out.decode()
 
 
+def test_a_topic_is_altered(kmr: Kmr) -> None:
+    kmr("topic", "create", "changing", "--config", "retention.ms=5000", "--config", "segment.ms=7")
+    altered = kmr(
+        *("topic", "alter", "changing", "--partitions", "2"),
+        *("--config", "cleanup.policy=compact", "--delete-config", "retention.ms"),
+    )
+    assert altered == (0, b"changing: altered\n", b"")
+    described = kmr("topic", "describe", "changing").lines
+    assert described[0].startswith("changing: 2 partitions")
+    assert described[1:3] == ["  cleanup.policy=compact", "  segment.ms=7"]
+
+
 def test_topics_are_described_as_json(kmr: Kmr) -> None:
     kmr("topic", "create", "as-json")
     (topic,) = json.loads(kmr("topic", "describe", "as-json", "--json").out)
@@ -49,6 +61,10 @@ def test_a_mistake_is_one_line_and_an_exit_code(kmr: Kmr) -> None:
         (("create",), 2, "name at least one topic"),
         (("describe", "missing"), 1, "topic missing: does not exist"),
         (("delete", "missing"), 1, "topic missing: does not exist"),
+        (("alter", "there"), 2, "nothing to alter: give --config"),
+        (("alter", "there", "--config", "no.such=1"), 1, "topic there: "),
+        (("alter", "missing", "--config", "segment.ms=1"), 1, "configuration of topic missing: "),
+        (("alter", "there", "--partitions", "1"), 1, "Could not create partitions for there: "),
     ):
         result = kmr("topic", *arguments)
         assert result.code == code
