@@ -86,6 +86,6 @@ def spark(spark_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     gateway: Any = SparkContext._gateway
     gateway.shutdown()
     gateway.proc.stdin.close()  # what Spark's launcher waits for
-    gateway.proc.wait(60)
+    gateway.proc.wait(600)  # writing the archive takes a while
     if fresh.exists():
         fresh.replace(archive)
