@@ -59,7 +59,9 @@ async def _run(scenario: Scenario, seed: int, options: argparse.Namespace, conso
     outside = Outside()
     if options.bootstrap_servers or options.clickhouse_url:
         suffix = f"_{uuid.uuid4().hex[:8]}"
-        outside = Outside(options.bootstrap_servers, options.clickhouse_url, suffix)
+        outside = Outside(
+            options.bootstrap_servers, options.clickhouse_url, suffix, options.replicas
+        )
     began = time.monotonic()
 
     def say(text: str) -> None:
@@ -119,6 +121,13 @@ def _parser() -> argparse.ArgumentParser:
         "--bootstrap-servers",
         metavar="HOST:PORT",
         help="a broker that is there already, such as Apache Kafka; it is not harmed",
+    )
+    parser.add_argument(
+        "--replicas",
+        type=int,
+        default=1,
+        metavar="N",
+        help="the replication factor of the topics, where that broker is a cluster [%(default)s]",
     )
     parser.add_argument(
         "--clickhouse-url",

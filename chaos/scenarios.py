@@ -66,7 +66,8 @@ class Scenario:
             lacking.add("links")
         if any(spec.workers < 2 for spec in self.shape.groups):
             lacking.add("peers")
-        return [name for name in self.faults if FAULTS[name].needs & lacking]
+        known = FAULTS | outside.faults
+        return [name for name in self.faults if known[name].needs & lacking]
 
     def of_mode(self, mode: Mode) -> Scenario:
         """The same, delivered in another way."""

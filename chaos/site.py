@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
+    from chaos.faults import Fault
     from chaos.history import Recorder
     from chaos.services import Service
     from chaos.workload import Workload
@@ -70,11 +71,15 @@ class Outside:
 
     Attributes:
         suffix: of topics, groups and tables, so that runs do not meet.
+        replicas: how many brokers keep each record of the topics.
+        faults: what else can strike it, by the names that scenarios have for that.
     """
 
     bootstrap_servers: str | None = None
     clickhouse_url: str | None = None
     suffix: str = ""
+    replicas: int = 1
+    faults: dict[str, Fault] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -252,9 +257,11 @@ class Site:
         return sorted(spec.workload.dead_topic for spec in self.groups if spec.workload.dead_topic)
 
     async def _create_topics(self) -> None:
-        topics = [NewTopic(self.topic, self.shape.partitions, 1)]
+        replicas = self._outside.replicas
+        topics = [NewTopic(self.topic, self.shape.partitions, replicas)]
+        topics += [NewTopic(name, 1, replicas) for name in self._dead_topics()]
         async with self._admin() as admin:
-            await admin.create_topics([*topics, *(NewTopic(n, 1, 1) for n in self._dead_topics())])
+            await admin.create_topics(topics)
 
     @asynccontextmanager
     async def _admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
