@@ -157,6 +157,8 @@ class Compaction:
 
         Groups are given in their order. Raises as `read_keys`.
         """
+        if len(group) == 1 and group[0].base_offset >= self.clean_to:
+            return None  # this pass has not come so far
         path = swap_source(self.plan.directory, group[0].base_offset)
         try:
             with path.open("wb") as file:

@@ -68,6 +68,7 @@ def finish_swap(directory: Path, base_offset: int, end_offset: int) -> Path:
             continue
         if base_offset <= int(path.stem) < end_offset and path != final:
             path.unlink(missing_ok=True)
+    sync_directory(directory)  # an old segment must not come back beside the one that replaces it
     _swap_path(directory, base_offset, end_offset).rename(final)
     sync_directory(directory)
     return final

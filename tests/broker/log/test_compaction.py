@@ -377,7 +377,10 @@ def test_a_pass_stops_when_it_is_told(open_log: Open) -> None:
     assert plan is not None
     with pytest.raises(Stopped):
         Compaction(plan, stopped=lambda: True).read_keys()
-    compaction = Compaction(plan, stopped=lambda: True)
+    stop: list[bool] = []
+    compaction = Compaction(plan, stopped=lambda: bool(stop))
+    compaction.read_keys()
+    stop.append(True)
     with pytest.raises(Stopped):
         compaction.rewrite(next(plan.groups))
     assert [path.name for path in log.directory.glob("*.tmp")] == []
