@@ -85,8 +85,11 @@ def _group(mode: Mode, workers: int = 2, *, name: str = "group", dead: str = "to
 
 
 _CRASHES: Final = ("kill-worker", "kill-broker", "kill-clickhouse", "kill-everything")
-_NETWORK: Final = ("late-insert", "drop-answers", "drop-answer-and-kill", "cut-worker", "slow-sink")
-_PATIENT: Final = ("pause-worker", "hanging-sink", "silent-network")
+_NETWORK: Final = (
+    *("late-insert", "drop-answers", "drop-answer-and-kill", "cut-worker"),
+    *("slow-sink", "hanging-sink"),
+)
+_PATIENT: Final = ("pause-worker", "silent-network")
 
 SHORT: Final = (
     Scenario(

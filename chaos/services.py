@@ -238,7 +238,9 @@ class Services:
         try:
             await self.stop_all()
         finally:
-            await self.tasks.__aexit__(kind, error, trace)
+            await self.tasks.__aexit__(
+                None, None, None
+            )  # an error goes on as it is, not in a group
 
     def add(
         self,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import KafkaError, for_code
+from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from chaos import tables
 from chaos.kafka_link import KafkaLink
@@ -126,6 +128,7 @@ class Site:
         self.clickhouse: Service | None = None
         self.topic = f"chaos{outside.suffix}"
         self._outside = outside
+        self._stack = AsyncExitStack()
         self._directory = directory
         self._services = Services(directory / "logs", recorder)
         self.bootstrap_servers = outside.bootstrap_servers or f"127.0.0.1:{free_port()}"
@@ -142,28 +145,15 @@ class Site:
         self.view = View(self.bootstrap_servers, (spec.name for spec in self.groups), recorder)
 
     async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            self._stack = stack
-            await stack.enter_async_context(self._services)
-            await self._start_services()
-            await self._create_topics()
-            for spec in self.groups:
-                await tables.create(self.clickhouse_url, spec.workload)
-            await self._declare_workers(stack)
-            self._tasks: TaskGroup = await stack.enter_async_context(anyio.create_task_group())
-            stack.callback(self._tasks.cancel_scope.cancel)
-            self._tasks.start_soon(self.view.watch)
-            self._tasks.start_soon(watch_memory, self._services, self.recorder)
-            async with anyio.create_task_group() as starting:
-                for worker in self.workers:
-                    starting.start_soon(worker.service.start)
-            self._tasks.start_soon(self._supervise)
-            with anyio.move_on_after(START_TIMEOUT) as patience:
-                await self.until_shared()
-            if patience.cancelled_caught:
-                logs = "\n".join(worker.service.tail() for worker in self.workers)
-                raise ServiceFailed(f"the workers do not share the partitions:\n{logs}")
-            self._stack = stack.pop_all()
+        """Raises ServiceFailed when the system does not come up."""
+        try:
+            await self._set_up()
+        except BaseException as error:
+            await self._stack.aclose()
+            if isinstance(error, KafkaError | ClickHouseError | OSError):
+                where = f"{self.bootstrap_servers} and {self.clickhouse_url}"
+                raise ServiceFailed(f"cannot work with {where}: {error}") from error
+            raise
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -225,6 +215,27 @@ class Site:
             if worker.group == group and worker.service.wanted
         )
 
+    async def _set_up(self) -> None:
+        stack = self._stack
+        await stack.enter_async_context(self._services)
+        await self._start_services()
+        await self._create_topics()
+        for spec in self.groups:
+            await tables.create(self.clickhouse_url, spec.workload)
+        await self._declare_workers(stack)
+        self._tasks: TaskGroup = await stack.enter_async_context(anyio.create_task_group())
+        stack.callback(self._tasks.cancel_scope.cancel)
+        self._tasks.start_soon(self.view.watch)
+        self._tasks.start_soon(watch_memory, self._services, self.recorder)
+        for worker in self.workers:
+            await worker.service.start()
+        self._tasks.start_soon(self._supervise)
+        with anyio.move_on_after(START_TIMEOUT) as patience:
+            await self.until_shared()
+        if patience.cancelled_caught:
+            logs = "\n".join(worker.service.tail() for worker in self.workers)
+            raise ServiceFailed(f"the workers do not share the partitions:\n{logs}")
+
     async def _start_services(self) -> None:
         if self._outside.bootstrap_servers is None:
             host, _, port = self.bootstrap_servers.rpartition(":")
@@ -261,7 +272,10 @@ class Site:
         topics = [NewTopic(self.topic, self.shape.partitions, replicas)]
         topics += [NewTopic(name, 1, replicas) for name in self._dead_topics()]
         async with self._admin() as admin:
-            await admin.create_topics(topics)
+            answer = await admin.create_topics(topics)
+        for name, code, *_ in answer.topic_errors:
+            if code:
+                raise ServiceFailed(f"topic {name}: {for_code(code).__name__}")
 
     @asynccontextmanager
     async def _admin(self) -> AsyncIterator[AIOKafkaAdminClient]:

@@ -87,6 +87,16 @@ def test_every_scenario_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in printed for name in SCENARIOS)
 
 
+def test_services_that_are_not_there_are_one_clear_message(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    outside = ("--bootstrap-servers", "127.0.0.1:1", "--clickhouse-url", "http://127.0.0.1:1")
+    assert main(["--scenario", "network", *outside, "--output", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert "network could not begin" in printed
+    assert "127.0.0.1:1" in printed
+
+
 def test_an_unknown_scenario_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["--scenario", "nothing"])

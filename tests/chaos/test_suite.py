@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,6 +26,7 @@ async def test_every_guarantee_is_kept_and_every_missing_one_is_found_out(
     caplog.set_level(logging.CRITICAL, "aiokafka")  # it cannot know that we meant it
     run = await carry_out(scenario, SEED, tmp_path / "run")
     summary = write_report(run, tmp_path / "report")
-    assert run.verdict == "ok", f"{summary_of(run)}\n{summary}"
+    assert run.verdict == "ok", f"{summary_of(run)}\n{summary}, {tmp_path / 'run' / 'logs'}"
     assert run.found == scenario.finds
     assert run.history.events.num_rows >= 2 * len(scenario.faults)
+    shutil.rmtree(tmp_path / "run")  # tens of megabytes
