@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ def warm_up(session: SparkSession, plan: TaskPlan, config: ClientConfig) -> None
 
     Spark needs several Python processes, one after the other, to plan a query. Meanwhile those that will
     run its tasks import the strategy, load compiled code and connect, which takes longer than a small
-    micro-batch does. Trouble is not told here: the tasks of the query run into it too.
+    micro-batch does. Trouble is not told here.
     """
     context = session.sparkContext
     if not is_local(context.master):
@@ -52,5 +53,7 @@ def warm_up(session: SparkSession, plan: TaskPlan, config: ClientConfig) -> None
 def _prepare(
     plan: TaskPlan, config: ClientConfig, rows: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    prepare(plan, config)
+    # Spark would print an error with its stack, and the query's tasks meet it too.
+    with suppress(Exception):
+        prepare(plan, config)
     yield from rows  # all of them: Spark ends a process that has not read its input
