@@ -56,6 +56,10 @@ __all__ = ["QueryFailed", "SparkEngine"]
 _log = structlog.get_logger(__name__)
 
 _FORMAT: Final = "kmr-strategy"
+_SLOW_START: Final = "Python worker failed to connect back"
+"""What Spark says when a Python process takes longer than the ten seconds that it has, on a busy machine."""
+
+_MOST_STARTS: Final = 5
 _NOISY: Final = (
     # Prints every failure with its whole Java stack; ours is told once, in one line.
     "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
@@ -109,6 +113,7 @@ class SparkEngine:
         )
         self._accounts = Accounts(strategy, self._context, self.metrics, self._reread)
         self._turnstile = Turnstile()
+        self._query: StreamingQuery
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         self._reason = ""
@@ -147,17 +152,17 @@ class SparkEngine:
             ship_modules(session, self._strategy, Path(modules))
             session.streams.addListener(listener)
             stack.callback(session.streams.removeListener, listener)
-            query = self._start(session)
-            watcher = threading.Thread(target=self._watch, args=[query], daemon=True)
+            self._query = self._start(session)
+            watcher = threading.Thread(target=self._watch, args=[session], daemon=True)
             watcher.start()
             self._stop.wait()
-            self._end(query)
+            self._end()
             watcher.join()
-            for progress in query.recentProgress:  # the listener hears of the last ones later
+            for progress in self._query.recentProgress:  # the listener hears of the last ones later
                 listener.observe(progress)
-            self._commit_last(query)
+            self._commit_last(self._query)
         if self._failure is not None:
-            raise self._failure
+            raise _explained(self._failure)
 
     def status(self) -> WorkerStatus:
         """What the engine does at this moment, as a worker tells it."""
@@ -236,18 +241,34 @@ class SparkEngine:
             client.close()
         return table.combine_chunks().to_batches()[0]
 
-    def _watch(self, query: StreamingQuery) -> None:
-        try:
-            query.awaitTermination()
-        except Exception as error:  # noqa: BLE001  told by `run`
-            if self._failure is None and not self._turnstile.stopping:
+    def _watch(self, session: SparkSession) -> None:
+        starts = 1
+        while (error := self._outcome()) is not None and not self._turnstile.stopping:
+            if starts == _MOST_STARTS or _SLOW_START not in str(error):
                 self._failure = _explained(error)
-        if self._failure is not None and not isinstance(self._failure, KmrError):
-            self._failure = _explained(self._failure)
+                break
+            starts += 1
+            _log.warning("a Python process took Spark too long to start: starting the query again")
+            self._failure = None
+            self._turnstile.over()
+            try:
+                self._query = self._start(session)
+            except KmrError as failed:
+                self._failure = failed
+            if self._turnstile.stopping:
+                self._query.stop()
         self._turnstile.over()
         self._stop.set()
 
-    def _end(self, query: StreamingQuery) -> None:
+    def _outcome(self) -> BaseException | None:
+        """Wait until the query has ended; returns why, None if there was nothing more to do."""
+        try:
+            self._query.awaitTermination()
+        except Exception as error:  # noqa: BLE001  told by `run`
+            return self._failure or error
+        return self._failure
+
+    def _end(self) -> None:
         """Let the micro-batch under way finish, unless the policy says otherwise; then stop."""
         deadline = time.monotonic() + self._settings.shutdown_deadline
         self._turnstile.stop()
@@ -259,8 +280,8 @@ class SparkEngine:
             )
         failure = self._failure
         self._accounts.cancel()  # Spark waits for the micro-batch under way, however long it takes
-        if query.isActive:
-            query.stop()
+        if self._query.isActive:
+            self._query.stop()
         self._failure = failure  # what stopping itself brought about is no failure
 
     def _commit_last(self, query: StreamingQuery) -> None:
@@ -289,7 +310,9 @@ def _silence(session: SparkSession) -> None:
 
 
 def _explained(error: BaseException) -> KmrError:
-    """What went wrong inside Spark, as far as it can be said in a line."""
+    """What went wrong inside Spark, as far as it can be said in a line; our own errors as they are."""
+    if isinstance(error, KmrError):
+        return error
     text = str(error)
     if "KAFKA_DATA_SOURCE_NOT_ENABLED" in text:
         return SparkUnavailable(

@@ -216,6 +216,25 @@ def test_a_second_signal_ends_it_at_once_and_its_jvm_too(
         assert ended
 
 
+def test_a_python_process_that_is_too_slow_for_spark_does_not_end_the_engine(
+    engine: Engine, kafka: Kafka, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *python_streaming_source_runner*)\n'
+        f'  if mkdir "{tmp_path}/slow" 2>/dev/null; then exec sleep 30; fi ;;\n'
+        f'esac\nexec "{sys.executable}" "$@"\n'
+    )
+    python.chmod(0o755)
+    monkeypatch.setenv("PYSPARK_PYTHON", str(python))
+    kafka.create(topic)
+    kafka.produce(topic, [b"x"] * 10)
+    engine.finish("parquet")
+    assert (tmp_path / "slow").exists()
+    assert engine.parquet() == Counter((0, offset) for offset in range(10))
+
+
 def test_what_the_user_must_mend_is_one_message(engine: Engine, kafka: Kafka, topic: str) -> None:
     kafka.create(topic)
     kafka.produce(topic, [b"poison" if n == 7 else b"x" for n in range(10)])
