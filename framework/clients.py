@@ -31,6 +31,7 @@ def consumer_config(settings: Settings) -> ConsumerConfig:
         fetch_max_wait=settings.fetch.max_wait,
         session_timeout=settings.session_timeout,
         heartbeat_interval=settings.heartbeat_interval,
+        metadata_max_age=settings.metadata_max_age,
         rebalance_timeout=settings.rebalance_timeout,
         **_connection(settings),
     )

@@ -40,7 +40,7 @@ class ConnectionConfig:
     bootstrap_servers: str = "localhost:9092"
     client_id: str = "kmr"
     request_timeout: float = 40.0
-    metadata_max_age: float = 300.0
+    metadata_max_age: float = 60.0
     security_protocol: SecurityProtocol = "PLAINTEXT"
     sasl_mechanism: SaslMechanism = "PLAIN"
     sasl_username: str | None = None

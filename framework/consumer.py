@@ -95,6 +95,18 @@ class Consumer(Protocol):
     ) -> dict[TopicPartition, CommitOffset | None]:
         """What the group has committed, asked from the broker; None where it has committed nothing."""
 
+    async def beginnings(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        """Where reading begins in partitions of which the group has committed nothing.
+
+        As `auto_offset_reset` says; but a partition that was created while the group was already reading
+        its topic begins at its first record also with `latest`. Left out are partitions whose broker did
+        not tell in time: their first batch says where it began.
+
+        Raises `OffsetOutOfRange` where `auto_offset_reset` is `error`.
+        """
+
     async def commit(self, offsets: Mapping[TopicPartition, CommitOffset]) -> None:
         """Commit in one request; returns when the broker has acknowledged it.
 

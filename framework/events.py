@@ -17,6 +17,7 @@ import anyio
 import structlog
 
 from framework.announcement import announced
+from framework.errors import ConsumerError
 
 if TYPE_CHECKING:
     from framework.announcement import Announcement
@@ -158,6 +159,9 @@ class EventHandler:
     async def _resume(self, partitions: frozenset[TopicPartition]) -> None:
         pipeline, committer = self._pipeline, self._committer
         committed = await self._consumer.committed(partitions) if partitions else {}
+        for partition, entry in committed.items():
+            self._require_memory(partition, entry)
+        starts = await self._begin([p for p, entry in committed.items() if entry is None])
         kept = 0
         for partition in pipeline.partitions - partitions:
             pipeline.stop_partition(partition)
@@ -173,12 +177,40 @@ class EventHandler:
             else:
                 announcement = self._announced(partition, entry)
                 committer.begin(partition, entry, announcement)
-                start = entry.offset if entry is not None else None
+                start = entry.offset if entry is not None else starts.get(partition)
                 pipeline.start_partition(partition, start, announcement)
+                if partition in starts:
+                    self._consumer.seek(partition, starts[partition])
         self._metrics.rebalances.labels("assigned").inc()
         _log.info("assigned", partitions=sorted(map(str, partitions)), kept=kept)
+        if starts:
+            # At once, so that a restart goes on here, and whoever joins later sees that we have begun.
+            await committer.commit()
         pipeline.resume()
         self.assigned_once.set()
+
+    def _require_memory(self, partition: TopicPartition, committed: CommitOffset | None) -> None:
+        """Raises `ConsumerError` when the broker has forgotten what we have committed."""
+        ours = self._committer.committed(partition)
+        if committed is None and ours is not None:
+            raise ConsumerError(
+                f"{partition}: offset {ours} was committed, and the broker knows nothing of it any more: "
+                "was it started with another data directory, the topic created anew, or the group "
+                "deleted? Where to go on cannot be known: bring the old data back, or start again, to "
+                "begin as a new group does (auto_offset_reset)"
+            )
+
+    async def _begin(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        """The first offset of partitions of which nothing is committed, where it is known already."""
+        partitions = [p for p in partitions if self._pipeline.ledgers.get(p) is None]
+        if not partitions:
+            return {}
+        starts = await self._consumer.beginnings(partitions)
+        _log.info(
+            "the group has committed nothing of these partitions: reading begins",
+            offsets={str(partition): starts.get(partition) for partition in sorted(partitions)},
+        )
+        return starts
 
     def _announced(
         self, partition: TopicPartition, committed: CommitOffset | None

@@ -20,7 +20,7 @@ from framework.errors import CommitFenced, ConsumerError
 from framework.fallback import RecordFetcher
 from framework.fetch import BatchFetcher
 from framework.offsets import Membership, commit_offsets, fetch_offsets
-from framework.positions import LOST_POSITION, mend_position
+from framework.positions import LOST_POSITION, Beginnings, mend_position
 from framework.record import TopicPartition
 
 if TYPE_CHECKING:
@@ -46,10 +46,21 @@ class KafkaConsumer:
     The group's assignor is "sticky" (KIP-54), so most partitions stay where they are in a rebalance.
     Nothing is committed but by `commit`. Slow processing never costs the membership: only missed
     heartbeats do, and those are sent by a task of their own.
+
+    Args:
+        on_skip: told of a partition where reading goes on after records that it has not read
+            (`on_out_of_range`).
     """
 
-    def __init__(self, config: ConsumerConfig) -> None:
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        *,
+        on_skip: Callable[[TopicPartition], None] = lambda _: None,
+    ) -> None:
         self._config = config
+        self._on_skip = on_skip
+        self._beginnings = Beginnings(frozenset(), frozenset())
         self._consumer: Any = None
         # aiokafka keeps an assignor's memory in its class: so, one class for each consumer.
         self._assignor: Any = type("StickyAssignor", (StickyPartitionAssignor,), {})
@@ -110,6 +121,7 @@ class KafkaConsumer:
                 f" (missing: {mismatch}): install aiokafka 0.14"
             )
         await require_topics(consumer._client, config, config.topics)
+        self._beginnings = await Beginnings.look(consumer, config)
         self._fetcher = await self._choose_fetcher()
         callbacks = _Callbacks(
             partial(self._on_revoked, listener), partial(self._on_assigned, listener)
@@ -159,7 +171,9 @@ class KafkaConsumer:
                     return batches
                 await fetcher.wait()
             except LOST_POSITION as error:
-                partition = await mend_position(self._consumer, error, self._config)
+                partition = await mend_position(
+                    self._consumer, error, self._config, self._beginnings, self._on_skip
+                )
                 if isinstance(fetcher, RecordFetcher):
                     fetcher.forget(partition)
             except KafkaError as error:
@@ -195,6 +209,11 @@ class KafkaConsumer:
         return await fetch_offsets(
             self._consumer._coordinator, partitions, self._config.request_timeout
         )
+
+    async def beginnings(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """See `Consumer.beginnings`."""
+        self._started()
+        return await self._beginnings.find(self._consumer, self._config, partitions)
 
     async def commit(self, offsets: Mapping[TopicPartition, CommitOffset]) -> None:
         """See `Consumer.commit`."""
@@ -234,8 +253,19 @@ class KafkaConsumer:
         self._membership = Membership(coordinator.generation, coordinator.member_id)
         self._partitions = partitions
         self._assignor.on_generation_assignment(coordinator.generation)
+        await self._tell(self._require_topics, partitions)
         if await self._tell(listener.assigned, partitions) and self._fetcher is not None:
             self._fetcher.resume()
+
+    async def _require_topics(self, _: frozenset[TopicPartition]) -> None:
+        """Raises `ConsumerError` when a topic that we read is gone: nothing of it would ever come."""
+        client, config = self._consumer._client, self._config
+        if all(client.cluster.partitions_for_topic(topic) for topic in config.topics):
+            return
+        try:
+            await require_topics(client, config, config.topics)
+        except ConsumerError as error:
+            raise ConsumerError(f"a topic has gone while it was read: {error}") from error
 
     async def _tell(self, callback: _Callback, partitions: frozenset[TopicPartition]) -> bool:
         """Call the listener. aiokafka would log what it raises, and go on: keep it for `poll`."""

@@ -184,6 +184,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Seconds, about("Silence after which the group gives our partitions to others.")
     ] = 30.0
     heartbeat_interval: Annotated[Seconds, about("How often the group hears from us.")] = 3.0
+    metadata_max_age: Annotated[
+        Seconds, about("How long it takes at most until partitions that were added are read.")
+    ] = 60.0
     rebalance_timeout: Annotated[
         Seconds, about("How long the group waits for its members in a rebalance.")
     ] = 60.0

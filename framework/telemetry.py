@@ -43,6 +43,12 @@ class Metrics:
         self.consumed = Counter(
             "kmr_consumed_records_total", "Records taken from the broker.", ("topic",), registry=r
         )
+        self.offset_resets = Counter(
+            "kmr_offset_resets_total",
+            "Times that records were skipped because retention had removed the next one.",
+            ("topic",),
+            registry=r,
+        )
         self.settled = Counter(
             "kmr_settled_records_total",
             "Offsets below the watermark: delivered, filtered, or accepted by the error sink.",

@@ -124,6 +124,7 @@ class MemoryConsumer:
         self._committed: dict[TopicPartition, CommitOffset] = {}
         self._positions: dict[TopicPartition, int] = {}
         self._paused: set[TopicPartition] = set()
+        self._rebalancing = False
         self._changed = anyio.Event()
         self.started = anyio.Event()
 
@@ -142,6 +143,7 @@ class MemoryConsumer:
         assert self._listener is not None
         held = frozenset(self._positions)
         self._positions = {}
+        self._rebalancing = True
         await self._listener.revoked(held)
 
     async def assign(self, partitions: Iterable[TopicPartition]) -> None:
@@ -151,7 +153,9 @@ class MemoryConsumer:
         self._paused.clear()
         start = {p: self._committed.get(p, CommitOffset(0)).offset for p in partitions}
         self._positions = start
+        self._rebalancing = True  # `poll` returns nothing before the listener has agreed
         await self._listener.assigned(frozenset(start))
+        self._rebalancing = False
         self._wake()
 
     def commit_elsewhere(self, partition: TopicPartition, offset: int) -> None:
@@ -171,7 +175,7 @@ class MemoryConsumer:
         while True:
             found = []
             for partition, position in self._positions.items():
-                if partition in self._paused:
+                if partition in self._paused or self._rebalancing:
                     continue
                 batch = next((b for b in self.log[partition] if b.last >= position), None)
                 if batch is not None:
@@ -202,6 +206,12 @@ class MemoryConsumer:
     ) -> dict[TopicPartition, CommitOffset | None]:
         """See `Consumer.committed`."""
         return {partition: self._committed.get(partition) for partition in partitions}
+
+    async def beginnings(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        """See `Consumer.beginnings`: the first offset of each log."""
+        return {partition: self.start_offset(partition) or 0 for partition in partitions}
 
     async def commit(self, offsets: Mapping[TopicPartition, CommitOffset]) -> None:
         """See `Consumer.commit`."""

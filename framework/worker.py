@@ -67,7 +67,10 @@ class Worker:
     ) -> None:
         self._settings = settings
         self.metrics = metrics or Metrics()
-        self._consumer: Consumer = consumer or KafkaConsumer(consumer_config(settings))
+        self._consumer: Consumer = consumer or KafkaConsumer(
+            consumer_config(settings),
+            on_skip=lambda partition: self.metrics.offset_resets.labels(partition.topic).inc(),
+        )
         limits = Limits(
             settings.inflight_bytes,
             settings.queue_batches,
