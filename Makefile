@@ -1,9 +1,9 @@
 # Everything is installed into .venv in this folder; nothing else is touched.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench chaos clean
+.PHONY: help demo test check bench chaos interop-kafka clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## one strategy on real data: workers with rebalances, then Spark; both checked and compared
 	@tools/install demo
@@ -28,6 +28,10 @@ bench: ## side-by-side benchmarks, printed as ratios
 chaos: ## break the system on purpose, count what is missing or doubled (ARGS="--long", "--list", ...)
 	@tools/install dev demo
 	@.venv/bin/python -m chaos $(ARGS)
+
+interop-kafka: ## the framework against Apache Kafka itself, fetched from Maven Central
+	@tools/install dev demo
+	@.venv/bin/python -m interop.kafka $(ARGS)
 
 clean: ## remove what was built and what the demo left
 	rm -rf .venv .kmr build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
