@@ -7,7 +7,6 @@ micro-batch (`framework.spark.division`). What holds for each sink: `framework.s
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from contextlib import ExitStack
@@ -34,9 +33,9 @@ from framework.spark.plan import TaskPlan
 from framework.spark.progress import ProgressListener, Turnstile, source_end
 from framework.spark.rows import REPORT_SCHEMA, arrow_schema
 from framework.spark.serving import Serving
-from framework.spark.session import SparkUnavailable
 from framework.spark.settings import source_options
 from framework.spark.shipping import ship_modules
+from framework.spark.trouble import explained, is_slow_start, silence
 from framework.spark.warming import warm_up
 from framework.status import StageStatus, WorkerStatus
 from framework.telemetry import Metrics
@@ -51,28 +50,12 @@ if TYPE_CHECKING:
     from framework.status import WorkerState
     from framework.strategy import Strategy
 
-__all__ = ["QueryFailed", "SparkEngine"]
+__all__ = ["SparkEngine"]
 
 _log = structlog.get_logger(__name__)
 
 _FORMAT: Final = "kmr-strategy"
-_SLOW_START: Final = "Python worker failed to connect back"
-"""What Spark says when a Python process takes longer than the ten seconds that it has, on a busy machine."""
-
 _MOST_STARTS: Final = 5
-_NOISY: Final = (
-    # Prints every failure with its whole Java stack; ours is told once, in one line.
-    "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
-    # About adaptive execution, for every query.
-    "org.apache.spark.sql.execution.streaming.runtime.ResolveWriteToStream",
-)
-
-
-_ERROR_LINE: Final = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
-
-
-class QueryFailed(KmrError):
-    """The query ended with an error that no part of a strategy has told about."""
 
 
 class _Stopping(Exception):
@@ -148,7 +131,7 @@ class SparkEngine:
             self.health_url = serving.url
             stack.callback(self._accounts.close)
             self._accounts.open(session, prepare=self._settings.prepare_table)
-            _silence(session)
+            silence(session)
             ship_modules(session, self._strategy, Path(modules))
             session.streams.addListener(listener)
             stack.callback(session.streams.removeListener, listener)
@@ -162,7 +145,7 @@ class SparkEngine:
                 listener.observe(progress)
             self._commit_last(self._query)
         if self._failure is not None:
-            raise _explained(self._failure)
+            raise explained(self._failure)
 
     def status(self) -> WorkerStatus:
         """What the engine does at this moment, as a worker tells it."""
@@ -206,7 +189,7 @@ class SparkEngine:
         except KmrError:
             raise
         except Exception as error:
-            raise _explained(error) from error
+            raise explained(error) from error
         return query
 
     def _frame(self, session: SparkSession, plan: TaskPlan) -> DataFrame:
@@ -244,8 +227,8 @@ class SparkEngine:
     def _watch(self, session: SparkSession) -> None:
         starts = 1
         while (error := self._outcome()) is not None and not self._turnstile.stopping:
-            if starts == _MOST_STARTS or _SLOW_START not in str(error):
-                self._failure = _explained(error)
+            if starts == _MOST_STARTS or not is_slow_start(error):
+                self._failure = explained(error)
                 break
             starts += 1
             _log.warning("a Python process took Spark too long to start: starting the query again")
@@ -300,32 +283,3 @@ class SparkEngine:
             _log.warning("group offsets not committed; the checkpoint has them", reason=str(error))
         finally:
             client.close()
-
-
-def _silence(session: SparkSession) -> None:
-    jvm: Any = session.sparkContext._jvm  # noqa: SLF001  the only way to Log4j
-    log4j = jvm.org.apache.logging.log4j
-    for name in _NOISY:
-        log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
-
-
-def _explained(error: BaseException) -> KmrError:
-    """What went wrong inside Spark, as far as it can be said in a line; our own errors as they are."""
-    if isinstance(error, KmrError):
-        return error
-    text = str(error)
-    if "KAFKA_DATA_SOURCE_NOT_ENABLED" in text:
-        return SparkUnavailable(
-            "--spark-source jvm needs Spark's Kafka connector on the class path: --spark-conf "
-            "spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:VERSION, or leave it out"
-        )
-    _log.debug("the query failed", error=text)
-    # A Python error inside of Spark comes with its traceback: the last line says what it is.
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    for line in reversed(lines):
-        name, _, message = line.partition(": ")
-        if name.startswith("framework.errors."):
-            return KmrError(message)
-        if _ERROR_LINE.match(line):
-            return QueryFailed(f"a task of the query failed: {line}")
-    return QueryFailed(f"the query failed: {lines[0] if lines else type(error).__name__}")
