@@ -59,6 +59,11 @@ class Child:
         self._patience = patience
 
     @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
+    @property
     def running(self) -> bool:
         """Whether it has not ended yet."""
         return self._process.returncode is None
