@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import copy
 import logging
+import math
 import shutil
 import statistics
 import tempfile
@@ -51,8 +52,13 @@ def locate(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @dataclass
 class Seen:
-    """What the sink was given: latencies of live records in seconds, and how many of the backlog."""
+    """What the sink was given: latencies of live records in seconds, and how many of the backlog.
 
+    Attributes:
+        since: time in seconds; live records that are older were left by an earlier measurement.
+    """
+
+    since: float = math.inf
     latencies: list[float] = field(default_factory=list)
     backlog: int = 0
 
@@ -83,8 +89,8 @@ class LatencyWriter(Reducer):
         for rows in self._added:
             live = rows.table.column("partition").to_numpy() != BACKLOG
             times = rows.table.column("timestamp").to_numpy().astype("datetime64[us]")
-            ages = now - times[live].astype(np.int64) / 1e6
-            self.seen.latencies += ages.tolist()
+            stamps = times[live].astype(np.int64) / 1e6
+            self.seen.latencies += (now - stamps[stamps >= self.seen.since]).tolist()
             self.seen.backlog += len(rows) - int(live.sum())
         return Flushed()
 
@@ -147,7 +153,7 @@ async def _measure(servers: str, producer: BatchProducer, name: str, backlog: in
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(worker.run)
         await worker.ready()
-        started = time.monotonic()
+        seen.since, started = time.time(), time.monotonic()
         async with anyio.create_task_group() as producing:
             producing.start_soon(live)
             if not backlog:
