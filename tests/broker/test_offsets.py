@@ -12,8 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from broker.log.config import LogConfig
 from broker.log.errors import LogFailed
 from broker.log.partition import PartitionLog
+from broker.markers import Marker
 from broker.membership.types import GroupSnapshot, MemberSnapshot
 from broker.offsets import CommittedOffset, OffsetStore, Partition
+from broker.producers import ProducerIdentity
 from broker.records import NewRecord, build_batch, parse_header
 
 CONFIG = LogConfig(fsync="os")
@@ -194,6 +196,78 @@ async def test_a_large_log_that_is_all_alive_is_not_rewritten_again_and_again(
     await store.maintain()
     assert not store.should_rewrite
     assert len(store.committed("g")) == 200
+
+
+X, Y = ProducerIdentity(1, 0), ProducerIdentity(2, 0)
+COMMIT = Marker(committed=True, coordinator_epoch=0)
+ABORT = Marker(committed=False, coordinator_epoch=0)
+
+
+@pytest.mark.parametrize("marker", [COMMIT, ABORT])
+@pytest.mark.parametrize("restart", ["before", "after"])
+async def test_offsets_of_a_transaction_count_from_its_commit_on(
+    stores: Stores, marker: Marker, restart: str
+) -> None:
+    store = stores.start()
+    await store.commit("g", {("t", 0): at(1)})
+    await store.commit_in_transaction("g", X, {("t", 0): at(5), ("t", 1): at(6)})
+    await store.commit_in_transaction("other", X, {("t", 0): at(7)})
+    if restart == "before":
+        store = stores.start()
+    assert store.committed("g") == {("t", 0): at(1)}
+    assert store.pending("g") == {("t", 0), ("t", 1)}
+    assert store.group_ids() == {"g", "other"}
+    assert store.pending_producers == [X]
+    await store.end_transaction(Y, marker)
+    await store.end_transaction(X, marker)
+    if restart == "after":
+        store = stores.start()
+    assert store.pending("g") == set()
+    if marker.committed:
+        assert store.committed("g") == {("t", 0): at(5), ("t", 1): at(6)}
+        assert store.committed("other") == {("t", 0): at(7)}
+    else:
+        assert store.committed("g") == {("t", 0): at(1)}
+        assert store.committed("other") == {}
+
+
+@pytest.mark.parametrize("rewritten", [False, True])
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_of_two_commits_the_one_that_was_stored_later_holds(
+    stores: Stores, rewritten: bool, restarted: bool
+) -> None:
+    store = stores.start(rewrite_bytes=1 if rewritten else 1 << 20)
+    await store.commit_in_transaction("g", X, {("t", 0): at(1), ("t", 1): at(1)})
+    await store.commit("g", {("t", 0): at(2)})
+    await store.commit_in_transaction("g", Y, {("t", 0): at(3)})
+    if rewritten:
+        assert store.should_rewrite
+        await store.maintain()
+    if restarted:
+        store = stores.start()
+    await store.end_transaction(X, COMMIT)
+    assert store.committed("g") == {("t", 0): at(2), ("t", 1): at(1)}
+    await store.end_transaction(Y, COMMIT)
+    assert store.committed("g")["t", 0] == at(3)
+    assert stores.start().committed("g") == {("t", 0): at(3), ("t", 1): at(1)}
+
+
+async def test_what_is_removed_is_not_committed_by_a_transaction_that_was_open(
+    stores: Stores,
+) -> None:
+    store = stores.start()
+    await store.commit_in_transaction("g", X, {("t", 0): at(1), ("u", 0): at(1)})
+    await store.commit_in_transaction("gone", Y, {("u", 0): at(1)})
+    store.remove_topics(["t"])
+    store.remove_group("gone")
+    assert store.pending("g") == {("u", 0)}
+    for _ in range(2):
+        assert store.pending_producers == [X]
+        store = stores.start()
+    await store.end_transaction(X, COMMIT)
+    await store.end_transaction(Y, COMMIT)
+    assert store.committed("g") == {("u", 0): at(1)}
+    assert store.group_ids() == {"g"}
 
 
 async def test_records_of_a_newer_version_are_skipped(stores: Stores) -> None:

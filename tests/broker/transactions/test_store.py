@@ -1,0 +1,134 @@
+"""The log of transactional ids: what was stored is there after a restart, in Kafka's own format."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.log.config import LogConfig
+from broker.log.partition import PartitionLog
+from broker.offset_records import MalformedRecord
+from broker.producers import ProducerIdentity
+from broker.records import NewRecord, build_batch, parse_header
+from broker.transactions.records import (
+    decode_key,
+    decode_transaction,
+    encode_key,
+    encode_transaction,
+)
+from broker.transactions.store import TransactionStore
+from broker.transactions.types import Transaction, TransactionState
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONFIG = LogConfig(fsync="os")
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+INT32 = st.integers(0, 2**31 - 1)
+INT64 = st.integers(-1, 2**63 - 1)
+TRANSACTIONS = st.builds(
+    Transaction,
+    NAMES,
+    st.builds(ProducerIdentity, st.integers(0, 2**63 - 1), st.integers(0, 2**15 - 1)),
+    INT32,
+    st.sampled_from(TransactionState),
+    INT64,
+    st.frozensets(st.tuples(NAMES, INT32), max_size=5),
+    INT64,
+)
+
+
+def transaction(name: str, state: TransactionState = TransactionState.EMPTY) -> Transaction:
+    return Transaction(name, ProducerIdentity(1, 2), 3, state, 4)
+
+
+@given(TRANSACTIONS)
+def test_every_transaction_is_read_as_it_was_written(stored: Transaction) -> None:
+    name = decode_key(encode_key(stored.transactional_id))
+    assert decode_transaction(name, encode_transaction(stored)) == stored
+
+
+def test_the_format_is_kafkas() -> None:
+    stored = Transaction(
+        "x",
+        ProducerIdentity(7, 3),
+        60_000,
+        TransactionState.ONGOING,
+        1_001,
+        frozenset({("t", 0), ("t", 2), ("u", 1)}),
+        1_000,
+    )
+    assert encode_key("x") == b"\0\0\0\1x"
+    assert encode_transaction(stored) == (
+        struct.pack(">hqhib", 0, 7, 3, 60_000, 1)
+        + struct.pack(">i", 2)
+        + struct.pack(">h1siii", 1, b"t", 2, 0, 2)
+        + struct.pack(">h1sii", 1, b"u", 1, 1)
+        + struct.pack(">qq", 1_001, 1_000)
+    )
+
+
+@given(TRANSACTIONS, st.data())
+def test_a_torn_record_is_malformed(stored: Transaction, data: st.DataObject) -> None:
+    whole = encode_transaction(stored)
+    torn = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    with pytest.raises(MalformedRecord):
+        decode_transaction("x", torn)
+
+
+def test_the_newest_state_of_each_id_survives_a_restart(tmp_path: Path) -> None:
+    store = TransactionStore.open(tmp_path, CONFIG, clean=True)
+    store.put(transaction("a"))
+    store.put(transaction("b"))
+    store.put(transaction("gone"))
+    store.put(transaction("a", TransactionState.PREPARE_COMMIT))
+    store.remove("gone")
+    store.close()
+    store = TransactionStore.open(tmp_path, CONFIG, clean=True)
+    assert {each.transactional_id: each.state for each in store} == {
+        "a": TransactionState.PREPARE_COMMIT,
+        "b": TransactionState.EMPTY,
+    }
+    store.close()
+
+
+async def test_a_log_of_mostly_history_is_rewritten(tmp_path: Path) -> None:
+    def size() -> int:
+        return sum(each.stat().st_size for each in tmp_path.glob("*.log"))
+
+    store = TransactionStore.open(tmp_path, CONFIG, clean=True, rewrite_bytes=10_000)
+    store.put(transaction("rare"))
+    for _ in range(500):
+        store.put(transaction("busy"))
+    assert size() > 20_000
+    await store.maintain()
+    assert size() < 1_000
+    for _ in range(500):
+        store.put(transaction("busy", TransactionState.ONGOING))
+    store.close()
+    store = TransactionStore.open(tmp_path, CONFIG, clean=True, rewrite_bytes=10_000)
+    assert size() < 1_000
+    assert {each.transactional_id for each in store} == {"rare", "busy"}
+    store.close()
+
+
+def test_records_of_a_newer_version_are_skipped_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = TransactionStore.open(tmp_path, CONFIG, clean=True)
+    store.put(transaction("a"))
+    store.close()
+    log = PartitionLog.open(tmp_path, CONFIG, clean=True)
+    unknown_state = struct.pack(">hqhibiqq", 0, 1, 1, 1, 99, 0, 1, 1)
+    records = [NewRecord(b"\0\x63?", b"?"), NewRecord(encode_key("b"), unknown_state)]
+    batch = build_batch(records)
+    log.append(batch, [parse_header(batch)], now_ms=0)
+    log.close()
+    store = TransactionStore.open(tmp_path, CONFIG, clean=True)
+    assert [each.transactional_id for each in store] == ["a"]
+    assert "records=2" in capsys.readouterr().out
+    store.close()
