@@ -122,8 +122,13 @@ _SETTINGS: Final = (
 )
 
 
-def describe_broker_config(settings: BrokerSettings, node_id: int) -> list[ConfigEntry]:
-    """Every setting; none of them can be changed while the broker runs."""
+def describe_broker_config(
+    settings: BrokerSettings, node_id: int, listener: str
+) -> list[ConfigEntry]:
+    """Every setting; none of them can be changed while the broker runs.
+
+    `listener`: the URL of this node for the client that asks.
+    """
     built_in = type(settings)(data_dir=settings.data_dir)
     entries = [
         _entry(each.name, each.type, each.documentation, each.value(settings), each.value(built_in))
@@ -131,6 +136,7 @@ def describe_broker_config(settings: BrokerSettings, node_id: int) -> list[Confi
     ]
     node = str(node_id)
     entries += (
+        _given("advertised.listeners", ConfigType.LIST, "Where clients connect to.", listener),
         _entry("broker.id", ConfigType.INT, "This node.", node, node),
         _entry("default.replication.factor", ConfigType.INT, "There is one node.", "1", "1"),
         *_topic_defaults(settings, built_in),
@@ -148,6 +154,12 @@ def _topic_defaults(settings: BrokerSettings, built_in: BrokerSettings) -> Itera
                 str(getattr(default, setting.field)),
             )
             yield _entry(setting.broker_name, setting.type, setting.documentation, value, otherwise)
+
+
+def _given(name: str, kind: ConfigType, documentation: str, value: str) -> ConfigEntry:
+    """A setting without a default."""
+    synonyms = (Synonym(name, value, ConfigSource.BROKER),)
+    return ConfigEntry(name, kind, documentation, synonyms, read_only=True)
 
 
 def _entry(

@@ -49,8 +49,9 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
     ),
     Unsupported(
         "Several log directories (KIP-113, KIP-858)",
-        "There is one, which DescribeLogDirs shows; replicas cannot be moved.",
-        (34, 73),
+        "There is one, which DescribeLogDirs shows; AlterReplicaLogDirs to another one is refused with"
+        " LOG_DIR_NOT_FOUND.",
+        (73,),
     ),
     Unsupported(
         "Transaction markers sent by clients",
@@ -99,12 +100,6 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
         "Settings of groups and of client metrics (KIP-848, KIP-714)",
         "Only topics and the broker have settings; other resource types are refused with"
         " INVALID_REQUEST.",
-        (74,),
-    ),
-    Unsupported(
-        "Paged descriptions of topics (KIP-966)",
-        "Clients describe topics by Metadata.",
-        (75,),
     ),
     Unsupported(
         "Tiered storage (KIP-405)",

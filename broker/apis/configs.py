@@ -1,4 +1,7 @@
-"""DescribeConfigs: the settings of topics and of the broker (KIP-133, KIP-226, KIP-569)."""
+"""DescribeConfigs and ListConfigResources: settings of topics and of the broker.
+
+Sources: KIP-133, KIP-226 (synonyms), KIP-569 (types and documentation), KIP-1142 (the list).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,11 @@ from kio.schema.describe_configs.v4.response import (
     DescribeConfigsSynonym,
 )
 from kio.schema.errors import ErrorCode
+from kio.schema.list_config_resources.v1 import (
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
+)
+from kio.schema.list_config_resources.v1.response import ConfigResource
 from kio.static.primitive import i8
 
 from broker.api import NODE_ID, Api
@@ -27,6 +35,10 @@ if TYPE_CHECKING:
     from broker.config_entry import ConfigEntry
 
 __all__ = ["APIS"]
+
+_CLIENT_METRICS = 16
+_RESOURCE_TYPES = {2, 4, 8, _CLIENT_METRICS, 32}
+"""Kafka's; only topics and the broker have settings here."""
 
 
 def _describe_configs(
@@ -67,7 +79,8 @@ def _entries(context: RequestContext, resource: DescribeConfigsResource) -> list
         return describe_topic_config(topic.settings, topics.defaults)
     if int(resource.resource_type) == ResourceType.BROKER:
         check_broker(name)
-        return describe_broker_config(context.services.settings, NODE_ID)
+        address = f"PLAINTEXT://{context.node_host}:{context.node_port}"
+        return describe_broker_config(context.services.settings, NODE_ID, address)
     raise RequestError(
         ErrorCode.invalid_request,
         f"resource type {resource.resource_type} has no settings here: ask for topics (2) or"
@@ -93,7 +106,37 @@ def _shown(entry: ConfigEntry, request: DescribeConfigsRequest) -> DescribeConfi
     )
 
 
+def _list_config_resources(
+    context: RequestContext, request: ListConfigResourcesRequest
+) -> ListConfigResourcesResponse:
+    """What has settings, of the types asked for, or all (KIP-1142)."""
+    if not context.api_version:
+        wanted = {_CLIENT_METRICS}
+    else:
+        wanted = {int(each) for each in request.resource_types} or _RESOURCE_TYPES
+    found = [
+        *((ResourceType.TOPIC, topic.name) for topic in context.services.topics),
+        (ResourceType.BROKER, str(NODE_ID)),
+    ]
+    known = wanted <= _RESOURCE_TYPES
+    return ListConfigResourcesResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=ErrorCode.none if known else ErrorCode.unsupported_version,
+        config_resources=tuple(
+            ConfigResource(resource_name=name, resource_type=i8(kind))
+            for kind, name in found
+            if known and kind in wanted
+        ),
+    )
+
+
 APIS = (
+    Api(
+        _list_config_resources,
+        ListConfigResourcesRequest,
+        ListConfigResourcesResponse,
+        min_version=0,
+    ),
     Api(_describe_configs, DescribeConfigsRequest, DescribeConfigsResponse, min_version=1),
     *alter_configs.APIS,
 )

@@ -1,4 +1,4 @@
-"""Where the one replica of each partition is: DescribeLogDirs, ElectLeaders, reassignments.
+"""Where the one replica of each partition is: log directories, ElectLeaders, reassignments.
 
 There is one node, so it leads every partition already, and nothing can be moved: what Kafka answers in
 that case is answered here.
@@ -17,6 +17,14 @@ from kio.schema.alter_partition_reassignments.v0 import (
 from kio.schema.alter_partition_reassignments.v0.response import (
     ReassignablePartitionResponse,
     ReassignableTopicResponse,
+)
+from kio.schema.alter_replica_log_dirs.v2 import (
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+)
+from kio.schema.alter_replica_log_dirs.v2.response import (
+    AlterReplicaLogDirPartitionResult,
+    AlterReplicaLogDirTopicResult,
 )
 from kio.schema.describe_log_dirs.v4 import DescribeLogDirsRequest, DescribeLogDirsResponse
 from kio.schema.describe_log_dirs.v4.response import (
@@ -50,7 +58,7 @@ if TYPE_CHECKING:
 __all__ = ["APIS"]
 
 
-# -- DescribeLogDirs -------------------------------------------------------------------------------
+# -- log directories -------------------------------------------------------------------------------
 
 
 async def _describe_log_dirs(
@@ -103,6 +111,31 @@ def _log_size(partition: Partition) -> DescribeLogDirsPartition:
         partition_size=i64(partition.log.size_bytes),
         offset_lag=i64(0),
         is_future_key=False,
+    )
+
+
+def _alter_replica_log_dirs(
+    context: RequestContext, request: AlterReplicaLogDirsRequest
+) -> AlterReplicaLogDirsResponse:
+    """There is one directory, and every log is in it (KIP-113)."""
+    results: dict[str, list[AlterReplicaLogDirPartitionResult]] = {}
+    here = str(context.services.settings.data_dir.absolute())
+    for directory in request.dirs:
+        for topic in directory.topics:
+            for index in topic.partitions:
+                if context.services.topics.partition(topic.name, index) is None:
+                    code = ErrorCode.unknown_topic_or_partition
+                else:
+                    code = ErrorCode.none if directory.path == here else ErrorCode.log_dir_not_found
+                results.setdefault(topic.name, []).append(
+                    AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code)
+                )
+    return AlterReplicaLogDirsResponse(
+        throttle_time=NO_THROTTLE,
+        results=tuple(
+            AlterReplicaLogDirTopicResult(topic_name=TopicName(name), partitions=tuple(each))
+            for name, each in results.items()
+        ),
     )
 
 
@@ -183,6 +216,12 @@ def _reassign(
 
 APIS = (
     Api(_describe_log_dirs, DescribeLogDirsRequest, DescribeLogDirsResponse, min_version=1),
+    Api(
+        _alter_replica_log_dirs,
+        AlterReplicaLogDirsRequest,
+        AlterReplicaLogDirsResponse,
+        min_version=1,
+    ),
     Api(_elect_leaders, ElectLeadersRequest, ElectLeadersResponse, min_version=0),
     Api(
         _list_reassignments,

@@ -17,7 +17,7 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i8, i16, i32
 
 from broker.api import Api
-from broker.apis import partitions, replicas
+from broker.apis import describe_topics, partitions, replicas
 from broker.apis.common import NO_THROTTLE, STORAGE_FAILED
 from broker.apis.partitions import check_replicas
 from broker.errors import RequestError
@@ -191,6 +191,7 @@ async def _delete(context: RequestContext, name: str) -> tuple[ErrorCode, str]:
 APIS = (
     *partitions.APIS,
     *replicas.APIS,
+    *describe_topics.APIS,
     Api(_create_topics, CreateTopicsRequest, CreateTopicsResponse, min_version=2),
     Api(_delete_topics, v6.DeleteTopicsRequest, v6.DeleteTopicsResponse, min_version=6),
     Api(_delete_topics_by_name, v5.DeleteTopicsRequest, v5.DeleteTopicsResponse, min_version=1),

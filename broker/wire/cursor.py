@@ -12,6 +12,7 @@ from struct import Struct
 __all__ = ["Cursor", "MalformedRequest"]
 
 _NULL = -1
+_INT8 = Struct(">b").unpack_from
 _INT16 = Struct(">h").unpack_from
 _INT32 = Struct(">i").unpack_from
 
@@ -33,6 +34,10 @@ class Cursor:
         self._view = view
         self._end = len(view)
         self.position = position
+
+    def int8(self) -> int:
+        at = self._advance(1)
+        return int(_INT8(self._view, at)[0])
 
     def int16(self) -> int:
         at = self._advance(2)

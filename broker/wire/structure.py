@@ -55,8 +55,12 @@ class _Entity(NamedTuple):
     tagged: dict[int, _Piece]
 
 
-_Piece = int | str | _Array | _Entity
-"""How a field is encoded: so many bytes, "string", "bytes", an array, or an entity."""
+class _Nullable(NamedTuple):
+    entity: _Piece
+
+
+_Piece = int | str | _Array | _Entity | _Nullable
+"""How a field is encoded: so many bytes, "string", "bytes", an array, or an entity that may be null."""
 
 
 class _Walk:
@@ -89,6 +93,8 @@ class _Walk:
             self._array(piece, compact=compact)
         elif isinstance(piece, _Entity):
             self.entity(piece)
+        elif isinstance(piece, _Nullable) and self._cursor.int8() >= 0:
+            self._piece(piece.entity, compact=compact)
 
     def _array(self, array: _Array, *, compact: bool) -> None:
         count = self._cursor.array_length(compact=compact, nullable=array.nullable)
@@ -156,6 +162,7 @@ def _field(field: Field[Any]) -> _Piece:
     else:
         kind = field.metadata["kafka_type"]
         element = _SIZES.get(kind, kind)
-    if Ellipsis not in parts:
-        return element
-    return _Array(element, nullable=type(None) in get_args(field.type))
+    nullable = type(None) in get_args(field.type)
+    if Ellipsis in parts:
+        return _Array(element, nullable=nullable)
+    return _Nullable(element) if nullable and entity is not None else element

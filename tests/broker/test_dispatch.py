@@ -43,6 +43,7 @@ ADVERTISED = {
     28: (0, 3),  # TxnOffsetCommit
     32: (1, 4),  # DescribeConfigs
     33: (0, 2),  # AlterConfigs
+    34: (1, 2),  # AlterReplicaLogDirs
     35: (1, 4),  # DescribeLogDirs
     37: (0, 3),  # CreatePartitions
     42: (0, 2),  # DeleteGroups
@@ -55,6 +56,8 @@ ADVERTISED = {
     61: (0, 0),  # DescribeProducers
     65: (0, 0),  # DescribeTransactions
     66: (0, 1),  # ListTransactions
+    74: (0, 1),  # ListConfigResources
+    75: (0, 0),  # DescribeTopicPartitions
 }
 """Versions with which the usual clients were seen to work; changing one is a decision."""
 

@@ -7,7 +7,13 @@ from kio.schema.errors import ErrorCode
 from broker import Broker
 
 Connect = Callable[[Broker], Awaitable[Any]]
-DESCRIBE_LOG_DIRS, ELECT_LEADERS, ALTER_REASSIGNMENTS, LIST_REASSIGNMENTS = 35, 43, 45, 46
+ALTER_LOG_DIRS, DESCRIBE_LOG_DIRS, ELECT_LEADERS, ALTER_REASSIGNMENTS, LIST_REASSIGNMENTS = (
+    34,
+    35,
+    43,
+    45,
+    46,
+)
 
 
 @pytest.mark.parametrize("version", range(1, 5))
@@ -42,6 +48,26 @@ async def test_only_the_logs_that_are_asked_for_and_exist_are_described(
     response = await client.call(DESCRIBE_LOG_DIRS, 4, topics=topics)
     (topic,) = response.results[0].topics
     assert (topic.name, [each.partition_index for each in topic.partitions]) == ("t", [2])
+
+
+@pytest.mark.parametrize("version", range(1, 3))
+async def test_a_log_stays_in_the_one_directory(
+    broker: Broker, connect: Connect, version: int
+) -> None:
+    await broker.topics.create("t")
+    client = await connect(broker)
+    topics = [{"name": "t", "partitions": (0, 7)}]
+    for path, code in (
+        (str(broker.settings.data_dir), ErrorCode.none),
+        ("/elsewhere", ErrorCode.log_dir_not_found),
+    ):
+        dirs = [{"path": path, "topics": topics}]
+        response = await client.call(ALTER_LOG_DIRS, version, dirs=dirs)
+        (topic,) = response.results
+        assert [(each.partition_index, each.error_code) for each in topic.partitions] == [
+            (0, code),
+            (7, ErrorCode.unknown_topic_or_partition),
+        ]
 
 
 @pytest.mark.parametrize("version", range(3))

@@ -5,10 +5,14 @@ from typing import Any
 
 import pytest
 from kio.index import load_request_schema
+from kio.schema.describe_topic_partitions.v0 import DescribeTopicPartitionsRequest
+from kio.schema.describe_topic_partitions.v0.request import Cursor
 from kio.schema.fetch.v12 import FetchRequest
 from kio.schema.list_offsets.v1 import ListOffsetsRequest as LegacyListOffsets
 from kio.schema.list_offsets.v7 import ListOffsetsRequest
 from kio.schema.list_offsets.v7.request import ListOffsetsPartition, ListOffsetsTopic
+from kio.schema.types import TopicName
+from kio.static.primitive import i32
 
 from broker.dispatch import SERVED
 from broker.wire.cursor import MalformedRequest
@@ -90,3 +94,14 @@ def test_too_many_elements_are_refused() -> None:
     body = writable(pack(">i", MAX_ELEMENTS + 1) + names)
     with pytest.raises(MalformedRequest, match=f"more than {MAX_ELEMENTS} elements"):
         read_message(load_request_schema(3, 1), body)
+
+
+@pytest.mark.parametrize(
+    "cursor", [None, Cursor(topic_name=TopicName("t"), partition_index=i32(3))]
+)
+def test_an_entity_may_be_null_where_its_schema_says_so(cursor: Cursor | None) -> None:
+    request = DescribeTopicPartitionsRequest(topics=(), cursor=cursor)
+    body = write_message(request)
+    assert read_message(DescribeTopicPartitionsRequest, memoryview(body)) == request
+    with pytest.raises(MalformedRequest):
+        read_message(DescribeTopicPartitionsRequest, memoryview(body[:-2]))
