@@ -1,4 +1,4 @@
-"""`python -m interop.lock VERSION`: write the lock file for a release of Apache Kafka, with the help of `mvn`.
+"""`python -m interop.lock VERSION`: write the lock file for a release of Apache Kafka, with `mvn`.
 
 Maven resolves what `kafka_2.13` needs at run time, and the logging back end of Kafka's own distribution.
 """
@@ -13,6 +13,8 @@ import tempfile
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from rich.console import Console
 
 from interop.maven import Artifact
 
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         listed = directory / "resolved"
         command = ["mvn", "--quiet", "--batch-mode", "dependency:list", "-DincludeScope=runtime"]
         command += ["-DoutputAbsoluteArtifactFilename=true", f"-DoutputFile={listed}"]
-        done = subprocess.run(command, cwd=directory, check=False)
+        done = subprocess.run(command, cwd=directory, check=False)  # noqa: S603  nothing of others
         if done.returncode:
             return done.returncode
         artifacts = [
@@ -62,9 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for group, name, number, jar in _RESOLVED.findall(listed.read_text())
         ]
     lines = sorted(map(str, artifacts))
-    head = f"# Apache Kafka {version} and what it needs at run time; made by `python -m interop.lock {version}`."
+    head = f"# Apache Kafka {version} and what it needs; made by `python -m interop.lock {version}`"
     LOCK.write_text("\n".join([head, *lines, ""]))
-    print(f"{LOCK.name}: {len(lines)} jars")
+    Console(highlight=False).print(f"{LOCK.name}: {len(lines)} jars")
     return 0
 
 

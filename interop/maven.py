@@ -128,4 +128,3 @@ def _download(url: str) -> bytes:
                 ) from error
         time.sleep(_PAUSE * attempt)
     raise AssertionError("not reached")
-

@@ -30,7 +30,12 @@ _POLL: Final = 0.25
 _TAIL: Final = 30  # lines
 
 # A small JVM that starts fast: these nodes live for minutes.
-_JVM: Final = ("-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Djava.awt.headless=true")
+_JVM: Final = (
+    "-Xmx512m",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+UseSerialGC",
+    "-Djava.awt.headless=true",
+)
 _LOGGING: Final = ("-Dorg.apache.logging.log4j.level=INFO",)
 
 _PROPERTIES: Final = """\
