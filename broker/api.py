@@ -24,11 +24,15 @@ if TYPE_CHECKING:
     from broker.buffers import BufferPool
     from broker.groups import GroupCoordinator
     from broker.producer_ids import ProducerIds
+    from broker.security.acls import Authorizer, Operation, Resource
+    from broker.security.quotas import Quotas
+    from broker.security.sasl import SaslExchange
     from broker.settings import BrokerSettings
     from broker.topics import Topics
     from broker.transactions.coordinator import TransactionCoordinator
 
 __all__ = [
+    "ANONYMOUS",
     "NODE_ID",
     "AdvertisedVersions",
     "Api",
@@ -40,6 +44,9 @@ __all__ = [
     "RequestContext",
     "Services",
 ]
+
+ANONYMOUS = "User:ANONYMOUS"
+"""The principal of all clients that do not authenticate."""
 
 NODE_ID = 0
 """The one node of this cluster: every partition's leader and every group's coordinator."""
@@ -69,11 +76,17 @@ class Services:
     producer_ids: ProducerIds
     groups: GroupCoordinator
     transactions: TransactionCoordinator
+    authorizer: Authorizer | None = None  # None: everybody may do everything
+    quotas: Quotas | None = None  # None: as much as they like
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """Who asks, and in which version; `node_host` and `node_port` are how this client reaches us."""
+    """Who asks, and in which version; `node_host` and `node_port` are how this client reaches us.
+
+    `sasl` is the client's authentication while it is not over; `mute` stops listening to the client for
+    so many seconds.
+    """
 
     client_id: str
     client_host: str
@@ -83,6 +96,20 @@ class RequestContext:
     api_version: int
     principal: str
     services: Services
+    mute: Callable[[float], None]
+    sasl: SaslExchange | None = None
+
+    @property
+    def quota_owner(self) -> str:
+        """Whose quota it is: the user's; of clients that do not authenticate, the client id's."""
+        if self.principal == ANONYMOUS:
+            return f"client {self.client_id}"
+        return self.principal
+
+    def allows(self, operation: Operation, resource: Resource, name: str) -> bool:
+        """Whether this client may do so."""
+        authorizer = self.services.authorizer
+        return authorizer is None or authorizer.allows(self.principal, operation, resource, name)
 
 
 class CloseConnection(Exception):

@@ -24,6 +24,10 @@ from broker.maintenance import apply_retention, sync_due_logs
 from broker.membership import GroupSettings
 from broker.offsets import OffsetStore
 from broker.producer_ids import ProducerIds
+from broker.security.acls import Authorizer
+from broker.security.quotas import Quotas, Rate
+from broker.security.tls import server_context
+from broker.security.users import Users
 from broker.server import Server, bind
 from broker.topic_config import default_log_config
 from broker.topics import Topics
@@ -32,6 +36,7 @@ from broker.transactions.store import TransactionStore
 from broker.transactions.types import TransactionSettings
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Awaitable, Callable
     from types import TracebackType
 
@@ -55,8 +60,8 @@ class Broker:
     It runs in the event loop of whoever enters it. On leaving, it answers the requests that it has
     begun to handle, then writes, syncs and closes its logs.
 
-    Entering raises BrokerError when the port or the data directory is in use, or when the data cannot
-    be read.
+    Entering raises BrokerError when the port or the data directory is in use, or when the data, the
+    certificate, the users or the access rules cannot be read.
     """
 
     def __init__(self, settings: BrokerSettings) -> None:
@@ -83,6 +88,9 @@ class Broker:
     async def __aenter__(self) -> Self:
         settings = self.settings
         async with AsyncExitStack() as stack:
+            tls = _tls_context(settings)
+            users = Users(settings.users_file) if settings.users_file else None
+            authorizer = Authorizer(settings.acl_file) if settings.acl_file else None
             listener = bind(settings.host, settings.port)
             stack.callback(listener.close)
             self._port = listener.getsockname()[1]
@@ -122,15 +130,17 @@ class Broker:
                 producer_ids=producer_ids,
                 groups=groups,
                 transactions=transactions,
+                authorizer=authorizer,
+                quotas=_quotas(settings),
             )
-            server = Server(settings, Dispatcher(SERVED, services), appends)
+            server = Server(settings, Dispatcher(SERVED, services), appends, tls=tls, users=users)
             # At the end: no more requests, answers for who waits in a group or polls, then the rest.
             stack.push_async_callback(_shielded, server.drain)
             await stack.enter_async_context(groups)
             await stack.enter_async_context(transactions)
             stack.callback(topics.stop)
             stack.callback(server.stop)
-            await server.listen(listener)
+            server.listen(listener)
 
             tasks.start_soon(server.watch_connections)
             tasks.start_soon(sync_due_logs, topics, settings.fsync_interval, executor)
@@ -208,6 +218,22 @@ def _open_producer_ids(data: DataDirectory) -> ProducerIds:
         return ProducerIds(path)
     except (LogError, OSError) as error:
         raise BrokerError(f"the producer ids in {path} cannot be read: {error}") from error
+
+
+def _tls_context(settings: BrokerSettings) -> ssl.SSLContext | None:
+    if settings.tls_certificate is None or settings.tls_key is None:
+        return None
+    return server_context(settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
+
+
+def _quotas(settings: BrokerSettings) -> Quotas | None:
+    produce, fetch = settings.produce_quota_bytes, settings.fetch_quota_bytes
+    if produce is None and fetch is None:
+        return None
+    return Quotas(
+        produce=None if produce is None else Rate(produce),
+        fetch=None if fetch is None else Rate(fetch),
+    )
 
 
 def _group_settings(settings: BrokerSettings) -> GroupSettings:

@@ -4,6 +4,9 @@ Requests are handled one after the other. While one waits (a long poll, a join),
 being sent, or while the client does not read its responses, nothing more is read from it: that is the
 back-pressure in both directions. The exception is a produce request whose records are appended and
 only wait for the disk: the next one is taken in meanwhile, and shares its sync.
+
+Until a client has authenticated, if it must, requests are small and few kinds are handled. A client that
+exceeds its quota is answered, and then not listened to for a while (KIP-219).
 """
 
 from __future__ import annotations
@@ -20,15 +23,14 @@ import structlog
 from broker.api import Buffered, CloseConnection, Deferred
 from broker.dispatch import Client
 from broker.outbox import Outbox
+from broker.security.sasl import SaslExchange
+from broker.security.tls import certificate_principal
 from broker.wire.header import MIN_REQUEST_BYTES
 
 if TYPE_CHECKING:
     from broker.api import RawResponse
-    from broker.appends import Appends
-    from broker.buffers import BufferPool
-    from broker.dispatch import Answer, Dispatcher
+    from broker.dispatch import Answer
     from broker.server import Server
-    from broker.settings import BrokerSettings
 
 __all__ = ["Connection"]
 
@@ -38,31 +40,33 @@ CHUNK_BYTES = 256 * 1024
 """What is read at once: enough for many small requests, which then share a write and a response."""
 _SMALL_BYTES = 4 * 1024
 _LENGTH_BYTES = 4
+_FAREWELL = 1.0  # seconds
+_UNAUTHENTICATED_BYTES = 64 * 1024  # of one request
+_TLS_HANDSHAKE = 0x1603  # the first two bytes of TLS
 _LENGTH = Struct(">i").unpack_from
 
 
 class Connection(asyncio.BufferedProtocol):
     """The protocol object of one connection."""
 
-    def __init__(
-        self,
-        server: Server,
-        dispatcher: Dispatcher,
-        appends: Appends,
-        buffers: BufferPool,
-        settings: BrokerSettings,
-    ) -> None:
+    def __init__(self, server: Server, host: str) -> None:
+        """`host`: the client's address."""
         self._server = server
-        self._dispatcher = dispatcher
-        self._appends = appends
-        self._buffers = buffers
-        self._settings = settings
+        self._dispatcher = server.dispatcher
+        self._appends = server.appends
+        self._buffers = server.request_buffers
+        self._settings = server.settings
         self._loop = asyncio.get_running_loop()
+        self._host = host
         self._transport: asyncio.Transport
-        self._client = Client("", "", 0)
+        self._client = Client(host, "", 0, mute=self._mute)
         self._lost = False
         self._finishing = False
         self._last_progress = self._loop.time()
+        self._began = self._last_progress
+        self._min_request_bytes = MIN_REQUEST_BYTES
+        self._max_request_bytes = self._settings.request_max_bytes
+        self.was_made = False
 
         # receiving
         self._chunk: memoryview | None = None  # lent to the transport for whatever comes next
@@ -72,6 +76,7 @@ class Connection(asyncio.BufferedProtocol):
         self._unread: tuple[memoryview, int, int] | None = None  # received, must wait
         self._memory: asyncio.Future[memoryview] | None = None  # waits for a buffer
         self._reading = True
+        self._muted: asyncio.TimerHandle | None = None  # until its quota allows more
 
         # answering
         self._task: asyncio.Task[RawResponse] | None = None  # the handler that waits
@@ -80,17 +85,31 @@ class Connection(asyncio.BufferedProtocol):
     # -- the transport's side ----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.was_made = True
         self._transport = cast("asyncio.Transport", transport)
         self._outbox = Outbox(self._transport)
+        # Nothing is buffered by the transport. TLS compares by >=, to which 0 would mean always.
+        limit = 1 if self._transport.get_extra_info("ssl_object") else 0
+        self._transport.set_write_buffer_limits(limit, 0)
         # A client that vanished in the middle of a long wait is found out.
         self._transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
-        peer = self._transport.get_extra_info("peername") or ("", 0)
         host, port = self._transport.get_extra_info("sockname")[:2]
-        self._client = Client(
-            str(peer[0]),
-            self._settings.advertised_host or host,
-            self._settings.advertised_port or port,
-        )
+        self._client.node_host = self._settings.advertised_host or host
+        self._client.node_port = self._settings.advertised_port or port
+        certificate = self._transport.get_extra_info("peercert")
+        if certificate:
+            self._client.principal = certificate_principal(certificate)
+        if self._server.users is None:
+            self._server.settled()
+        else:
+            self._min_request_bytes = 0
+            self._max_request_bytes = _UNAUTHENTICATED_BYTES
+            self._client.sasl = SaslExchange(
+                self._server.users,
+                on_success=self._authenticated,
+                on_failure=self._refused,
+                checks=self._server.password_checks,
+            )
         self._server.connected(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -103,8 +122,10 @@ class Connection(asyncio.BufferedProtocol):
             if buffer is not None:
                 self._appends.after_write(partial(self._buffers.put, buffer))
         self._chunk = self._partial = self._unread = None
+        if self._muted is not None:
+            self._muted.cancel()
         self._outbox.close()
-        self._server.disconnected(self)
+        self._server.disconnected(self, self._host, settled=self._client.sasl is None)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._partial is not None:
@@ -137,10 +158,20 @@ class Connection(asyncio.BufferedProtocol):
     def check(self, now: float) -> None:
         """Close if the client makes no progress, or has nothing to say; `now`: the loop's time."""
         waited = now - self._last_progress
-        if self._outbox.is_blocked:
+        if (
+            self._client.sasl is not None
+            and now - self._began > self._settings.authentication_timeout
+        ):
+            self.abort(f"the client did not authenticate for {now - self._began:.0f} seconds")
+        elif self._outbox.is_blocked:
             if waited > self._settings.response_timeout:
                 self.abort(f"the client did not read its response for {waited:.0f} seconds")
-        elif self._task is not None or self._memory is not None or not self._outbox.is_empty:
+        elif (
+            self._task is not None
+            or self._memory is not None
+            or self._muted is not None
+            or not self._outbox.is_empty
+        ):
             pass  # it is our turn
         elif self._partial is not None:
             if waited > self._settings.request_timeout:
@@ -165,7 +196,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _busy(self) -> bool:
-        return self._task is not None or self._outbox.is_full
+        return self._task is not None or self._outbox.is_full or self._muted is not None
 
     @property
     def _closing(self) -> bool:
@@ -176,12 +207,9 @@ class Connection(asyncio.BufferedProtocol):
         size = 0
         while not self._closing and end - start >= _LENGTH_BYTES:
             size = _LENGTH(buffer, start)[0]
-            if not MIN_REQUEST_BYTES <= size <= self._settings.request_max_bytes:
+            if not self._min_request_bytes <= size <= self._max_request_bytes:
                 self._give_back(buffer)
-                self.abort(
-                    f"a request of {size} bytes: must be {MIN_REQUEST_BYTES} to"
-                    f" {self._settings.request_max_bytes}"
-                )
+                self._refuse_size(size)
                 return
             if self._busy:
                 self._outbox.send()
@@ -199,6 +227,15 @@ class Connection(asyncio.BufferedProtocol):
             self._keep_partial(buffer[start:end], wanted)
         self._give_back(buffer)
         self._outbox.send()
+
+    def _refuse_size(self, size: int) -> None:
+        if size >> 16 == _TLS_HANDSHAKE:
+            self.abort("the client speaks TLS, and this broker was started without a certificate")
+        else:
+            self.abort(
+                f"a request of {size} bytes: must be {self._min_request_bytes} to"
+                f" {self._max_request_bytes}"
+            )
 
     def _give_back(self, buffer: memoryview) -> None:
         """Appended records are written to the log from the buffer that they were received in."""
@@ -256,6 +293,31 @@ class Connection(asyncio.BufferedProtocol):
             self._reading = True
             self._transport.resume_reading()
 
+    # -- who it is, and how much it may send -------------------------------------------------------
+
+    def _authenticated(self, user: str) -> None:
+        client = self._client
+        client.sasl = None
+        client.principal = f"User:{user}"
+        client.contexts.clear()
+        self._min_request_bytes = MIN_REQUEST_BYTES
+        self._max_request_bytes = self._settings.request_max_bytes
+        self._server.settled()
+
+    def _refused(self) -> None:
+        # Not at once: some clients do not read the reason any more when they see the end.
+        self._loop.call_later(_FAREWELL, self.finish)
+
+    def _mute(self, seconds: float) -> None:
+        if self._muted is not None:
+            self._muted.cancel()
+        self._muted = self._loop.call_later(seconds, self._unmute)
+
+    def _unmute(self) -> None:
+        self._muted = None
+        self._last_progress = self._loop.time()
+        self._go_on()
+
     # -- answering ---------------------------------------------------------------------------------
 
     def _handle(self, frame: memoryview) -> None:
@@ -297,5 +359,10 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._go_on)  # not from here: it may append, and we are in a flush
 
     def _close_if_finished(self) -> None:
-        if self._finishing and self._task is None and self._outbox.is_empty:
+        if (
+            self._finishing
+            and self._task is None
+            and self._outbox.is_empty
+            and not self._transport.is_closing()
+        ):
             self._transport.close()

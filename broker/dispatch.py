@@ -11,8 +11,17 @@ import structlog
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode
 
-from broker.api import AdvertisedVersions, Api, CloseConnection, RawApi, RawResponse, RequestContext
+from broker.api import (
+    ANONYMOUS,
+    AdvertisedVersions,
+    Api,
+    CloseConnection,
+    RawApi,
+    RawResponse,
+    RequestContext,
+)
 from broker.apis import (
+    auth,
     cluster,
     configs,
     describe_transactions,
@@ -27,6 +36,8 @@ from broker.apis import (
     transactions,
     versions,
 )
+from broker.apis.guards import guarded
+from broker.apis.throttling import throttled
 from broker.unsupported import unsupported_feature
 from broker.wire.cursor import MalformedRequest
 from broker.wire.header import read_request_header, skip_header_tags
@@ -36,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from broker.api import Services
+    from broker.security.sasl import SaslExchange
 
 __all__ = ["SERVED", "Answer", "Client", "Dispatcher", "advertised_versions"]
 
@@ -57,6 +69,7 @@ SERVED: Sequence[AnyApi] = (
     *epochs.APIS,
     *configs.APIS,
     *cluster.APIS,
+    *auth.APIS,
 )
 """Every API of this broker."""
 
@@ -71,22 +84,32 @@ def advertised_versions(apis: Sequence[AnyApi]) -> list[AdvertisedVersions]:
 
 
 class Client:
-    """Who sent the requests of a connection, and how it reaches this broker."""
+    """Who sent the requests of a connection, and how it reaches this broker.
 
-    __slots__ = ("contexts", "host", "node_host", "node_port", "principal")
+    `sasl` is its authentication, as long as that is not over; `mute` stops listening to it.
+    """
 
-    def __init__(self, host: str, node_host: str, node_port: int) -> None:
+    __slots__ = ("contexts", "host", "mute", "node_host", "node_port", "principal", "sasl")
+
+    def __init__(
+        self, host: str, node_host: str, node_port: int, *, mute: Callable[[float], None]
+    ) -> None:
         self.host = host
         self.node_host = node_host
         self.node_port = node_port
-        self.principal = "User:ANONYMOUS"
+        self.mute = mute
+        self.principal = ANONYMOUS
+        self.sasl: SaslExchange | None = None
         self.contexts: dict[tuple[int, int], RequestContext] = {}
 
 
 class Answer(NamedTuple):
-    """The answer to one request, or who will give it; `flexible` selects the response's header."""
+    """The answer to one request, or who will give it; `flexible` selects the response's header.
 
-    correlation_id: int
+    A bare message of SASL has no correlation id.
+    """
+
+    correlation_id: int | None
     flexible: bool
     response: RawResponse | Awaitable[RawResponse]
 
@@ -106,7 +129,7 @@ class Dispatcher:
 
     def __init__(self, apis: Sequence[AnyApi], services: Services) -> None:
         self._apis = {
-            (api.key, version): api
+            (api.key, version): _secured(api, services)
             for api in apis
             for version in range(api.min_version, api.max_version + 1)
         }
@@ -129,7 +152,11 @@ class Dispatcher:
             raise CloseConnection("the request failed") from error
 
     def _dispatch(self, frame: memoryview, client: Client) -> Answer:
+        if client.sasl is not None and client.sasl.bare_tokens:
+            return Answer(None, flexible=False, response=auth.answer_bare(client.sasl, frame))
         key, version, correlation_id, client_id, body = read_request_header(frame)
+        if client.sasl is not None and key not in auth.BEFORE_AUTHENTICATION:
+            raise CloseConnection(f"a request of API {key} came before the client authenticated")
         route = self._routes.get((key, version)) or self._make_route(key, version)
         if route is None:
             return Answer(correlation_id, flexible=False, response=self._unknown(key, version))
@@ -150,6 +177,8 @@ class Dispatcher:
                 api_version=version,
                 principal=client.principal,
                 services=self._services,
+                sasl=client.sasl,
+                mute=client.mute,
             )
             client.contexts[key, version] = context
         return Answer(correlation_id, route.flexible_response, route.handle(context, frame[body:]))
@@ -189,6 +218,15 @@ class Dispatcher:
         return write_message(
             recast(versions.unsupported_version(self._services), load_response_schema(key, 0))
         )
+
+
+def _secured(api: AnyApi, services: Services) -> AnyApi:
+    """The same API, for those who may use it, and as much as they may."""
+    if services.authorizer is not None and isinstance(api, Api):
+        api = guarded(api)
+    if services.quotas is not None and isinstance(api, RawApi):
+        api = throttled(api, services.quotas)
+    return api
 
 
 def _handle_raw(

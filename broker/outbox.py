@@ -28,7 +28,6 @@ class Outbox:
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
-        transport.set_write_buffer_limits(high=0)
         self._transport = transport
         self._answers: deque[Answer] = deque()
         self._sending: tuple[Buffered, int] | None = None
@@ -101,7 +100,7 @@ class Outbox:
         if ready:
             self._transport.write(b"".join(ready))
 
-    def _begin_sending(self, correlation_id: int, response: Buffered, *, flexible: bool) -> None:
+    def _begin_sending(self, correlation_id: int | None, response: Buffered, *, flexible: bool) -> None:
         body_bytes = len(response.view) - FETCH_HEADROOM
         header = response_frame_header(correlation_id, body_bytes, flexible=flexible)
         start = FETCH_HEADROOM - len(header)

@@ -1,4 +1,4 @@
-"""The listening socket and all connections: accepted, counted, timed out, closed."""
+"""The listening socket and all connections: accepted, counted, encrypted, timed out, closed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ import structlog
 from broker.buffers import BufferPool
 from broker.connection import Connection
 from broker.errors import BrokerError
+from broker.security.admission import Admission
 
 if TYPE_CHECKING:
+    import ssl
+
     from broker.appends import Appends
     from broker.dispatch import Dispatcher
+    from broker.security.users import Users
     from broker.settings import BrokerSettings
 
 __all__ = ["Server", "bind"]
@@ -25,6 +29,11 @@ logger = structlog.get_logger(__name__)
 
 _SWEEP_INTERVAL = 1.0
 _BACKLOG = 1024
+_TLS_GOODBYE = 1.0  # seconds that a client has to answer that it knows of the end
+_PASSWORD_CHECKS = 2  # at the same time
+_ACCEPTED_AT_ONCE = 100
+_ACCEPT_PAUSE = 1.0
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -53,21 +62,38 @@ def bind(host: str, port: int) -> socket.socket:
 class Server:
     """Accepts connections and looks after them."""
 
-    def __init__(self, settings: BrokerSettings, dispatcher: Dispatcher, appends: Appends) -> None:
-        self._settings = settings
-        self._dispatcher = dispatcher
-        self._appends = appends
-        self._request_buffers = BufferPool(settings.request_memory_bytes)
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        dispatcher: Dispatcher,
+        appends: Appends,
+        *,
+        tls: ssl.SSLContext | None = None,
+        users: Users | None = None,
+    ) -> None:
+        """`tls`: what connections are encrypted by; `users`: who may authenticate, as all must then."""
+        self.settings = settings
+        self.dispatcher = dispatcher
+        self.appends = appends
+        self.users = users
+        self.request_buffers = BufferPool(settings.request_memory_bytes)
+        self.password_checks = anyio.CapacityLimiter(_PASSWORD_CHECKS)
+        self._tls = tls
+        self._admission = Admission(
+            total=settings.max_connections,
+            per_address=settings.max_connections_per_address,
+            unsettled=settings.max_unauthenticated_connections,
+        )
         self._connections: set[Connection] = set()
-        self._listener: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
+        self._opening: set[asyncio.Task[None]] = set()
         self._all_closed = anyio.Event()
 
-    async def listen(self, listener: socket.socket) -> None:
+    def listen(self, listener: socket.socket) -> None:
         """Accept connections from now on."""
-        loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(
-            self._new_connection, sock=listener, backlog=_BACKLOG
-        )
+        listener.listen(_BACKLOG)
+        self._listener = listener
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     async def watch_connections(self) -> None:
         """Close connections that stall or idle for too long; runs until it is cancelled."""
@@ -80,13 +106,17 @@ class Server:
     def stop(self) -> None:
         """Accept no more connections and requests; connections close when they have answered."""
         if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
+            self._listener = None
+        for opening in tuple(self._opening):
+            opening.cancel()
         for connection in tuple(self._connections):
             connection.finish()
 
     async def drain(self) -> None:
         """After `stop`: wait until all connections are closed; aborts them at the timeout."""
-        with anyio.move_on_after(self._settings.shutdown_timeout):
+        with anyio.move_on_after(self.settings.shutdown_timeout):
             while self._connections:
                 self._all_closed = anyio.Event()
                 await self._all_closed.wait()
@@ -97,21 +127,66 @@ class Server:
 
     def connected(self, connection: Connection) -> None:
         self._connections.add(connection)
-        if len(self._connections) > self._settings.max_connections:
-            connection.abort(
-                f"there are more than max_connections ({self._settings.max_connections})"
-            )
 
-    def disconnected(self, connection: Connection) -> None:
+    def settled(self) -> None:
+        """A client has shown who it is, or need not."""
+        self._admission.settled()
+
+    def disconnected(self, connection: Connection, host: str, *, settled: bool) -> None:
         self._connections.discard(connection)
+        self._admission.left(host, settled=settled)
         if not self._connections:
             self._all_closed.set()
 
-    def _new_connection(self) -> Connection:
-        return Connection(
-            self,
-            self._dispatcher,
-            self._appends,
-            self._request_buffers,
-            self._settings,
-        )
+    # -- accepting ---------------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                client, address = listener.accept()
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    self._pause_accepting(error)
+                return  # else it was closed before we came to it, or there is none
+            client.setblocking(False)  # noqa: FBT003
+            self._admit(client, str(address[0]))
+
+    def _pause_accepting(self, error: OSError) -> None:
+        logger.warning("no more connections can be accepted for now", reason=str(error))
+        loop = asyncio.get_running_loop()
+        if self._listener is not None:
+            loop.remove_reader(self._listener)
+            loop.call_later(_ACCEPT_PAUSE, self._resume_accepting)
+
+    def _resume_accepting(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
+
+    def _admit(self, client: socket.socket, host: str) -> None:
+        refusal = self._admission.admit(host)
+        if refusal is not None:
+            logger.warning("connection refused", client_host=host, reason=refusal)
+            client.close()
+            return
+        opening = asyncio.get_running_loop().create_task(self._open(client, host))
+        self._opening.add(opening)
+        opening.add_done_callback(self._opening.discard)
+
+    async def _open(self, client: socket.socket, host: str) -> None:
+        """Encrypt a connection if need be, and hand it over."""
+        connection = Connection(self, host)
+        times: dict[str, float] = {}
+        if self._tls is not None:
+            times["ssl_handshake_timeout"] = self.settings.authentication_timeout
+            times["ssl_shutdown_timeout"] = _TLS_GOODBYE
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, client, ssl=self._tls, **times
+            )
+        except OSError as error:
+            if self._tls is not None:
+                reason = f"no TLS connection came about: {error}"
+                logger.warning("connection closed", client_host=host, reason=reason)
+        finally:
+            if not connection.was_made:
+                self._admission.left(host, settled=False)

@@ -7,6 +7,7 @@ from pathlib import Path  # noqa: TC003  msgspec reads the annotations at run ti
 import msgspec
 
 from broker.log.config import FsyncPolicy  # noqa: TC001
+from broker.security.exposure import is_loopback
 
 __all__ = ["BrokerSettings"]
 
@@ -29,6 +30,18 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     port: int = 9092  # 0: any free port
     advertised_host: str | None = None  # default: the address that a client connected to
     advertised_port: int | None = None  # default: the port that was bound
+
+    # security
+    tls_certificate: Path | None = None  # a chain in PEM; with it, connections must be encrypted
+    tls_key: Path | None = None  # its private key in PEM
+    tls_client_ca: Path | None = None  # who signs the certificates that clients must then have
+    users_file: Path | None = None  # with it, clients must authenticate by SASL
+    acl_file: Path | None = None  # with it, what it does not allow is denied
+    insecure: bool = False  # other machines may connect without encryption or authentication
+    authentication_timeout: float = 10.0  # for TLS, and again for SASL
+    max_unauthenticated_connections: int = 1_000
+    produce_quota_bytes: int | None = None  # per second and user, or client id; None: no limit
+    fetch_quota_bytes: int | None = None  # the same
 
     # topics
     auto_create_topics: bool = True
@@ -67,6 +80,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     fetch_max_bytes: int = 4 * MIB  # of one fetch response, unless its first batch is larger
     response_memory_bytes: int = 256 * MIB  # all fetch responses that are being sent, together
     max_connections: int = 10_000
+    max_connections_per_address: int | None = None
     connection_idle_seconds: float = 600.0  # without a request
     request_timeout: float = 30.0  # without progress of a request that has begun to arrive
     response_timeout: float = 120.0  # without progress of a response that the client should read
@@ -98,6 +112,11 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "fetch_max_bytes",
             "control_request_max_bytes",
             "max_connections",
+            "max_connections_per_address",
+            "max_unauthenticated_connections",
+            "authentication_timeout",
+            "produce_quota_bytes",
+            "fetch_quota_bytes",
             "connection_idle_seconds",
             "request_timeout",
             "response_timeout",
@@ -126,5 +145,24 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 raise ValueError(
                     f"{low} ({getattr(self, low)}) must not be greater than {high} ({getattr(self, high)})"
                 )
+        self._check_security()
         if self.fsync not in ("always", "interval", "os"):
             raise ValueError(f"fsync must be always, interval or os, not {self.fsync!r}")
+
+    def _check_security(self) -> None:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key go together: set both or neither")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("tls_client_ca needs tls_certificate and tls_key")
+        if self.insecure or is_loopback(self.host):
+            return
+        missing = []
+        if self.tls_certificate is None:
+            missing.append("encryption: set tls_certificate and tls_key")
+        if self.users_file is None and self.tls_client_ca is None:
+            missing.append("authentication: set users_file (SASL) or tls_client_ca (mutual TLS)")
+        if missing:
+            raise ValueError(
+                f"host {self.host!r} lets other machines connect, without {'; without '.join(missing)};"
+                " or set insecure if whoever reaches it may read and write everything"
+            )

@@ -84,13 +84,33 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
         (38, 39, 40, 41),
     ),
     Unsupported(
-        "SASL handshake and authentication",
-        "Listeners without SASL: a client that is set up for it cannot connect.",
-        (17, 36),
+        "SASL by GSSAPI (Kerberos) and OAUTHBEARER",
+        "Refused with UNSUPPORTED_SASL_MECHANISM and the list of what is served: PLAIN, SCRAM-SHA-256,"
+        " SCRAM-SHA-512.",
     ),
-    Unsupported("Access control lists by protocol", "Not served.", (29, 30, 31)),
-    Unsupported("Client quotas by protocol (KIP-546)", "Not served.", (48, 49)),
-    Unsupported("SCRAM users by protocol (KIP-554)", "Not served.", (50, 51)),
+    Unsupported(
+        "Several listeners, with and without encryption",
+        "There is one, which is encrypted or not.",
+    ),
+    Unsupported(
+        "Access control lists by protocol; rules that deny; rules by host",
+        "What is allowed is in a file, made by `kmr broker acl`; what it does not allow is denied.",
+        (29, 30, 31),
+    ),
+    Unsupported(
+        "Client quotas by protocol (KIP-546); of requests (KIP-124)",
+        "One quota for each user, or client id, by --produce-quota-bytes and --fetch-quota-bytes.",
+        (48, 49),
+    ),
+    Unsupported(
+        "SCRAM users by protocol (KIP-554)",
+        "Users are in a file, made by `kmr broker user`, which may change while the broker runs.",
+        (50, 51),
+    ),
+    Unsupported(
+        "Which operations a client may do, in descriptions (KIP-430)",
+        "authorized_operations says that it is not known.",
+    ),
     Unsupported(
         "Client telemetry (KIP-714)",
         "Clients see that the broker does not collect their metrics and send none.",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -22,6 +23,60 @@ if TYPE_CHECKING:
 def anyio_backend() -> str:
     """The engine builds on aiokafka, so asyncio is the only backend."""
     return "asyncio"
+
+
+class Certificates(NamedTuple):
+    """Files in PEM: an authority, what it signed for 127.0.0.1 and localhost, and for a client."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+    client_certificate: Path
+    client_key: Path
+    stranger_certificate: Path
+    """Of a client that another authority signed, for the key `client_key`."""
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Made anew for each run, by the program `openssl`."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("certificates are made by the program openssl, which is not installed")
+    directory = tmp_path_factory.mktemp("certificates")
+
+    def run(*arguments: str) -> None:
+        subprocess.run([openssl, *arguments], cwd=directory, check=True, capture_output=True)
+
+    def authority(name: str) -> None:
+        run(
+            *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"),
+            *("-keyout", f"{name}.key", "-out", f"{name}.pem", "-days", "2"),
+            *("-subj", f"/CN={name}", "-addext", "keyUsage=critical,keyCertSign"),
+        )
+
+    def request(name: str, subject: str) -> None:
+        run(
+            *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"),
+            *("-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", subject),
+        )
+
+    def sign(name: str, by: str, out: str, extensions: str) -> None:
+        (directory / "extensions").write_text(extensions)
+        run(
+            *("x509", "-req", "-in", f"{name}.csr", "-CA", f"{by}.pem", "-CAkey", f"{by}.key"),
+            *("-CAcreateserial", "-days", "2", "-extfile", "extensions", "-out", out),
+        )
+
+    authority("authority")
+    authority("stranger")
+    request("broker", "/CN=broker")
+    request("client", "/O=Example, Inc./CN=client")
+    sign("broker", "authority", "broker.pem", "subjectAltName=IP:127.0.0.1,DNS:localhost")
+    sign("client", "authority", "client.pem", "extendedKeyUsage=clientAuth")
+    sign("client", "stranger", "client-by-stranger.pem", "extendedKeyUsage=clientAuth")
+    names = ("authority.pem", "broker.pem", "broker.key", "client.pem", "client.key")
+    return Certificates(*(directory / each for each in (*names, "client-by-stranger.pem")))
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from broker.apis.common import LEADER_EPOCH
 from broker.log.errors import LogCorrupt, OffsetOutOfRange
 from broker.partition import Watch
 from broker.records import parse_header
+from broker.security.acls import Operation, Resource
 from broker.wire.fetch import (
     ABORTED_TRANSACTION_BYTES,
     FetchResponseWriter,
@@ -96,6 +97,11 @@ class _Fetch:
         self._registry = services.topics
         self._buffers = services.response_buffers
         self._max_bytes = min(request.max_bytes, services.settings.fetch_max_bytes)
+        self._forbidden = {
+            topic.topic
+            for topic in request.topics
+            if not context.allows(Operation.READ, Resource.TOPIC, topic.topic)
+        }
         self._read_committed = request.isolation_level == _READ_COMMITTED
         self._overhead = fetch_response_overhead(
             [topic.topic for topic in request.topics],
@@ -162,7 +168,9 @@ class _Fetch:
     def _look_up_partition(self, topic: str, wanted: FetchPartition) -> _Wanted:
         partition = self._registry.partition(topic, wanted.partition)
         error, limit = ErrorCode.none, 0
-        if partition is None:
+        if topic in self._forbidden:
+            partition, error = None, ErrorCode.topic_authorization_failed
+        elif partition is None:
             error = ErrorCode.unknown_topic_or_partition
         elif (
             self._version >= _FIRST_WITH_LEADER_EPOCHS

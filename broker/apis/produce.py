@@ -27,6 +27,7 @@ from broker.records import (
     UnsupportedFormat,
     split_batches,
 )
+from broker.security.acls import Operation, Resource
 from broker.topics import INTERNAL_TOPICS
 from broker.transactions.types import TransactionError
 from broker.wire.produce import PartitionResult, read_produce_request, write_produce_response
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from broker.appends import Flush
     from broker.partition import Partition
     from broker.records import BatchHeader
+    from broker.wire.produce import ProduceRequest
 
 __all__ = ["APIS", "FIRST_SERVED_VERSION", "KEY"]
 
@@ -63,7 +65,7 @@ _REFUSALS = tuple(kind for kind, _ in _ERRORS)
 def _produce(context: RequestContext, body: memoryview) -> RawResponse:
     version = context.api_version
     request = read_produce_request(body, version)
-    refusal = _refusal(version, request.acks)
+    refusal = _refusal(context, request)
     now_ms = int(time.time() * 1000)
     flush: Flush | None = None
     results: list[tuple[str, list[PartitionResult]]] = []
@@ -71,9 +73,10 @@ def _produce(context: RequestContext, body: memoryview) -> RawResponse:
     for topic, partitions in request.topics:
         topic_results: list[PartitionResult] = []
         results.append((topic, topic_results))
+        topic_refusal = refusal or _forbidden(context, topic)
         for index, records in partitions:
-            if refusal is not None:
-                topic_results.append(_failed(index, *refusal))
+            if topic_refusal is not None:
+                topic_results.append(_failed(index, *topic_refusal))
                 continue
             partition = context.services.topics.partition(topic, index)
             if partition is None or topic in INTERNAL_TOPICS:
@@ -131,8 +134,9 @@ def _append(
     )
 
 
-def _refusal(version: int, acks: int) -> tuple[ErrorCode, str] | None:
+def _refusal(context: RequestContext, request: ProduceRequest) -> tuple[ErrorCode, str] | None:
     """What is wrong with the request as a whole."""
+    version, acks, transactional_id = context.api_version, request.acks, request.transactional_id
     if version < FIRST_SERVED_VERSION:
         return (
             ErrorCode.unsupported_version,
@@ -140,7 +144,21 @@ def _refusal(version: int, acks: int) -> tuple[ErrorCode, str] | None:
         )
     if acks not in _ACKS:
         return ErrorCode.invalid_required_acks, f"acks = {acks}: must be -1 (all), 0 or 1"
+    if transactional_id is not None and not context.allows(
+        Operation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id
+    ):
+        return (
+            ErrorCode.transactional_id_authorization_failed,
+            f"{context.principal} may not write as transactional id {transactional_id!r}",
+        )
     return None
+
+
+def _forbidden(context: RequestContext, topic: str) -> tuple[ErrorCode, str] | None:
+    if context.allows(Operation.WRITE, Resource.TOPIC, topic):
+        return None
+    message = f"{context.principal} may not write to {topic!r}"
+    return ErrorCode.topic_authorization_failed, message
 
 
 def _check_transaction(

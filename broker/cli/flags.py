@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["HELP", "in_flags", "with_settings"]
 
-_NAMES: Final = {"data_dir": "--data", "default_partitions": "--partitions"}
+_NAMES: Final = {
+    "data_dir": "--data",
+    "default_partitions": "--partitions",
+    "users_file": "--users",
+    "acl_file": "--acls",
+}
 """Where the flag is not simply the name of the setting."""
 
 NO_LIMIT: Final = object()
@@ -30,10 +35,24 @@ NO_LIMIT: Final = object()
 HELP: Final[dict[str, dict[str, str]]] = {
     "Address and data": {
         "data_dir": "Directory for all data; created if missing. One broker at a time can use it.",
-        "host": "Address to listen on; 0.0.0.0 for every interface (there is no encryption yet).",
+        "host": "Address to listen on; 0.0.0.0 for every interface, which asks for TLS and users.",
         "port": "Port to listen on; 0 takes any free one.",
         "advertised_host": "Name that clients are told to connect to; default: the one they came to.",
         "advertised_port": "Port that clients are told to connect to; default: the bound one.",
+    },
+    "Security": {
+        "tls_certificate": "Certificate chain (PEM): connections must then be encrypted by TLS.",
+        "tls_key": "The private key (PEM) of the certificate, without a passphrase.",
+        "tls_client_ca": "Clients must have a certificate of these authorities (PEM): mutual TLS.",
+        "users_file": "Users made by `kmr broker user add`: clients must authenticate by SASL.",
+        "acl_file": "Rules made by `kmr broker acl allow`: what none of them allows is denied.",
+        "insecure": "Let other machines connect without encryption or authentication.",
+        "authentication_timeout": "Time that a client has for TLS, and again for SASL.",
+        "max_unauthenticated_connections": "Most connections at a time that have not got so far.",
+        "produce_quota_bytes": (
+            "Bytes that each user, or client id without users, may produce per second."
+        ),
+        "fetch_quota_bytes": "The same for what is fetched.",
     },
     "Topics": {
         "auto_create_topics": "Create a topic when a client first asks for it.",
@@ -79,6 +98,7 @@ HELP: Final[dict[str, dict[str, str]]] = {
         "fetch_max_bytes": "Largest fetch response, unless its first batch is larger.",
         "response_memory_bytes": "Memory for all fetch responses that are being sent.",
         "max_connections": "Most connections at a time.",
+        "max_connections_per_address": "The same from one address.",
         "connection_idle_seconds": "A connection without a request for so long is closed.",
         "request_timeout": "The same while a request has begun to arrive and does not go on.",
         "response_timeout": "The same while a client does not read its response.",

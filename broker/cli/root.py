@@ -2,7 +2,7 @@
 
 from cyclopts import App
 
-from broker.cli import group, log, topic
+from broker.cli import acl, group, log, topic, user
 from broker.cli.console import console
 from broker.cli.consume import consume
 from broker.cli.doctor import doctor
@@ -25,3 +25,5 @@ app.command(console)
 app.command(log.app)
 app.command(doctor)
 app.command(features)
+app.command(user.app)
+app.command(acl.app)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -16,6 +16,8 @@ __all__ = ["columns", "pairs", "required", "say", "say_json", "show_group", "sho
 
 if TYPE_CHECKING:
     from broker.cli.admin import GroupInfo, TopicInfo
+
+Name = TypeVar("Name", bound=str)
 
 
 def say(*lines: str) -> None:
@@ -58,7 +60,7 @@ def pairs(given: Iterable[str], what: str) -> dict[str, str]:
     return found
 
 
-def required(names: tuple[str, ...], what: str) -> tuple[str, ...]:
+def required(names: tuple[Name, ...], what: str) -> tuple[Name, ...]:
     """Names of which there must be one at least. Raises UsageError."""
     if not names:
         raise UsageError(f"name at least one {what}")

@@ -16,7 +16,9 @@ __all__ = [
     "ABORTED_TRANSACTION_BYTES",
     "FETCH_HEADROOM",
     "FetchResponseWriter",
+    "empty_fetch_response",
     "fetch_response_overhead",
+    "set_fetch_throttle",
 ]
 
 ABORTED_TRANSACTION_BYTES = 17
@@ -44,6 +46,19 @@ def fetch_response_overhead(names: list[str], partitions: int) -> int:
     return (
         _FIXED_OVERHEAD + len(names) * _TOPIC_OVERHEAD + encoded + partitions * _PARTITION_OVERHEAD
     )
+
+
+def set_fetch_throttle(response: memoryview, milliseconds: int) -> None:
+    """Say in a response, with its headroom, how long to wait."""
+    _THROTTLE_V4.pack_into(response, FETCH_HEADROOM, milliseconds)
+
+
+def empty_fetch_response(version: int, milliseconds: int) -> bytes:
+    """The body of a response without any topic, which says how long to wait."""
+    buffer = memoryview(bytearray(_FIXED_OVERHEAD))
+    response = FetchResponseWriter(buffer, version, 0).end()
+    set_fetch_throttle(response, milliseconds)
+    return bytes(response[FETCH_HEADROOM:])
 
 
 class FetchResponseWriter:

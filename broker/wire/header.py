@@ -19,6 +19,7 @@ _FIXED = Struct(">hhih")
 MIN_REQUEST_BYTES = _FIXED.size
 """API key, version, correlation id and the length of the client id; the oldest header has no more."""
 
+_LENGTH = Struct(">i")
 _RESPONSE = Struct(">ii")
 _FLEXIBLE_RESPONSE = Struct(">iib")
 
@@ -64,8 +65,13 @@ def skip_header_tags(frame: memoryview, position: int) -> int:
     return cursor.position
 
 
-def response_frame_header(correlation_id: int, body_bytes: int, *, flexible: bool) -> bytes:
-    """Length, correlation id and, in flexible versions, no tagged fields."""
+def response_frame_header(correlation_id: int | None, body_bytes: int, *, flexible: bool) -> bytes:
+    """Length, correlation id and, in flexible versions, no tagged fields.
+
+    Without a correlation id there is only the length: a bare message of SASL.
+    """
+    if correlation_id is None:
+        return _LENGTH.pack(body_bytes)
     if flexible:
         return _FLEXIBLE_RESPONSE.pack(body_bytes + 5, correlation_id, 0)
     return _RESPONSE.pack(body_bytes + 4, correlation_id)

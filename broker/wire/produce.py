@@ -11,7 +11,13 @@ from typing import NamedTuple
 
 from broker.wire.cursor import Cursor
 
-__all__ = ["PartitionResult", "ProduceRequest", "read_produce_request", "write_produce_response"]
+__all__ = [
+    "PartitionResult",
+    "ProduceRequest",
+    "read_produce_request",
+    "set_produce_throttle",
+    "write_produce_response",
+]
 
 _PARTITION_V0 = Struct(">ihq")
 _PARTITION_V2 = Struct(">ihqq")
@@ -67,7 +73,7 @@ def read_produce_request(body: memoryview, version: int) -> ProduceRequest:
 def write_produce_response(
     topics: list[tuple[str, list[PartitionResult]]], version: int
 ) -> bytearray:
-    """The response's body; throttling is not used."""
+    """The response's body, which says that there is nothing to wait for."""
     compact = version >= 9
     out = bytearray()
     _write_count(out, len(topics), compact=compact)
@@ -82,6 +88,15 @@ def write_produce_response(
         out += _NO_THROTTLE
     if compact:
         out.append(0)
+    return out
+
+
+def set_produce_throttle(body: bytes | bytearray, version: int, milliseconds: int) -> bytearray:
+    """The same response, which says how long to wait; version 0 has no place for it."""
+    out = body if isinstance(body, bytearray) else bytearray(body)
+    if version >= 1:
+        tags = 1 if version >= 9 else 0
+        _COUNT.pack_into(out, len(out) - tags - _COUNT.size, milliseconds)
     return out
 
 

@@ -109,7 +109,7 @@ async def test_an_occupied_port_is_named(start: Start, tmp_path: Path, broker: B
 @pytest.mark.parametrize("host", ["no such host", "203.0.113.1"])
 async def test_an_address_that_is_not_ours_is_refused(start: Start, host: str) -> None:
     with pytest.raises(BrokerError, match="cannot listen on"):
-        await start(host=host)
+        await start(host=host, insecure=True)
 
 
 async def test_a_data_directory_that_cannot_be_made_is_named(start: Start, tmp_path: Path) -> None:
@@ -192,12 +192,14 @@ async def test_the_stop_answers_a_long_poll_at_once(
 
 
 async def test_clients_are_told_the_advertised_address(start: Start) -> None:
-    broker = await start(host="0.0.0.0", advertised_host="kafka.example", advertised_port=9999)
+    broker = await start(
+        host="0.0.0.0", insecure=True, advertised_host="kafka.example", advertised_port=9999
+    )
     assert broker.bootstrap_servers == "kafka.example:9999"
 
 
 async def test_a_broker_on_all_addresses_names_the_one_that_its_client_used(start: Start) -> None:
-    broker = await start(host="0.0.0.0")
+    broker = await start(host="0.0.0.0", insecure=True)
     assert broker.bootstrap_servers.startswith("127.0.0.1:")
     assert await produce(broker, "t", b"a") == [0]
 
