@@ -482,9 +482,11 @@ class PartitionLog:
             raise LogFailed(failure)
 
     def _restored_producers(self, now_ms: int) -> ProducerStates:
-        return restore_producers(
+        producers = restore_producers(
             self.directory, list(self._segments), self._written_offset, now_ms=now_ms
         )
+        producers.aborted.forget_below(self._log_start_offset)
+        return producers
 
     def _delete_oldest(self) -> DeletedSegment:
         segment = self._segments.remove_oldest()

@@ -187,12 +187,14 @@ class Wire:
         found = topics[0].partitions[0]
         return found.error_code, found.committed_offset
 
-    async def fetch(self, offset: int = 0, *, committed: bool, version: int = 11) -> Fetched:
-        partition = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 2**20}
+    async def fetch(
+        self, offset: int = 0, *, committed: bool, version: int = 11, max_bytes: int = 2**20
+    ) -> Fetched:
+        partition = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": max_bytes}
         answer = await self.client.call(
             FETCH,
             version,
-            max_bytes=2**20,
+            max_bytes=max_bytes,
             isolation_level=int(committed),
             topics=[{"topic": "t", "partitions": [partition]}],
         )
@@ -275,6 +277,31 @@ async def test_an_aborted_transaction_is_named_to_who_reads_committed_records(
     assert (await wire.fetch(4, committed=True, version=version)).aborted == []
     assert (await wire.fetch(3, committed=True, version=version)).aborted == [(pid, 2)]
     assert (await wire.fetch(committed=False, version=version)).aborted is None
+
+
+@pytest.mark.parametrize("version", [4, 12])
+@pytest.mark.parametrize("max_bytes", [1, 100, 800, 1_500, 100_000])
+async def test_however_little_a_consumer_asks_for_it_learns_of_all_that_was_aborted(
+    wire: Wire, version: int, max_bytes: int
+) -> None:
+    names = [f"p{number}" for number in range(40)]
+    producers = [await wire.begin(name) for name in names]
+    for name, producer in zip(names, producers, strict=True):
+        await wire.add(producer, transactional_id=name)
+        assert await wire.produce(producer, 0, transactional_id=name) is OK
+    for name, producer in zip(names, producers, strict=True):
+        assert await wire.end(producer, commit=False, transactional_id=name) is OK
+    at, batches = 0, []
+    while at < 80:
+        found = await wire.fetch(at, committed=True, version=version, max_bytes=max_bytes)
+        assert found.batches, "a whole first batch comes whatever the limits are"
+        assert found.aborted is not None
+        first, last = found.batches[0][0], found.batches[-1][0]
+        met = {(pid, at) for at, (pid, _) in enumerate(producers) if first - 40 <= at <= last}
+        assert met <= set(found.aborted)
+        batches += found.batches
+        at = last + 1
+    assert [offset for offset, _, _ in batches] == list(range(80))
 
 
 async def test_committed_records_behind_an_open_transaction_wait_for_it(wire: Wire) -> None:
