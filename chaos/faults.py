@@ -101,6 +101,32 @@ class KillClickHouse(Fault):
         return "ClickHouse"
 
 
+class KillClickHouseWriting(Fault):
+    """SIGKILL of ClickHouse within milliseconds after INSERTs have reached it: some are half written."""
+
+    name = "kill-clickhouse-writing"
+    needs = frozenset({"clickhouse", "links"})
+    latest: ClassVar[float] = 0.03
+
+    async def strike(self, site: Site, random: Random) -> str:
+        """See `Fault.strike`."""
+        links = [_way(worker.clickhouse) for worker in site.workers]
+        for link in links:
+            link.hold_inserts()
+        try:
+            for worker, link in zip(site.workers, links, strict=True):
+                await site.until_joined(worker)
+                await link.until_held()
+            held = sum(link.holds for link in links)
+        finally:
+            for link in links:
+                link.release_inserts()
+        seconds = random.uniform(0, self.latest)
+        await anyio.sleep(seconds)
+        await _kill_and_start(_own(site.clickhouse))
+        return f"{seconds * 1_000:.0f} ms after {held} INSERTs"
+
+
 class KillEverything(Fault):
     """SIGKILL of everything at once: the power goes, and comes back (but for what is on its way to disk)."""
 
@@ -339,6 +365,7 @@ FAULTS: dict[str, Fault] = {
         RestartWorker(),
         KillBroker(),
         KillClickHouse(),
+        KillClickHouseWriting(),
         KillEverything(),
         PauseWorker(),
         LateInsert(),

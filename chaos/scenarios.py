@@ -140,6 +140,14 @@ LONG: Final = (
         patience=180,
     ),
     Scenario(
+        "torn-inserts",
+        "ClickHouse is killed 20 times while it writes",
+        Shape([_group("exactly-once", 3)], partitions=12, links=True),
+        ("kill-clickhouse-writing",),
+        rounds=20,
+        between=500,
+    ),
+    Scenario(
         "rebalance-storm",
         "8 workers, 32 partitions, 16 restarts of each, 100,000 records and more",
         Shape([_group("exactly-once", 8)], partitions=32, rate=2_000),
