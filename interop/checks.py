@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -77,7 +78,7 @@ class Checks:
             lines = check.detail.splitlines() or [""]
             detail = lines[0] if len(lines) == 1 else f"{lines[0]} ..."
             shown.add_row(
-                check.subject, check.name, _verdict(check), detail, f"{check.seconds:.1f}"
+                check.subject, check.name, _verdict(check), Text(detail), f"{check.seconds:.1f}"
             )
         return shown
 

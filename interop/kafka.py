@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 from rich.console import Console
+from rich.markup import escape
 
 from chaos.course import carry_out
 from chaos.report import write_report
@@ -156,7 +157,7 @@ class _Run:
 
     async def _chaos(self, scenario: Scenario, outside: Outside) -> str:
         def say(text: str) -> None:
-            self._console.print(f"  [dim]{scenario.name}: {text}[/]")
+            self._console.print(f"  [dim]{scenario.name}: {escape(text)}[/]")
 
         suffix = f"_{uuid.uuid4().hex[:8]}"
         outside = Outside(outside.bootstrap_servers, None, suffix, outside.replicas, outside.faults)
