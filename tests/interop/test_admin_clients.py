@@ -173,3 +173,15 @@ async def test_kafka_python_moves_nothing_where_there_is_one_node(kafka_python: 
     assert moved[at].errno == ErrorCode.invalid_replica_assignment
     elected = await kafka_python.elect_leaders(0, {"t": [0]}, raise_errors=False)
     assert "84" in str(elected) or "ElectionNotNeeded" in str(elected)
+
+
+async def test_kafka_python_describes_topics_page_by_page(kafka_python: Any) -> None:
+    page = await kafka_python.describe_topic_partitions(["t"], response_partition_limit=1)
+    assert [each["partition_index"] for each in page["topics"][0]["partitions"]] == [0]
+    rest = await kafka_python.describe_topic_partitions(["t"], cursor=page["next_cursor"])
+    assert [each["partition_index"] for each in rest["topics"][0]["partitions"]] == [1]
+    assert rest["next_cursor"] is None
+
+
+async def test_kafka_python_lists_what_has_settings(kafka_python: Any) -> None:
+    assert await kafka_python.list_config_resources() == {"topic": ["t"], "broker": ["0"]}
