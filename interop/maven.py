@@ -117,6 +117,7 @@ def _download(url: str) -> bytes:
                 content: bytes = response.read()
                 return content
         except HTTPError as error:
+            error.close()
             if error.code < 500 or attempt == _ATTEMPTS:
                 raise FetchFailed(f"{url}: HTTP {error.code} {error.reason}") from error
         except (HTTPException, OSError) as error:
