@@ -189,7 +189,9 @@ class GroupCoordinator:
         error = (
             _check_name(group_id) if anybody else self.check_commit(group_id, identity, generation)
         )
-        if error is None:
+        if error in (None, GroupError.REBALANCE_IN_PROGRESS):
+            # The latter is for members that commit themselves: it would be fatal to a producer.
+            error = None
             stamped = self._stamped(group_id, offsets)
             await self._store.commit_in_transaction(group_id, producer, stamped)
         return error
@@ -327,10 +329,15 @@ class GroupCoordinator:
         topics = group.subscribed_topics()
         if isinstance(topics, GroupError) or group.state is not GroupState.STABLE:
             return
+        pending = self._store.pending(group.id)
         committed = self._store.committed(group.id).items()
         self._store.remove_offsets(
             group.id,
-            [at for at, what in committed if at[0] not in topics and what.timestamp <= expired],
+            [
+                at
+                for at, what in committed
+                if at[0] not in topics and what.timestamp <= expired and at not in pending
+            ],
         )
 
     async def _maintain_store(self) -> None:

@@ -36,6 +36,7 @@ __all__ = ["TransactionCoordinator"]
 
 T = TypeVar("T")
 
+_EXPIRATION_INTERVAL_MS: Final = 60_000
 _MAX_ID_BYTES: Final = 32_767  # the longest string of the protocol's older versions
 
 logger = structlog.get_logger(__name__)
@@ -71,6 +72,7 @@ class TransactionCoordinator:
         self._completing: dict[str, asyncio.Task[None]] = {}
         self._changes: set[asyncio.Task[object]] = set()
         self._tasks: TaskGroup | None = None
+        self._next_expiration_ms = 0
 
     async def __aenter__(self) -> Self:
         await self._resume()
@@ -165,7 +167,7 @@ class TransactionCoordinator:
         """
         completing = []
         now_ms = self.now_ms()
-        for transaction in self._store:
+        for transaction in self._store.active:
             if lifecycle.is_timed_out(transaction, now_ms):
                 logger.warning(
                     "a transaction took longer than its timeout and is aborted",
@@ -178,10 +180,11 @@ class TransactionCoordinator:
                 completing.append(self._complete(fenced))
             elif transaction.state.is_prepared:
                 completing.append(self._complete(transaction, again=True))
-            elif lifecycle.is_expired(transaction, now_ms, self._settings.id_expiration_ms):
-                self._store.remove(transaction.transactional_id)
         if completing:
             await asyncio.wait(completing)
+        if now_ms >= self._next_expiration_ms:
+            self._next_expiration_ms = now_ms + _EXPIRATION_INTERVAL_MS
+            self._expire(now_ms)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -264,25 +267,24 @@ class TransactionCoordinator:
         finally:
             del self._completing[prepared.transactional_id]
 
+    def _expire(self, now_ms: int) -> None:
+        for transaction in self._store:
+            if lifecycle.is_expired(transaction, now_ms, self._settings.id_expiration_ms):
+                self._store.remove(transaction.transactional_id)
+
     async def _resume(self) -> None:
         """Go on where a kill has interrupted the last broker."""
-        for transaction in self._store:
+        for transaction in self._store.active:
             if transaction.state.is_prepared:
                 await self._complete(transaction, again=True)
-        aborted = await self._markers.abort_unknown(self._is_known)
+        known = {each.producer.producer_id: each.partitions for each in self._store.active}
+        aborted = await self._markers.abort_unknown(known)
         if aborted:
             logger.warning(
                 "open transactions that their coordinator does not know of were aborted;"
                 " a power loss can cause this, see --fsync",
                 transactions=aborted,
             )
-
-    def _is_known(self, producer: ProducerIdentity, partition: TopicPartition) -> bool:
-        return any(
-            transaction.producer.producer_id == producer.producer_id
-            and partition in transaction.partitions
-            for transaction in self._store
-        )
 
     async def _check_now_and_then(self) -> None:
         failing = False

@@ -174,8 +174,7 @@ def is_timed_out(current: Transaction, now_ms: int) -> bool:
 
 def is_expired(current: Transaction, now_ms: int, expiration_ms: int) -> bool:
     """Whether the transactional id has not been used for so long that it may be forgotten."""
-    idle = current.state is not TransactionState.ONGOING and not current.state.is_prepared
-    return idle and now_ms - current.updated_ms >= expiration_ms
+    return not current.state.is_active and now_ms - current.updated_ms >= expiration_ms
 
 
 def _check(

@@ -15,7 +15,7 @@ from broker.records import LEADER_EPOCH, parse_header
 from broker.transactions.types import TransactionState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from broker.appends import Appends, Flush
     from broker.groups import GroupCoordinator
@@ -73,20 +73,24 @@ class MarkerWriter:
             complete = await self._write_to_groups(marker, producer) and complete
         return complete
 
-    async def abort_unknown(self, known: Callable[[ProducerIdentity, TopicPartition], bool]) -> int:
-        """Abort what is open in partitions and not `known`; returns how many transactions of them.
+    async def abort_unknown(self, known: Mapping[int, Collection[TopicPartition]]) -> int:
+        """Abort what is open and not `known`; returns how many times a partition had such a thing.
 
         Nobody would ever end it: consumers of committed records would wait for ever.
+
+        Args:
+            known: the partitions of the transaction that each producer id has open.
         """
         aborted = 0
         marker = Marker(committed=False, coordinator_epoch=LEADER_EPOCH)
         for partition in self._topics.partitions:
             for producer in partition.log.producers.open_transactions:
-                if not known(producer, (partition.topic, partition.index)):
+                where = (partition.topic, partition.index)
+                if where not in known.get(producer.producer_id, ()):
                     await self._write_to_partitions([partition], marker, producer)
                     aborted += 1
         for producer in self._groups.pending_producers():
-            if not known(producer, OFFSETS_PARTITION):
+            if OFFSETS_PARTITION not in known.get(producer.producer_id, ()):
                 await self._write_to_groups(marker, producer)
                 aborted += 1
         return aborted

@@ -42,6 +42,7 @@ class TransactionStore:
         """Take over an open log without reading it; use `open`."""
         self._log = log
         self._transactions: dict[str, Transaction] = {}
+        self._active: dict[str, Transaction] = {}
 
     @classmethod
     def open(
@@ -77,6 +78,11 @@ class TransactionStore:
         return iter(tuple(self._transactions.values()))
 
     @property
+    def active(self) -> list[Transaction]:
+        """Those that have not ended for all of their partitions."""
+        return list(self._active.values())
+
+    @property
     def log_end(self) -> int:
         """Log offset after the newest change."""
         return self._log.end
@@ -89,13 +95,13 @@ class TransactionStore:
         """Store a new state; returns the log offset to wait for."""
         key = encode_key(transaction.transactional_id)
         end = self._log.append([NewRecord(key, encode_transaction(transaction))])
-        self._transactions[transaction.transactional_id] = transaction
+        self._remember(transaction)
         return end
 
     def remove(self, transactional_id: str) -> None:
         """Forget a transactional id."""
         self._log.append([NewRecord(encode_key(transactional_id), None)])
-        del self._transactions[transactional_id]
+        self._forget(transactional_id)
 
     async def until_durable(self, log_offset: int) -> None:
         """Wait until a change may be acknowledged."""
@@ -128,6 +134,17 @@ class TransactionStore:
     def _replay(self, key: bytes | None, value: bytes | None) -> None:
         transactional_id = decode_key(key or b"")
         if value is None:
-            self._transactions.pop(transactional_id, None)
+            self._forget(transactional_id)
         else:
-            self._transactions[transactional_id] = decode_transaction(transactional_id, value)
+            self._remember(decode_transaction(transactional_id, value))
+
+    def _remember(self, transaction: Transaction) -> None:
+        self._transactions[transaction.transactional_id] = transaction
+        if transaction.state.is_active:
+            self._active[transaction.transactional_id] = transaction
+        else:
+            self._active.pop(transaction.transactional_id, None)
+
+    def _forget(self, transactional_id: str) -> None:
+        self._transactions.pop(transactional_id, None)
+        self._active.pop(transactional_id, None)

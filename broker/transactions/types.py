@@ -41,6 +41,11 @@ class TransactionState(Enum):
     COMPLETE_ABORT = "CompleteAbort"
 
     @property
+    def is_active(self) -> bool:
+        """Whether there is a transaction that has not ended for all of its partitions."""
+        return self is TransactionState.ONGOING or self.is_prepared
+
+    @property
     def is_prepared(self) -> bool:
         """Whether it is decided how the transaction ends, and its markers are being written."""
         return self in (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)

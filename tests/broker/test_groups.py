@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from broker.groups import GroupCoordinator
 from broker.log.config import LogConfig
 from broker.log.errors import LogFailed
+from broker.markers import Marker
 from broker.membership.types import (
     GroupError,
     GroupSettings,
@@ -22,6 +24,7 @@ from broker.membership.types import (
     SyncRequest,
 )
 from broker.offsets import OffsetStore
+from broker.producers import ProducerIdentity
 
 NOBODY = MemberIdentity("")
 SETTINGS = GroupSettings(offsets_retention=100, cleanup_interval=10)
@@ -290,3 +293,32 @@ async def test_a_group_works_on_when_its_generation_cannot_be_stored(
         monkeypatch.setattr(OffsetStore, "store_group", failing)
         joined = await join_alone(groups)
         assert groups.heartbeat("g", MemberIdentity(joined.member_id), joined.generation) is None
+
+
+async def test_a_transaction_may_commit_offsets_while_assignments_are_on_their_way(
+    bench: Bench,
+) -> None:
+    producer = ProducerIdentity(1, 0)
+    async with bench.running() as groups:
+        joined = await groups.join("g", request())  # and nobody has brought the assignments
+        member = MemberIdentity(joined.member_id)
+        offsets = {("t", 0): (5, -1, "")}
+        refused = await groups.commit("g", member, joined.generation, offsets)
+        assert refused is GroupError.REBALANCE_IN_PROGRESS
+        commit = partial(groups.commit_in_transaction, "g", member, joined.generation)
+        assert await commit(producer, offsets) is None
+        assert groups.pending_offsets("g") == {("t", 0)}
+        stale = await groups.commit_in_transaction("g", member, 7, producer, offsets)
+        assert stale is GroupError.ILLEGAL_GENERATION
+
+
+async def test_a_group_whose_offsets_wait_for_a_transaction_is_not_forgotten(bench: Bench) -> None:
+    producer = ProducerIdentity(1, 0)
+    async with bench.running() as groups:
+        await groups.commit("g", NOBODY, -1, {("t", 0): (5, -1, "")})
+        await groups.commit_in_transaction("g", NOBODY, -1, producer, {("t", 0): (6, -1, "")})
+        bench.clock.advance(SETTINGS.offsets_retention + SETTINGS.cleanup_interval)
+        assert (await groups.fetch_offsets("g", None))["t", 0].offset == 5
+        await groups.end_transaction(producer, Marker(committed=False, coordinator_epoch=0))
+        bench.clock.advance(SETTINGS.cleanup_interval)
+        assert await groups.fetch_offsets("g", None) == {}

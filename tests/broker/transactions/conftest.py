@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PARTITIONS = 2
 TIMEOUT_MS = 60_000
 SETTINGS = TransactionSettings(
-    max_timeout_ms=TIMEOUT_MS, id_expiration_ms=1_000_000, check_interval=10**6
+    max_timeout_ms=TIMEOUT_MS, id_expiration_ms=100_000_000, check_interval=10**6
 )
 OFFSETS = ("t", 0)
 """The partition whose offsets the group "g" commits."""

@@ -124,9 +124,11 @@ async def test_the_timeout_goes_on_over_a_restart(disk: Disk) -> None:
 async def test_a_transactional_id_that_is_not_used_is_forgotten(disk: Disk) -> None:
     async with disk.running() as node:
         idle = await node.begin("idle")
+        disk.clock.seconds += 60_000
+        await node.coordinator.check()
         busy = await node.begin("busy")
         await node.produce("busy", busy, 0, 0, b"v")
-        disk.clock.seconds += 1_000
+        disk.clock.seconds += 40_000
         await node.coordinator.check()
         assert [each.transactional_id for each in node.store] == ["busy"]
         unknown = TransactionError.INVALID_PRODUCER_ID_MAPPING
