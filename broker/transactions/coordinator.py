@@ -69,7 +69,7 @@ class TransactionCoordinator:
         self._new_producer_id = new_producer_id
         self._now = now
         self._markers = MarkerWriter(topics, appends, groups, now_ms=self.now_ms)
-        self._completing: dict[str, asyncio.Task[None]] = {}
+        self._completing: dict[str, asyncio.Task[bool]] = {}
         self._changes: set[asyncio.Task[object]] = set()
         self._tasks: TaskGroup | None = None
         self._next_expiration_ms = 0
@@ -202,11 +202,11 @@ class TransactionCoordinator:
             )
             if isinstance(transaction, TransactionError):
                 return transaction
-            end = self._store.put(transaction)
+            self._store.put(transaction)
             if transaction.state is TransactionState.PREPARE_ABORT:
                 self._complete(transaction)
                 return TransactionError.CONCURRENT_TRANSACTIONS
-            await self._store.until_durable(end)
+            await self._store.until_durable()
         except (LogError, OSError) as error:
             return _refused(transactional_id, error)
         return transaction.producer
@@ -223,7 +223,8 @@ class TransactionCoordinator:
             return transaction
         try:
             if transaction is not current:
-                await self._store.until_durable(self._store.put(transaction))
+                self._store.put(transaction)
+            await self._store.until_durable()
         except LogError as error:
             return _refused(transactional_id, error)
         return None
@@ -238,24 +239,29 @@ class TransactionCoordinator:
         if transaction is current:
             return None
         try:
-            await self._store.until_durable(self._store.put(transaction))
+            self._store.put(transaction)
         except LogError as error:
             return _refused(transactional_id, error)
-        await self._complete(transaction)
-        return None
+        decided = await self._complete(transaction)
+        return None if decided else TransactionError.COORDINATOR_NOT_AVAILABLE
 
-    def _complete(self, prepared: Transaction, *, again: bool = False) -> asyncio.Task[None]:
-        """Have the markers written; one task at a time for each transaction."""
+    def _complete(self, prepared: Transaction, *, again: bool = False) -> asyncio.Task[bool]:
+        """Have the markers written; to be called at once when the decision has been stored.
+
+        One task at a time for each transaction: a marker that came later could end the next one.
+        """
         running = self._completing.get(prepared.transactional_id)
         if running is None:
             running = asyncio.create_task(self._write_markers(prepared, again=again))
             self._completing[prepared.transactional_id] = running
         return running
 
-    async def _write_markers(self, prepared: Transaction, *, again: bool) -> None:
-        """What fails is logged, and `check` tries it again."""
+    async def _write_markers(self, prepared: Transaction, *, again: bool) -> bool:
+        """Returns whether the decision holds; what fails is logged, and `check` tries it again."""
+        decided = False
         try:
-            await self._store.until_durable(self._store.log_end)  # the decision, before all else
+            await self._store.until_durable()
+            decided = True
             if await self._markers.write(prepared, again=again):
                 self._store.put(lifecycle.complete(prepared, self.now_ms()))
         except LogError as error:
@@ -266,6 +272,7 @@ class TransactionCoordinator:
             )
         finally:
             del self._completing[prepared.transactional_id]
+        return decided
 
     def _expire(self, now_ms: int) -> None:
         for transaction in self._store:

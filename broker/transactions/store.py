@@ -82,30 +82,24 @@ class TransactionStore:
         """Those that have not ended for all of their partitions."""
         return list(self._active.values())
 
-    @property
-    def log_end(self) -> int:
-        """Log offset after the newest change."""
-        return self._log.end
-
     def get(self, transactional_id: str) -> Transaction | None:
         """The newest state of a transactional id."""
         return self._transactions.get(transactional_id)
 
-    def put(self, transaction: Transaction) -> int:
-        """Store a new state; returns the log offset to wait for."""
+    def put(self, transaction: Transaction) -> None:
+        """Store a new state."""
         key = encode_key(transaction.transactional_id)
-        end = self._log.append([NewRecord(key, encode_transaction(transaction))])
+        self._log.append([NewRecord(key, encode_transaction(transaction))])
         self._remember(transaction)
-        return end
 
     def remove(self, transactional_id: str) -> None:
         """Forget a transactional id."""
         self._log.append([NewRecord(encode_key(transactional_id), None)])
         self._forget(transactional_id)
 
-    async def until_durable(self, log_offset: int) -> None:
-        """Wait until a change may be acknowledged."""
-        await self._log.until_durable(log_offset)
+    async def until_durable(self) -> None:
+        """Wait until all changes so far may be acknowledged."""
+        await self._log.until_durable(self._log.end)
 
     async def maintain(self) -> None:
         """Sync when the fsync policy says so, rewrite when the log is too large."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -83,6 +84,58 @@ async def test_markers_that_were_written_before_the_kill_are_not_written_again(d
     async with disk.running() as node:
         ends = [each.log.next_offset for each in node.topics.partitions]
         assert ends == [2, 2]
+
+
+async def test_markers_are_written_once_however_long_the_disk_takes_for_the_decision(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = PartitionLog.fsync
+    syncing, may_sync = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow(log: PartitionLog) -> int:
+        if log.directory.name == "transactions":
+            loop.call_soon_threadsafe(syncing.set)
+            assert may_sync.wait(60)
+        return fsync(log)
+
+    async with disk.running(fsync="always") as node:
+        producer = await node.begin()
+        await node.produce("x", producer, 0, 0, b"v")
+        monkeypatch.setattr(PartitionLog, "fsync", slow)
+        ending = asyncio.ensure_future(node.coordinator.end("x", producer, commit=True))
+        await syncing.wait()
+        checking = asyncio.ensure_future(node.coordinator.check())
+        await asyncio.sleep(0)
+        assert node.committed(0) == []
+        may_sync.set()
+        await checking
+        assert await ending is None
+        assert node.topics.partition("t", 0).log.next_offset == 2
+        assert await node.produce("x", producer, 0, 1, b"next") is None
+        assert node.committed(0) == [b"v"]
+        assert node.store.get("x").state is TransactionState.ONGOING
+
+
+async def test_a_decision_that_the_disk_may_forget_is_not_acknowledged(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: PartitionLog) -> int:
+        raise LogFailed("the disk failed to sync")
+
+    unavailable = TransactionError.COORDINATOR_NOT_AVAILABLE
+    async with disk.running(fsync="always") as node:
+        producer = await node.begin()
+        await node.produce("x", producer, 0, 0, b"v")
+        with monkeypatch.context() as patch:
+            patch.setattr(PartitionLog, "fsync", broken)
+            for _ in "12":
+                added = await node.coordinator.add_partitions("x", producer, [("t", 1)])
+                assert added is unavailable
+            assert await node.coordinator.end("x", producer, commit=True) is unavailable
+            assert node.committed(0) == []
+        await node.coordinator.check()
+        assert node.committed(0) == [b"v"]
 
 
 async def test_a_transaction_that_takes_too_long_is_aborted_and_its_producer_fenced(
