@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pytest
 
@@ -16,9 +17,13 @@ from .clients.via_aiokafka import Aiokafka
 from .clients.via_kafka_python import KafkaPython
 from .clients.via_kcat import Kcat
 from .clients.via_librdkafka import Librdkafka
+from .outside import BOOTSTRAP_VARIABLE, OutsideBroker, only_ours
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from broker import Broker
+    from framework.testing import StartBroker
 
     from .clients.base import AdminClient, Client
 
@@ -27,8 +32,31 @@ CLIENTS = (*ADMIN_CLIENTS, Kcat())
 MEMBERS = (*CLIENTS, Librdkafka(cooperative=True))
 
 
+OUTSIDE = os.environ.get(BOOTSTRAP_VARIABLE)
+"""The address of another broker to test in place of ours; None: ours."""
+
 LEAKS = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 """kafka-python forgets to close sockets that could not connect."""
+
+
+@pytest.fixture
+def start_broker(start_broker: StartBroker) -> StartBroker:
+    """Our own broker, with settings that a test chooses."""
+
+    async def refuse(**settings: Any) -> Broker:
+        only_ours("settings")
+
+    return refuse if OUTSIDE else start_broker
+
+
+@pytest.fixture
+async def broker(start_broker: StartBroker) -> Broker:
+    """A broker without topics and groups: one of this process, or another that was named."""
+    if OUTSIDE is None:
+        return await start_broker()
+    outside = OutsideBroker(OUTSIDE)
+    await outside.topics.delete_all()
+    return cast("Broker", outside)
 
 
 @pytest.fixture(params=[pytest.param(each, id=each.name, marks=LEAKS) for each in CLIENTS])
@@ -133,6 +161,8 @@ def serve_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
 
 
 def _serve(log: Path) -> Iterator[Serve]:
+    if OUTSIDE:
+        only_ours("a process")
     with ExitStack() as started:
 
         def serve(data: Path, *, port: int = 0, **settings: object) -> BrokerProcess:
