@@ -168,6 +168,7 @@ class ClickHouseWriter(Reducer):
         self._shares = False
         self._announcement: Announcement | None = None
         self._replayed = False
+        self._tried = False  # since the last flush that was complete
         self._warned: set[str] = set()
 
     def spawn(self) -> Self:
@@ -287,12 +288,13 @@ class ClickHouseWriter(Reducer):
         if not self._added:
             return Empty()
         results: list[list[Poisoned] | Retry | Exception] = []
+        repeated, self._tried = self._replayed or self._tried, True
 
         async def write(insert: Insert) -> None:
             async with limiter:
                 try:
                     result = await inserter.write(insert)
-                    if self._replayed and isinstance(result, list):
+                    if repeated and isinstance(result, list):
                         result = await verify(inserter, insert, result) or result
                     results.append(result)
                 except Exception as error:  # noqa: BLE001  the others are still written, and remembered
@@ -309,6 +311,7 @@ class ClickHouseWriter(Reducer):
                 return result
             poisoned += result
         inserter.forget()
+        self._tried = False
         return Flushed(poisoned=poisoned)
 
     def _inserts(self) -> list[Insert]:

@@ -1,4 +1,4 @@
-"""After a range was written again: are its rows in the table?
+"""After an insert was repeated: are its rows in the table?
 
 A server without replication that dies between noting a token and writing the part remembers an insert that
 it does not have. Where the table has the columns, that is seen by counting, and mended with another token.

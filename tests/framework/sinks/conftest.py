@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,8 @@ class Proxy:
     Attributes:
         url: where it answers.
         faults: what happens to the next INSERTs, one each: `lose` the answer after the rows are written,
-            `hang` without passing them on, or an error code to answer with; then all goes well.
+            `forget` the rows too but not the token, as a server that dies in between, `hang` without
+            passing them on, or an error code to answer with; then all goes well.
         tokens: the deduplication tokens of all INSERTs, in order.
         settings: the parameters of the last INSERT.
     """
@@ -109,10 +111,23 @@ class Proxy:
                 for name, value in response.headers.items()
                 if name.startswith("X-ClickHouse") or name == "Content-Encoding"
             }
-        if fault == "lose":
+        if fault == "forget":
+            await self.delete_rows(request.query["query"])
+        if fault in ("lose", "forget"):
             assert request.transport is not None
             request.transport.close()
         return web.Response(status=response.status, body=answer, headers=headers)
+
+    async def delete_rows(self, insert: str) -> None:
+        """Delete everything from the table of this INSERT."""
+        found = re.search(r"INSERT INTO (\S+)", insert)
+        assert found is not None, insert
+        sql = f"ALTER TABLE {found[1]} DELETE WHERE 1 SETTINGS mutations_sync = 2"
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(self.upstream, data=sql) as done,
+        ):
+            assert done.status == 200, await done.text()
 
 
 @pytest.fixture

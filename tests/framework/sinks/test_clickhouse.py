@@ -121,6 +121,24 @@ async def test_after_a_lost_answer_only_that_insert_is_sent_again_and_no_row_is_
     assert client.command(f"SELECT count() FROM {table}") == 15
 
 
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+async def test_rows_that_the_server_lost_in_a_crash_are_written_again_though_it_knows_their_token(
+    client: Client,
+    create_table: CreateTable,
+    open_writer: OpenWriter,
+    proxy: Proxy,
+    delivery: str,
+) -> None:
+    table = create_table(OFFSETS)
+    writer = await open_writer(table, url=proxy.url, delivery=delivery)
+    proxy.faults = ["forget"]
+    assert isinstance(await flush(writer, rows(0, 10)), Retry)
+    assert written(client, table) == []
+    assert await writer.flush() == Flushed(poisoned=[])
+    assert written(client, table) == list(range(10))
+    assert proxy.tokens == ["g:topic:0:0-9", "g:topic:0:0-9", "g:topic:0:0-9/again-1"]
+
+
 async def test_what_was_written_is_remembered_when_the_stage_adds_the_rows_anew(
     client: Client, create_table: CreateTable, open_writer: OpenWriter, proxy: Proxy
 ) -> None:
