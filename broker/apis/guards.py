@@ -12,7 +12,9 @@ from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+from kio.schema.describe_topic_partitions.v0.request import TopicRequest
 from kio.schema.errors import ErrorCode
+from kio.schema.types import TopicName
 
 from broker.apis.common import ResourceType
 from broker.apis.refusals import answer_list, refusal
@@ -204,6 +206,35 @@ def _topic_name(call: _Call, wanted: Any) -> str | None:
     return None if topic is None else topic.name
 
 
+async def _describe_topics(call: _Call) -> Any:
+    """No names mean all of them, so that what is left of a request must not be without any."""
+    asked = [topic.name for topic in call.request.topics]
+    names = asked or [topic.name for topic in call.context.services.topics]
+    seen = tuple(TopicRequest(name=TopicName(each)) for each in names if _may_see(call, each))
+    if seen:
+        response = await call.answer(replace(call.request, topics=seen))
+    else:
+        response = call.refuse(ErrorCode.none, lists=False)
+    if call.request.cursor is not None:
+        return response  # the first page has the refusals
+    _, element = answer_list(call.api.response)
+    refusals = (
+        refusal(element, topic, ErrorCode.topic_authorization_failed)
+        for topic in call.request.topics
+        if not _may_see(call, topic.name)
+    )
+    return replace(response, topics=(*response.topics, *refusals))
+
+
+async def _alter_replica_log_dirs(call: _Call) -> Any:
+    if not call.lacks(_Need(Operation.ALTER, Resource.CLUSTER)):
+        return await call.answer()
+    name, element = answer_list(call.api.response)
+    code = ErrorCode.cluster_authorization_failed
+    refusals = (refusal(element, t, code) for each in call.request.dirs for t in each.topics)
+    return replace(call.refuse(code, lists=False), **{name: tuple(refusals)})
+
+
 async def _delete_topics(call: _Call) -> Any:
     if hasattr(call.request, "topic_names"):
         return await _decide_each(
@@ -236,15 +267,21 @@ async def _offset_fetch(call: _Call) -> Any:
         if call.lacks(_Need(Operation.DESCRIBE, Resource.GROUP, call.request.group_id)):
             return call.refuse(ErrorCode.group_authorization_failed)
         return _censored(call, call.request, await call.answer())
-    refused = {
-        group: ErrorCode.group_authorization_failed
+    allowed = tuple(
+        group
         for group in call.request.groups
-        if call.lacks(_Need(Operation.DESCRIBE, Resource.GROUP, group.group_id))
-    }
-    response = await call.answer_but("groups", refused)
-    asked = {group.group_id: group for group in call.request.groups}
-    groups = tuple(_censored(call, asked[each.group_id], each) for each in response.groups)
-    return replace(response, groups=groups)
+        if not call.lacks(_Need(Operation.DESCRIBE, Resource.GROUP, group.group_id))
+    )
+    response = await call.answer(replace(call.request, groups=allowed))
+    asked = {group.group_id: group for group in allowed}
+    groups = [_censored(call, asked[each.group_id], each) for each in response.groups]
+    _, element = answer_list(call.api.response)
+    groups += [
+        refusal(element, group, ErrorCode.group_authorization_failed, lists=False)
+        for group in call.request.groups
+        if group not in allowed
+    ]
+    return replace(response, groups=tuple(groups))
 
 
 def _censored(call: _Call, asked: Any, answer: Any) -> Any:
@@ -359,6 +396,7 @@ GUARDED: Final[dict[int, _Guard]] = {
     ),
     32: _Rule(field="resources", each=_configured(Operation.DESCRIBE)),  # DescribeConfigs
     33: _Rule(field="resources", each=_configured(Operation.ALTER)),  # AlterConfigs
+    34: _alter_replica_log_dirs,
     35: _Rule(whole=((Operation.DESCRIBE, Resource.CLUSTER, ""),), lists=False),  # DescribeLogDirs
     37: _Rule(field="topics", each=_topics(Operation.ALTER)),  # CreatePartitions
     42: _Rule(field="groups_names", each=_groups(Operation.DELETE)),  # DeleteGroups
@@ -375,5 +413,7 @@ GUARDED: Final[dict[int, _Guard]] = {
         each=lambda each: [_Need(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, each)],
     ),
     66: _list_transactions,
+    74: _Rule(whole=((Operation.DESCRIBE, Resource.CLUSTER, ""),)),  # ListConfigResources
+    75: _describe_topics,
 }
 """By API key; all others are for administrators of the cluster."""

@@ -65,7 +65,10 @@ def recast(message: Any, target: Any) -> Any:
 def default_message(message_type: type[Any], **values: object) -> Any:
     """A message of which only `values` are given; unknown names are left out."""
     return message_type(
-        **{field.name: values.get(field.name, _default(field)) for field in fields(message_type)}
+        **{
+            field.name: values[field.name] if field.name in values else _default(field)
+            for field in fields(message_type)
+        }
     )
 
 

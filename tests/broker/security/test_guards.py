@@ -1,0 +1,325 @@
+"""Each API asks what it must, refuses by the protocol, and touches nothing that it may not."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import fields, is_dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from broker import Broker
+from broker.api import Api
+from broker.apis.guards import GUARDED, OPEN
+from broker.dispatch import SERVED
+from broker.security.acls import Operation, Rule, write_rules
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Start = Callable[..., Awaitable[Broker]]
+Connect = Callable[[Broker], Awaitable[Any]]
+Batch = Callable[..., bytes]
+
+TOPIC = ErrorCode.topic_authorization_failed
+GROUP = ErrorCode.group_authorization_failed
+TRANSACTION = ErrorCode.transactional_id_authorization_failed
+CLUSTER = ErrorCode.cluster_authorization_failed
+NONE = ErrorCode.none
+NOBODY = Rule(principal="User:nobody", operations=(Operation.ALL,), cluster=True)
+MINUTE = timedelta(minutes=1)
+
+PARTITIONS: dict[str, Any] = {"partitions": [{"partition_index": 0}]}
+TOPICS: list[Any] = [{"name": "t", **PARTITIONS}]
+INDEXES: list[Any] = [{"name": "t", "partition_indexes": [0]}]
+CONFIGURED: list[Any] = [
+    {"resource_type": 2, "resource_name": "t"},
+    {"resource_type": 4, "resource_name": "0"},
+]
+PRODUCER: dict[str, Any] = {"transactional_id": "x", "producer_id": 1, "producer_epoch": 0}
+MEMBER: dict[str, Any] = {"group_id": "g", "member_id": "m"}
+
+# API, version, request, and all codes of the response to somebody who may do nothing.
+CASES: list[tuple[int, int, dict[str, Any], set[ErrorCode]]] = [
+    (0, 11, {"acks": -1, "timeout": MINUTE, "topic_data": [
+        {"name": "t", "partition_data": [{"index": 0, "records": b""}]}]}, {TOPIC}),
+    (1, 4, {"max_wait": MINUTE, "topics": [{"topic": "t", "partitions": [{"partition": 0}]}]}, {TOPIC}),
+    (1, 12, {"max_wait": MINUTE, "topics": [{"topic": "t", "partitions": [{"partition": 0}]}]},
+     {NONE, TOPIC}),
+    (2, 1, {"topics": TOPICS}, {TOPIC}),
+    (2, 7, {"topics": TOPICS}, {TOPIC}),
+    (3, 0, {"topics": [{"name": "t"}]}, {TOPIC}),
+    (3, 4, {"topics": [{"name": "t"}, {"name": "new"}], "allow_auto_topic_creation": True}, {TOPIC}),
+    (3, 12, {"topics": [{"name": "t"}, {"name": "new"}], "allow_auto_topic_creation": True}, {TOPIC}),
+    (8, 2, {"group_id": "g", "topics": TOPICS}, {GROUP}),
+    (8, 8, {"group_id": "g", "topics": TOPICS}, {GROUP}),
+    (9, 1, {"group_id": "g", "topics": INDEXES}, {GROUP}),
+    (9, 7, {"group_id": "g", "topics": None}, {GROUP}),
+    (9, 8, {"groups": [{"group_id": "g", "topics": INDEXES}]}, {GROUP}),
+    (10, 0, {"key": "g"}, {GROUP}),
+    (10, 3, {"key": "x", "key_type": 1}, {TRANSACTION}),
+    (10, 4, {"key_type": 0, "coordinator_keys": ["g", "h"]}, {GROUP}),
+    (10, 4, {"key_type": 1, "coordinator_keys": ["x"]}, {TRANSACTION}),
+    (11, 0, MEMBER, {GROUP}),
+    (11, 9, {**MEMBER, "protocols": [{"name": "range", "metadata": b""}]}, {GROUP}),
+    (12, 4, MEMBER, {GROUP}),
+    (13, 0, MEMBER, {GROUP}),
+    (13, 5, {"group_id": "g", "members": [{"member_id": "m"}]}, {GROUP}),
+    (14, 5, MEMBER, {GROUP}),
+    (15, 0, {"groups": ["g"]}, {GROUP}),
+    (15, 6, {"groups": ["g", "h"]}, {GROUP}),
+    (16, 4, {}, {NONE}),
+    (19, 2, {"topics": [{"name": "new", "num_partitions": 1, "replication_factor": 1}]}, {TOPIC}),
+    (19, 7, {"topics": [{"name": "new", "num_partitions": 1, "replication_factor": 1}]}, {TOPIC}),
+    (20, 1, {"topic_names": ["t"]}, {TOPIC}),
+    (20, 6, {"topics": [{"name": "t"}]}, {TOPIC}),
+    (21, 2, {"topics": TOPICS}, {TOPIC}),
+    (22, 4, {"transactional_id": "x", "transaction_timeout": MINUTE}, {TRANSACTION}),
+    (22, 0, {"transactional_id": None}, {CLUSTER}),
+    (23, 4, {"topics": [{"topic": "t", "partitions": [{"partition": 0}]}]}, {TOPIC}),
+    (24, 3, {"v3_and_below_transactional_id": "x", "v3_and_below_producer_id": 1,
+             "v3_and_below_topics": [{"name": "t", "partitions": [0]}]}, {TRANSACTION}),
+    (25, 3, {**PRODUCER, "group_id": "g"}, {TRANSACTION}),
+    (26, 3, PRODUCER, {TRANSACTION}),
+    (28, 3, {**PRODUCER, "group_id": "g", "topics": TOPICS}, {TRANSACTION}),
+    (32, 4, {"resources": CONFIGURED}, {TOPIC, CLUSTER}),
+    (33, 2, {"resources": CONFIGURED}, {TOPIC, CLUSTER}),
+    (34, 2, {"dirs": [{"path": "/x", "topics": [{"name": "t", "partitions": [0]}]}]}, {CLUSTER}),
+    (35, 4, {"topics": None}, {CLUSTER}),
+    (37, 3, {"topics": [{"name": "t", "count": 3}]}, {TOPIC}),
+    (42, 2, {"groups_names": ["g"]}, {GROUP}),
+    (43, 2, {"topic_partitions": [{"topic": "t", "partitions": [0]}]}, {CLUSTER}),
+    (44, 1, {"resources": CONFIGURED}, {TOPIC, CLUSTER}),
+    (45, 0, {"topics": TOPICS}, {CLUSTER}),
+    (46, 0, {"topics": None}, {CLUSTER}),
+    (47, 0, {"group_id": "g", "topics": TOPICS}, {GROUP}),
+    (61, 0, {"topics": INDEXES}, {TOPIC}),
+    (65, 0, {"transactional_ids": ["x"]}, {TRANSACTION}),
+    (66, 1, {}, {NONE}),
+    (74, 1, {}, {CLUSTER}),
+    (75, 0, {"topics": [{"name": "t"}], "response_partition_limit": 9, "cursor": None}, {TOPIC}),
+    (75, 0, {"topics": [], "response_partition_limit": 9, "cursor": None}, set()),
+]  # fmt: skip
+
+
+def codes(message: Any) -> set[ErrorCode]:
+    """All error codes in a message."""
+    if isinstance(message, ErrorCode):
+        return {message}
+    if isinstance(message, tuple):
+        return set().union(*map(codes, message))
+    if is_dataclass(message):
+        return set().union(*(codes(getattr(message, field.name)) for field in fields(message)))
+    return set()
+
+
+Guarded = Callable[..., Awaitable[Any]]
+
+
+@pytest.fixture
+def client_with(start: Start, connect: Connect, tmp_path: Path) -> Guarded:
+    """A client that may do what rules say, of a broker that has the topics `t` and `u`."""
+
+    async def client_with(*allowed: dict[str, Any]) -> Any:
+        acls = tmp_path / "acls.json"
+        rules = [Rule(principal="User:ANONYMOUS", **each) for each in allowed]
+        write_rules(acls, [NOBODY, *rules])
+        broker = await start(acl_file=acls)
+        for topic in ("t", "u"):
+            await broker.topics.create(topic)
+        client = await connect(broker)
+        client.broker = broker
+        return client
+
+    return client_with
+
+
+def test_every_api_is_guarded_or_open_on_purpose() -> None:
+    asked_elsewhere = {0, 1}  # Produce and Fetch
+    keys = {api.key for api in SERVED}
+    assert keys == asked_elsewhere | set(GUARDED) | OPEN
+    assert all(isinstance(api, Api) for api in SERVED if api.key not in asked_elsewhere)
+
+
+def test_every_guarded_api_is_tried() -> None:
+    assert {key for key, *_ in CASES} == {api.key for api in SERVED} - OPEN
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "request_fields", "expected"),
+    [pytest.param(*case, id=f"{case[0]}-v{case[1]}-{at}") for at, case in enumerate(CASES)],
+)
+async def test_who_may_do_nothing_is_refused_by_every_api(
+    client_with: Guarded,
+    key: int,
+    version: int,
+    request_fields: dict[str, Any],
+    expected: set[ErrorCode],
+) -> None:
+    client = await client_with()
+    answer = await client.call(key, version, **request_fields)
+    assert codes(answer) == expected
+    assert [topic.name for topic in client.broker.topics] == ["t", "u"]
+
+
+@pytest.mark.parametrize("key", sorted(OPEN))
+async def test_what_is_open_is_open_to_everybody(client_with: Guarded, key: int) -> None:
+    client = await client_with()
+    extra = {"mechanism": "PLAIN"} if key == 17 else {}
+    answer = await client.call(key, 0, **extra)
+    assert codes(answer) <= {NONE, ErrorCode.illegal_sasl_state}
+
+
+async def test_what_is_allowed_is_done_and_the_rest_refused(client_with: Guarded) -> None:
+    """One request names both."""
+    client = await client_with(
+        {
+            "operations": (Operation.DESCRIBE, Operation.DELETE, Operation.ALTER),
+            "topics": ("t",),
+            "groups": ("g",),
+        },
+        {"operations": (Operation.CREATE,), "topics": ("new-*",)},
+    )
+
+    def by_name(elements: Any, code: str = "error_code") -> dict[str, ErrorCode]:
+        return {each.name: getattr(each, code) for each in elements}
+
+    named = [{"name": each} for each in ("t", "u")]
+    answer = await client.call(3, 12, topics=named)
+    assert by_name(answer.topics) == {"t": NONE, "u": TOPIC}
+    answer = await client.call(3, 12, topics=None)
+    assert by_name(answer.topics) == {"t": NONE}
+    answer = await client.call(3, 0, topics=[])
+    assert by_name(answer.topics) == {"t": NONE}
+
+    paged = {"response_partition_limit": 9, "cursor": None}
+    answer = await client.call(75, 0, topics=named, **paged)
+    assert by_name(answer.topics) == {"t": NONE, "u": TOPIC}
+    answer = await client.call(75, 0, topics=[], **paged)
+    assert by_name(answer.topics) == {"t": NONE}
+
+    answer = await client.call(2, 7, topics=[{**each, **PARTITIONS} for each in named])
+    found = {each.name: each.partitions[0] for each in answer.topics}
+    assert (found["t"].error_code, found["u"].error_code) == (NONE, TOPIC)
+    assert (found["u"].partition_index, found["u"].offset) == (0, -1)
+
+    wanted = [
+        {"name": each, "num_partitions": 1, "replication_factor": 1} for each in ("new-1", "x")
+    ]
+    answer = await client.call(19, 7, topics=wanted)
+    assert by_name(answer.topics) == {"new-1": NONE, "x": TOPIC}
+    assert {e.error_message for e in answer.topics} == {None, "not authorized for this topic"}
+
+    more = [{**each, "count": 2} for each in named]
+    answer = await client.call(37, 3, topics=more)
+    assert by_name(answer.results) == {"t": NONE, "u": TOPIC}
+
+    answer = await client.call(15, 5, groups=["g", "h"])
+    assert {each.group_id: each.error_code for each in answer.groups} == {"g": NONE, "h": GROUP}
+
+    wanted_groups = [
+        {"group_id": group, "topics": [{**each, "partition_indexes": [0]} for each in named]}
+        for group in ("g", "h")
+    ]
+    answer = await client.call(9, 8, groups=wanted_groups)
+    groups = {each.group_id: each for each in answer.groups}
+    assert groups["h"].error_code is GROUP
+    shown = {each.name: each.partitions[0] for each in groups["g"].topics}
+    assert (shown["t"].error_code, shown["u"].error_code) == (NONE, TOPIC)
+    assert shown["u"].committed_offset == -1
+
+    topic_id = client.broker.topics.get("u").topic_id
+    answer = await client.call(20, 6, topics=[{"name": "t"}, {"name": None, "topic_id": topic_id}])
+    assert sorted(each.error_code for each in answer.responses) == [NONE, TOPIC]
+    assert sorted(each.name for each in client.broker.topics) == ["new-1", "u"]
+
+
+async def test_a_topic_is_created_on_demand_only_by_who_may_create_it(
+    client_with: Guarded,
+) -> None:
+    client = await client_with(
+        {"operations": (Operation.DESCRIBE,), "topics": ("*",)},
+        {"operations": (Operation.CREATE,), "topics": ("mine",)},
+    )
+    named = [{"name": each} for each in ("mine", "other", "t")]
+    answer = await client.call(3, 12, topics=named, allow_auto_topic_creation=True)
+    found = {each.name: each.error_code for each in answer.topics}
+    assert found == {"mine": NONE, "other": TOPIC, "t": NONE}
+
+
+async def test_topics_of_a_transaction_are_added_together_or_not_at_all(
+    client_with: Guarded,
+) -> None:
+    client = await client_with(
+        {"operations": (Operation.WRITE,), "topics": ("t",), "transactional_ids": ("x",)}
+    )
+    made = await client.call(22, 4, transactional_id="x", transaction_timeout=MINUTE)
+    assert made.error_code is NONE
+    request = {
+        "v3_and_below_transactional_id": "x",
+        "v3_and_below_producer_id": made.producer_id,
+        "v3_and_below_producer_epoch": made.producer_epoch,
+    }
+    both = [{"name": name, "partitions": [0]} for name in ("t", "u")]
+    answer = await client.call(24, 3, **request, v3_and_below_topics=both)
+    found = {
+        each.name: each.results_by_partition[0].partition_error_code
+        for each in answer.results_by_topic_v3_and_below
+    }
+    assert found == {"t": ErrorCode.operation_not_attempted, "u": TOPIC}
+    answer = await client.call(24, 3, **request, v3_and_below_topics=both[:1])
+    assert codes(answer) == {NONE}
+
+
+async def test_an_idempotent_producer_has_to_be_allowed_to_write_somewhere(
+    client_with: Guarded,
+) -> None:
+    client = await client_with({"operations": (Operation.WRITE,), "topics": ("t",)})
+    answer = await client.call(22, 4, transactional_id=None, transaction_timeout=MINUTE)
+    assert answer.error_code is NONE
+    assert answer.producer_id >= 0
+
+
+async def test_produce_and_fetch_take_what_is_allowed_of_one_request(
+    client_with: Guarded, batch: Batch
+) -> None:
+    client = await client_with({"operations": (Operation.READ, Operation.WRITE), "topics": ("t",)})
+    data = [{"name": n, "partition_data": [{"index": 0, "records": batch(b"v")}]} for n in "tu"]
+    answer = await client.call(0, 11, acks=-1, timeout=MINUTE, topic_data=data)
+    parts = {each.name: each.partition_responses[0] for each in answer.responses}
+    assert (parts["t"].error_code, parts["u"].error_code) == (NONE, TOPIC)
+    assert "may not write to 'u'" in parts["u"].error_message
+    wanted = [
+        {"topic": n, "partitions": [{"partition": 0, "partition_max_bytes": 1000}]} for n in "tu"
+    ]
+    answer = await client.call(1, 12, max_wait=MINUTE, min_bytes=1, max_bytes=9999, topics=wanted)
+    got = {each.topic: each.partitions[0] for each in answer.responses}
+    assert (got["t"].error_code, got["u"].error_code) == (NONE, TOPIC)
+    assert got["t"].records
+    assert not got["u"].records
+
+
+async def test_lists_show_only_what_may_be_seen(client_with: Guarded) -> None:
+    client = await client_with(
+        {
+            "operations": (Operation.ALL,),
+            "groups": ("mine",),
+            "transactional_ids": ("mine",),
+            "topics": ("t",),
+        }
+    )
+    joined = await client.call(
+        *(11, 0),
+        group_id="mine",
+        session_timeout=MINUTE,
+        protocol_type="consumer",
+        protocols=[{"name": "range", "metadata": b""}],
+    )
+    assert joined.error_code is NONE
+    answer = await client.call(16, 4)
+    assert [each.group_id for each in answer.groups] == ["mine"]
+    await client.call(22, 4, transactional_id="mine", transaction_timeout=MINUTE)
+    answer = await client.call(66, 0)
+    assert [each.transactional_id for each in answer.transaction_states] == ["mine"]
