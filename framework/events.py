@@ -195,8 +195,8 @@ class EventHandler:
         if committed is None and ours is not None:
             raise ConsumerError(
                 f"{partition}: offset {ours} was committed, and the broker knows nothing of it any more: "
-                "was it started with another data directory, the topic created anew, or the group "
-                "deleted? Where to go on cannot be known: bring the old data back, or start again, to "
+                "was the broker started with another data directory, the topic created anew, or the "
+                "group deleted? Where to go on cannot be known: bring the old data back, or start again, to "
                 "begin as a new group does (auto_offset_reset)"
             )
 

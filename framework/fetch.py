@@ -60,7 +60,8 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
     Args:
         replaced: the consumer's own fetcher, closed, whose settings this one takes over.
         decoder: makes batches of responses.
-        reset: where to begin without a committed offset; with "error", `take` raises.
+        reset: where to begin without a committed offset; unless it is "earliest", `take` raises, because
+            not every partition begins at the end then: see `framework.positions`.
     """
 
     def __init__(self, replaced: Any, decoder: Decoder, reset: OffsetReset) -> None:
@@ -74,8 +75,8 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
         )
         self._retry_backoff = replaced._retry_backoff
         self._isolation_level = replaced._isolation_level
-        self._default_reset_strategy = OffsetResetStrategy.from_str(
-            "none" if reset == "error" else reset
+        self._default_reset_strategy = (
+            OffsetResetStrategy.EARLIEST if reset == "earliest" else OffsetResetStrategy.NONE
         )
         self._decoder = decoder
         self._whole_wait_ms = replaced._fetch_max_wait_ms

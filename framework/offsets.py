@@ -28,6 +28,7 @@ _RETRY_AFTER = 0.1  # seconds
 _ILLEGAL_GENERATION, _UNKNOWN_MEMBER, _REBALANCING, _FENCED_INSTANCE = 22, 25, 27, 82
 _FENCED = (_ILLEGAL_GENERATION, _UNKNOWN_MEMBER, _REBALANCING, _FENCED_INSTANCE)
 _COORDINATOR_GONE = (7, 15, 16)  # timed out, not available, moved
+_UNKNOWN_TOPIC = 3  # deleted: no reason to hold up a rebalance with repeating it
 
 
 class Membership(NamedTuple):
@@ -110,7 +111,7 @@ def _judge(coordinator: Any, response: Any) -> str | None:
                 )
             if code in _COORDINATOR_GONE:
                 coordinator.coordinator_dead()
-            elif not error.retriable:
+            elif code == _UNKNOWN_TOPIC or not error.retriable:
                 raise _refused(coordinator, where)
             again = where
     return again

@@ -162,6 +162,10 @@ class MemoryConsumer:
         """Another member of the group commits."""
         self._committed[partition] = CommitOffset(offset)
 
+    def forget_committed(self) -> None:
+        """The broker loses what was committed, as one that comes back with an empty data directory."""
+        self._committed.clear()
+
     async def start(self, listener: Listener) -> None:
         """See `Consumer.start`."""
         self._listener = listener
@@ -207,9 +211,7 @@ class MemoryConsumer:
         """See `Consumer.committed`."""
         return {partition: self._committed.get(partition) for partition in partitions}
 
-    async def beginnings(
-        self, partitions: Iterable[TopicPartition]
-    ) -> dict[TopicPartition, int]:
+    async def beginnings(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """See `Consumer.beginnings`: the first offset of each log."""
         return {partition: self.start_offset(partition) or 0 for partition in partitions}
 

@@ -255,6 +255,20 @@ async def test_a_new_group_may_want_only_new_records(consume: Consume, produce: 
         assert values(await member.read(3)) == numbers(5, 8)
 
 
+async def test_a_topic_that_comes_to_match_a_pattern_is_read_from_its_beginning(
+    consume: Consume, produce: Produce
+) -> None:
+    await produce("t0", numbers(3))
+    async with consume(
+        topics=(), topic_pattern="t.", auto_offset_reset="latest", metadata_max_age=0.2
+    ) as member:
+        await member.until_assigned(bool)
+        await produce("t1", numbers(3, 8))
+        batches = await member.read(5)
+    assert {batch.topic for batch in batches} == {"t1"}
+    assert values(batches) == numbers(3, 8)
+
+
 async def test_without_a_policy_a_missing_offset_is_an_error_that_names_it(
     consume: Consume, produce: Produce
 ) -> None:

@@ -168,26 +168,22 @@ async def test_a_member_without_partitions_is_ready_and_takes_over_when_the_othe
 ) -> None:
     await create(broker, 1)
     busy, spare = Journal(), Journal()
-    async with working(spare, settings_of(broker)) as second:
-        async with working(busy, settings_of(broker)) as first:
+    first, second = Worker(to(busy), settings_of(broker)), Worker(to(spare), settings_of(broker))
+    async with anyio.create_task_group() as tasks:
+        with anyio.fail_after(AFTER_ALL):
+            tasks.start_soon(first.run)
+            await first.ready()
+            tasks.start_soon(second.run)
+            await second.ready()
             await produce(broker, 5)
-            both = {first: busy, second: spare}
-            while not busy.count + spare.count:  # noqa: ASYNC110  either may have the partition
-                await anyio.sleep(0.01)
-            owner = next(worker for worker, journal in both.items() if journal.count)
-            idle = first if owner is second else second
-            with anyio.fail_after(AFTER_ALL):
-                while idle.status().state != "running":  # noqa: ASYNC110
-                    await anyio.sleep(0.01)
-            status = idle.status()
+            await busy.until(lambda j: j.count == 5)
+            status = second.status()
             assert (status.ready, status.live, status.partitions) == (True, True, ())
-            await both[owner].until(lambda j: j.count == 5)
-            if owner is second:  # the one that leaves must be the owner
-                return
-        await produce(broker, 5)
-        await spare.until(lambda j: j.count == 5)
-        assert offsets(busy) == [0, 1, 2, 3, 4]
-        assert offsets(spare) == [5, 6, 7, 8, 9]
+            first.shutdown("leaves")
+            await produce(broker, 5)
+            await spare.until(lambda j: j.count == 5)
+            second.shutdown("done")
+    assert (offsets(busy), offsets(spare)) == ([0, 1, 2, 3, 4], [5, 6, 7, 8, 9])
 
 
 async def test_without_a_commit_earliest_reads_everything_and_says_where_it_begins(
@@ -290,8 +286,14 @@ async def test_members_that_begin_a_group_together_all_begin_at_the_end(
     for partition in (0, 1):
         await produce(broker, 3, partition)
     settings = settings_of(broker, auto_offset_reset="latest")
-    async with working(Journal(), settings), working(Journal(), settings):
-        pass
+    workers = [Worker(to(Journal()), settings) for _ in range(2)]
+    with anyio.fail_after(AFTER_ALL):
+        async with anyio.create_task_group() as tasks:
+            for worker in workers:
+                tasks.start_soon(worker.run)
+            for worker in workers:
+                await worker.ready()
+                worker.shutdown("done")
     assert {p: entry.offset for p, entry in (await committed(broker)).items()} == {T0: 3, T1: 3}
 
 

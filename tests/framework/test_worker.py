@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from framework.errors import DeadlineExceeded, RecordFailed
+from framework.errors import ConsumerError, DeadlineExceeded, RecordFailed
 from framework.mapper import map_record
 from framework.record import Record, TopicPartition
 from framework.settings import Settings
@@ -154,6 +154,28 @@ async def test_a_partition_that_another_member_moved_on_starts_at_its_commit(
         await consumer.assign([P0])
         await clock.advance(4.0)
         assert written(journal, 0) == [4, 5]
+
+
+async def test_a_broker_that_has_forgotten_what_was_committed_is_refused(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    async with running(Strategy(locate, [MemoryWriter(journal, max_rows=2)]), consumer):
+        await consumer.rebalance([P0])
+        await clock.advance(1.0)
+        assert committed(consumer) == {P0: 2}
+        consumer.forget_committed()
+        with pytest.raises(ConsumerError, match=r"t-0: offset 2 was committed, .* knows nothing"):
+            await consumer.rebalance([P0])
+    assert written(journal, 0) == [0, 1]
+
+
+async def test_a_start_is_committed_before_anything_is_read(clock: VirtualClock) -> None:
+    consumer = MemoryConsumer()
+    async with running(Strategy(locate, [MemoryWriter(Journal())]), consumer):
+        await consumer.rebalance([P0, P1])
+        assert committed(consumer) == {P0: 0, P1: 0}
 
 
 async def test_a_rebalance_waits_for_the_write_under_way_and_commits_it(
