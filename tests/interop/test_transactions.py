@@ -8,9 +8,11 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
+import confluent_kafka as ck
 import pytest
 from anyio import to_thread
 
+from .clients.base import TIMEOUT
 from .clients.transactional import TRANSACTIONAL_CLIENTS, Failed, Fenced, ViaLibrdkafka
 
 if TYPE_CHECKING:
@@ -102,7 +104,7 @@ async def test_a_transaction_that_takes_too_long_is_aborted_so_that_readers_go_o
     client: TransactionalClient, servers: str
 ) -> None:
     topic = f"timeout-{client.name}"
-    async with client.producer(servers, topic, timeout_ms=1_000) as slow:
+    async with client.producer(servers, topic, timeout_ms=4_000) as slow:
         await slow.begin()
         await slow.send(topic, [b"slow"])
         await send_last(client, servers, topic)
@@ -126,6 +128,48 @@ async def test_an_open_transaction_is_committed_after_the_broker_was_killed(
         await producer.commit()
     await send_last(client, servers, "t")
     assert await client.read(servers, "t", committed=True, last=END) == [b"before", b"after", END]
+
+
+async def test_offsets_of_a_member_that_has_left_are_refused_and_its_transaction_can_be_aborted(
+    servers: str,
+) -> None:
+    """KIP-447: the member and its generation fence, not one transactional id for each partition."""
+    where = [ck.TopicPartition("members", 0)]
+
+    def run() -> None:
+        producer = ck.Producer({"bootstrap.servers": servers, "transactional.id": "members"})
+        consumer = ck.Consumer(
+            {
+                "bootstrap.servers": servers,
+                "group.id": "members",
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+            }
+        )
+        producer.init_transactions(TIMEOUT)
+        producer.begin_transaction()
+        producer.produce("members", b"v", partition=0)
+        producer.commit_transaction(TIMEOUT)
+        consumer.subscribe(["members"])
+        (message,) = consumer.consume(1, TIMEOUT * 4)
+        assert message.value() == b"v"
+        member = consumer.consumer_group_metadata()
+
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction(consumer.position(where), member, TIMEOUT)
+        producer.commit_transaction(TIMEOUT)
+        assert consumer.committed(where, TIMEOUT)[0].offset == 1
+
+        consumer.close()
+        producer.begin_transaction()
+        late = [ck.TopicPartition("members", 0, 100)]
+        with pytest.raises(ck.KafkaException) as refused:
+            producer.send_offsets_to_transaction(late, member, TIMEOUT)
+        assert refused.value.args[0].txn_requires_abort()
+        producer.abort_transaction(TIMEOUT)
+
+    await to_thread.run_sync(run)
+    assert await ViaLibrdkafka().committed(servers, "members", "members") == 1
 
 
 class Copier:

@@ -68,7 +68,7 @@ class TransactionalClient(ABC):
 
     @abstractmethod
     async def committed(self, servers: str, group: str, topic: str) -> int:
-        """The offset that the group has committed for partition 0, 0 if none; stable."""
+        """The offset that the group has committed for partition 0, 0 if none; raises Failed."""
 
 
 class ViaAiokafka(TransactionalClient):
@@ -104,10 +104,13 @@ class ViaAiokafka(TransactionalClient):
         return values
 
     async def committed(self, servers: str, group: str, topic: str) -> int:
-        async with AIOKafkaConsumer(
-            bootstrap_servers=servers, group_id=group, isolation_level="read_committed"
-        ) as consumer:
-            return await consumer.committed(TopicPartition(topic, 0)) or 0
+        async def ask() -> int:
+            async with AIOKafkaConsumer(
+                bootstrap_servers=servers, group_id=group, isolation_level="read_committed"
+            ) as consumer:
+                return await consumer.committed(TopicPartition(topic, 0)) or 0
+
+        return int(await _translated(ask()))
 
 
 async def _translated(operation: Any) -> Any:
@@ -232,7 +235,7 @@ class ViaLibrdkafka(TransactionalClient):
             return max(int(found.offset), 0)
 
         async with Worker() as worker:
-            return await worker.call(ask)
+            return int(await worker.call(_Librdkafka._translated, ask))
 
     @staticmethod
     def _consumer(servers: str, group: str = "unused", *, committed: bool) -> ck.Consumer:
@@ -356,7 +359,7 @@ class ViaKafkaPython(TransactionalClient):
             return int(found or 0)
 
         async with Worker() as worker:
-            return await worker.call(ask)
+            return int(await worker.call(_KafkaPython._translated, ask))
 
 
 class _KafkaPython(_Blocking):
