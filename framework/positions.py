@@ -124,6 +124,8 @@ async def mend_position(
         option, policy = "auto_offset_reset", config.auto_offset_reset
         problem = f"group {config.group} has committed no offset"
     partition, where = TopicPartition(*partition), aiokafka.TopicPartition(*partition)
+    if out_of_range and where in consumer.paused():
+        return partition  # an answer that was under way when it was paused; after `resume` it comes again
     log = None
     if out_of_range or policy == "error":
         log = await _range_of(consumer, where)
