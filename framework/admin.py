@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import aiokafka
 import aiokafka.errors
@@ -13,6 +13,7 @@ import anyio
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import KafkaError
+from aiokafka.protocol.commit import OffsetFetchRequest
 
 from framework.connecting import connect
 from framework.consumer import CommitOffset
@@ -20,11 +21,15 @@ from framework.errors import ConsumerError, OffsetOutOfRange
 from framework.record import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 
     from framework.connection import ConnectionConfig
 
 __all__ = ["Admin", "Group", "GroupMember", "connect_admin"]
+
+T = TypeVar("T")
+
+_RETRY_BACKOFF: Final = 0.1  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,21 +132,33 @@ class Admin:
 
     async def list_group_offsets(self, group: str) -> dict[TopicPartition, CommitOffset]:
         """Everything that a group has committed."""
-        with self._explained(f"offsets of group {group}"):
-            entries = await self._client.list_consumer_group_offsets(group)
-        return {
-            TopicPartition(*partition): CommitOffset(entry.offset, entry.metadata)
-            for partition, entry in entries.items()
-            if entry.offset >= 0
-        }
+
+        async def ask() -> Any:
+            # Not aiokafka's own method, which takes a coordinator that is loading for one without offsets.
+            node = await self._client.find_coordinator(group)
+            response = await self._client._send_request(OffsetFetchRequest(group, None), node)
+            _check(response.error_code, group)
+            return response
+
+        response = await self._ask_coordinator(f"offsets of group {group}", ask)
+        found = {}
+        for topic, partitions in response.topics:
+            for partition, offset, metadata, code in partitions:
+                _check(code, f"{topic}-{partition}")
+                if offset >= 0:
+                    found[TopicPartition(topic, partition)] = CommitOffset(offset, metadata)
+        return found
 
     async def group_members(self, group: str) -> Group:
         """The state of a group and its members."""
-        with self._explained(f"group {group}"):
+
+        async def ask() -> Any:
             (response,) = await self._client.describe_consumer_groups([group])
-            ((code, name, state, _, _, members, *_),) = response.groups
-            if code != 0:
-                raise aiokafka.errors.for_code(code)(group)
+            ((code, *described),) = response.groups
+            _check(code, group)
+            return described
+
+        name, state, _, _, members, *_ = await self._ask_coordinator(f"group {group}", ask)
         return Group(name, state, tuple(_member(*fields) for fields in members))
 
     async def reset_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
@@ -191,6 +208,18 @@ class Admin:
                 )
         return [aiokafka.TopicPartition(*partition) for partition in wanted]
 
+    async def _ask_coordinator(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """What a group's coordinator answers; asked again while there is none yet, or it is loading."""
+        latest = anyio.current_time() + self._config.request_timeout - _RETRY_BACKOFF
+        with self._explained(what):
+            while True:
+                try:
+                    return await ask()
+                except KafkaError as error:
+                    if not error.retriable or anyio.current_time() >= latest:
+                        raise
+                await anyio.sleep(_RETRY_BACKOFF)
+
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
         seconds = self._config.request_timeout
@@ -201,6 +230,11 @@ class Admin:
             raise ConsumerError(f"{what}: the broker refused: {error}") from error
         except TimeoutError:
             raise ConsumerError(f"{what}: the broker gave no answer in {seconds:g} s") from None
+
+
+def _check(code: int, what: str) -> None:
+    if code != 0:
+        raise aiokafka.errors.for_code(code)(what)
 
 
 def _ours(offsets: Mapping[Any, int]) -> dict[TopicPartition, int]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+from aiokafka.protocol.commit import OffsetFetchResponse_v3
+from kio.schema.errors import ErrorCode
 
+from broker.apis import groups
 from framework.admin import Admin, Group, connect_admin
 from framework.connection import ConnectionConfig, ConsumerConfig
 from framework.consumer import CommitOffset
@@ -110,3 +114,55 @@ async def test_without_a_broker_the_error_says_so() -> None:
     with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1:1: Connection refused"):
         async with connect_admin(ConnectionConfig(bootstrap_servers="127.0.0.1:1")):
             pass
+
+
+@pytest.fixture
+def coordinator_refuses(monkeypatch: pytest.MonkeyPatch) -> Callable[[ErrorCode, int], None]:
+    """The broker has no coordinator at first, as Apache Kafka while it creates the topic of offsets."""
+    found = groups._coordinator
+
+    def refuse(code: ErrorCode, times: int) -> None:
+        left = [code] * times
+
+        def answer(context: Any, key: str, key_type: int) -> Any:
+            coordinator = found(context, key, key_type)
+            return replace(coordinator, error_code=left.pop() if left else ErrorCode.none)
+
+        monkeypatch.setattr(groups, "_coordinator", answer)
+
+    return refuse
+
+
+async def test_a_coordinator_that_is_not_there_yet_is_asked_for_again(
+    admin: Admin, coordinator_refuses: Callable[[ErrorCode, int], None]
+) -> None:
+    await admin.reset_offsets("g", {T1: 2})
+    coordinator_refuses(ErrorCode.coordinator_not_available, 2)
+    assert await admin.list_group_offsets("g") == {T1: CommitOffset(2, "")}
+    coordinator_refuses(ErrorCode.not_coordinator, 2)
+    assert await admin.group_members("g") == Group("g", "Empty", ())
+
+
+async def test_the_offsets_of_a_coordinator_that_loads_are_not_taken_for_none(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await admin.reset_offsets("g", {T1: 2})
+    send, loading = admin._client._send_request, [14, 14]
+
+    async def answer(request: Any, node: int | None = None) -> Any:
+        response = await send(request, node)
+        if isinstance(response, OffsetFetchResponse_v3) and loading:
+            response.error_code, response.topics = loading.pop(), []
+        return response
+
+    monkeypatch.setattr(admin._client, "_send_request", answer)
+    assert await admin.list_group_offsets("g") == {T1: CommitOffset(2, "")}
+
+
+async def test_a_coordinator_that_does_not_come_is_named_as_the_reason(
+    admin: Admin, coordinator_refuses: Callable[[ErrorCode, int], None]
+) -> None:
+    admin._config = replace(admin._config, request_timeout=0.3)
+    coordinator_refuses(ErrorCode.coordinator_not_available, 1_000)
+    with pytest.raises(ConsumerError, match=r"group g: the broker refused: .*NotAvailable"):
+        await admin.group_members("g")
