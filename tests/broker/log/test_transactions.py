@@ -163,3 +163,16 @@ def test_markers_have_the_time_at_which_they_were_appended(tmp_path: Path) -> No
     log = PartitionLog.open(tmp_path, config, clean=False)
     assert log.next_offset == log.last_stable_offset == 2
     log.close()
+
+
+def test_an_idle_producer_is_forgotten_when_the_setting_says_so(tmp_path: Path) -> None:
+    config = LogConfig(producer_id_expiration_ms=1_000, retention_ms=-1)
+    log = PartitionLog.open(tmp_path, config, clean=True)
+    write(log, 1, 0)
+    write(log, 2, 0)
+    end(log, 2, committed=True)
+    log.apply_retention(NOW_MS + 999)
+    assert len(log.producers) == 2
+    log.apply_retention(NOW_MS + 1_000)
+    assert [each.producer_id for each in log.producers.describe()] == [1], "2 was idle, 1 is open"
+    log.close()

@@ -207,3 +207,10 @@ async def test_a_topic_with_its_own_codec_and_clock_keeps_transactions_whole(
     assert await wire.end(producer, commit=False) is OK
     assert (partition.last_stable_offset, partition.high_watermark) == (2, 2)
     assert partition.log.producers.aborted.dump() == [(producer.producer_id, 0, 1, 2)]
+
+
+async def test_the_longest_timeout_is_a_setting(start: Start, speak: Speak) -> None:
+    wire = await speak(await start(transaction_max_timeout=1.5))
+    assert (await wire.init(timeout=timedelta(seconds=1.5))).error_code is OK
+    longer = await wire.init(timeout=timedelta(seconds=1.501))
+    assert longer.error_code is ErrorCode.invalid_transaction_timeout
