@@ -54,6 +54,7 @@ class Committer:
         self._metrics = metrics
         self._positions: dict[TopicPartition, _Position] = {}
         self._lock = anyio.Lock()
+        self._fenced = anyio.Event()
 
     async def run(self) -> None:
         """Commit for ever; a commit that fails is logged and tried again with the next one.
@@ -86,7 +87,9 @@ class Committer:
                 await self._consumer.commit(moved)
             except CommitFenced as error:
                 self._metrics.commits.labels("fenced").inc()
-                _log.warning("commit refused: the group has moved on", reason=str(error))
+                if not self.is_fenced:
+                    _log.warning("commit refused: the group has moved on", reason=str(error))
+                self._fenced.set()
                 return False
             except ConsumerError as error:
                 self._metrics.commits.labels("failed").inc()
@@ -110,6 +113,19 @@ class Committer:
         return position is not None and position.acknowledged == CommitOffset(
             announcement.first, announcement.metadata
         )
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether the group has moved on without us: no commit succeeds until the next assignment."""
+        return self._fenced.is_set()
+
+    async def wait_fenced(self) -> None:
+        """Return when a commit was refused since the last assignment."""
+        await self._fenced.wait()
+
+    def rejoined(self) -> None:
+        """A new generation has begun, and we are in it."""
+        self._fenced = anyio.Event()
 
     def begin(
         self,

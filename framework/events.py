@@ -158,6 +158,7 @@ class EventHandler:
 
     async def _resume(self, partitions: frozenset[TopicPartition]) -> None:
         pipeline, committer = self._pipeline, self._committer
+        committer.rejoined()
         committed = await self._consumer.committed(partitions) if partitions else {}
         for partition, entry in committed.items():
             self._require_memory(partition, entry)

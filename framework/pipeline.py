@@ -19,7 +19,7 @@ from framework.map import MapStage
 from framework.reduce import ReduceStage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from anyio.abc import TaskGroup
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -212,22 +212,33 @@ class Pipeline:
 
         What is collected stays collected, unless records after it are settled already (those of another
         stage, of another flush): then it is flushed too, because a partition that goes to another member
-        is read again from the watermark. Cancelled, it leaves the gates closed.
+        is read again from the watermark. If the group has moved on without us, it is too late for that.
+        Cancelled, it leaves the gates closed.
         """
         self.intake.is_open = False
         self._mapping.close()
         self._flushing.close()
         await self._flushing.wait_quiet()
         try:
-            while self.ledgers.have_holes:
+            while self.ledgers.have_holes and not self.committer.is_fenced:
                 self._flush_through(on=True)
                 self._flushing.open()
-                await self.ledgers.wait_whole()
+                await self._wait_whole_or_fenced()
                 self._flushing.close()
                 await self._flushing.wait_quiet()
         finally:
             self._flush_through(on=False)
             self._flushing.close()
+
+    async def _wait_whole_or_fenced(self) -> None:
+        async with anyio.create_task_group() as tasks:
+
+            async def end_after(wait: Callable[[], Awaitable[None]]) -> None:
+                await wait()
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(end_after, self.ledgers.wait_whole)
+            tasks.start_soon(end_after, self.committer.wait_fenced)
 
     def _make_room(self) -> None:
         for stage in self._stages:

@@ -295,7 +295,8 @@ class ClickHouseWriter(Reducer):
                 try:
                     result = await inserter.write(insert)
                     if repeated and isinstance(result, list):
-                        result = await verify(inserter, insert, result) or result
+                        alone = self.delivery == "exactly-once"
+                        result = await verify(inserter, insert, result, alone=alone) or result
                     results.append(result)
                 except Exception as error:  # noqa: BLE001  the others are still written, and remembered
                     results.append(error)
