@@ -44,7 +44,6 @@ __all__ = ["APIS", "transaction_error_code"]
 
 _FIRST_WITH_PRODUCER_FENCED = 2
 
-
 logger = structlog.get_logger(__name__)
 
 

@@ -61,7 +61,9 @@ class MarkerWriter:
         committed = transaction.state is TransactionState.PREPARE_COMMIT
         marker = Marker(committed, LEADER_EPOCH)
         producer = transaction.producer
-        partitions = [self._topics.partition(*each) for each in transaction.partitions]
+        partitions = [
+            self._topics.partition(*each) for each in transaction.partitions - {OFFSETS_PARTITION}
+        ]
         targets = [
             each
             for each in partitions
@@ -124,6 +126,8 @@ class MarkerWriter:
     async def _write_to_groups(self, marker: Marker, producer: ProducerIdentity) -> bool:
         try:
             await self._groups.end_transaction(producer, marker)
+        except ProducerError:
+            return True  # as above
         except LogError as error:
             logger.error("offsets of a transaction could not be settled", error=str(error))
             return False
