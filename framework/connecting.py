@@ -10,7 +10,7 @@ import anyio
 import structlog
 from aiokafka.client import collect_hosts
 from aiokafka.conn import create_conn
-from aiokafka.errors import AuthenticationFailedError, KafkaError
+from aiokafka.errors import AuthenticationFailedError, KafkaError, SaslAuthenticationFailed
 from aiokafka.protocol.group import LeaveGroupRequest
 
 from framework.errors import BrokerUnavailable, ConsumerError
@@ -58,7 +58,7 @@ async def _why(config: ConnectionConfig) -> ConsumerError:
             with anyio.fail_after(_PROBE_TIMEOUT):
                 connection = await create_conn(host, port, **options)
             connection.close()
-        except AuthenticationFailedError as error:
+        except (AuthenticationFailedError, SaslAuthenticationFailed) as error:
             return ConsumerError(
                 f"{host}:{port} refuses {config.sasl_mechanism} credentials of"
                 f" {config.sasl_username!r}: {error}"

@@ -50,6 +50,16 @@ class Connection:
     ssl_cafile: Annotated[
         str | None, _flag("security_ssl_cafile", "Certificates to trust; default: the system's.")
     ] = None
+    ssl_certfile: Annotated[
+        str | None, _flag("security_ssl_certfile", "Our own certificate, for mutual TLS.")
+    ] = None
+    ssl_keyfile: Annotated[
+        str | None, _flag("security_ssl_keyfile", "The key of our own certificate.")
+    ] = None
+    ssl_check_hostname: Annotated[
+        bool,
+        _flag("security_ssl_check_hostname", "Whether the certificate must name the broker."),
+    ] = True
 
     def client_settings(self) -> dict[str, Any]:
         """Arguments for any client of aiokafka. Raises UsageError."""
@@ -58,10 +68,7 @@ class Connection:
         if self.security_protocol != "PLAINTEXT":
             settings["security_protocol"] = self.security_protocol
         if self.security_protocol.endswith("SSL"):
-            try:
-                settings["ssl_context"] = ssl.create_default_context(cafile=self.ssl_cafile)
-            except OSError as error:
-                raise UsageError(f"--security-ssl-cafile {self.ssl_cafile}: {error}") from error
+            settings["ssl_context"] = self._ssl_context()
         if self.security_protocol.startswith("SASL"):
             if self.sasl_user is None or self.sasl_password is None:
                 raise UsageError(
@@ -74,3 +81,21 @@ class Connection:
                 "sasl_plain_password": self.sasl_password,
             }
         return settings
+
+    def _ssl_context(self) -> ssl.SSLContext:
+        try:
+            context = ssl.create_default_context(cafile=self.ssl_cafile)
+        except OSError as error:
+            raise UsageError(f"--security-ssl-cafile {self.ssl_cafile}: {error}") from error
+        context.check_hostname = self.ssl_check_hostname
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise UsageError("--security-ssl-certfile and --security-ssl-keyfile go together")
+        if self.ssl_certfile is not None:
+            try:
+                context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile)
+            except OSError as error:
+                raise UsageError(
+                    f"--security-ssl-certfile {self.ssl_certfile}, --security-ssl-keyfile"
+                    f" {self.ssl_keyfile}: {error}"
+                ) from error
+        return context

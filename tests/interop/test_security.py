@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 import sys
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import confluent_kafka as ck
 import kafka
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import GroupAuthorizationFailedError as AioGroupRefused
 from aiokafka.errors import KafkaConnectionError as AioNoConnection
@@ -19,12 +21,19 @@ from kafka.errors import TopicAuthorizationFailedError
 
 from broker.security.acls import Operation, Rule, write_rules
 from broker.security.users import make_user, write_users
+from framework.errors import ConsumerError
+from framework.mapper import map_record
+from framework.settings import SecuritySettings, Settings
+from framework.strategy import Strategy
+from framework.testing import Journal, MemoryWriter
+from framework.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from broker import Broker
+    from framework.record import Record
     from framework.testing import StartBroker
 
 TIMEOUT = 60.0
@@ -134,6 +143,7 @@ async def test_a_wrong_password_is_said_to_the_client(
     start_broker: StartBroker, users: Path, mechanism: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker = await start_broker(users_file=users)
+    caplog.set_level(logging.ERROR, "aiokafka")
     async with asyncio.timeout(TIMEOUT):
         producer = AIOKafkaProducer(**sasl(broker, mechanism, password="wrong"))
         with pytest.raises(AioNoConnection):
@@ -387,3 +397,82 @@ async def test_a_transactional_producer_needs_its_transactional_id(
     closed = broker.topics.partition("closed", 0)
     assert closed is not None
     assert closed.high_watermark == 0
+
+
+# -- our own framework -----------------------------------------------------------------------------
+
+
+@map_record
+def value_of(record: Record) -> dict[str, bytes | None]:
+    return {"value": record.value}
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+async def test_a_worker_maps_reduces_and_commits_over_sasl_ssl_with_a_certificate(
+    start_broker: StartBroker, users: Path, certificates: Any, tmp_path: Path, mechanism: Any
+) -> None:
+    acls = tmp_path / "acls.json"
+    rule = Rule(
+        principal="User:alice",
+        operations=(Operation.READ, Operation.WRITE),
+        topics=("t",),
+        groups=("g",),
+    )
+    write_rules(acls, [rule])
+    broker = await start_broker(
+        users_file=users, acl_file=acls, tls_client_ca=certificates.authority, **tls(certificates)
+    )
+    await broker.topics.create("t")
+    security = SecuritySettings(
+        protocol="SASL_SSL",
+        sasl_mechanism=mechanism,
+        sasl_user="alice",
+        sasl_password=PASSWORD,
+        ssl_cafile=str(certificates.authority),
+        ssl_certfile=str(certificates.client_certificate),
+        ssl_keyfile=str(certificates.client_key),
+    )
+    options = {
+        **sasl(broker, mechanism),
+        "security_protocol": "SASL_SSL",
+        "ssl_context": client_context(certificates, certificates.client_certificate),
+    }
+    async with asyncio.timeout(TIMEOUT):
+        async with AIOKafkaProducer(**options) as producer:
+            for value in (b"a", b"b", b"c"):
+                await producer.send_and_wait("t", value)
+        journal = Journal()
+        settings = Settings(
+            topics=("t",),
+            group="g",
+            bootstrap_servers=broker.bootstrap_servers,
+            executor="inline",
+            security=security,
+        )
+        worker = Worker(Strategy(value_of, [MemoryWriter(journal, max_rows=3)]), settings)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(worker.run)
+            await journal.until(lambda seen: seen.count == 3)
+            worker.shutdown("the test is over")
+        async with AIOKafkaConsumer(**options, group_id="g") as consumer:
+            assert await consumer.committed(TopicPartition("t", 0)) == 3
+    assert [row["value"] for row in journal.rows()] == [b"a", b"b", b"c"]
+
+
+async def test_a_worker_with_a_wrong_password_says_so_and_ends(
+    start_broker: StartBroker, users: Path
+) -> None:
+    broker = await start_broker(users_file=users)
+    security = SecuritySettings(
+        protocol="SASL_PLAINTEXT",
+        sasl_mechanism="SCRAM-SHA-512",
+        sasl_user="alice",
+        sasl_password="wrong",
+    )
+    settings = Settings(
+        topics=("t",), group="g", bootstrap_servers=broker.bootstrap_servers, security=security
+    )
+    worker = Worker(Strategy(value_of, [MemoryWriter(Journal())]), settings)
+    async with asyncio.timeout(TIMEOUT):
+        with pytest.raises(ConsumerError, match="refuses SCRAM-SHA-512 credentials of 'alice'"):
+            await worker.run()

@@ -294,7 +294,7 @@ async def test_unusable_certificates_are_named(
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "kafka.example"])
 def test_other_machines_are_let_in_only_with_encryption_and_authentication(host: str) -> None:
     data, pem = Path("d"), Path("x.pem")
-    tls = {"tls_certificate": pem, "tls_key": pem}
+    tls: dict[str, Any] = {"tls_certificate": pem, "tls_key": pem}
     with pytest.raises(ValueError, match=r"without encryption: .*; without authentication: "):
         BrokerSettings(data_dir=data, host=host)
     with pytest.raises(ValueError, match="without authentication: set users_file"):

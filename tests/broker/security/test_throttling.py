@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from kio.index import load_response_schema
+from kio.serial import entity_reader
 
 from broker import Broker
 from broker.wire.fetch import empty_fetch_response
@@ -151,10 +153,8 @@ def test_the_throttle_time_of_produce_responses_is_where_it_belongs(version: int
 
 @pytest.mark.parametrize("version", range(4, 13))
 def test_an_empty_fetch_response_says_only_how_long_to_wait(version: int) -> None:
-    from kio.index import load_response_schema
-    from kio.serial import entity_reader
-
     body = empty_fetch_response(version, 1234)
-    response, size = entity_reader(load_response_schema(FETCH, version))(body, 0)
+    schema: Any = load_response_schema(FETCH, version)
+    response, size = entity_reader(schema)(body, 0)
     assert size == len(body)
     assert (response.responses, response.throttle_time) == ((), timedelta(milliseconds=1234))
