@@ -95,9 +95,7 @@ class Consumer(Protocol):
     ) -> dict[TopicPartition, CommitOffset | None]:
         """What the group has committed, asked from the broker; None where it has committed nothing."""
 
-    async def beginnings(
-        self, partitions: Iterable[TopicPartition]
-    ) -> dict[TopicPartition, int]:
+    async def beginnings(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Where reading begins in partitions of which the group has committed nothing.
 
         As `auto_offset_reset` says; but a partition that was created while the group was already reading
