@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2]))  # it is run from the checkout, never installed
 
 from chaos.history import History
 from chaos.verdicts import Delivery, Promise
