@@ -185,7 +185,8 @@ class Server:
             )
         except OSError as error:
             if self._tls is not None:
-                reason = f"no TLS connection came about: {error}"
+                why = str(error) or "the client closed it"
+                reason = f"no TLS connection came about: {why}"
                 logger.warning("connection closed", client_host=host, reason=reason)
         finally:
             if not connection.was_made:

@@ -12,6 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import (
+    KafkaConnectionError,
     KafkaError,
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
@@ -19,6 +20,7 @@ from aiokafka.errors import (
 )
 
 from broker.cli.errors import CommandError
+from broker.cli.refusal import raise_refusal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -205,10 +207,14 @@ class Admin:
 
 @asynccontextmanager
 async def open_admin(settings: Mapping[str, Any]) -> AsyncIterator[Admin]:
-    """An `Admin`; `settings` are those of any client of aiokafka. Raises KafkaError."""
+    """An `Admin`; `settings` are those of any client of aiokafka. Raises KafkaError, CommandError."""
     client = AIOKafkaAdminClient(**settings)
     try:
-        await client.start()
+        try:
+            await client.start()
+        except KafkaConnectionError:
+            await raise_refusal(settings)
+            raise
         yield Admin(client, settings)
     finally:
         await client.close()

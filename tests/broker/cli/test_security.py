@@ -6,11 +6,12 @@ import asyncio
 import re
 import stat
 import sys
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import TopicAuthorizationFailedError
+from structlog.testing import capture_logs
 
 from broker import Broker, BrokerSettings
 from broker.cli import app
@@ -176,3 +177,80 @@ async def test_other_machines_are_not_let_in_by_accident(tmp_path: Path) -> None
         assert flag in text
     assert text.count("\n") == 1
     assert not list(tmp_path.iterdir())  # noqa: ASYNC240
+
+
+# -- commands that talk to a broker ----------------------------------------------------------------
+
+
+class Refused(NamedTuple):
+    """What is wrong with a client, and what it is told."""
+
+    broker: str
+    flags: str
+    said: str
+
+
+REFUSED = [
+    Refused("users", "SASL_PLAINTEXT wrong", "wrong user or password"),
+    Refused("users", "PLAINTEXT", "may want a user and a password"),
+    Refused("tls", "PLAINTEXT", "may want TLS"),
+    Refused("tls", "SSL", "no TLS connection came about"),
+    Refused("tls mutual", "SSL trusted", "certificate of ours"),
+]
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{case.flags}: {case.said}")
+async def test_a_command_says_why_it_is_not_let_in(
+    kmr: Kmr, tmp_path: Path, certificates: Any, case: Refused
+) -> None:
+    users = tmp_path / "users.json"
+    await asyncio.to_thread(kmr, "user", "add", "alice", stdin="wonderland\n")
+    settings = BrokerSettings(
+        data_dir=tmp_path / "data",
+        port=0,
+        users_file=users if "users" in case.broker else None,
+        tls_certificate=certificates.certificate if "tls" in case.broker else None,
+        tls_key=certificates.key if "tls" in case.broker else None,
+        tls_client_ca=certificates.authority if "mutual" in case.broker else None,
+    )
+    protocol, _, extra = case.flags.partition(" ")
+    flags = ["--security-protocol", protocol]
+    if extra == "wrong":
+        flags += ["--security-sasl-user", "alice", "--security-sasl-password", "x"]
+    elif extra == "trusted":
+        flags += ["--security-ssl-cafile", str(certificates.authority)]
+    with capture_logs():
+        async with Broker(settings) as broker:
+            arguments = ["topic", "list", "-b", broker.bootstrap_servers, *flags]
+            code, out, said = await asyncio.to_thread(kmr, *arguments)
+    assert (code, out) == (1, "")
+    assert case.said in said
+    assert said.count("\n") == 1
+
+
+async def test_commands_are_let_in_with_the_right_flags(
+    kmr: Kmr, tmp_path: Path, certificates: Any
+) -> None:
+    await asyncio.to_thread(kmr, "user", "add", "alice", stdin="wonderland\n")
+    settings = BrokerSettings(
+        data_dir=tmp_path / "data",
+        port=0,
+        users_file=tmp_path / "users.json",
+        tls_certificate=certificates.certificate,
+        tls_key=certificates.key,
+        tls_client_ca=certificates.authority,
+    )
+    with capture_logs():
+        async with Broker(settings) as broker:
+            await broker.topics.create("t")
+            code, out, said = await asyncio.to_thread(
+                kmr,
+                *("topic", "list", "-b", broker.bootstrap_servers),
+                *("--security-protocol", "SASL_SSL", "--security-sasl-mechanism", "SCRAM-SHA-256"),
+                *("--security-sasl-user", "alice", "--security-sasl-password", "wonderland"),
+                *("--security-ssl-cafile", str(certificates.authority)),
+                *("--security-ssl-certfile", str(certificates.client_certificate)),
+                *("--security-ssl-keyfile", str(certificates.client_key)),
+            )
+    assert (code, said) == (0, "")
+    assert out.splitlines()[1].split() == ["t", "1"]
