@@ -38,6 +38,7 @@ from interop.pipeline import Pipeline
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from chaos.course import Run
     from chaos.scenarios import Scenario
 
 __all__ = ["main"]
@@ -171,14 +172,21 @@ class _Run:
                 f"{each.checker}: {each.detail}" for each in run.results if each.verdict != "ok"
             ]
             raise CheckFailed("\n".join([f"{run.verdict}; report: {summary}", *offending]))
-        faults = ", ".join(strike.fault for strike in run.schedule)
-        acknowledged = run.history.produced["outcome"].to_pylist().count("acked")
-        found = f"; found, as it must: {', '.join(run.found)}" if run.found else ""
-        return f"{acknowledged:,} records, {faults}: {_promise(run.found)}{found}"
+        return _told(run)
 
 
-def _promise(found: frozenset[str]) -> str:
-    return "doubled without the guarantee" if found else "none missing, none doubled"
+def _told(run: Run) -> str:
+    """What struck, and how many records are missing and doubled; some are where that is legal."""
+    faults = dict.fromkeys(strike.fault for strike in run.schedule)
+    acknowledged = run.history.produced["outcome"].to_pylist().count("acked")
+    missing, doubled = (
+        sum(result.count for result in run.results if result.checker == checker)
+        for checker in ("lost", "duplicates")
+    )
+    told = (
+        f"{acknowledged:,} records, {missing:,} missing, {doubled:,} doubled; {', '.join(faults)}"
+    )
+    return f"{told}; the guarantee is off, and that was found" if run.found else told
 
 
 def _parser() -> argparse.ArgumentParser:
