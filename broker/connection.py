@@ -304,7 +304,8 @@ class Connection(asyncio.BufferedProtocol):
         self._max_request_bytes = self._settings.request_max_bytes
         self._server.settled()
 
-    def _refused(self) -> None:
+    def _refused(self, reason: str) -> None:
+        logger.warning("authentication failed", client_host=self._host, reason=reason)
         # Not at once: some clients do not read the reason any more when they see the end.
         self._loop.call_later(_FAREWELL, self.finish)
 

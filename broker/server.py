@@ -109,14 +109,17 @@ class Server:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
             self._listener = None
-        for opening in tuple(self._opening):
-            opening.cancel()
+        for opening in self._opening:
+            # Not at once: one that has not begun would not close its socket.
+            asyncio.get_running_loop().call_soon(opening.cancel)
         for connection in tuple(self._connections):
             connection.finish()
 
     async def drain(self) -> None:
         """After `stop`: wait until all connections are closed; aborts them at the timeout."""
         with anyio.move_on_after(self.settings.shutdown_timeout):
+            if self._opening:
+                await asyncio.wait(self._opening)
             while self._connections:
                 self._all_closed = anyio.Event()
                 await self._all_closed.wait()

@@ -34,10 +34,10 @@ class SaslExchange:
         users: Users,
         *,
         on_success: Callable[[str], None],
-        on_failure: Callable[[], None],
+        on_failure: Callable[[str], None],
         checks: anyio.CapacityLimiter,
     ) -> None:
-        """`on_success` is called with the user's name, `on_failure` before the client is told.
+        """`on_success` is called with the user's name, `on_failure` with why, before the client is told.
 
         `checks` bounds how many passwords are checked at the same time, on all connections.
         """
@@ -54,7 +54,7 @@ class SaslExchange:
     def choose(self, mechanism: str, *, bare_tokens: bool) -> bool:
         """Begin with a mechanism; false if it is not served."""
         if mechanism not in MECHANISMS:
-            self._fail()
+            self._fail(f"the client wants {mechanism!r}, which is not served")
             return False
         self._mechanism = mechanism
         self._scram = None
@@ -78,15 +78,16 @@ class SaslExchange:
             if self._scram is None:
                 return await self._plain(message)
             return self._scram_step(self._scram, message)
-        except AuthenticationFailed:
+        except AuthenticationFailed as error:
             await anyio.sleep(_FAILURE_DELAY)
-            self._fail()
+            self._fail(str(error))
             raise
 
-    def _fail(self) -> None:
+    def _fail(self, reason: str) -> None:
         """One attempt is all that a connection has."""
-        self._failed = True
-        self._on_failure()
+        if not self._failed:
+            self._failed = True
+            self._on_failure(reason)
 
     async def _plain(self, message: bytes) -> bytes:
         """RFC 4616: whom to act as (nobody else), user and password."""

@@ -65,7 +65,11 @@ async def test_wrong_credentials_are_refused_and_the_connection_ends(
     guarded: Broker, connect: Connect
 ) -> None:
     client = await connect(guarded)
-    answer = await authenticate(client, WRONG)
+    with capture_logs() as logs:
+        answer = await authenticate(client, WRONG)
+    assert [(each["log_level"], each["event"]) for each in logs] == [
+        ("warning", "authentication failed")
+    ]
     assert answer.error_code is ErrorCode.sasl_authentication_failed
     assert answer.error_message == "authentication by PLAIN failed: wrong user or password"
     again = await authenticate(client, RIGHT)  # one connection, one attempt
