@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import (
+    GroupCoordinatorNotAvailableError,
     KafkaConnectionError,
     KafkaError,
     TopicAlreadyExistsError,
@@ -29,7 +30,8 @@ __all__ = ["Admin", "GroupInfo", "MemberInfo", "PartitionInfo", "TopicInfo", "op
 
 
 _CREATION_TRIES = 5
-_CREATION_PAUSE = 0.2
+_COORDINATOR_TRIES = 50
+_PAUSE = 0.2  # seconds
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Admin:
             topics = await self.topics(internal=True)
             if name in topics:
                 return topics[name]
-            await asyncio.sleep(_CREATION_PAUSE)
+            await asyncio.sleep(_PAUSE)
         raise CommandError(f"topic {name}: does not exist")
 
     async def create_topic(
@@ -174,10 +176,11 @@ class Admin:
 
     async def describe_group(self, name: str) -> GroupInfo:
         """Members, committed offsets and ends of the partitions. Raises CommandError."""
-        (response,) = await self._client.describe_consumer_groups([name])
+        node = await self._coordinator(name)
+        (response,) = await self._client.describe_consumer_groups([name], node)
         code, _, state, _, protocol, members, *_ = response.groups[0]
         _raise_for(code, f"group {name}")
-        offsets = await self._client.list_consumer_group_offsets(name)
+        offsets = await self._client.list_consumer_group_offsets(name, node)
         committed = {tp: each.offset for tp, each in sorted(offsets.items()) if each.offset >= 0}
         if state == "Dead" and not committed:
             raise CommandError(f"group {name}: does not exist")
@@ -186,6 +189,14 @@ class Admin:
         return GroupInfo(
             name, state, protocol, tuple(_member(each) for each in members), committed, ends
         )
+
+    async def _coordinator(self, group: str) -> int:
+        """The node that coordinates a group; a new cluster takes a while to have one. Raises KafkaError."""
+        for _ in range(_COORDINATOR_TRIES):
+            with suppress(GroupCoordinatorNotAvailableError):
+                return int(await self._client.find_coordinator(group))
+            await asyncio.sleep(_PAUSE)
+        return int(await self._client.find_coordinator(group))
 
     async def _topic_config(self, name: str) -> dict[str, str]:
         resource = ConfigResource(ConfigResourceType.TOPIC, name)

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from kio.schema.errors import ErrorCode
+
+from broker.apis import groups
 
 if TYPE_CHECKING:
+    import pytest
+
     from tests.broker.cli.conftest import Kmr
 
 
@@ -104,3 +111,22 @@ def test_a_group_shows_what_it_committed_and_how_far_it_is_behind(kmr: Kmr) -> N
     assert group["offsets"] == [{"topic": "lagging", "partition": 0, "committed": 1, "end": 3}]
     missing = kmr("group", "describe", "nobody")
     assert (missing.code, missing.err) == (1, b"kmr broker: group nobody: does not exist\n")
+
+
+def test_a_cluster_that_has_no_coordinator_yet_is_asked_again(
+    kmr: Kmr, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kmr("topic", "create", "awaited", "--partitions", "1")
+    kmr("produce", "awaited", stdin=b"a\n")
+    kmr("consume", "awaited", "--group", "awaiting", "--from-beginning", "--max-records", "1")
+    found, left = groups._coordinator, [ErrorCode.coordinator_not_available] * 2
+
+    def answer(context: Any, key: str, key_type: int) -> Any:  # as a new Apache Kafka does
+        code = left.pop() if left else ErrorCode.none
+        return replace(found(context, key, key_type), error_code=code)
+
+    monkeypatch.setattr(groups, "_coordinator", answer)
+    described = kmr("group", "describe", "awaiting")
+    assert described.code == 0, described.err
+    assert not left
+    assert "awaited" in described.out.decode()
