@@ -115,7 +115,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
         if self._task is not None:
-            self._task.cancel()
+            # Not at once: a task that has not begun would leave the coroutines inside it unawaited.
+            self._loop.call_soon(self._task.cancel)
         if self._memory is not None:
             self._memory.cancel()
         for buffer in (self._chunk, self._partial, self._unread and self._unread[0]):
