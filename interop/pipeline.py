@@ -61,6 +61,7 @@ class Pipeline:
         await self._start_clickhouse()
         for name, action in (
             ("kmr broker topic: create and describe", self._topic),
+            ("groups of a cluster that has had none yet", self._new),
             ("two workers, five codecs, exactly once", self._deliver),
             ("/live, /ready, /metrics", self._health),
             ("kmr top --once", self._top),
@@ -91,6 +92,16 @@ class Pipeline:
         if f"{TOPIC}: {PARTITIONS} partitions" not in shown or setting not in shown:
             raise CheckFailed(f"kmr broker topic describe shows\n{shown}")
         return f"{PARTITIONS} partitions, {setting}"
+
+    async def _new(self) -> str:
+        """The first question makes Apache Kafka create its topic of offsets, which takes a while."""
+        missing = await self._kmr("broker", "group", "describe", "nobody", code=1)
+        if "does not exist" not in missing:
+            raise CheckFailed(f"kmr broker group describe says\n{missing}")
+        shown = await self._kmr("offsets", "show", "--group", "nobody", "--topic", TOPIC)
+        if "nothing is committed" not in shown:
+            raise CheckFailed(f"kmr offsets show says\n{shown}")
+        return "a group that nobody has does not exist"
 
     async def _deliver(self) -> str:
         for name in ("worker-1", "worker-2"):

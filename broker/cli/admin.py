@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -176,11 +176,9 @@ class Admin:
 
     async def describe_group(self, name: str) -> GroupInfo:
         """Members, committed offsets and ends of the partitions. Raises CommandError."""
-        node = await self._coordinator(name)
-        (response,) = await self._client.describe_consumer_groups([name], node)
-        code, _, state, _, protocol, members, *_ = response.groups[0]
+        code, _, state, _, protocol, members, *_ = await self._described(name)
         _raise_for(code, f"group {name}")
-        offsets = await self._client.list_consumer_group_offsets(name, node)
+        offsets = await self._client.list_consumer_group_offsets(name)
         committed = {tp: each.offset for tp, each in sorted(offsets.items()) if each.offset >= 0}
         if state == "Dead" and not committed:
             raise CommandError(f"group {name}: does not exist")
@@ -190,13 +188,23 @@ class Admin:
             name, state, protocol, tuple(_member(each) for each in members), committed, ends
         )
 
-    async def _coordinator(self, group: str) -> int:
-        """The node that coordinates a group; a new cluster takes a while to have one. Raises KafkaError."""
-        for _ in range(_COORDINATOR_TRIES):
-            with suppress(GroupCoordinatorNotAvailableError):
-                return int(await self._client.find_coordinator(group))
+    async def _described(self, group: str) -> Sequence[Any]:
+        """What its coordinator says of a group; a new cluster takes a while to have one that is ready.
+
+        The first field is an error code. Raises KafkaError.
+        """
+        for left in reversed(range(_COORDINATOR_TRIES)):
+            try:
+                (response,) = await self._client.describe_consumer_groups([group])
+            except GroupCoordinatorNotAvailableError:
+                if not left:
+                    raise
+            else:
+                described: Sequence[Any] = response.groups[0]
+                if not left or not for_code(described[0]).retriable:
+                    return described
             await asyncio.sleep(_PAUSE)
-        return int(await self._client.find_coordinator(group))
+        raise AssertionError("not reached")
 
     async def _topic_config(self, name: str) -> dict[str, str]:
         resource = ConfigResource(ConfigResourceType.TOPIC, name)

@@ -119,14 +119,22 @@ def test_a_cluster_that_has_no_coordinator_yet_is_asked_again(
     kmr("topic", "create", "awaited", "--partitions", "1")
     kmr("produce", "awaited", stdin=b"a\n")
     kmr("consume", "awaited", "--group", "awaiting", "--from-beginning", "--max-records", "1")
-    found, left = groups._coordinator, [ErrorCode.coordinator_not_available] * 2
+    coordinator, describe = groups._coordinator, groups._describe
+    created, loaded = [ErrorCode.coordinator_not_available] * 2, [ErrorCode.not_coordinator]
 
-    def answer(context: Any, key: str, key_type: int) -> Any:  # as a new Apache Kafka does
-        code = left.pop() if left else ErrorCode.none
-        return replace(found(context, key, key_type), error_code=code)
+    # As a new Apache Kafka: first it creates the topic of offsets, then the node takes it over.
+    def find(context: Any, key: str, key_type: int) -> Any:
+        code = created.pop() if created else ErrorCode.none
+        return replace(coordinator(context, key, key_type), error_code=code)
 
-    monkeypatch.setattr(groups, "_coordinator", answer)
+    def look(context: Any, group: Any) -> Any:
+        code = loaded.pop() if loaded else ErrorCode.none
+        return replace(describe(context, group), error_code=code)
+
+    monkeypatch.setattr(groups, "_coordinator", find)
+    monkeypatch.setattr(groups, "_describe", look)
     described = kmr("group", "describe", "awaiting")
     assert described.code == 0, described.err
-    assert not left
+    assert not created
+    assert not loaded
     assert "awaited" in described.out.decode()
