@@ -51,6 +51,7 @@ def rows(scale: float) -> list[Row]:
         Row("getmany loop", "null", round(1_000_000 * scale)),
         Row("sentry-arroyo", "null", round(500_000 * scale)),
         Row("kmr per batch", "ClickHouse", round(4_000_000 * scale)),
+        Row("kmr per batch, at least once", "ClickHouse", round(4_000_000 * scale)),
         Row("kmr per record", "ClickHouse", round(2_000_000 * scale)),
         Row("getmany loop", "ClickHouse", round(1_000_000 * scale)),
         Row("sentry-arroyo", "ClickHouse", round(500_000 * scale)),
@@ -108,6 +109,8 @@ async def main() -> None:
             await measure(children, directory, console, options.rounds, options.scale)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+    await part("bench.idle")
+    await part("bench.fairness")
     spark = ["--rounds", str(options.rounds)]
     await part("bench.spark_engine", *spark, "--scale", str(options.scale))
     await part("bench.spark_sink", *spark)
