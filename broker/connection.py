@@ -81,6 +81,7 @@ class Connection(asyncio.BufferedProtocol):
         # answering
         self._task: asyncio.Task[RawResponse] | None = None  # the handler that waits
         self._outbox: Outbox
+        self._writable = True
 
     # -- the transport's side ----------------------------------------------------------------------
 
@@ -147,12 +148,19 @@ class Connection(asyncio.BufferedProtocol):
             self._take_in(buffer, 0, nbytes)
 
     def pause_writing(self) -> None:
+        self._writable = False
         self._outbox.pause()
 
     def resume_writing(self) -> None:
-        self._last_progress = self._loop.time()
-        self._outbox.resume()
-        self._go_on()
+        # Not from here: asyncio closes a transport twice when a write fails that is made from here.
+        self._writable = True
+        self._loop.call_soon(self._write_on)
+
+    def _write_on(self) -> None:
+        if self._writable and not self._lost:
+            self._last_progress = self._loop.time()
+            self._outbox.resume()
+            self._go_on()
 
     # -- the server's side -------------------------------------------------------------------------
 
