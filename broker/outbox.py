@@ -100,7 +100,9 @@ class Outbox:
         if ready:
             self._transport.write(b"".join(ready))
 
-    def _begin_sending(self, correlation_id: int | None, response: Buffered, *, flexible: bool) -> None:
+    def _begin_sending(
+        self, correlation_id: int | None, response: Buffered, *, flexible: bool
+    ) -> None:
         body_bytes = len(response.view) - FETCH_HEADROOM
         header = response_frame_header(correlation_id, body_bytes, flexible=flexible)
         start = FETCH_HEADROOM - len(header)
