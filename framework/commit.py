@@ -55,6 +55,7 @@ class Committer:
         self._positions: dict[TopicPartition, _Position] = {}
         self._lock = anyio.Lock()
         self._fenced = anyio.Event()
+        self._held = False
 
     async def run(self) -> None:
         """Commit for ever; a commit that fails is logged and tried again with the next one.
@@ -70,9 +71,12 @@ class Committer:
         """Commit every watermark that moved; returns whether all of them are committed now.
 
         Calls that come while one is under way share the next one. A fenced commit is no error: the
-        group has moved on, and the rebalance that follows says what is still ours.
+        group has moved on, and the rebalance that follows says what is still ours. Until it has, nothing
+        is committed (see `hold`).
         """
         async with self._lock:
+            if self._held:
+                return False
             moved = {
                 partition: wanted
                 for partition, watermark in self._ledgers.watermarks().items()
@@ -123,9 +127,18 @@ class Committer:
         """Return when a commit was refused since the last assignment."""
         await self._fenced.wait()
 
+    def hold(self) -> None:
+        """Commit nothing until `rejoined`.
+
+        The broker takes commits of the next generation as soon as we are a member of it, before we have
+        heard what it has assigned to us: watermarks of the last one would undo what others did since.
+        """
+        self._held = True
+
     def rejoined(self) -> None:
-        """A new generation has begun, and we are in it."""
+        """A new generation has begun, and every partition of it stands where the broker says."""
         self._fenced = anyio.Event()
+        self._held = False
 
     def begin(
         self,

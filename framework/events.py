@@ -148,6 +148,7 @@ class EventHandler:
         if partitions:
             self._metrics.rebalances.labels("revoked").inc()
         await self._committer.commit()
+        self._committer.hold()
 
     async def _finish_before_rebalance(self) -> None:
         """We are draining anyway; only what takes too long is held back from now on."""
@@ -158,7 +159,6 @@ class EventHandler:
 
     async def _resume(self, partitions: frozenset[TopicPartition]) -> None:
         pipeline, committer = self._pipeline, self._committer
-        committer.rejoined()
         committed = await self._consumer.committed(partitions) if partitions else {}
         for partition, entry in committed.items():
             self._require_memory(partition, entry)
@@ -182,6 +182,7 @@ class EventHandler:
                 pipeline.start_partition(partition, start, announcement)
                 if partition in starts:
                     self._consumer.seek(partition, starts[partition])
+        committer.rejoined()
         self._metrics.rebalances.labels("assigned").inc()
         _log.info("assigned", partitions=sorted(map(str, partitions)), kept=kept)
         if starts:

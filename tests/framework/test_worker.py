@@ -17,8 +17,9 @@ from framework.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTime
 from framework.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
 
+    from framework.consumer import CommitOffset
     from framework.testing import VirtualClock
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -456,6 +457,43 @@ async def test_a_fenced_commit_is_survived_and_the_broker_decides_where_to_go_on
         await journal.until(lambda j: len(j.written) == 3)
     assert written(journal, 0) == [0, 1, 1]
     assert committed(consumer) == {P0: 2}
+
+
+class SlowToTell(MemoryConsumer):
+    """Takes its time to say what is committed, while `told` is not set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = anyio.Event()
+        self.told.set()
+
+    async def committed(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, CommitOffset | None]:
+        await self.told.wait()
+        return await super().committed(partitions)
+
+
+async def test_a_new_generation_never_gets_the_watermarks_of_the_last_one(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(), SlowToTell()
+    put(consumer, 0, 0, b"a", b"b")
+    async with running(Strategy(locate, [MemoryWriter(journal, max_rows=1)]), consumer):
+        consumer.fenced = True  # thrown out, and not aware of it yet
+        await consumer.rebalance([P0])
+        await journal.until(lambda j: len(j.written) == 2)
+        await consumer.revoke()
+        consumer.commit_elsewhere(P0, 7)  # another member, which goes on meanwhile
+        consumer.fenced = False  # a member again: its commits count
+        consumer.told = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(consumer.assign, [P0])
+            await clock.advance(5.0)
+            assert consumer.commits == []
+            consumer.told.set()
+        await clock.advance(5.0)
+    assert consumer.commits == []
 
 
 async def test_a_stage_without_progress_makes_the_worker_not_live(clock: VirtualClock) -> None:
