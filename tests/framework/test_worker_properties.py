@@ -140,7 +140,7 @@ async def run(schedule: list[tuple[Any, ...]], *, chained: bool) -> None:
                 case "trouble", "errors":
                     errors.outcomes.append(Retry(None, "busy"))
                 case "trouble", "hold":
-                    journal.hold = anyio.Event()
+                    journal.hold = journal.hold or anyio.Event()  # a flush may wait for it already
             await clock.settle()
         release(journal)
         await rebalance(group, clock, set(PARTITIONS))
