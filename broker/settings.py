@@ -149,6 +149,14 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.fsync not in ("always", "interval", "os"):
             raise ValueError(f"fsync must be always, interval or os, not {self.fsync!r}")
 
+    @property
+    def security_protocol(self) -> str:
+        """How clients must connect, in Kafka's words."""
+        encrypted, authenticated = self.tls_certificate is not None, self.users_file is not None
+        if authenticated:
+            return "SASL_SSL" if encrypted else "SASL_PLAINTEXT"
+        return "SSL" if encrypted else "PLAINTEXT"
+
     def _check_security(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key go together: set both or neither")

@@ -79,8 +79,9 @@ def _entries(context: RequestContext, resource: DescribeConfigsResource) -> list
         return describe_topic_config(topic.settings, topics.defaults)
     if int(resource.resource_type) == ResourceType.BROKER:
         check_broker(name)
-        address = f"PLAINTEXT://{context.node_host}:{context.node_port}"
-        return describe_broker_config(context.services.settings, NODE_ID, address)
+        settings = context.services.settings
+        address = f"{settings.security_protocol}://{context.node_host}:{context.node_port}"
+        return describe_broker_config(settings, NODE_ID, address)
     raise RequestError(
         ErrorCode.invalid_request,
         f"resource type {resource.resource_type} has no settings here: ask for topics (2) or"

@@ -29,3 +29,24 @@ def test_a_value_that_makes_no_sense_is_named(setting: dict[str, Any], message: 
 def test_the_defaults_listen_on_loopback() -> None:
     settings = BrokerSettings(data_dir=Path("data"))
     assert (settings.host, settings.port) == ("127.0.0.1", 9092)
+
+
+@pytest.mark.parametrize(
+    ("encrypted", "authenticated", "protocol"),
+    [
+        (False, False, "PLAINTEXT"),
+        (True, False, "SSL"),
+        (False, True, "SASL_PLAINTEXT"),
+        (True, True, "SASL_SSL"),
+    ],
+)
+def test_the_protocol_that_is_told_to_clients_is_the_one_they_must_speak(
+    tmp_path: Path, encrypted: bool, authenticated: bool, protocol: str
+) -> None:
+    settings = BrokerSettings(
+        data_dir=tmp_path,
+        tls_certificate=tmp_path / "broker.pem" if encrypted else None,
+        tls_key=tmp_path / "broker.key" if encrypted else None,
+        users_file=tmp_path / "users.json" if authenticated else None,
+    )
+    assert settings.security_protocol == protocol
