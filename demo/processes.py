@@ -84,22 +84,26 @@ class Child:
 
     async def stop(self) -> int:
         """Send SIGTERM and wait for the clean end; SIGKILL after `patience`. Returns the exit code."""
-        if self.running:
-            self._process.send_signal(signal.SIGTERM)
+        self._send(signal.SIGTERM)
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(self._patience):
                 await self._process.wait()
-            if self.running:
-                self._process.kill()
+            self._send(signal.SIGKILL)
             await self._process.wait()
             await self._end_session()
         return self._process.returncode or 0
 
     def kill(self) -> None:
         """End it and what it started at once; `stop` still has to be called."""
-        if self.running:
-            self._process.kill()
+        self._send(signal.SIGKILL)
         _kill_session(self._process.pid)
+
+    def _send(self, number: signal.Signals) -> None:
+        # Not by the process object: that looks first whether the process has ended, and takes its exit code
+        # away from asyncio, which then reports 255.
+        if self.running:
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
 
     async def _end_session(self) -> None:
         """What it started sees that it is gone, and ends; whatever does not is killed."""
