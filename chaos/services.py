@@ -163,7 +163,8 @@ class Service:
     def _send(self, number: signal.Signals) -> None:
         if self._process is not None and self.running:
             with suppress(ProcessLookupError):
-                self._process.send_signal(number)
+                # not by the process object, which may take the exit code away from asyncio
+                os.kill(self._process.pid, number)
 
     async def _end(self, number: signal.Signals, ending: str) -> None:
         self.wanted = False
