@@ -13,7 +13,7 @@ test: ## the checks and the whole test suite
 	@tools/install dev demo
 	@tools/kcat
 	@$(MAKE) --no-print-directory check
-	.venv/bin/pytest
+	.venv/bin/pytest -n 2 --dist loadfile
 
 check: ## formatting, lint, types, import contracts
 	.venv/bin/ruff format --check .
