@@ -239,8 +239,10 @@ class ReduceStage:
             if self._promise is not None:
                 await self._promise.wait_turn(buffer)
             async with self._gate:
-                for stale in buffer.drop_stale(self._ledgers.is_current):
-                    self._on_stale(stale.ranges)
+                # Again until nothing is stale: a partition that is read again makes its other rows so.
+                while stale := buffer.drop_stale(self._ledgers.is_current):
+                    for rows in stale:
+                        self._on_stale(rows.ranges)
                 if not buffer.held:
                     return
                 try:

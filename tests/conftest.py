@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+import structlog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,6 +79,18 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     sign("client", "stranger", "client-by-stranger.pem", "extendedKeyUsage=clientAuth")
     names = ("authority.pem", "broker.pem", "broker.key", "client.pem", "client.key")
     return Certificates(*(directory / each for each in (*names, "client-by-stranger.pem")))
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """What a command in this process has set up ends with its test: others look at what is printed."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(capture=False)
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from framework.mapper import map_record
@@ -193,6 +193,14 @@ def test_every_record_is_delivered_once_through_any_schedule(
 
 @settings(max_examples=150, deadline=None)
 @given(schedules)
+@example(
+    [  # rows of both partitions in one flush of the first reducer; then one of them is lost
+        ("put", 1, [b"row"]),
+        ("put", 0, [b"row", b"row", b"row"]),
+        ("rebalance", {PARTITIONS[0]}),
+        ("put", 0, [b"row", b"row"]),
+    ]
+)
 def test_every_record_is_delivered_once_through_a_chain_of_reducers(
     schedule: list[tuple[Any, ...]],
 ) -> None:
