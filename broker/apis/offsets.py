@@ -36,10 +36,12 @@ from broker.offsets import CommittedOffset
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from kio.schema.txn_offset_commit.v3 import TxnOffsetCommitRequest
+
     from broker.api import RequestContext
     from broker.offsets import Partition
 
-__all__ = ["APIS", "check_offset"]
+__all__ = ["APIS", "sort_offsets"]
 
 _NOTHING_COMMITTED = CommittedOffset(offset=-1, leader_epoch=-1, metadata="", timestamp=-1)
 
@@ -50,21 +52,7 @@ async def offset_commit(
     context: RequestContext, request: OffsetCommitRequest
 ) -> OffsetCommitResponse:
     """Answers when the offsets are stored as durably as the fsync setting asks for."""
-    refused: dict[Partition, ErrorCode] = {}
-    accepted: dict[Partition, tuple[int, int, str]] = {}
-    for topic in request.topics:
-        for each in topic.partitions:
-            partition = (topic.name, each.partition_index)
-            metadata = each.committed_metadata or ""
-            error = check_offset(context, partition, metadata)
-            if error is not None:
-                refused[partition] = error
-            else:
-                accepted[partition] = (
-                    each.committed_offset,
-                    each.committed_leader_epoch,
-                    metadata,
-                )
+    accepted, refused = sort_offsets(context, request)
     outcome = await _commit(context, request, accepted)
     return OffsetCommitResponse(
         throttle_time=NO_THROTTLE,
@@ -84,7 +72,29 @@ async def offset_commit(
     )
 
 
-def check_offset(context: RequestContext, partition: Partition, metadata: str) -> ErrorCode | None:
+def sort_offsets(
+    context: RequestContext, request: OffsetCommitRequest | TxnOffsetCommitRequest
+) -> tuple[dict[Partition, tuple[int, int, str]], dict[Partition, ErrorCode]]:
+    """The offsets that may be committed (offset, leader epoch, metadata), and why the others may not."""
+    accepted: dict[Partition, tuple[int, int, str]] = {}
+    refused: dict[Partition, ErrorCode] = {}
+    for topic in request.topics:
+        for each in topic.partitions:
+            partition = (topic.name, each.partition_index)
+            metadata = each.committed_metadata or ""
+            error = _check_offset(context, partition, metadata)
+            if error is not None:
+                refused[partition] = error
+            else:
+                accepted[partition] = (
+                    each.committed_offset,
+                    each.committed_leader_epoch,
+                    metadata,
+                )
+    return accepted, refused
+
+
+def _check_offset(context: RequestContext, partition: Partition, metadata: str) -> ErrorCode | None:
     """Why an offset must not be committed, whoever asks for it."""
     services = context.services
     if services.topics.partition(*partition) is None:

@@ -29,7 +29,7 @@ from kio.schema.txn_offset_commit.v3.response import (
 from broker.api import Api
 from broker.apis.common import NO_THROTTLE
 from broker.apis.membership import error_code
-from broker.apis.offsets import check_offset
+from broker.apis.offsets import sort_offsets
 from broker.log.errors import LogError
 from broker.membership.types import MemberIdentity
 from broker.producers import ProducerError, ProducerIdentity
@@ -135,21 +135,7 @@ async def _txn_offset_commit(
     context: RequestContext, request: TxnOffsetCommitRequest
 ) -> TxnOffsetCommitResponse:
     """Answers when the offsets are stored as durably as the fsync setting asks for (KIP-447)."""
-    refused: dict[TopicPartition, ErrorCode] = {}
-    accepted: dict[TopicPartition, tuple[int, int, str]] = {}
-    for topic in request.topics:
-        for each in topic.partitions:
-            partition = (topic.name, each.partition_index)
-            metadata = each.committed_metadata or ""
-            error = check_offset(context, partition, metadata)
-            if error is not None:
-                refused[partition] = error
-            else:
-                accepted[partition] = (
-                    each.committed_offset,
-                    each.committed_leader_epoch,
-                    metadata,
-                )
+    accepted, refused = sort_offsets(context, request)
     outcome = await _commit_offsets(context, request, accepted)
     return TxnOffsetCommitResponse(
         throttle_time=NO_THROTTLE,
