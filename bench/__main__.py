@@ -21,7 +21,7 @@ import clickhouse_connect
 from rich.console import Console
 from rich.table import Table
 
-from broker.producer import BatchProducer
+from broker.client.producer import BatchProducer
 from demo.processes import Children, free_port
 
 PARTITIONS = 4

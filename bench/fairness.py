@@ -25,7 +25,7 @@ import numpy as np
 import structlog
 from rich.console import Console
 
-from broker.producer import BatchProducer
+from broker.client.producer import BatchProducer
 from demo.processes import Children, free_port
 from framework import Flushed, Reducer, Rows, Settings, Strategy, Worker, map_batch
 from framework.memory import freeze_modules, keep_freed_memory

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.spark_runs import QUERIES, SMALL, SMALL_BATCHES
-from broker.producer import BatchProducer
+from broker.client.producer import BatchProducer
 from demo.processes import Children, free_port
 from framework.spark.jvm import JvmNotFound, find_jvm
 

@@ -34,7 +34,7 @@ from rich.table import Table
 
 from framework.record import Range, Rows
 from framework.reducer import Context, Flushed
-from framework.sinks.spark import SparkWriter
+from framework.sinks.spark.writer import SparkWriter
 from framework.spark.jvm import JvmNotFound, find_jvm
 from framework.spark.session import is_connect, open_session
 

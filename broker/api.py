@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     from broker.appends import Appends, Flush
     from broker.buffers import BufferPool
-    from broker.groups import GroupCoordinator
-    from broker.producer_ids import ProducerIds
+    from broker.groups.coordinator import GroupCoordinator
+    from broker.producers.ids import ProducerIds
     from broker.security.acls import Authorizer, Operation, Resource
     from broker.security.quotas import Quotas
     from broker.security.sasl import SaslExchange
     from broker.settings import BrokerSettings
-    from broker.topics import Topics
+    from broker.topics.topics import Topics
     from broker.transactions.coordinator import TransactionCoordinator
 
 __all__ = [

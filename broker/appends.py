@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from concurrent.futures import Executor
 
-    from broker.partition import Partition
+    from broker.topics.partition import Partition
 
 __all__ = ["SYNC_THREADS", "Appends", "Flush"]
 

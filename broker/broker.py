@@ -18,19 +18,19 @@ from broker.compactor import compact_logs
 from broker.datadir import DataDirectory
 from broker.dispatch import SERVED, Dispatcher, advertised_versions
 from broker.errors import BrokerError
-from broker.groups import GroupCoordinator
+from broker.groups.coordinator import GroupCoordinator
+from broker.groups.offsets import OffsetStore
 from broker.log.errors import LogError
 from broker.maintenance import apply_retention, sync_due_logs
 from broker.membership import GroupSettings
-from broker.offsets import OffsetStore
-from broker.producer_ids import ProducerIds
+from broker.producers.ids import ProducerIds
 from broker.security.acls import Authorizer
 from broker.security.quotas import Quotas, Rate
 from broker.security.tls import server_context
 from broker.security.users import Users
-from broker.server import Server, bind
-from broker.topic_config import default_log_config
-from broker.topics import Topics
+from broker.server.server import Server, bind
+from broker.topics.config import default_log_config
+from broker.topics.topics import Topics
 from broker.transactions.coordinator import TransactionCoordinator
 from broker.transactions.store import TransactionStore
 from broker.transactions.types import TransactionSettings

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from broker.config_entry import ConfigEntry, ConfigSource, ConfigType, Synonym
-from broker.topic_config import default_log_config
-from broker.topic_settings import TOPIC_SETTINGS
+from broker.topics.config import default_log_config
+from broker.topics.config_entry import ConfigEntry, ConfigSource, ConfigType, Synonym
+from broker.topics.settings import TOPIC_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

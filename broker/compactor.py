@@ -17,8 +17,8 @@ from broker.log.errors import LogError
 
 if TYPE_CHECKING:
     from broker.log.compaction import Plan
-    from broker.partition import Partition
-    from broker.topics import Topics
+    from broker.topics.partition import Partition
+    from broker.topics.topics import Topics
 
 __all__ = ["compact", "compact_logs"]
 

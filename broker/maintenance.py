@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from concurrent.futures import Executor
 
-    from broker.partition import Partition
-    from broker.topics import Topics
+    from broker.topics.partition import Partition
+    from broker.topics.topics import Topics
 
 __all__ = ["apply_retention", "retain", "sync_due_logs"]
 

@@ -11,7 +11,7 @@ import anyio
 import anyio.to_thread
 
 from broker.log.partition import PartitionLog
-from broker.markers import build_marker
+from broker.producers.markers import build_marker
 from broker.records import NO_PRODUCER_ID, build_batch, parse_header
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from broker.log.config import LogConfig
-    from broker.markers import Marker
-    from broker.producers import ProducerIdentity
+    from broker.producers.markers import Marker
+    from broker.producers.states import ProducerIdentity
     from broker.records import BatchHeader, NewRecord
 
 __all__ = ["REWRITE_BYTES", "StateLog"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 import anyio
 
-from broker.producer import BatchProducer
+from broker.client.producer import BatchProducer
 from demo.flights import messages
 from demo.outcome import STRATEGY, Engine, Outcome, fetch_status
 from demo.processes import STALL, Child, ChildFailed, Children, free_port, give_up_after

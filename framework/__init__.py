@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from framework.aggregate import Aggregate
-    from framework.collect import Batcher, Collect
     from framework.errors import KmrError, SinkError, StrategyError
     from framework.mapper import map_batch, map_record
     from framework.record import SCHEMA, Batch, Header, Record, Rows
     from framework.reducer import Context, Empty, Flushed, Poisoned, Reducer, Retry
+    from framework.reducers.aggregate import Aggregate
+    from framework.reducers.collect import Batcher, Collect
     from framework.settings import Settings
     from framework.strategy import ErrorLimit, Strategy
     from framework.worker import Worker, run_worker
@@ -47,8 +47,8 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "aggregate": ("Aggregate",),
-    "collect": ("Batcher", "Collect"),
+    "reducers.aggregate": ("Aggregate",),
+    "reducers.collect": ("Batcher", "Collect"),
     "errors": ("KmrError", "SinkError", "StrategyError"),
     "mapper": ("map_batch", "map_record"),
     "record": ("SCHEMA", "Batch", "Header", "Record", "Rows"),

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
-from framework.clients import connection_config, consumer_config
 from framework.errors import DeadlineExceeded, KmrError
 from framework.events import EventHandler, Failed, Shutdown
 from framework.health import HealthServer
-from framework.kafka import KafkaConsumer
+from framework.kafka.clients import connection_config, consumer_config
+from framework.kafka.consumer import KafkaConsumer
 from framework.memory import freeze_modules, keep_freed_memory
 from framework.pipeline import Limits, Pipeline
 from framework.reducer import Context

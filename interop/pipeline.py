@@ -13,13 +13,13 @@ import anyio
 import clickhouse_connect
 import msgspec
 
-from broker.producer import BatchProducer
+from broker.client.producer import BatchProducer
 from demo.processes import free_port, give_up_after
 from demo.services import create_tables
 from interop.checks import CheckFailed
 
 if TYPE_CHECKING:
-    from broker.producer import Compression
+    from broker.client.producer import Compression
     from demo.processes import Child, Children
     from interop.checks import Checks
 

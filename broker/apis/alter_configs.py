@@ -25,9 +25,9 @@ from kio.schema.incremental_alter_configs.v1.response import (
 
 from broker.api import Api
 from broker.apis.common import NO_THROTTLE, STORAGE_FAILED, ResourceType, check_broker
-from broker.config_entry import ConfigType
 from broker.errors import RequestError
-from broker.topic_settings import TOPIC_SETTINGS
+from broker.topics.config_entry import ConfigType
+from broker.topics.settings import TOPIC_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -26,13 +26,13 @@ from broker.apis import alter_configs
 from broker.apis.common import NO_THROTTLE, ResourceType, check_broker
 from broker.broker_config import describe_broker_config
 from broker.errors import RequestError
-from broker.topic_config import describe_topic_config
+from broker.topics.config import describe_topic_config
 
 if TYPE_CHECKING:
     from kio.schema.describe_configs.v4.request import DescribeConfigsResource
 
     from broker.api import RequestContext
-    from broker.config_entry import ConfigEntry
+    from broker.topics.config_entry import ConfigEntry
 
 __all__ = ["APIS"]
 

@@ -21,13 +21,13 @@ from kio.static.primitive import i32
 from broker.api import Api
 from broker.apis.common import LEADER_EPOCH, NO_THROTTLE, NODE
 from broker.errors import RequestError
-from broker.topic_names import check_topic_name
+from broker.topics.names import check_topic_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from broker.api import RequestContext
-    from broker.topics import Topic
+    from broker.topics.topics import Topic
 
 __all__ = ["APIS"]
 

@@ -14,9 +14,9 @@ from kio.schema.fetch.v12 import FetchRequest, FetchResponse
 from broker.api import Buffered, RawApi
 from broker.apis.common import LEADER_EPOCH
 from broker.log.errors import LogCorrupt, OffsetOutOfRange
-from broker.partition import Watch
 from broker.records import parse_header
 from broker.security.acls import Operation, Resource
+from broker.topics.partition import Watch
 from broker.wire.fetch import (
     ABORTED_TRANSACTION_BYTES,
     FetchResponseWriter,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kio.schema.fetch.v12.request import FetchPartition
 
     from broker.api import RawResponse, RequestContext
-    from broker.partition import Partition
+    from broker.topics.partition import Partition
 
 __all__ = ["APIS"]
 

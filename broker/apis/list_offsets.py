@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kio.schema.list_offsets.v7.request import ListOffsetsPartition
 
     from broker.api import RequestContext
-    from broker.partition import Partition
+    from broker.topics.partition import Partition
 
 __all__ = ["APIS"]
 

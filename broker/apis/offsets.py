@@ -29,9 +29,9 @@ from kio.static.primitive import i32, i64
 from broker.api import Api
 from broker.apis.common import NO_THROTTLE
 from broker.apis.membership import error_code
+from broker.groups.offsets import CommittedOffset
 from broker.log.errors import LogError
 from broker.membership.types import MemberIdentity
-from broker.offsets import CommittedOffset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from kio.schema.txn_offset_commit.v3 import TxnOffsetCommitRequest
 
     from broker.api import RequestContext
-    from broker.offsets import Partition
+    from broker.groups.offsets import Partition
 
 __all__ = ["APIS", "sort_offsets"]
 

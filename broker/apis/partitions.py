@@ -20,7 +20,7 @@ from broker.api import Api
 from broker.apis.common import NO_THROTTLE, NODE, STORAGE_FAILED
 from broker.errors import RequestError
 from broker.log.errors import LogError, OffsetOutOfRange
-from broker.topic_names import INTERNAL_TOPICS
+from broker.topics.names import INTERNAL_TOPICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -13,7 +13,7 @@ from broker.api import CloseConnection, Deferred, RawApi
 from broker.apis.transactions import transaction_error_code
 from broker.intake import conform
 from broker.log.errors import LogFailed
-from broker.producers import (
+from broker.producers.states import (
     InvalidProducerEpoch,
     InvalidTransactionState,
     OutOfOrderSequence,
@@ -28,15 +28,15 @@ from broker.records import (
     split_batches,
 )
 from broker.security.acls import Operation, Resource
-from broker.topics import INTERNAL_TOPICS
+from broker.topics.topics import INTERNAL_TOPICS
 from broker.transactions.types import TransactionError
 from broker.wire.produce import PartitionResult, read_produce_request, write_produce_response
 
 if TYPE_CHECKING:
     from broker.api import RawResponse, RequestContext
     from broker.appends import Flush
-    from broker.partition import Partition
     from broker.records import BatchHeader
+    from broker.topics.partition import Partition
     from broker.wire.produce import ProduceRequest
 
 __all__ = ["APIS", "FIRST_SERVED_VERSION", "KEY"]

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from kio.schema.alter_partition_reassignments.v0.request import ReassignablePartition
 
     from broker.api import RequestContext
-    from broker.partition import Partition
+    from broker.topics.partition import Partition
 
 __all__ = ["APIS"]
 

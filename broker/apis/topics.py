@@ -22,7 +22,7 @@ from broker.apis.common import NO_THROTTLE, STORAGE_FAILED
 from broker.apis.partitions import check_replicas
 from broker.errors import RequestError
 from broker.log.errors import LogError
-from broker.topic_config import describe_topic_config
+from broker.topics.config import describe_topic_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kio.schema.create_topics.v7.request import CreatableTopic
 
     from broker.api import RequestContext
-    from broker.topic_config import Defaults
+    from broker.topics.config import Defaults
 
 __all__ = ["APIS"]
 

@@ -32,8 +32,8 @@ from broker.apis.membership import error_code
 from broker.apis.offsets import sort_offsets
 from broker.log.errors import LogError
 from broker.membership.types import MemberIdentity
-from broker.producers import ProducerError, ProducerIdentity
-from broker.topics import INTERNAL_TOPICS
+from broker.producers.states import ProducerError, ProducerIdentity
+from broker.topics.topics import INTERNAL_TOPICS
 from broker.transactions.types import TransactionError
 
 if TYPE_CHECKING:

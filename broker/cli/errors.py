@@ -14,8 +14,8 @@ import anyio
 from aiokafka import errors as kafka
 from aiokafka.errors import KafkaError
 
+from broker.client.producer import ProduceError
 from broker.errors import BrokerError
-from broker.producer import ProduceError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -14,7 +14,7 @@ from broker.cli.formats import text_or_base64
 from broker.cli.text import say
 from broker.log.errors import LogCorrupt
 from broker.log.inspection import FoundBatch, found_batches
-from broker.markers import read_marker
+from broker.producers.markers import read_marker
 from broker.records import CODECS, BatchError, read_records
 
 if TYPE_CHECKING:

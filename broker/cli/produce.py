@@ -14,7 +14,7 @@ from broker.cli.admin import open_admin
 from broker.cli.connection import Connection
 from broker.cli.errors import CommandError, runs
 from broker.cli.text import pairs
-from broker.producer import BatchProducer, Compression
+from broker.client.producer import BatchProducer, Compression
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -14,7 +14,7 @@ from broker.log.files import DELETED, TEMPORARY, read_sealed
 from broker.log.index import INDEX_SUFFIXES, SegmentIndex
 from broker.log.inspection import found_batches
 from broker.log.segment import LOG_SUFFIX
-from broker.producers import ProducerStates
+from broker.producers.states import ProducerStates
 from broker.records import HEADER_BYTES, LEADER_EPOCH, BatchError, parse_header
 
 if TYPE_CHECKING:

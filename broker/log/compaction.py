@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from broker.aborted import AbortedTransaction
     from broker.log.compaction_state import CompactionState
+    from broker.producers.aborted import AbortedTransaction
     from broker.records import BatchHeader, StoredRecord
 
 __all__ = ["ClosedSegment", "Compaction", "Group", "Plan", "Rewritten", "Stopped"]

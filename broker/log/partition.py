@@ -18,7 +18,7 @@ from broker.log.results import Appended, DeletedSegment, ReadResult, RecoveryRep
 from broker.log.segment import Segment
 from broker.log.segments import Segments
 from broker.log.snapshots import restore_producers, save_producers
-from broker.markers import read_marker
+from broker.producers.markers import read_marker
 from broker.records import InvalidBatch, stamp_append_time, stamp_offset
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from broker.log.compaction import Rewritten
     from broker.log.config import LogConfig
     from broker.log.recovery import Recovered
-    from broker.producers import ProducerStates
+    from broker.producers.states import ProducerStates
     from broker.records import BatchHeader
 
 __all__ = [

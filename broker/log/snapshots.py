@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from broker.log.errors import LogCorrupt
 from broker.log.files import read_sealed, write_sealed
-from broker.markers import read_marker
-from broker.producers import ProducerStates
+from broker.producers.markers import read_marker
+from broker.producers.states import ProducerStates
 from broker.records import CorruptBatch, parse_header
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from broker.membership.lifecycle import Lifecycle
 from broker.membership.members import Member
+from broker.membership.subscriptions import CONSUMER_PROTOCOL, subscribed_topics
 from broker.membership.types import (
     NO_GENERATION,
     GroupDescription,
@@ -27,7 +28,6 @@ from broker.membership.types import (
     SyncResult,
     Waiter,
 )
-from broker.subscriptions import CONSUMER_PROTOCOL, subscribed_topics
 
 __all__ = ["Group"]
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from broker.appends import Appends
-    from broker.groups import GroupCoordinator
-    from broker.producers import ProducerIdentity
-    from broker.topics import Topics
+    from broker.groups.coordinator import GroupCoordinator
+    from broker.producers.states import ProducerIdentity
+    from broker.topics.topics import Topics
     from broker.transactions.store import TransactionStore
     from broker.transactions.types import TopicPartition
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from broker.groups.offsets import OFFSETS_TOPIC
 from broker.log.errors import LogError
-from broker.markers import Marker, build_marker
-from broker.offsets import OFFSETS_TOPIC
-from broker.producers import ProducerError
+from broker.producers.markers import Marker, build_marker
+from broker.producers.states import ProducerError
 from broker.records import LEADER_EPOCH, parse_header
 from broker.transactions.types import TransactionState
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from broker.appends import Appends, Flush
-    from broker.groups import GroupCoordinator
-    from broker.partition import Partition
-    from broker.producers import ProducerIdentity
-    from broker.topics import Topics
+    from broker.groups.coordinator import GroupCoordinator
+    from broker.producers.states import ProducerIdentity
+    from broker.topics.partition import Partition
+    from broker.topics.topics import Topics
     from broker.transactions.types import TopicPartition, Transaction
 
 __all__ = ["OFFSETS_PARTITION", "MarkerWriter"]

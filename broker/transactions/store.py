@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from broker.offset_records import MalformedRecord
+from broker.groups.offset_records import MalformedRecord
 from broker.records import NewRecord, read_records
 from broker.state_log import REWRITE_BYTES, StateLog
 from broker.transactions.records import (

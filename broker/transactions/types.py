@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from broker.producers import ProducerIdentity
+from broker.producers.states import ProducerIdentity
 
 __all__ = [
     "NO_EPOCH",

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from framework.cli.check_result import CheckResult, PartitionResult, join_results, show
 from framework.errors import SettingsError, SinkError
-from framework.sinks.clickhouse_client import Target, connect
-from framework.sinks.spark_session import SharedSession
+from framework.sinks.clickhouse.client import Target, connect
+from framework.sinks.spark.session import SharedSession
 from framework.spark.deliveries import find_deliveries
 
 if TYPE_CHECKING:

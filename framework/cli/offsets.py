@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from framework.admin import Admin, Group, connect_admin
 from framework.announcement import Announcement, announced
 from framework.cli.flags import Given, with_settings
-from framework.clients import connection_config
 from framework.consumer import CommitOffset
 from framework.errors import ConsumerError, SettingsError
+from framework.kafka.admin import Admin, Group, connect_admin
+from framework.kafka.clients import connection_config
 from framework.logs import setup_logs
 from framework.record import TopicPartition
 from framework.settings import GroupSettings, LogSettings

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from framework.config.units import BYTES, SECONDS, read_quantity, show_quantity
 from framework.errors import SettingsError
-from framework.sinks.spark_session import SharedSession
+from framework.sinks.spark.session import SharedSession
 from framework.spark.compact import Compacted, compact_path, compact_table
 from framework.spark.deliveries import is_path
 

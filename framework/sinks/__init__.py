@@ -7,18 +7,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from framework.sinks.clickhouse import ClickHouseWriter
-    from framework.sinks.kafka import DeadLetterWriter, KafkaWriter
-    from framework.sinks.spark import SparkWriter
+    from framework.sinks.clickhouse.writer import ClickHouseWriter
+    from framework.sinks.kafka.writer import DeadLetterWriter, KafkaWriter
+    from framework.sinks.spark.writer import SparkWriter
     from framework.sinks.stream import StreamWriter
 
 __all__ = ["ClickHouseWriter", "DeadLetterWriter", "KafkaWriter", "SparkWriter", "StreamWriter"]
 
 _MODULES: Final = {
-    "ClickHouseWriter": "clickhouse",
-    "DeadLetterWriter": "kafka",
-    "KafkaWriter": "kafka",
-    "SparkWriter": "spark",
+    "ClickHouseWriter": "clickhouse.writer",
+    "DeadLetterWriter": "kafka.writer",
+    "KafkaWriter": "kafka.writer",
+    "SparkWriter": "spark.writer",
     "StreamWriter": "stream",
 }
 

@@ -11,11 +11,11 @@ from typing import Any, Literal, Self, TextIO, get_args
 
 import msgspec
 
-from framework.collect import Collecting
 from framework.errors import SinkError, StrategyError
 from framework.reducer import Context, Empty, Flushed, FlushResult, Retry
+from framework.reducers.collect import Collecting
+from framework.reducers.tables import one_table
 from framework.sinks.json_rows import json_lines, json_objects
-from framework.tables import one_table
 
 __all__ = ["StreamFormat", "StreamWriter"]
 

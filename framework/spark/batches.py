@@ -15,14 +15,14 @@ from framework.errors import KmrError, SinkError
 from framework.failures import ErrorPort, LimitWindow
 from framework.ranges import merge_ranges
 from framework.record import Range, Rows
-from framework.sinks.spark import SparkWriter
+from framework.reducers.tables import one_table
+from framework.sinks.spark.writer import SparkWriter
 from framework.spark.chain import Chain
 from framework.spark.client import event_loop
 from framework.spark.division import divide_reducers, stage_names
 from framework.spark.partials import FinalAggregate
 from framework.spark.report import read_failures, read_gathered, read_reports
 from framework.spark.task import MAP_STAGE
-from framework.tables import one_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence

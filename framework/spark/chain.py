@@ -20,8 +20,8 @@ from framework.buffer import Buffer
 from framework.errors import KmrError, SinkError
 from framework.reducer import Reducer, Retry
 from framework.results import reason_of
-from framework.sinks.clickhouse import ClickHouseWriter
-from framework.sinks.spark import SparkWriter
+from framework.sinks.clickhouse.writer import ClickHouseWriter
+from framework.sinks.spark.writer import SparkWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -28,13 +28,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from framework.aggregate import Aggregate
-from framework.collect import Batcher, Collect
 from framework.errors import StrategyError
-from framework.sinks.clickhouse import ClickHouseWriter
-from framework.sinks.kafka import KafkaWriter
-from framework.sinks.spark import SparkWriter
-from framework.sinks.spark_destinations import FILE_FORMATS
+from framework.reducers.aggregate import Aggregate
+from framework.reducers.collect import Batcher, Collect
+from framework.sinks.clickhouse.writer import ClickHouseWriter
+from framework.sinks.kafka.writer import KafkaWriter
+from framework.sinks.spark.destinations import FILE_FORMATS
+from framework.sinks.spark.writer import SparkWriter
 from framework.sinks.stream import StreamWriter
 from framework.spark.chain import NAMES_RANGES
 from framework.spark.chunks import CHUNK_BYTES, GRID

@@ -3,7 +3,7 @@
 Spark uses one Python process for many tasks, so clients and the event loop that they live on are kept
 for the whole process: a task that reads the same cluster finds its connections open.
 """
-# ruff: noqa: SLF001  aiokafka's internals; framework.contract checks them
+# ruff: noqa: SLF001  aiokafka's internals; framework.kafka.contract checks them
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ import anyio
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.fetch import FetchRequest
 
-from framework.connecting import connect
 from framework.errors import ConsumerError
+from framework.kafka.connecting import connect
 from framework.record import TopicPartition
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ import msgspec
 from pyarrow import fs
 
 from framework.errors import SinkError, StrategyError
-from framework.sinks.spark_files import HIDDEN, open_directory
-from framework.sinks.spark_names import SUFFIX, Span
-from framework.sinks.spark_tables import read_table
+from framework.sinks.spark.files import HIDDEN, open_directory
+from framework.sinks.spark.names import SUFFIX, Span
+from framework.sinks.spark.tables import read_table
 from framework.spark.merge import merge_files
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from framework.sinks.spark_files import Compression, Directory
+    from framework.sinks.spark.files import Compression, Directory
 
 __all__ = ["TARGET_BYTES", "Compacted", "compact_path", "compact_table"]
 

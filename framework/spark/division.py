@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from framework.aggregate import Aggregate
-from framework.sinks.spark import SparkWriter
+from framework.reducers.aggregate import Aggregate
+from framework.sinks.spark.writer import SparkWriter
 from framework.spark.partials import FinalAggregate, PartialAggregate
 
 if TYPE_CHECKING:

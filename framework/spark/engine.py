@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import pyarrow as pa
 import structlog
 
-from framework.clients import connection_config
 from framework.errors import ConsumerError, DeadlineExceeded, KmrError
+from framework.kafka.clients import connection_config
 from framework.record import SCHEMA
 from framework.reducer import Context
 from framework.spark.batches import Accounts

@@ -11,7 +11,7 @@ import numpy as np
 import structlog
 from aiokafka.errors import KafkaError
 
-from framework.decode import Decoder
+from framework.decode.decoder import Decoder
 from framework.errors import ConsumerError, OffsetOutOfRange
 from framework.record import Batch
 from framework.spark.offsets import DATA_LOSS_ADVICE

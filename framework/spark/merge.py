@@ -12,7 +12,7 @@ from framework.errors import SinkError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from framework.sinks.spark_files import Directory
+    from framework.sinks.spark.files import Directory
 
 __all__ = ["merge_files"]
 

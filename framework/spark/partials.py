@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from framework.aggregate import ALL, group
-from framework.collect import Collecting
 from framework.reducer import Empty, Flushed
-from framework.tables import one_table
+from framework.reducers.aggregate import ALL, group
+from framework.reducers.collect import Collecting
+from framework.reducers.tables import one_table
 
 if TYPE_CHECKING:
-    from framework.aggregate import Aggregate
     from framework.reducer import FlushResult
+    from framework.reducers.aggregate import Aggregate
 
 __all__ = ["FinalAggregate", "PartialAggregate"]
 

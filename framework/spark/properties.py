@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 import structlog
 
-from framework.connection import ConnectionConfig, IsolationLevel
 from framework.errors import SettingsError
+from framework.kafka.connection import ConnectionConfig, IsolationLevel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import msgspec
 
 from framework.errors import SettingsError
-from framework.sinks.spark import SparkWriter
+from framework.sinks.spark.writer import SparkWriter
 from framework.spark.session import is_connect, open_session
 
 if TYPE_CHECKING:

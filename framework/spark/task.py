@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark import cloudpickle
 
-from framework import decode
+from framework.decode import decoder
 from framework.errors import KmrError
 from framework.failures import failed_records
 from framework.mapper import apply, apply_async
@@ -47,7 +47,7 @@ MAP_STAGE = "map"
 def prepare(plan: TaskPlan, config: ClientConfig | None) -> None:
     """What the first task of a process does before its first record. Raises what a task would."""
     _open_plan(plan.payload)
-    decode.warm_up()
+    decoder.warm_up()
     if config is not None:
         client_of(config).partitions()
 

@@ -12,8 +12,8 @@ from broker.appends import Appends, Flush
 from broker.log.config import LogConfig
 from broker.log.errors import LogFailed
 from broker.log.partition import PartitionLog
-from broker.partition import Partition, Watch
 from broker.records import split_batches
+from broker.topics.partition import Partition, Watch
 
 
 class ManualExecutor(Executor):

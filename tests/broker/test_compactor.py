@@ -10,8 +10,8 @@ from kio.schema.errors import ErrorCode
 from broker import Broker
 from broker.compactor import compact
 from broker.log.compaction import Compaction, Group, Rewritten
-from broker.partition import Partition
 from broker.records import NewRecord, build_batch, parse_header, read_records
+from broker.topics.partition import Partition
 
 Connect = Callable[[Broker], Awaitable[Any]]
 Start = Callable[..., Awaitable[Broker]]

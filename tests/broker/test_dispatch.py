@@ -153,7 +153,7 @@ async def test_a_bug_in_a_handler_becomes_an_error_code_where_there_is_one(
         raise ZeroDivisionError("a bug")
 
     client = await connect(broker)
-    monkeypatch.setattr("broker.groups.GroupCoordinator.groups", fail)
+    monkeypatch.setattr("broker.groups.coordinator.GroupCoordinator.groups", fail)
     response = await client.call(LIST_GROUPS, 4)
     assert response.error_code is ErrorCode.unknown_server_error
     assert "ZeroDivisionError: a bug" in capsys.readouterr().out

@@ -7,8 +7,8 @@ from broker import Broker
 from broker.log.errors import LogFailed
 from broker.log.partition import PartitionLog
 from broker.maintenance import retain
-from broker.partition import Partition
 from broker.records import split_batches
+from broker.topics.partition import Partition
 
 Start = Callable[..., Awaitable[Broker]]
 Until = Callable[[Callable[[], bool]], Awaitable[None]]

@@ -11,7 +11,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from broker.producer import BatchProducer, ProduceError
+from broker.client.producer import BatchProducer, ProduceError
 from chaos.history import Recorder
 from chaos.services import Service, ServiceFailed, Services, free_port
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from demo.clickhouse_server import EmbeddedClickHouse
+from demo.clickhouse.server import EmbeddedClickHouse
 
 if TYPE_CHECKING:
     from pathlib import Path

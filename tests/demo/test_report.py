@@ -17,7 +17,7 @@ from demo.spark import SPARK
 from demo.workers import WORKERS
 
 if TYPE_CHECKING:
-    from demo.clickhouse_server import EmbeddedClickHouse
+    from demo.clickhouse.server import EmbeddedClickHouse
     from tests.demo.conftest import Ask
 
 

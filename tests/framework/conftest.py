@@ -11,11 +11,11 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-import framework.kafka
-from framework.connection import ConsumerConfig
-from framework.fallback import RecordFetcher
-from framework.fetch import BatchFetcher
-from framework.kafka import KafkaConsumer
+import framework.kafka.consumer
+from framework.kafka.connection import ConsumerConfig
+from framework.kafka.consumer import KafkaConsumer
+from framework.kafka.fallback import RecordFetcher
+from framework.kafka.fetch import BatchFetcher
 from framework.record import SCHEMA
 from framework.testing import broker
 

@@ -13,10 +13,10 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, Records
 from structlog.testing import capture_logs
 
 from broker import Broker, BrokerSettings
-from broker.producer import BatchProducer
-from framework.admin import connect_admin
-from framework.clients import connection_config
+from broker.client.producer import BatchProducer
 from framework.errors import KmrError, OffsetOutOfRange
+from framework.kafka.admin import connect_admin
+from framework.kafka.clients import connection_config
 from framework.mapper import map_record
 from framework.record import Record, TopicPartition
 from framework.settings import Settings

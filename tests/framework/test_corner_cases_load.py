@@ -10,7 +10,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from broker.producer import BatchProducer
+from broker.client.producer import BatchProducer
 from framework.mapper import map_batch, map_record
 from framework.record import Record  # noqa: TC001
 from framework.reducer import Flushed, Reducer

@@ -12,9 +12,9 @@ import anyio
 import clickhouse_connect
 import pytest
 
-from broker.producer import BatchProducer
-from framework.admin import connect_admin
-from framework.connection import ConnectionConfig
+from broker.client.producer import BatchProducer
+from framework.kafka.admin import connect_admin
+from framework.kafka.connection import ConnectionConfig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -9,7 +9,7 @@ import anyio
 import clickhouse_connect
 import pytest
 
-from broker.producer import BatchProducer
+from broker.client.producer import BatchProducer
 from framework.errors import StrategyError
 from framework.mapper import map_record
 from framework.record import Record, TopicPartition

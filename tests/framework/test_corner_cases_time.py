@@ -9,7 +9,7 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from broker.producer import BatchProducer
+from broker.client.producer import BatchProducer
 from framework.mapper import map_record
 from framework.record import Record, TopicPartition
 from framework.settings import Settings

@@ -11,15 +11,15 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from structlog.testing import capture_logs
 
-from framework.admin import connect_admin
-from framework.aggregate import Aggregate
 from framework.announcement import Announcement
-from framework.clients import connection_config
 from framework.consumer import CommitOffset
 from framework.errors import ConsumerError, OffsetOutOfRange, StrategyError
-from framework.kafka import KafkaConsumer
+from framework.kafka.admin import connect_admin
+from framework.kafka.clients import connection_config
+from framework.kafka.consumer import KafkaConsumer
 from framework.mapper import map_record
 from framework.record import Record, TopicPartition
+from framework.reducers.aggregate import Aggregate
 from framework.settings import Settings
 from framework.sinks import ClickHouseWriter
 from framework.strategy import Strategy
@@ -128,7 +128,7 @@ async def commit(broker: Broker, offset: CommitOffset) -> None:
         async def assigned(self, partitions: frozenset[TopicPartition]) -> None:
             self.assigned_once.set()
 
-    from framework.clients import consumer_config
+    from framework.kafka.clients import consumer_config
 
     consumer, listener = KafkaConsumer(consumer_config(settings_of(broker))), Once()
     await consumer.start(listener)

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from aiokafka import AIOKafkaConsumer
 
-from broker.producer import BatchProducer
+from broker.client.producer import BatchProducer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from broker.producer import BatchProducer
+from broker.client.producer import BatchProducer
 from framework.mapper import map_batch
 from framework.settings import Settings
 from framework.strategy import Strategy

@@ -72,7 +72,7 @@ class OutsideTopics:
                 await anyio.sleep(_POLL)
 
     def __getattr__(self, name: str) -> NoReturn:
-        only_ours(f"broker.topics.{name}")
+        only_ours(f"broker.topics.topics.{name}")
 
     def _delete_groups(self, groups: list[str]) -> None:
         """Those that have members still are asked for again, until their sessions have expired."""

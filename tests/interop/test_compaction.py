@@ -19,7 +19,7 @@ from .clients.via_aiokafka import Aiokafka
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from broker.topics import Topic
+    from broker.topics.topics import Topic
     from framework.testing import StartBroker
 
     from .conftest import Serve

@@ -6,7 +6,7 @@ from kio.schema.errors import ErrorCode
 
 from broker import Broker
 from broker.records import CODECS, parse_header
-from broker.topics import Topic
+from broker.topics.topics import Topic
 
 Connect = Callable[[Broker], Awaitable[Any]]
 Start = Callable[..., Awaitable[Broker]]
@@ -205,7 +205,7 @@ async def test_a_disk_that_fails_leaves_the_settings_as_they_were(
 
     await broker.topics.create("t")
     client = await connect(broker)
-    monkeypatch.setattr("broker.topic_store.write_durably", fail)
+    monkeypatch.setattr("broker.topics.store.write_durably", fail)
     response = await client.call(ALTER, 2, resources=[resource("t", ("retention.ms", "1"))])
     assert response.responses[0].error_code is ErrorCode.kafka_storage_error
     assert own(broker) == {}

@@ -12,8 +12,8 @@ from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 from broker import Broker, BrokerSettings
+from broker.groups.offsets import OffsetStore
 from broker.log.config import LogConfig
-from broker.offsets import OffsetStore
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -7,7 +7,7 @@ import pytest
 from broker.log.config import LogConfig
 from broker.log.errors import LogFailed, OffsetOutOfRange
 from broker.log.partition import Appended, PartitionLog
-from broker.producers import InvalidProducerEpoch, OutOfOrderSequence
+from broker.producers.states import InvalidProducerEpoch, OutOfOrderSequence
 from broker.records import InvalidBatch, NewRecord, build_batch, read_records, split_batches
 
 Append = Callable[..., Appended]

@@ -6,7 +6,7 @@ import pytest
 from broker.log.config import LogConfig
 from broker.log.errors import OffsetOutOfRange
 from broker.log.partition import Appended, DeletedSegment, PartitionLog
-from broker.producers import DEFAULT_EXPIRY_MS
+from broker.producers.states import DEFAULT_EXPIRY_MS
 
 Append = Callable[..., Appended]
 OpenLog = Callable[..., PartitionLog]

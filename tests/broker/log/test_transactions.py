@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from broker.aborted import AbortedTransaction
 from broker.log.config import LogConfig
 from broker.log.errors import LogFailed
 from broker.log.partition import PartitionLog
 from broker.log.segment import Segment
-from broker.markers import Marker, build_marker
-from broker.producers import InvalidProducerEpoch, ProducerIdentity
+from broker.producers.aborted import AbortedTransaction
+from broker.producers.markers import Marker, build_marker
+from broker.producers.states import InvalidProducerEpoch, ProducerIdentity
 from broker.records import NewRecord, build_batch, parse_header
 
 if TYPE_CHECKING:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from broker.appends import Appends, Flush
-from broker.groups import GroupCoordinator
+from broker.groups.coordinator import GroupCoordinator
+from broker.groups.offsets import OffsetStore
 from broker.log.config import FsyncPolicy, LogConfig
 from broker.log.segment import Segment
 from broker.membership.types import MemberIdentity
-from broker.offsets import OffsetStore
-from broker.producers import ProducerIdentity
+from broker.producers.states import ProducerIdentity
 from broker.records import NewRecord, build_batch, parse_header, read_records
 from broker.settings import BrokerSettings
-from broker.topics import Topics
+from broker.topics.topics import Topics
 from broker.transactions.coordinator import TransactionCoordinator
 from broker.transactions.store import TransactionStore
 from broker.transactions.types import TransactionError, TransactionSettings

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from broker.groups.offset_records import MalformedRecord
 from broker.log.config import LogConfig
 from broker.log.partition import PartitionLog
-from broker.offset_records import MalformedRecord
-from broker.producers import ProducerIdentity
+from broker.producers.states import ProducerIdentity
 from broker.records import NewRecord, build_batch, parse_header
 from broker.transactions.records import (
     decode_key,

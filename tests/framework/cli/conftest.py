@@ -18,7 +18,7 @@ STRATEGY = """
 import sys
 
 import pyarrow as pa
-from framework.collect import Batcher, Collect
+from framework.reducers.collect import Batcher, Collect
 from framework.mapper import map_batch, map_record
 from framework.sinks.stream import StreamWriter
 from framework.strategy import ErrorLimit, Strategy

@@ -13,7 +13,7 @@ from framework import Aggregate, Batcher, Strategy, map_batch
 from framework.cli.root import run_command
 from framework.errors import StrategyError
 from framework.sinks import ClickHouseWriter, KafkaWriter, StreamWriter
-from framework.sinks.spark import SparkWriter
+from framework.sinks.spark.writer import SparkWriter
 from framework.spark.checks import findings, require_possible
 
 if TYPE_CHECKING:

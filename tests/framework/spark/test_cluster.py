@@ -17,7 +17,7 @@ import pytest
 
 from framework.cli.check import check
 from framework.cli.root import run_command
-from framework.sinks.clickhouse_client import Target, connect
+from framework.sinks.clickhouse.client import Target, connect
 from framework.spark.jvm import find_jvm
 
 pyspark = pytest.importorskip("pyspark")

@@ -15,8 +15,8 @@ from framework.cli.spark_compact import app
 from framework.errors import SettingsError, SinkError
 from framework.record import Range, Rows
 from framework.reducer import Context, Flushed
-from framework.sinks.spark import SparkWriter
-from framework.sinks.spark_files import Directory
+from framework.sinks.spark.files import Directory
+from framework.sinks.spark.writer import SparkWriter
 from framework.spark.compact import compact_path, compact_table
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ pytestmark = [
 STRATEGIES = """
 from framework import Strategy, map_record
 from framework.sinks import StreamWriter
-from framework.sinks.spark import SparkWriter
+from framework.sinks.spark.writer import SparkWriter
 
 @map_record
 def picky(record):

@@ -18,7 +18,7 @@ pytest.importorskip("pyspark")
 from framework.cli.strategies import load_strategy
 from framework.errors import DeadlineExceeded, RecordFailed, StrategyError
 from framework.settings import HttpSettings, Settings
-from framework.sinks.clickhouse_client import Target, connect
+from framework.sinks.clickhouse.client import Target, connect
 from framework.spark.engine import SparkEngine
 from framework.spark.settings import EngineSettings
 from framework.spark.source import register
@@ -40,7 +40,7 @@ import pyarrow as pa
 from framework import Aggregate, Batcher, Collect, ErrorLimit, Flushed, Poisoned, Reducer, Retry, Strategy
 from framework import map_batch, map_record
 from framework.sinks import ClickHouseWriter, StreamWriter
-from framework.sinks.spark import SparkWriter
+from framework.sinks.spark.writer import SparkWriter
 
 HERE = pathlib.Path("DIRECTORY")
 

@@ -12,9 +12,9 @@ pytest.importorskip("pyspark")
 
 from framework.attempts import delivered
 from framework.buffer import Buffer
-from framework.collect import Batcher
 from framework.record import SCHEMA, Batch, Range, Rows
 from framework.reducer import Flushed, Poisoned
+from framework.reducers.collect import Batcher
 from framework.spark.gathered import pack_rows, unpack_rows
 
 if TYPE_CHECKING:

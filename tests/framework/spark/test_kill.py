@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from framework.cli.check import check
-from framework.sinks.clickhouse_client import Target, connect
+from framework.sinks.clickhouse.client import Target, connect
 
 pytest.importorskip("pyspark")
 
@@ -37,7 +37,7 @@ import anyio
 import pyarrow as pa
 from framework import Strategy, map_batch, map_record
 from framework.sinks import ClickHouseWriter, StreamWriter
-from framework.sinks.spark import SparkWriter
+from framework.sinks.spark.writer import SparkWriter
 
 @map_batch
 def locate(batch):

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyspark")
 
-from framework.aggregate import Aggregate
 from framework.errors import StrategyError
 from framework.record import Range, Rows
 from framework.reducer import Empty, Flushed
+from framework.reducers.aggregate import Aggregate
 from framework.sinks import ClickHouseWriter
-from framework.sinks.spark import SparkWriter
+from framework.sinks.spark.writer import SparkWriter
 from framework.spark.division import divide_reducers
 from framework.spark.partials import FinalAggregate, PartialAggregate
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kio.schema.errors import ErrorCode
 
-from broker.producers import ProducerIdentity
+from broker.producers.states import ProducerIdentity
 
 if TYPE_CHECKING:
     from broker import Broker

@@ -1,0 +1,1 @@
+"""A client's side: a fast producer for the command line, tests and benchmarks."""

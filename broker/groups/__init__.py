@@ -1,0 +1,1 @@
+"""Consumer groups on the broker: their coordinator, and what they commit, in a log."""

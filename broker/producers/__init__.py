@@ -1,0 +1,1 @@
+"""Producers with an id, as a partition sees them: sequences, duplicates, transactions (KIP-98)."""

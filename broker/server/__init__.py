@@ -1,0 +1,1 @@
+"""The network: a listening socket, its connections, their responses in order."""

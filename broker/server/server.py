@@ -1,0 +1,196 @@
+"""The listening socket and all connections: accepted, counted, encrypted, timed out, closed."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from typing import TYPE_CHECKING
+
+import anyio
+import structlog
+
+from broker.buffers import BufferPool
+from broker.errors import BrokerError
+from broker.security.admission import Admission
+from broker.server.connection import Connection
+
+if TYPE_CHECKING:
+    import ssl
+
+    from broker.appends import Appends
+    from broker.dispatch import Dispatcher
+    from broker.security.users import Users
+    from broker.settings import BrokerSettings
+
+__all__ = ["Server", "bind"]
+
+logger = structlog.get_logger(__name__)
+
+_SWEEP_INTERVAL = 1.0
+_BACKLOG = 1024
+_TLS_GOODBYE = 1.0  # seconds that a client has to answer that it knows of the end
+_PASSWORD_CHECKS = 2  # at the same time
+_ACCEPTED_AT_ONCE = 100
+_ACCEPT_PAUSE = 1.0
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket, not yet accepting; port 0: any free one. Raises BrokerError."""
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise BrokerError(f"cannot listen on {host!r}: {error}") from error
+    family, kind, protocol, _, address = infos[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.setblocking(False)  # noqa: FBT003
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise BrokerError(
+                f"port {port} on {host} is in use by another program; choose another port, or 0 for"
+                " any free one"
+            ) from error
+        raise BrokerError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+class Server:
+    """Accepts connections and looks after them."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        dispatcher: Dispatcher,
+        appends: Appends,
+        *,
+        tls: ssl.SSLContext | None = None,
+        users: Users | None = None,
+    ) -> None:
+        """`tls`: what connections are encrypted by; `users`: who may authenticate, as all must then."""
+        self.settings = settings
+        self.dispatcher = dispatcher
+        self.appends = appends
+        self.users = users
+        self.request_buffers = BufferPool(settings.request_memory_bytes)
+        self.password_checks = anyio.CapacityLimiter(_PASSWORD_CHECKS)
+        self._tls = tls
+        self._admission = Admission(
+            total=settings.max_connections,
+            per_address=settings.max_connections_per_address,
+            unsettled=settings.max_unauthenticated_connections,
+        )
+        self._connections: set[Connection] = set()
+        self._listener: socket.socket | None = None
+        self._opening: set[asyncio.Task[None]] = set()
+        self._all_closed = anyio.Event()
+
+    def listen(self, listener: socket.socket) -> None:
+        """Accept connections from now on."""
+        listener.listen(_BACKLOG)
+        self._listener = listener
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    async def watch_connections(self) -> None:
+        """Close connections that stall or idle for too long; runs until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await anyio.sleep(_SWEEP_INTERVAL)
+            for connection in tuple(self._connections):
+                connection.check(loop.time())
+
+    def stop(self) -> None:
+        """Accept no more connections and requests; connections close when they have answered."""
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+        for opening in self._opening:
+            # Not at once: one that has not begun would not close its socket.
+            asyncio.get_running_loop().call_soon(opening.cancel)
+        for connection in tuple(self._connections):
+            connection.finish()
+
+    async def drain(self) -> None:
+        """After `stop`: wait until all connections are closed; aborts them at the timeout."""
+        with anyio.move_on_after(self.settings.shutdown_timeout):
+            if self._opening:
+                await asyncio.wait(self._opening)
+            while self._connections:
+                self._all_closed = anyio.Event()
+                await self._all_closed.wait()
+        for connection in tuple(self._connections):
+            connection.abort("the broker stops, and the client did not take its response in time")
+
+    # -- for connections ---------------------------------------------------------------------------
+
+    def connected(self, connection: Connection) -> None:
+        self._connections.add(connection)
+
+    def settled(self) -> None:
+        """A client has shown who it is, or need not."""
+        self._admission.settled()
+
+    def disconnected(self, connection: Connection, host: str, *, settled: bool) -> None:
+        self._connections.discard(connection)
+        self._admission.left(host, settled=settled)
+        if not self._connections:
+            self._all_closed.set()
+
+    # -- accepting ---------------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                client, address = listener.accept()
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    self._pause_accepting(error)
+                return  # else it was closed before we came to it, or there is none
+            client.setblocking(False)  # noqa: FBT003
+            self._admit(client, str(address[0]))
+
+    def _pause_accepting(self, error: OSError) -> None:
+        logger.warning("no more connections can be accepted for now", reason=str(error))
+        loop = asyncio.get_running_loop()
+        if self._listener is not None:
+            loop.remove_reader(self._listener)
+            loop.call_later(_ACCEPT_PAUSE, self._resume_accepting)
+
+    def _resume_accepting(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
+
+    def _admit(self, client: socket.socket, host: str) -> None:
+        refusal = self._admission.admit(host)
+        if refusal is not None:
+            logger.warning("connection refused", client_host=host, reason=refusal)
+            client.close()
+            return
+        opening = asyncio.get_running_loop().create_task(self._open(client, host))
+        self._opening.add(opening)
+        opening.add_done_callback(self._opening.discard)
+
+    async def _open(self, client: socket.socket, host: str) -> None:
+        """Encrypt a connection if need be, and hand it over."""
+        connection = Connection(self, host)
+        times: dict[str, float] = {}
+        if self._tls is not None:
+            times["ssl_handshake_timeout"] = self.settings.authentication_timeout
+            times["ssl_shutdown_timeout"] = _TLS_GOODBYE
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, client, ssl=self._tls, **times
+            )
+        except OSError as error:
+            if self._tls is not None:
+                why = str(error) or "the client closed it"
+                reason = f"no TLS connection came about: {why}"
+                logger.warning("connection closed", client_host=host, reason=reason)
+        finally:
+            if not connection.was_made:
+                self._admission.left(host, settled=False)

@@ -1,0 +1,1 @@
+"""Topics: their names, settings, partitions, and how they are kept on disk."""

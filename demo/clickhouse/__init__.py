@@ -1,0 +1,1 @@
+"""The embedded ClickHouse over HTTP, for several processes, and its command line: `kmr clickhouse`."""

@@ -1,0 +1,106 @@
+"""`kmr clickhouse`: serve the embedded ClickHouse, and ask any ClickHouse a question."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+from cyclopts import App, Parameter
+from rich.console import Console
+
+from demo.clickhouse.http import is_local_name
+from demo.clickhouse.server import EmbeddedClickHouse
+from demo.clickhouse.statement import parse
+from framework.errors import SettingsError
+from framework.sinks.clickhouse.client import URL_VARIABLE, Target, connect
+
+__all__ = ["app"]
+
+DEFAULT_URL = "http://127.0.0.1:8123"
+
+app = App(
+    name="clickhouse", help="The embedded ClickHouse: serve it over HTTP, query any ClickHouse."
+)
+
+
+@app.command
+def serve(
+    *,
+    data: Path = Path(".kmr/clickhouse"),
+    port: int = 8123,
+    host: str = "127.0.0.1",
+    max_body_bytes: int = 1024 * 1024 * 1024,
+) -> None:
+    """Answer on ClickHouse's HTTP interface until SIGTERM or Ctrl-C.
+
+    Any ClickHouse client that speaks HTTP can connect. There are no users and no passwords: keep it on
+    loopback.
+
+    Parameters
+    ----------
+    data
+        The directory with the database; created if it is not there. One process at a time.
+    port
+        0 picks a free one.
+    host
+        The address to listen on.
+    max_body_bytes
+        Refuse requests that are larger.
+    """
+    server = EmbeddedClickHouse(data, host=host, port=port, max_body_bytes=max_body_bytes)
+    anyio.run(_serve, server)
+
+
+async def _serve(server: EmbeddedClickHouse) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with server:
+            console.print(
+                f"ClickHouse {server.version} (embedded) answers on {server.url}, "
+                f"data in {server.path}. Stop it with Ctrl-C."
+            )
+            if not is_local_name(server.host):
+                console.print(
+                    "There are no passwords: whoever reaches this address can read and write it all.",
+                    style="yellow",
+                )
+            async for _ in signals:
+                break
+
+
+@app.command
+def query(
+    sql: str | None = None,
+    *,
+    url: str | None = None,
+    format: Annotated[str, Parameter(name=["--format", "-f"])] = "PrettyCompactMonoBlock",  # noqa: A002
+) -> None:
+    """Run one statement and print what it returns.
+
+    Parameters
+    ----------
+    sql
+        The statement; without one it is read from standard input: query < statement.sql
+    url
+        http://user:password@host:8123/database, or chdb:///directory; by default the environment's
+        KMR_CLICKHOUSE_URL, else http://127.0.0.1:8123.
+    format
+        Any ClickHouse format: CSV, JSONEachRow, Vertical, ...
+    """
+    if sql is None:
+        if sys.stdin.isatty():
+            raise SettingsError(
+                "no statement: kmr clickhouse query 'SELECT ...', or < statement.sql"
+            )
+        sql = sys.stdin.read()
+    statement = parse(sql.encode())
+    sql = sql.strip().rstrip(";")
+    # only a statement with a result takes a FORMAT clause, and only one
+    choose = statement.answers and statement.format is None
+    with connect(Target.of(url or os.environ.get(URL_VARIABLE) or DEFAULT_URL)) as client:
+        answer = client.raw_query(sql, fmt=format if choose else None)
+    sys.stdout.write(answer.decode(errors="replace"))

@@ -1,0 +1,1 @@
+"""Record batches as a broker sends them -> Arrow columns."""

@@ -1,0 +1,1 @@
+"""The reducers that come with the framework, besides the writers in `framework.sinks`."""

@@ -1,0 +1,116 @@
+"""A reducer that groups rows by columns and aggregates the others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from framework.errors import StrategyError
+from framework.reducer import Empty, Flushed, FlushResult
+from framework.reducers.collect import Collecting
+from framework.reducers.tables import one_table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["ALL", "Aggregate", "group"]
+
+_FUNCTIONS: Final = (
+    "sum",
+    "count",
+    "min",
+    "max",
+    "mean",
+    "count_distinct",
+    "first",
+    "last",
+    "list",
+)
+ALL: Final = "*"
+"""Stands for the rows themselves, which can only be counted."""
+
+
+class Aggregate(Collecting):
+    """Groups what was collected by the values of some columns, and aggregates others.
+
+    Each flush is aggregated by itself: its rows are partial results wherever a group spans flushes.
+    Where a strategy delivers exactly once, each flush has the rows of one partition.
+    On Spark a flush is a micro-batch, with all of its partitions, and limits have no effect. Sums, counts,
+    minima and maxima can be aggregated again downstream; a mean needs its sum and count.
+
+    Example:
+        `Aggregate(["carrier"], {"flights": ("*", "count"), "delay": ("dep_delay", "mean")})`
+
+    Args:
+        by: the columns that make a group; groups come out in the order of their first row.
+        columns: for each new column, the column it is made of and the function: sum, count, min, max,
+            mean, count_distinct, first, last or list. Nulls are left out, except by list.
+            `("*", "count")` counts rows.
+        limits: the limits and policies of `Reducer`.
+
+    Raises:
+        StrategyError: there is no such function; from `flush`: the rows lack a column, or its type
+            does not go with the function.
+    """
+
+    def __init__(
+        self, by: Sequence[str], columns: Mapping[str, tuple[str, str]], **limits: Any
+    ) -> None:
+        super().__init__(**limits)
+        if isinstance(by, str) or not by:
+            raise StrategyError(f"Aggregate: by must be a list of at least one column, not {by!r}")
+        self.by = list(by)
+        self.columns = dict(columns)
+        for name, (source, function) in self.columns.items():
+            if function not in _FUNCTIONS:
+                raise StrategyError(
+                    f"Aggregate: {name}: there is no function {function!r}; "
+                    f"use one of {', '.join(_FUNCTIONS)}"
+                )
+            if source == ALL and function != "count":
+                raise StrategyError(f"Aggregate: {name}: only rows can be counted by '*'")
+        if clash := set(self.by) & set(self.columns):
+            raise StrategyError(f"Aggregate: {sorted(clash)} are columns of by already")
+
+    def flush(self) -> FlushResult:
+        if not self.rows:
+            return Empty()
+        table = one_table(self.rows)
+        self.require_columns(table)
+        grouped = group(
+            table,
+            self.by,
+            [
+                ([], "count_all") if source == ALL else (source, function)
+                for source, function in self.columns.values()
+            ],
+        )
+        return Flushed(out=grouped.rename_columns([*self.by, *self.columns]))
+
+    def require_columns(self, table: pa.Table) -> None:
+        """Raise StrategyError unless the rows have all columns that are grouped by or aggregated."""
+        wanted = [*self.by, *(source for source, _ in self.columns.values() if source != ALL)]
+        if missing := [name for name in wanted if name not in table.column_names]:
+            raise StrategyError(
+                f"Aggregate: the rows have no column {missing[0]!r}, only {table.column_names}"
+            )
+
+
+def group(table: pa.Table, by: Sequence[str], aggregations: Sequence[Any]) -> pa.Table:
+    """Group rows, in the order of each group's first row: the columns of `by`, then the aggregations.
+
+    Args:
+        aggregations: as for `pyarrow.TableGroupBy.aggregate`.
+
+    Raises:
+        StrategyError: a function does not go with the type of its column.
+    """
+    try:
+        # One thread keeps the order of the rows, which first, last and list need.
+        return table.group_by(list(by), use_threads=False).aggregate(list(aggregations))
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise StrategyError(
+            f"Aggregate: {list(aggregations)} cannot be computed: {error}; the rows are "
+            f"{', '.join(f'{field.name} {field.type}' for field in table.schema)}"
+        ) from error

@@ -1,0 +1,279 @@
+"""A table of ClickHouse as the sink sees it: its columns, its deduplication, and rows made to fit it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from clickhouse_connect.driver.binding import quote_identifier
+
+from framework.errors import StrategyError
+from framework.sinks.clickhouse.arrays import Misfit, either
+from framework.sinks.clickhouse.types import cast_to, type_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from framework.sinks.clickhouse.arrays import ColumnType, Mask
+    from framework.sinks.clickhouse.client import Connection
+
+__all__ = ["ENOUGH_TOKENS", "Block", "Column", "SchemaMismatch", "Table", "read_table"]
+
+Compression = Literal["lz4", "zstd"] | None
+ExtraColumns = Literal["error", "ignore"]
+
+ENOUGH_TOKENS = 10_000
+"""The number of inserts that a table should remember the tokens of."""
+
+_WINDOW = re.compile(r"\b(?:non_)?replicated_deduplication_window\s*=\s*'?(\d+)")
+_EXCERPT = 60
+_REASONS = 1000  # so many different values are quoted; the rows beyond share one reason
+
+_COLUMNS_SQL = """
+SELECT name, type, default_kind FROM system.columns
+WHERE database = {database:String} AND table = {table:String} ORDER BY position"""
+_TABLE_SQL = """
+SELECT engine, engine_full FROM system.tables
+WHERE database = {database:String} AND name = {table:String}"""
+_WINDOW_SQL = """
+SELECT value FROM system.merge_tree_settings WHERE name = {name:String}"""
+
+
+class SchemaMismatch(StrategyError):
+    """Rows and table do not fit each other; the table may have been altered since it was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column that can be written; `has_default` says that the table has a DEFAULT for it."""
+
+    name: str
+    type_name: str
+    has_default: bool
+    type: ColumnType = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows in the form that is sent.
+
+    Attributes:
+        table: the columns of the table; rows that do not fit have null or any other value.
+        refused: the rows that do not fit, and why.
+    """
+
+    table: pa.Table
+    refused: dict[int, str]
+
+    def encode(self, start: int, stop: int, compression: Compression) -> pa.Buffer | None:
+        """The rows `[start, stop)` that fit, as an Arrow stream of one batch; None if there are none."""
+        rows = self.table.slice(start, stop - start)
+        refused = [row - start for row in self.refused if start <= row < stop]
+        if refused:
+            fits = np.ones(rows.num_rows, dtype=np.bool_)
+            fits[refused] = False
+            rows = rows.filter(pa.array(fits))
+        if rows.num_rows == 0:
+            return None
+        sink = pa.BufferOutputStream()
+        options = pa.ipc.IpcWriteOptions(compression=compression)
+        with pa.ipc.new_stream(sink, rows.schema, options=options) as stream:
+            stream.write_table(rows.combine_chunks())
+        return sink.getvalue()
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table: two of them are equal if rows fit both in the same way."""
+
+    database: str
+    name: str
+    engine: str
+    columns: tuple[Column, ...]
+    window: int | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.database}.{self.name}"
+
+    @property
+    def identifier(self) -> str:
+        """The name, quoted for SQL."""
+        return f"{quote_identifier(self.database)}.{quote_identifier(self.name)}"
+
+    @property
+    def deduplicates(self) -> bool:
+        """Whether a repeated INSERT is recognised, at least for a while."""
+        return bool(self.window)
+
+    @property
+    def remedy(self) -> str | None:
+        """The statement that makes the table remember enough inserts; None if it does, or cannot."""
+        if self.window is None or self.window >= ENOUGH_TOKENS:
+            return None
+        setting = _window_setting(self.engine)
+        return f"ALTER TABLE {self.identifier} MODIFY SETTING {setting} = {ENOUGH_TOKENS}"
+
+    def deduplication_advice(self) -> str | None:
+        """What to do so that a repeated INSERT is recognised; None if all is well."""
+        if self.window is not None and self.window >= ENOUGH_TOKENS:
+            return None
+        if self.engine in ("Distributed", "Null"):
+            return None
+        if self.window is None:
+            return (
+                f"the engine {self.engine} of {self} knows no deduplication: an INSERT that is repeated "
+                "after a lost answer doubles its rows; use an engine of the MergeTree family"
+            )
+        return (
+            f"{self} remembers the last {self.window} inserts only: an INSERT that is repeated after a "
+            f"lost answer may double its rows; run {self.remedy} or start with --prepare-table"
+        )
+
+    def choose(
+        self, names: Sequence[str], only: Sequence[str] | None, extra: ExtraColumns
+    ) -> list[Column]:
+        """The columns to write, of rows that have the columns `names`.
+
+        Raises:
+            SchemaMismatch: the table lacks a column of the rows, or the rows one that has no default.
+        """
+        known = {column.name: column for column in self.columns}
+        wanted = names if only is None else only
+        if absent := [name for name in wanted if name not in names]:
+            raise SchemaMismatch(f"the rows for {self} have no column {_names(absent)}")
+        unknown = [name for name in wanted if name not in known]
+        if unknown and (extra == "error" or only is not None):
+            raise SchemaMismatch(
+                f"{self} has no column {_names(unknown)} to write to; its columns are "
+                f"{_names(list(known))}. Alter the table, return other columns, "
+                "or set extra_columns='ignore'"
+            )
+        chosen = [known[name] for name in wanted if name in known]
+        if only is None:
+            left = [
+                column
+                for column in self.columns
+                if column.name not in names and not column.has_default and not column.type.nullable
+            ]
+            if left:
+                raise SchemaMismatch(
+                    f"the rows for {self} have no column {_names([column.name for column in left])}, "
+                    "which has no DEFAULT there: return it, give it a DEFAULT, or name the columns to "
+                    "write with columns=[...]"
+                )
+        if not chosen:
+            raise SchemaMismatch(f"the rows for {self} have none of its columns")
+        return chosen
+
+    def cast(self, parts: Sequence[pa.Table], columns: Sequence[Column]) -> Block:
+        """Cast rows, part after part, to the types of the columns.
+
+        Raises:
+            SchemaMismatch: a column of the rows has a type that cannot become that of the table.
+        """
+        cast: list[pa.Table] = []
+        refused: dict[int, str] = {}
+        row = 0
+        for _, alike in groupby(parts, key=lambda part: part.schema):
+            rows = pa.concat_tables(alike).combine_chunks()
+            cast.append(self._cast(rows, columns, row, refused))
+            row += rows.num_rows
+        return Block(pa.concat_tables(cast, promote_options="permissive"), refused)
+
+    def _cast(
+        self, rows: pa.Table, columns: Sequence[Column], at: int, refused: dict[int, str]
+    ) -> pa.Table:
+        arrays = []
+        bad: Mask = None
+        for column in columns:
+            array = _array(rows, column.name)
+            try:
+                cast = cast_to(array, column.type, has_default=column.has_default)
+            except Misfit as misfit:
+                raise SchemaMismatch(
+                    f"column {column.name} of {self} is {column.type_name}, but the rows have "
+                    f"{array.type}: {misfit}"
+                ) from misfit
+            if cast.bad is not None:
+                new = cast.bad if bad is None else cast.bad & ~bad
+                _explain(column, array, np.flatnonzero(new), at, refused)
+                bad = either(bad, cast.bad)
+            arrays.append(cast.array)
+        return pa.Table.from_arrays(arrays, names=[column.name for column in columns])
+
+
+def _array(rows: pa.Table, name: str) -> Any:
+    if name not in rows.column_names:
+        return pa.nulls(rows.num_rows)
+    column = rows.column(name)
+    return column.chunk(0) if column.num_chunks == 1 else pa.array([], column.type)
+
+
+def _explain(column: Column, array: Any, bad: Any, at: int, refused: dict[int, str]) -> None:
+    """Say of each row that does not fit which value it has."""
+    quoted = bad[:_REASONS]
+    values = array.take(pa.array(quoted)).to_pylist()
+    for row, value in zip(quoted.tolist(), values, strict=True):
+        refused[at + row] = _reason(column, value)
+    for row in bad[_REASONS:].tolist():
+        refused[at + row] = f"column {column.name} ({column.type_name}): the value does not fit"
+
+
+def _reason(column: Column, value: object) -> str:
+    if value is None:
+        return f"column {column.name} ({column.type_name}) cannot be null"
+    text = repr(value)
+    excerpt = text if len(text) <= _EXCERPT else text[:_EXCERPT] + "..."
+    return f"column {column.name} ({column.type_name}) cannot hold {excerpt}"
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names)
+
+
+def _window_setting(engine: str) -> str:
+    replicated = engine.startswith(("Replicated", "Shared"))
+    return f"{'' if replicated else 'non_'}replicated_deduplication_window"
+
+
+async def read_table(connection: Connection, database: str, name: str) -> Table:
+    """Read a table's definition.
+
+    Raises:
+        StrategyError: there is no such table; the message shows how one is made.
+        Exception: of the client.
+    """
+    where = {"database": database, "table": name}
+    found = await connection.rows(_TABLE_SQL, where)
+    if not found:
+        identifier = f"{quote_identifier(database)}.{quote_identifier(name)}"
+        raise StrategyError(
+            f"There is no table {database}.{name}. Create it with the columns that your map returns, "
+            f"for example: CREATE TABLE {identifier} (`partition` UInt32, `offset` UInt64, `timestamp` "
+            "DateTime) ENGINE = MergeTree ORDER BY (partition, offset) "
+            f"SETTINGS non_replicated_deduplication_window = {ENOUGH_TOKENS}"
+        )
+    engine, engine_full = found[0]["engine"], found[0]["engine_full"]
+    columns = tuple(
+        Column(
+            name=row["name"],
+            type_name=row["type"],
+            has_default=row["default_kind"] != "",
+            type=type_of(row["type"]),
+        )
+        for row in await connection.rows(_COLUMNS_SQL, where)
+        if row["default_kind"] not in ("MATERIALIZED", "ALIAS")
+    )
+    window = None
+    if engine.endswith("MergeTree"):
+        stated = _WINDOW.search(engine_full)
+        if stated is None:
+            default = await connection.rows(_WINDOW_SQL, {"name": _window_setting(engine)})
+            window = int(default[0]["value"]) if default else 0
+        else:
+            window = int(stated[1])
+    return Table(database, name, engine, columns, window)

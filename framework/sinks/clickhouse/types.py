@@ -1,0 +1,275 @@
+"""From Arrow columns to what a ClickHouse column can hold, and which rows have something else.
+
+ClickHouse casts what it is sent without a word: 300 becomes 44 in a UInt8, the year 2200 becomes 2106 in a
+DateTime, null becomes 0. So the columns are cast here, where a value that does not fit is found, and sent
+in a form that the server takes as it is. All of it works on whole arrays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from clickhouse_connect.datatypes.registry import get_from_name
+from clickhouse_connect.driver.exceptions import Error
+
+from framework.sinks.clickhouse.arrays import (
+    Array,
+    Cast,
+    ColumnType,
+    Misfit,
+    between,
+    cast_fitting,
+    cast_parts,
+    either,
+    is_text,
+    lengths_of,
+    lists_of,
+    lists_with,
+    misfits,
+    offsets_of,
+    parents_of,
+    to_integer,
+    with_items,
+)
+from framework.sinks.clickhouse.times import to_date, to_datetime, to_datetime64
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+__all__ = ["cast_to", "type_of"]
+
+_INTEGERS: dict[str, pa.DataType] = {
+    "Int8": pa.int8(),
+    "Int16": pa.int16(),
+    "Int32": pa.int32(),
+    "Int64": pa.int64(),
+    "UInt8": pa.uint8(),
+    "UInt16": pa.uint16(),
+    "UInt32": pa.uint32(),
+    "UInt64": pa.uint64(),
+}
+_FLOATS: dict[str, pa.DataType] = {
+    "Float32": pa.float32(),
+    "Float64": pa.float64(),
+    "BFloat16": pa.float32(),
+}
+_NULLABLE = ("Variant", "Dynamic")  # by nature: they are not wrapped in Nullable
+_WIDE_INTEGERS = ("Int128", "Int256", "UInt128", "UInt256")
+_WIDE_INTEGER = r"^-?\d{1,77}$"
+_UUID = r"^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}$"
+_IPV4 = r"^((25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(25[0-5]|2[0-4]\d|1?\d?\d)$"
+
+
+def type_of(text: str) -> ColumnType:
+    """The type that ClickHouse writes like this, `Array(Nullable(DateTime64(3, 'UTC')))` for example.
+
+    One that clickhouse-connect does not know yet is taken for Dynamic: the server's own cast decides.
+    """
+    try:
+        return get_from_name(text)
+    except Error:
+        return get_from_name("Dynamic")
+
+
+def cast_to(array: Array, target: ColumnType, *, has_default: bool = False) -> Cast:
+    """Cast a column to a ClickHouse type.
+
+    Null fits a Nullable column, and one whose default stands in for it (`has_default`). Numbers must
+    keep their value, but for floats; times are cut to the column's precision. A time without a zone is
+    UTC; as text it is in the zone that the column names, if it names one.
+
+    Raises:
+        Misfit: there is no way from the one type to the other.
+    """
+    while target.base_type == "SimpleAggregateFunction":
+        target = target.element_type
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    try:
+        # a column of nothing but null may have any type
+        cast = Cast(array) if pa.types.is_null(array.type) else _cast(array, target)
+    except pa.ArrowNotImplementedError as error:
+        raise Misfit(f"Arrow has no cast from {array.type} to it") from error
+    if array.null_count == 0 or has_default or target.nullable or target.base_type in _NULLABLE:
+        return cast
+    return Cast(cast.array, either(cast.bad, misfits(pc.is_valid(array))))
+
+
+def _cast(array: Array, target: ColumnType) -> Cast:
+    kind = target.base_type
+    if kind in _INTEGERS:
+        return to_integer(array, _INTEGERS[kind])
+    if kind in _FLOATS:
+        # a large integer loses digits in a float: whoever chose the column's type knows that
+        options = pc.CastOptions(_FLOATS[kind], allow_float_truncate=True)
+        return cast_parts(array, lambda part: part.cast(options=options))
+    if kind in _CASTERS:
+        return _CASTERS[kind](array, target)
+    return Cast(array)  # JSON, Variant, Point, ...: the server's own cast decides
+
+
+def _to_bool(array: Array, _target: ColumnType) -> Cast:
+    if pa.types.is_integer(array.type):
+        return cast_fitting(array, between(array, 0, 1), pa.bool_())
+    return cast_parts(array, lambda part: pc.cast(part, pa.bool_()))
+
+
+def _to_string(array: Array, _target: ColumnType) -> Cast:
+    kind = array.type
+    if pa.types.is_string_view(kind):
+        return Cast(pc.cast(array, pa.string()))
+    if pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
+        return Cast(pc.cast(array, pa.binary()))
+    if is_text(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return Cast(array)
+    return Cast(pc.cast(array, pa.string()))
+
+
+def _to_fixed_string(array: Array, target: ColumnType) -> Cast:
+    raw = _to_string(array, target).array.cast(pa.binary())
+    return Cast(raw, misfits(pc.less_equal(pc.binary_length(raw), target.byte_size)))
+
+
+def _to_wide_integer(array: Array, _target: ColumnType) -> Cast:
+    """128 and 256 bits, which Arrow does not have, as text."""
+    if is_text(array.type):
+        return Cast(array, misfits(pc.match_substring_regex(array, _WIDE_INTEGER)))
+    if pa.types.is_uint64(array.type):
+        return Cast(pc.cast(array, pa.string()))
+    whole = (
+        to_integer(array, pa.decimal256(76, 0))
+        if _is_decimal(array)
+        else to_integer(array, pa.int64())
+    )
+    return Cast(pc.cast(whole.array, pa.string()), whole.bad)
+
+
+def _is_decimal(array: Array) -> bool:
+    return pa.types.is_decimal(array.type)
+
+
+def _to_uuid(array: Array, _target: ColumnType) -> Cast:
+    if array.type == pa.binary(16):
+        return Cast(array)
+    text = pc.cast(array, pa.string())
+    return Cast(text, misfits(pc.match_substring_regex(text, _UUID)))
+
+
+def _to_ipv4(array: Array, _target: ColumnType) -> Cast:
+    if pa.types.is_integer(array.type):
+        return to_integer(array, pa.uint32())
+    text = pc.cast(array, pa.string())
+    return Cast(text, misfits(pc.match_substring_regex(text, _IPV4)))
+
+
+def _to_ipv6(array: Array, _target: ColumnType) -> Cast:
+    if array.type == pa.binary(16):
+        return Cast(array)
+    return Cast(pc.cast(array, pa.string()))  # an address has many spellings; the server knows them
+
+
+def _to_enum(array: Array, target: ColumnType) -> Cast:
+    names: dict[str, int] = target._name_map  # noqa: SLF001  no other way to learn the names
+    if pa.types.is_integer(array.type):
+        cast = to_integer(array, pa.int8() if target.base_type == "Enum8" else pa.int16())
+        known = pa.array(list(names.values()), cast.array.type)
+    else:
+        cast = Cast(pc.cast(array, pa.string()))
+        known = pa.array(list(names), pa.string())
+    fits = pc.or_(pc.is_in(cast.array, known), pc.is_null(cast.array))
+    return Cast(cast.array, either(cast.bad, misfits(fits)))
+
+
+def _to_decimal(array: Array, target: ColumnType) -> Cast:
+    scale, precision = target.scale, target.prec
+    to = pa.decimal128(precision, scale) if precision <= 38 else pa.decimal256(precision, scale)
+    if pa.types.is_integer(array.type):
+        # Arrow refuses the column as a whole unless there is room for the widest integer
+        array = pc.cast(array, pa.decimal256(min(76, 20 + scale), scale))
+    return cast_parts(array, lambda part: pc.cast(part, to))
+
+
+def _to_array(array: Array, target: ColumnType) -> Cast:
+    lists = lists_of(array)
+    return with_items(lists, cast_to(lists.flatten(), target.element_type))
+
+
+def _to_map(array: Array, target: ColumnType) -> Cast:
+    if pa.types.is_struct(array.type):
+        array = _pairs_of_dicts(array)
+    elif pa.types.is_map(array.type):
+        array = pc.cast(array, pa.list_(_pair(array.type.key_type, array.type.item_type)))
+    lists = lists_of(array)
+    pairs = lists.flatten()
+    if not pa.types.is_struct(pairs.type) or pairs.type.num_fields != 2:
+        raise Misfit(f"{array.type} is no map")
+    keys = cast_to(pc.struct_field(pairs, [0]), target.key_type)
+    values = cast_to(pc.struct_field(pairs, [1]), target.value_type)
+    lengths = lengths_of(lists)
+    bad = lists_with(lists, either(keys.bad, values.bad))
+    kept = [keys.array, values.array]
+    if bad is not None:  # Arrow has no map with a key that is null, not even in a row to be dropped
+        lengths[bad] = 0
+        there = pa.array(~bad[parents_of(lists)])
+        kept = [column.filter(there) for column in kept]
+    null = lists.is_null() if lists.null_count else None
+    return Cast(pa.MapArray.from_arrays(offsets_of(lengths), *kept, mask=null), bad)
+
+
+def _pair(key: pa.DataType, value: pa.DataType) -> pa.StructType:
+    return pa.struct([pa.field("key", key, nullable=False), pa.field("value", value)])
+
+
+def _pairs_of_dicts(array: Array) -> Array:
+    """Python's dicts, which Arrow reads as structs; a key that only some rows have is null elsewhere."""
+    names = [field.name for field in array.type]
+    values = pa.concat_arrays([pc.struct_field(array, name) for name in names])
+    rows = np.tile(np.arange(len(array)), len(names))
+    there = np.flatnonzero(pc.is_valid(values).to_numpy(zero_copy_only=False))
+    there = there[np.argsort(rows[there], kind="stable")]
+    lengths = np.bincount(rows[there], minlength=len(array))
+    keys = pa.array(np.repeat(names, len(array))[there], pa.string())
+    kind = _pair(pa.string(), values.type)
+    pairs = pa.StructArray.from_arrays([keys, values.take(pa.array(there))], fields=list(kind))
+    return pa.ListArray.from_arrays(offsets_of(lengths), pairs)
+
+
+def _to_tuple(array: Array, target: ColumnType) -> Cast:
+    fields = [field.name for field in array.type] if pa.types.is_struct(array.type) else []
+    names = list(target.element_names or fields)
+    if len(names) != len(target.element_types) or not set(names) <= set(fields):
+        raise Misfit(f"{array.type} has other fields")
+    bad = None
+    arrays = []
+    for name, element in zip(names, target.element_types, strict=True):
+        cast = cast_to(pc.struct_field(array, name), element)
+        bad = either(bad, cast.bad)
+        arrays.append(cast.array)
+    return Cast(pa.StructArray.from_arrays(arrays, names=names), bad)
+
+
+_CASTERS: dict[str, Callable[[Array, ColumnType], Cast]] = {
+    "Bool": _to_bool,
+    "String": _to_string,
+    "FixedString": _to_fixed_string,
+    "UUID": _to_uuid,
+    "IPv4": _to_ipv4,
+    "IPv6": _to_ipv6,
+    "Enum8": _to_enum,
+    "Enum16": _to_enum,
+    "Decimal": _to_decimal,
+    "Date": to_date,
+    "Date32": to_date,
+    "DateTime": to_datetime,
+    "DateTime64": to_datetime64,
+    "Array": _to_array,
+    "Map": _to_map,
+    "Tuple": _to_tuple,
+    **dict.fromkeys(_WIDE_INTEGERS, _to_wide_integer),
+}

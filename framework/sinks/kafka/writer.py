@@ -1,0 +1,292 @@
+"""A sink that writes rows to a Kafka topic, and the one for failed records."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
+
+import anyio
+import numpy as np
+import pyarrow as pa
+from aiokafka import AIOKafkaProducer
+from aiokafka import errors as kafka_errors
+from anyio import to_thread
+
+from framework.errors import BrokerUnavailable, SinkError, StrategyError
+from framework.reducer import Context, Empty, Flushed, FlushResult, Poisoned, Retry
+from framework.reducers.collect import Collecting
+from framework.reducers.tables import one_table
+from framework.sinks.kafka.delivery import Delivery, ProducerLost, stop_producer
+from framework.sinks.kafka.messages import (
+    JSON,
+    Messages,
+    column_of,
+    dead_letters,
+    messages_of,
+    partitions_by_key,
+)
+from framework.sinks.kafka.topic import message_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+__all__ = ["Compression", "DeadLetterWriter", "KafkaWriter"]
+
+Compression = Literal["gzip", "snappy", "lz4", "zstd"]
+
+_BATCH_BYTES: Final = 512 * 1024
+_CLOSE_SECONDS: Final = 5.0
+# Each finds at least half of a record batch that is too large; enough for several such messages.
+_MOST_PRODUCERS: Final = 64
+
+
+class KafkaWriter(Collecting):
+    """Writes rows to a Kafka topic; a flush is done when the brokers have acknowledged every message.
+
+    At least once: after a crash rows are sent again, and after a failed attempt those that were not
+    acknowledged. Within an attempt the client's retries double nothing (`idempotence`).
+
+    Args:
+        topic: where to write.
+        key: the column with the keys; messages of one key go to one partition, chosen as the Java
+            client does it. Without a key each flush goes to the next partition.
+        value: the column with the values, or `json` for the whole row as a JSON object. Text is sent
+            as UTF-8, numbers as text.
+        headers: for each header, the column with its values; a null leaves the header out.
+        timestamp: the column with the messages' times; without it, the time of sending.
+        partition: a partition, or the column with the partitions; goes before the key.
+        acks: `all` waits for every in-sync replica, 1 for the leader only.
+        idempotence: let the brokers drop what the client sends twice; needs `acks="all"`.
+        compression: of record batches.
+        max_message_bytes: messages whose key, value and headers are larger go to `reduce_err`; so do
+            those that are above the topic's own limit.
+        attempt_timeout: how long an attempt waits for acknowledgements before it is reported as failed
+            and repeated, in seconds.
+        open_timeout: how long to wait at the start for the topic to be there, in seconds.
+        bootstrap_servers: the brokers to write to; by default those that the records come from, with
+            the same security settings.
+        limits: the limits and policies of `Reducer`.
+
+    Raises:
+        StrategyError: arguments that make no sense together; from `open`: there is no such topic.
+        SinkError: from `flush`: the brokers refuse for good, such as for missing permissions.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        key: str | None = None,
+        value: str = JSON,
+        headers: Mapping[str, str] | None = None,
+        timestamp: str | None = None,
+        partition: int | str | None = None,
+        acks: Literal["all", 1] = "all",
+        idempotence: bool | None = None,
+        compression: Compression | None = None,
+        max_message_bytes: int = 1024 * 1024,
+        attempt_timeout: float = 15.0,
+        open_timeout: float = 15.0,
+        bootstrap_servers: str | None = None,
+        **limits: Any,
+    ) -> None:
+        super().__init__(**limits)
+        name = type(self).__name__
+        if not topic:
+            raise StrategyError(f"{name}: topic is empty")
+        if acks not in ("all", 1):
+            raise StrategyError(
+                f"{name}: acks must be 'all' or 1, not {acks!r}: "
+                "without acknowledgements nothing can ever count as delivered"
+            )
+        if idempotence and acks != "all":
+            raise StrategyError(f"{name}: idempotence=True needs acks='all'")
+        if compression is not None and compression not in get_args(Compression):
+            raise StrategyError(
+                f"{name}: compression must be one of {get_args(Compression)}, not {compression!r}"
+            )
+        if max_message_bytes <= 0:
+            raise StrategyError(f"{name}: max_message_bytes must be above 0")
+        if attempt_timeout <= 0 or open_timeout <= 0:
+            raise StrategyError(f"{name}: attempt_timeout and open_timeout must be above 0")
+        self.topic = topic
+        self.key = key
+        self.value = value
+        self.headers = dict(headers or {})
+        self.timestamp = timestamp
+        self.partition = partition
+        self.acks = acks
+        self.idempotence = acks == "all" if idempotence is None else idempotence
+        self.compression = compression
+        self.max_message_bytes = max_message_bytes
+        self.attempt_timeout = attempt_timeout
+        self.open_timeout = open_timeout
+        self.bootstrap_servers = bootstrap_servers
+        self._client: dict[str, Any] = {}
+        self._producer: AIOKafkaProducer | None = None
+        self._delivery: Delivery | None = None
+        self._topic_limit: int | None = None
+        self._flushes = 0
+
+    def spawn(self) -> Self:
+        # Nothing is open yet, and what was configured never changes: a shallow copy shares no state.
+        other = copy.copy(self)
+        other.reset()
+        return other
+
+    async def open(self, context: Context) -> None:
+        self._client = {**context.client, "bootstrap_servers": context.bootstrap_servers}
+        if self.bootstrap_servers is not None:
+            self._client["bootstrap_servers"] = self.bootstrap_servers
+        self._topic_limit = await message_limit(self._client, self.topic)
+        producer = await self._connect()
+        try:
+            with anyio.fail_after(self.open_timeout):
+                await producer.partitions_for(self.topic)
+        except (TimeoutError, kafka_errors.UnknownTopicOrPartitionError) as error:
+            raise StrategyError(
+                f"{context.stage}: there is no topic {self.topic} at "
+                f"{self._client['bootstrap_servers']}; create it"
+            ) from error
+        except kafka_errors.KafkaError as error:
+            raise StrategyError(
+                f"{context.stage}: cannot write to topic {self.topic}: {type(error).__name__}: {error}"
+            ) from error
+
+    async def close(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await stop_producer(producer, _CLOSE_SECONDS)
+
+    def reset(self) -> None:
+        super().reset()
+        self._delivery = None
+
+    async def flush(self) -> FlushResult:
+        if not self.rows:
+            return Empty()
+        try:
+            for _ in range(_MOST_PRODUCERS):
+                producer = self._producer or await self._connect()
+                delivery = self._delivery or await self._prepare(producer)
+                try:
+                    reason = await delivery.attempt(
+                        producer, self.attempt_timeout, idempotent=self.idempotence
+                    )
+                except ProducerLost as lost:
+                    reason = f"topic {self.topic}: the producer had to be replaced: {lost}"
+                    await self.close()
+                else:
+                    break
+        except (BrokerUnavailable, kafka_errors.KafkaError) as error:
+            return Retry(None, f"topic {self.topic}: {type(error).__name__}: {error}")
+        if reason is not None:
+            return Retry(None, reason)
+        return Flushed(poisoned=self._poisoned(sorted(delivery.refused)))
+
+    def messages(self, table: pa.Table) -> Messages:
+        """The rows as messages. Raises StrategyError for columns that are not there or do not fit."""
+        return messages_of(table, self.key, self.value, self.headers, self.timestamp)
+
+    async def _prepare(self, producer: AIOKafkaProducer) -> Delivery:
+        partitions = sorted(await producer.partitions_for(self.topic))
+        self._delivery = await to_thread.run_sync(self._encode, partitions)
+        self._flushes += 1
+        return self._delivery
+
+    def _encode(self, partitions: list[int]) -> Delivery:
+        table = one_table(self.rows)
+        messages = self.messages(table)
+        limit = self.max_message_bytes
+        if self.compression is None and self._topic_limit is not None:
+            limit = min(limit, self._topic_limit)
+        large = [at for at in range(len(messages)) if messages.nbytes(at) > limit]
+        targets = self._partitions(table, messages, partitions)
+        return Delivery(self.topic, messages, targets, refused=large)
+
+    def _partitions(
+        self, table: pa.Table, messages: Messages, partitions: list[int]
+    ) -> NDArray[np.int64]:
+        if self.partition is None:
+            keyless = partitions[self._flushes % len(partitions)]
+            return partitions_by_key(messages.keys, partitions, keyless)
+        if isinstance(self.partition, int):
+            wanted = np.full(len(messages), self.partition, dtype=np.int64)
+        else:
+            column = column_of(table, self.partition)
+            if not pa.types.is_integer(column.type) or column.null_count:
+                raise StrategyError(
+                    f"KafkaWriter: column {self.partition!r} must hold a partition in every row"
+                )
+            wanted = column.to_numpy().astype(np.int64)
+        if len(unknown := np.setdiff1d(wanted, partitions)):
+            raise SinkError(
+                f"topic {self.topic} has no partition {unknown[0]}, only {partitions[0]} to "
+                f"{partitions[-1]}"
+            )
+        return wanted
+
+    def _poisoned(self, refused: list[int]) -> list[Poisoned]:
+        """The refused messages as the rows that they were added as."""
+        poisoned = []
+        positions = np.array(refused, dtype=np.int64)
+        start = 0
+        for rows in self.rows:
+            mine = positions[(positions >= start) & (positions < start + len(rows))] - start
+            start += len(rows)
+            if len(mine):
+                part = replace(
+                    rows,
+                    table=rows.table.take(mine),
+                    offsets=None if rows.offsets is None else rows.offsets[mine],
+                )
+                why = f"the message is too large for topic {self.topic}"
+                poisoned.append(Poisoned(part, why))
+        return poisoned
+
+    async def _connect(self) -> AIOKafkaProducer:
+        producer = AIOKafkaProducer(
+            **self._client,
+            acks=self.acks,
+            enable_idempotence=self.idempotence,
+            compression_type=self.compression,
+            max_batch_size=min(_BATCH_BYTES, self._topic_limit or _BATCH_BYTES),
+        )
+        try:
+            await producer.start()
+        except kafka_errors.KafkaError as error:
+            await producer.stop()
+            raise BrokerUnavailable(
+                f"no broker answers at {self._client['bootstrap_servers']}: {error}"
+            ) from error
+        self._producer = producer
+        return producer
+
+
+class DeadLetterWriter(KafkaWriter):
+    """For `reduce_err`: writes failed records to a topic as they were, with headers that say why.
+
+    Key, value and headers are those of the record; added are the headers `kmr.topic`,
+    `kmr.partition`, `kmr.offset`, `kmr.timestamp` (milliseconds since 1970), `kmr.reason`,
+    `kmr.stage` and `kmr.attempt`, all as text. The topic must take messages that are about 1,500 bytes
+    larger than the largest record: one that it refuses stops the worker, as there is no other place
+    for it.
+
+    Args:
+        topic: where to write.
+        max_age: how long a failed record waits at most before it is written, in seconds.
+        options: those of `KafkaWriter`, but for keys, values and headers.
+    """
+
+    def __init__(self, topic: str, *, max_age: float | None = 1.0, **options: Any) -> None:
+        for name in ("key", "value", "headers", "timestamp"):
+            if name in options:
+                raise StrategyError(f"DeadLetterWriter: {name} is that of the failed record")
+        # The topic's own limit decides alone: there is no further place to divert to.
+        super().__init__(topic, max_age=max_age, **{"max_message_bytes": 2**31 - 1, **options})
+
+    def messages(self, table: pa.Table) -> Messages:
+        return dead_letters(table)

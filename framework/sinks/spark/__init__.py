@@ -1,0 +1,1 @@
+"""Rows into tables and directories of Spark."""

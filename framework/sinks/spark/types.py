@@ -1,0 +1,180 @@
+"""Arrow columns in types that Spark has, and rows made to fit those that a table has already."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from framework.errors import StrategyError
+from framework.sinks.clickhouse.arrays import cast_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+__all__ = ["Fitted", "fit", "spark_type", "to_spark"]
+
+_WIDER: Mapping[pa.DataType, pa.DataType] = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.date64(): pa.date32(),
+    pa.large_string(): pa.string(),
+    pa.string_view(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(),
+}
+_AS_THEY_ARE = (
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_string,
+    pa.types.is_binary,
+    pa.types.is_date32,
+    pa.types.is_null,
+)
+_MOST_DIGITS = 38
+_EXCERPT = 60
+
+
+class Fitted(NamedTuple):
+    """Rows in the types that were asked for.
+
+    Attributes:
+        table: the rows that fit.
+        refused: the number of each row that does not, and why; they are not in `table`.
+    """
+
+    table: pa.Table
+    refused: dict[int, str]
+
+
+def spark_type(kind: Any) -> pa.DataType | None:
+    """The type of Spark's that holds every value of an Arrow type; None if there is none.
+
+    Unsigned integers become the next wider signed type, timestamps microseconds (Spark has nothing finer:
+    what is below is cut off), in UTC where they have a time zone.
+    """
+    if kind in _WIDER:
+        return _WIDER[kind]
+    if any(is_one(kind) for is_one in _AS_THEY_ARE):
+        return kind  # type: ignore[no-any-return]
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", None if kind.tz is None else "UTC")
+    if pa.types.is_decimal(kind):
+        return pa.decimal128(kind.precision, kind.scale) if _is_held(kind) else None
+    if pa.types.is_dictionary(kind):
+        return spark_type(kind.value_type)
+    if pa.types.is_fixed_size_binary(kind):
+        return pa.binary()
+    return _nested(kind)
+
+
+def _is_held(kind: Any) -> bool:
+    return bool(kind.precision <= _MOST_DIGITS and 0 <= kind.scale <= kind.precision)
+
+
+def _nested(kind: Any) -> pa.DataType | None:
+    if pa.types.is_map(kind):
+        key, item = spark_type(kind.key_type), spark_type(kind.item_type)
+        return None if key is None or item is None else pa.map_(key, item)
+    if pa.types.is_struct(kind):
+        types = [(field.name, spark_type(field.type)) for field in kind]
+        if not types or any(of is None for _, of in types):
+            return None
+        return pa.struct([pa.field(name, of) for name, of in types])
+    if (
+        pa.types.is_list(kind)
+        or pa.types.is_large_list(kind)
+        or pa.types.is_fixed_size_list(kind)
+        or pa.types.is_list_view(kind)
+    ):
+        item = spark_type(kind.value_type)
+        return None if item is None else pa.list_(item)
+    return None
+
+
+def to_spark(table: pa.Table) -> pa.Table:
+    """The rows with columns of Spark's types; a column without any value has no type yet, and is left out.
+
+    Raises:
+        StrategyError: there is nothing in Spark for a column's type.
+    """
+    columns = {}
+    for field, column in zip(table.schema, table.columns, strict=True):
+        kind = spark_type(field.type)
+        if kind is None:
+            raise StrategyError(
+                f"column {field.name} is {field.type}, which Spark has no type for: return another one"
+            )
+        if not pa.types.is_null(kind):
+            columns[field.name] = column if kind == field.type else _cast(column, kind)
+    return pa.table(columns)
+
+
+def _cast(column: Any, kind: pa.DataType) -> Any:
+    # Finer timestamps are cut off; nothing else of ours loses anything.
+    return column.cast(options=pc.CastOptions(kind, allow_time_truncate=True))
+
+
+def fit(table: pa.Table, schema: pa.Schema, destination: str) -> Fitted:
+    """Cast the columns that the schema names, and leave out rows with values that it cannot hold.
+
+    Columns that the schema has not stay as they are, behind the others; those that the rows have not
+    are null.
+
+    Raises:
+        StrategyError: a column's type cannot become that of the schema, whatever the values are.
+    """
+    columns: dict[str, Any] = {}
+    reasons: dict[int, str] = {}
+    for field in schema:
+        if field.name not in table.column_names:
+            columns[field.name] = pa.nulls(table.num_rows, field.type)
+            continue
+        column = table.column(field.name)
+        if column.type == field.type:
+            columns[field.name] = column
+            continue
+        array = column.combine_chunks()
+        try:
+            cast = cast_parts(array, partial(pc.cast, target_type=field.type))
+        except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+            raise StrategyError(
+                f"column {field.name} of {destination} is {field.type}, but the rows have {array.type}: "
+                "return the same type always, with @map_record(schema=...)"
+            ) from error
+        columns[field.name] = cast.array
+        if cast.bad is not None:
+            reasons |= _reasons(field, array, cast.bad, reasons)
+    for name in table.column_names:
+        columns.setdefault(name, table.column(name))
+    fitted = pa.table(columns)
+    if reasons:
+        keep = np.ones(fitted.num_rows, dtype=np.bool_)
+        keep[list(reasons)] = False
+        fitted = fitted.filter(pa.array(keep))
+    return Fitted(fitted, reasons)
+
+
+def _reasons(
+    field: pa.Field[Any], array: Any, bad: NDArray[np.bool_], known: Mapping[int, str]
+) -> dict[int, str]:
+    rows = [row for row in np.flatnonzero(bad).tolist() if row not in known]
+    values = array.take(pa.array(rows, pa.int64())).to_pylist()
+    return {
+        row: f"column {field.name} ({field.type}) cannot hold {_excerpt(value)}"
+        for row, value in zip(rows, values, strict=True)
+    }
+
+
+def _excerpt(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _EXCERPT else text[:_EXCERPT] + "..."

@@ -1,0 +1,168 @@
+"""Looking at groups and moving their offsets, against a running broker."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from aiokafka.protocol.commit import OffsetFetchResponse_v3
+from kio.schema.errors import ErrorCode
+
+from broker.apis import groups
+from framework.consumer import CommitOffset
+from framework.errors import BrokerUnavailable, ConsumerError, OffsetOutOfRange
+from framework.kafka.admin import Admin, Group, connect_admin
+from framework.kafka.connection import ConnectionConfig, ConsumerConfig
+from framework.kafka.consumer import KafkaConsumer
+from framework.record import TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from broker import Broker
+
+    Produce = Callable[..., Awaitable[int]]
+    CreateTopic = Callable[..., Awaitable[None]]
+
+T0 = TopicPartition("t", 0)
+T1 = TopicPartition("t", 1)
+
+
+@pytest.fixture
+async def admin(
+    broker: Broker, create_topic: CreateTopic, produce: Produce
+) -> AsyncIterator[Admin]:
+    await create_topic("t", 2)
+    for second in range(3):
+        await produce("t", [b"x", b"y"], 1, timestamp=1000 * second)
+    async with connect_admin(ConnectionConfig(bootstrap_servers=broker.bootstrap_servers)) as admin:
+        yield admin
+
+
+class Listener:
+    """Tells when it was assigned something."""
+
+    def __init__(self) -> None:
+        self.was_assigned = anyio.Event()
+
+    async def revoked(self, partitions: Any) -> None: ...
+
+    async def assigned(self, partitions: Any) -> None:
+        self.was_assigned.set()
+
+
+async def test_the_partitions_and_ends_of_topics_are_found(admin: Admin) -> None:
+    assert await admin.topic_partitions(["t"]) == [T0, T1]
+    assert await admin.beginning_offsets([T0, T1]) == {T0: 0, T1: 0}
+    assert await admin.end_offsets([T1, T0]) == {T0: 0, T1: 6}
+
+
+async def test_offsets_are_found_by_time(admin: Admin) -> None:
+    assert await admin.offsets_for_times({T0: 0, T1: 500}) == {T0: None, T1: 2}
+    assert await admin.offsets_for_times({T1: 2001}) == {T1: None}
+
+
+async def test_what_does_not_exist_is_named(admin: Admin) -> None:
+    with pytest.raises(ConsumerError, match=r"t-7 does not exist at 127\.0\.0\.1"):
+        await admin.end_offsets([TopicPartition("t", 7)])
+    for _ in range(2):  # asking does not create it
+        with pytest.raises(ConsumerError, match=r"topic tt does not exist at 127\.0\.0\.1"):
+            await admin.topic_partitions(["t", "tt"])
+
+
+async def test_offsets_of_a_group_without_members_can_be_moved(admin: Admin) -> None:
+    assert await admin.group_members("g") == Group("g", "Dead", ())
+    assert await admin.list_group_offsets("g") == {}
+    await admin.reset_offsets("g", {T0: 0, T1: 4})
+    assert await admin.list_group_offsets("g") == {T0: CommitOffset(0), T1: CommitOffset(4)}
+    await admin.reset_offsets("g", {T1: 2})
+    assert await admin.list_group_offsets("g") == {T0: CommitOffset(0), T1: CommitOffset(2)}
+    assert (await admin.group_members("g")).state == "Empty"
+
+
+async def test_offsets_that_the_log_does_not_have_are_refused(admin: Admin) -> None:
+    with pytest.raises(OffsetOutOfRange, match="t-1: offset 7 is not in the log, which has 0 to 6"):
+        await admin.reset_offsets("g", {T0: 0, T1: 7})
+    assert await admin.list_group_offsets("g") == {}
+
+
+async def test_a_group_with_members_shows_them_and_keeps_its_offsets(
+    admin: Admin, broker: Broker
+) -> None:
+    consumer = KafkaConsumer(
+        ConsumerConfig(
+            bootstrap_servers=broker.bootstrap_servers, group="g", topics=("t",), client_id="me"
+        )
+    )
+    listener = Listener()
+    await consumer.start(listener)
+    await listener.was_assigned.wait()
+    group = await admin.group_members("g")
+    assert group.state == "Stable"
+    (member,) = group.members
+    assert (member.client_id, member.partitions) == ("me", (T0, T1))
+    assert member.member_id == consumer.member_id
+    with pytest.raises(ConsumerError, match=r"group g has 1 members \(me at .*\): stop them"):
+        await admin.reset_offsets("g", {T0: 0})
+    await consumer.stop()
+    await admin.reset_offsets("g", {T0: 0})
+
+
+async def test_without_a_broker_the_error_says_so() -> None:
+    with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1:1: Connection refused"):
+        async with connect_admin(ConnectionConfig(bootstrap_servers="127.0.0.1:1")):
+            pass
+
+
+@pytest.fixture
+def coordinator_refuses(monkeypatch: pytest.MonkeyPatch) -> Callable[[ErrorCode, int], None]:
+    """The broker has no coordinator at first, as Apache Kafka while it creates the topic of offsets."""
+    found = groups._coordinator
+
+    def refuse(code: ErrorCode, times: int) -> None:
+        left = [code] * times
+
+        def answer(context: Any, key: str, key_type: int) -> Any:
+            coordinator = found(context, key, key_type)
+            return replace(coordinator, error_code=left.pop() if left else ErrorCode.none)
+
+        monkeypatch.setattr(groups, "_coordinator", answer)
+
+    return refuse
+
+
+async def test_a_coordinator_that_is_not_there_yet_is_asked_for_again(
+    admin: Admin, coordinator_refuses: Callable[[ErrorCode, int], None]
+) -> None:
+    await admin.reset_offsets("g", {T1: 2})
+    coordinator_refuses(ErrorCode.coordinator_not_available, 2)
+    assert await admin.list_group_offsets("g") == {T1: CommitOffset(2, "")}
+    coordinator_refuses(ErrorCode.not_coordinator, 2)
+    assert await admin.group_members("g") == Group("g", "Empty", ())
+
+
+async def test_the_offsets_of_a_coordinator_that_loads_are_not_taken_for_none(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await admin.reset_offsets("g", {T1: 2})
+    send, loading = admin._client._send_request, [14, 14]
+
+    async def answer(request: Any, node: int | None = None) -> Any:
+        response = await send(request, node)
+        if isinstance(response, OffsetFetchResponse_v3) and loading:
+            response.error_code, response.topics = loading.pop(), []
+        return response
+
+    monkeypatch.setattr(admin._client, "_send_request", answer)
+    assert await admin.list_group_offsets("g") == {T1: CommitOffset(2, "")}
+
+
+async def test_a_coordinator_that_does_not_come_is_named_as_the_reason(
+    admin: Admin, coordinator_refuses: Callable[[ErrorCode, int], None]
+) -> None:
+    admin._config = replace(admin._config, request_timeout=0.3)
+    coordinator_refuses(ErrorCode.coordinator_not_available, 1_000)
+    with pytest.raises(ConsumerError, match=r"group g: the broker refused: .*NotAvailable"):
+        await admin.group_members("g")

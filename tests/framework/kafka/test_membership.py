@@ -1,0 +1,354 @@
+"""Being a member of a group: rebalances, listeners, commits, leaving."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.protocol.group import LeaveGroupRequest
+
+from broker import Broker, BrokerSettings
+from framework.consumer import CommitOffset
+from framework.errors import CommitFenced, ConsumerError
+from framework.kafka.offsets import Membership, commit_offsets
+from framework.record import Batch, TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from anyio.abc import TaskStatus
+
+    Produce = Callable[..., Awaitable[int]]
+    CreateTopic = Callable[..., Awaitable[None]]
+    Consume = Callable[..., AbstractAsyncContextManager[Any]]
+
+T0 = TopicPartition("t", 0)
+T1 = TopicPartition("t", 1)
+
+
+def values(batches: Iterable[Batch]) -> list[bytes | None]:
+    return [value for batch in batches for value in batch.records["value"].to_pylist()]
+
+
+def numbers(*bounds: int) -> list[bytes | None]:
+    return [b"%d" % n for n in range(*bounds)]
+
+
+async def test_nothing_is_returned_before_the_listener_has_agreed(
+    consume: Consume, produce: Produce
+) -> None:
+    await produce("t", numbers(3))
+    async with consume() as member:
+        entered, agreed = anyio.Event(), anyio.Event()
+
+        async def wait() -> None:
+            entered.set()
+            await agreed.wait()
+
+        member.on_assigned = wait
+        await entered.wait()
+        with anyio.move_on_after(0.5):
+            assert not await member.consumer.poll()
+        agreed.set()
+        assert values(await member.read(3)) == numbers(3)
+
+
+@pytest.mark.parametrize("event", ["on_revoked", "on_assigned"])
+async def test_an_error_of_the_listener_comes_out_of_poll(consume: Consume, event: str) -> None:
+    async def fail() -> None:
+        raise LookupError("no such state")
+
+    async with consume() as member:
+        setattr(member, event, fail)
+        with pytest.raises(LookupError, match="no such state"):
+            await member.consumer.poll()
+
+
+async def test_members_share_the_partitions_and_keep_most_of_theirs(
+    consume: Consume, produce: Produce, create_topic: CreateTopic
+) -> None:
+    await create_topic("t", 6)
+    everything = {TopicPartition("t", n) for n in range(6)}
+    async with consume(heartbeat_interval=0.1) as one:
+        await one.until_assigned(lambda p: len(p) == 6)
+        first_generation = one.consumer.generation
+        async with consume(heartbeat_interval=0.1) as two:
+            await one.until_assigned(lambda p: len(p) == 3)
+            await two.until_assigned(bool)
+            assert one.partitions | two.partitions == everything
+            assert one.told == [
+                ("revoked", set()),
+                ("assigned", everything),
+                ("revoked", everything),
+                ("assigned", set(one.partitions)),
+            ]
+            assert one.consumer.generation == two.consumer.generation > first_generation
+            assert one.consumer.member_id != two.consumer.member_id != ""
+            before = one.partitions
+            async with consume(heartbeat_interval=0.1) as three:
+                await one.until_assigned(lambda p: len(p) == 2)
+                await two.until_assigned(lambda p: len(p) == 2)
+                await three.until_assigned(bool)
+                assert one.partitions < before
+        # Both have left, and said so: no need to wait for the session timeout.
+        await one.until_assigned(lambda p: len(p) == 6)
+        await produce("t", numbers(3), 5)
+        await one.read(3)
+
+
+async def test_commits_of_another_generation_are_refused(
+    consume: Consume, create_topic: CreateTopic
+) -> None:
+    await create_topic("t", 2)
+    async with consume(heartbeat_interval=0.1) as one:
+        with pytest.raises(CommitFenced, match="t-0 is not assigned to us"):
+            await one.consumer.commit({T0: CommitOffset(1)})
+        await one.until_assigned(lambda p: len(p) == 2)
+        old = one.consumer._membership
+
+        async def commit() -> None:
+            await one.consumer.commit({T0: CommitOffset(5), T1: CommitOffset(6)})
+
+        one.on_revoked = commit  # at the very last moment: still accepted
+        async with consume(heartbeat_interval=0.1) as two:
+            await one.until_assigned(lambda p: len(p) == 1)
+            await two.until_assigned(bool)
+            (lost,) = two.partitions
+            with pytest.raises(CommitFenced, match=f"{lost} is not assigned to us any more"):
+                await one.consumer.commit({lost: CommitOffset(9)})
+            coordinator = one.consumer._consumer._coordinator
+            for membership, message in (
+                (old, "the group has moved on"),
+                (old._replace(member_id="somebody"), "the group has moved on"),
+                (Membership(), "not a member now"),
+            ):
+                with pytest.raises(CommitFenced, match=message):
+                    await commit_offsets(coordinator, membership, {lost: CommitOffset(9)}, 5)
+            assert await two.consumer.committed([T0, T1]) == {
+                T0: CommitOffset(5),
+                T1: CommitOffset(6),
+            }
+
+
+async def test_a_commit_passes_while_a_pattern_takes_in_a_new_topic(
+    consume: Consume, produce: Produce, create_topic: CreateTopic
+) -> None:
+    await create_topic("eu.t")
+    one, two = TopicPartition("eu.t", 0), TopicPartition("us.t", 0)
+    async with consume(topics=(), topic_pattern=r".*\.t", metadata_max_age=0.2) as member:
+        await member.until_assigned(bool)
+
+        async def commit() -> None:
+            await member.consumer.commit({one: CommitOffset(0, "mark")})
+
+        member.on_revoked = commit
+        await create_topic("us.t")
+        await member.until_assigned(lambda p: p == {one, two})
+        assert await member.consumer.committed([one]) == {one: CommitOffset(0, "mark")}
+        await produce("us.t", numbers(3))
+        assert values(await member.read(3)) == numbers(3)
+
+
+async def test_a_member_that_was_thrown_out_is_fenced_and_joins_again(
+    consume: Consume, produce: Produce
+) -> None:
+    await produce("t", numbers(3))
+    async with consume(heartbeat_interval=0.2) as member:
+        await member.read(3)
+        old = member.consumer.member_id
+        consumer: Any = member.consumer._consumer
+        await consumer._client.send(
+            consumer._coordinator.coordinator_id, LeaveGroupRequest("g", old)
+        )
+        with pytest.raises(CommitFenced, match="the group has moved on"):
+            await member.consumer.commit({T0: CommitOffset(3)})
+        del member.told[:]
+        assert values(await member.read(3)) == numbers(3)  # nothing was committed
+        assert member.told == [("revoked", {T0}), ("assigned", {T0})]
+        assert member.consumer.member_id != old
+        await member.consumer.commit({T0: CommitOffset(3)})
+
+
+async def test_a_commit_that_nobody_answers_gives_up_in_time(
+    consume: Consume, tmp_path: Path
+) -> None:
+    async with AsyncExitStack() as stack:
+        settings = BrokerSettings(data_dir=tmp_path / "other", port=0)
+        async with Broker(settings) as other:
+            options = {"bootstrap_servers": other.bootstrap_servers, "commit_timeout": 0.5}
+            member = await stack.enter_async_context(consume(**options))
+            await member.until_assigned(lambda p: p == {T0})
+        with pytest.raises(ConsumerError, match=r"group g: commit not acknowledged in 0\.5 s: .+"):
+            await member.consumer.commit({T0: CommitOffset(1)})
+
+
+async def test_reading_and_committing_survive_a_restart_of_the_broker(
+    consume: Consume, tmp_path: Path
+) -> None:
+    async with AsyncExitStack() as stack:
+        settings = BrokerSettings(data_dir=tmp_path / "other", port=0)
+        async with Broker(settings) as other:
+            servers = other.bootstrap_servers
+            await send(servers, numbers(5))
+            member = await stack.enter_async_context(consume(bootstrap_servers=servers))
+            assert values(await member.read(5)) == numbers(5)
+            await member.consumer.commit({T0: CommitOffset(5)})
+        again = BrokerSettings(data_dir=tmp_path / "other", port=int(servers.partition(":")[2]))
+        async with Broker(again):
+            await send(servers, numbers(5, 9))
+            assert values(await member.read(4)) == numbers(5, 9)
+            while True:
+                with contextlib.suppress(CommitFenced):  # until it has joined again
+                    await member.consumer.commit({T0: CommitOffset(9)})
+                    break
+                await anyio.sleep(0.05)
+            assert await member.consumer.committed([T0]) == {T0: CommitOffset(9)}
+            await member.consumer.stop()
+
+
+async def send(servers: str, records: Iterable[bytes | None]) -> None:
+    async with AIOKafkaProducer(bootstrap_servers=servers) as producer:
+        for record in records:
+            await producer.send("t", record)
+
+
+async def test_a_consumer_stops_at_once_and_only_once(consume: Consume) -> None:
+    async with consume() as member:
+        await member.until_assigned(bool)
+        async with anyio.create_task_group() as tasks:
+
+            async def poll() -> None:
+                with pytest.raises(ConsumerError, match="the consumer is stopped"):
+                    await member.consumer.poll()
+
+            tasks.start_soon(poll)
+            await anyio.wait_all_tasks_blocked()
+            await member.consumer.stop()
+            await member.consumer.stop()
+        assert (member.consumer.generation, member.consumer.member_id) == (-1, "")
+        member.consumer.pause([T0])
+        member.consumer.resume([T0])
+        assert member.consumer.end_offset(T0) is member.consumer.start_offset(T0) is None
+        with pytest.raises(ConsumerError, match="the consumer is stopped"):
+            await member.consumer.commit({T0: CommitOffset(1)})
+
+
+async def test_stopping_in_the_middle_of_a_rebalance_does_not_wait_for_it(consume: Consume) -> None:
+    async with consume(heartbeat_interval=0.1) as slow:
+        await slow.until_assigned(bool)
+        entered, done = anyio.Event(), anyio.Event()
+
+        async def wait() -> None:
+            entered.set()
+            await done.wait()
+
+        slow.on_revoked = wait
+        async with consume(stop_timeout=0.5) as joining:
+            await entered.wait()
+            with anyio.fail_after(5):
+                await joining.consumer.stop()
+        done.set()
+        await slow.until_assigned(lambda p: len(slow.told) >= 4 and p == {T0})
+
+
+async def test_nothing_is_lost_or_doubled_while_members_come_and_go(
+    consume: Consume, produce: Produce, create_topic: CreateTopic
+) -> None:
+    """Each member commits what it has read when it is told to let go."""
+    await create_topic("t", 5)
+    total, changes = 3000, 20
+    seen: list[tuple[int, bytes]] = []
+    done = anyio.Event()
+
+    async def live(*, task_status: TaskStatus[anyio.CancelScope]) -> None:
+        positions: dict[TopicPartition, CommitOffset] = {}
+        async with consume(heartbeat_interval=0.05, fetch_max_wait=0.02) as member:
+
+            async def let_go() -> None:
+                await member.consumer.commit(positions)
+                positions.clear()
+
+            member.on_revoked = let_go
+            with anyio.CancelScope() as scope:
+                task_status.started(scope)
+                while True:
+                    for batch in await member.consumer.poll():
+                        positions[batch.topic_partition] = CommitOffset(batch.last + 1)
+                        seen.extend((batch.partition, v) for v in values([batch]) if v)
+                        if len(seen) >= total:
+                            done.set()
+            while positions:  # refused only while the group changes: then `let_go` does it
+                with contextlib.suppress(CommitFenced):
+                    await let_go()
+                await anyio.sleep(0.02)
+
+    async def feed() -> None:
+        for n in range(total // 10):
+            await produce("t", numbers(n * 10, n * 10 + 10), n % 5)
+            await anyio.sleep(0.005)
+
+    async with anyio.create_task_group() as tasks:
+        members = [await tasks.start(live)]
+        tasks.start_soon(feed)
+        for change in range(changes):
+            if len(members) < 3 and change % 3:
+                members.append(await tasks.start(live))
+            else:
+                members.append(await tasks.start(live))
+                members.pop(0).cancel()
+            await anyio.sleep(0.1)
+        await done.wait()
+        for scope in members:
+            scope.cancel()
+    assert sorted(seen, key=lambda one: int(one[1])) == [
+        (n // 10 % 5, b"%d" % n) for n in range(total)
+    ]
+
+
+async def test_a_session_timeout_that_the_broker_refuses_is_an_error(consume: Consume) -> None:
+    async with consume(session_timeout=0.5, heartbeat_interval=0.1) as member:
+        with pytest.raises(ConsumerError, match=r"group g: .*InvalidSessionTimeout"):
+            await member.consumer.poll()
+
+
+async def test_a_static_member_comes_back_without_a_rebalance(
+    consume: Consume, create_topic: CreateTopic
+) -> None:
+    await create_topic("t", 2)
+    async with consume(heartbeat_interval=0.1) as other:
+        async with consume(group_instance_id="one", heartbeat_interval=0.1) as member:
+            await other.until_assigned(lambda p: len(p) == 1)
+            await member.until_assigned(bool)
+            held, generation = member.partitions, member.consumer.generation
+        async with consume(group_instance_id="one", heartbeat_interval=0.1) as member:
+            await member.until_assigned(bool)
+            assert member.partitions == held
+            assert other.consumer.generation == generation
+
+
+@pytest.mark.slow
+async def test_heartbeats_go_on_while_a_listener_takes_longer_than_the_session(
+    consume: Consume, create_topic: CreateTopic
+) -> None:
+    await create_topic("t", 2)
+    timing = {"session_timeout": 6.0, "heartbeat_interval": 0.5, "rebalance_timeout": 30.0}
+    async with consume(**timing) as one:
+        await one.until_assigned(lambda p: len(p) == 2)
+        member_id = one.consumer.member_id
+
+        async def linger() -> None:
+            await anyio.sleep(8)
+            await one.consumer.commit({T0: CommitOffset(1)})
+
+        one.on_revoked = linger
+        async with consume(**timing) as two:
+            await one.until_assigned(lambda p: len(p) == 1)
+            await two.until_assigned(bool)
+        assert one.consumer.member_id == member_id
+        assert (await one.consumer.committed([T0]))[T0] == CommitOffset(1)

@@ -1,0 +1,112 @@
+"""Aggregate: groups, functions, and what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from framework.errors import StrategyError
+from framework.record import Range, Rows
+from framework.reducer import Empty, Flushed
+from framework.reducers.aggregate import Aggregate
+
+
+def rows_of(**columns: Any) -> Rows:
+    return Rows(pa.table(columns), (Range("t", 0, 0, 9),))
+
+
+def aggregated(aggregate: Aggregate, *batches: Rows) -> list[dict[str, Any]]:
+    for rows in batches:
+        aggregate.add(rows)
+    result = aggregate.flush()
+    assert isinstance(result, Flushed)
+    assert result.out is not None
+    return result.out.to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("sum", 9),
+        ("count", 3),
+        ("min", 2),
+        ("max", 5),
+        ("mean", 3.0),
+        ("count_distinct", 2),
+        ("first", 5),
+        ("last", 2),
+        ("list", [5, 2, None, 2]),
+    ],
+)
+def test_every_function_over_rows_of_several_batches(function: str, expected: object) -> None:
+    aggregate = Aggregate(["k"], {"out": ("x", function)})
+    rows = aggregated(
+        aggregate,
+        rows_of(k=["a", "b"], x=[5, 1]),
+        rows_of(k=["a", "a", "a"], x=[2, None, 2]),
+    )
+    assert rows[0] == {"k": "a", "out": expected}
+    assert [row["k"] for row in rows] == ["a", "b"]
+
+
+def test_columns_come_out_by_their_new_names_and_in_order() -> None:
+    aggregate = Aggregate(
+        ["carrier", "origin"],
+        {"flights": ("*", "count"), "delay": ("d", "mean"), "worst": ("d", "max")},
+    )
+    rows = aggregated(aggregate, rows_of(carrier=["UA", "UA"], origin=["JFK", "JFK"], d=[10, None]))
+    assert rows == [{"carrier": "UA", "origin": "JFK", "flights": 2, "delay": 10.0, "worst": 10}]
+    assert list(rows[0]) == ["carrier", "origin", "flights", "delay", "worst"]
+
+
+def test_a_null_key_is_a_group_of_its_own() -> None:
+    aggregate = Aggregate(["k"], {"n": ("*", "count")})
+    rows = aggregated(aggregate, rows_of(k=["a", None, None]))
+    assert rows == [{"k": "a", "n": 1}, {"k": None, "n": 2}]
+
+
+@given(st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=9), min_size=1, max_size=5))
+def test_every_row_is_counted_once(batches: list[list[str]]) -> None:
+    aggregate = Aggregate(["k"], {"n": ("*", "count")})
+    rows = aggregated(aggregate, *(rows_of(k=batch) for batch in batches))
+    assert {row["k"]: row["n"] for row in rows} == Counter(k for batch in batches for k in batch)
+
+
+def test_nothing_collected_is_empty() -> None:
+    assert Aggregate(["k"], {}).flush() == Empty()
+
+
+def test_a_column_that_is_not_there_is_named() -> None:
+    aggregate = Aggregate(["k"], {"out": ("delay", "sum")})
+    aggregate.add(rows_of(k=["a"], x=[1]))
+    with pytest.raises(StrategyError, match=r"no column 'delay', only \['k', 'x'\]"):
+        aggregate.flush()
+
+
+def test_a_type_that_does_not_go_with_the_function_is_explained() -> None:
+    aggregate = Aggregate(["k"], {"out": ("x", "mean")})
+    aggregate.add(rows_of(k=["a"], x=["text"]))
+    with pytest.raises(StrategyError, match=r"cannot be computed: .*the rows are k string, x str"):
+        aggregate.flush()
+
+
+@pytest.mark.parametrize(
+    ("by", "columns", "message"),
+    [
+        (["k"], {"out": ("x", "median")}, "there is no function 'median'; use one of sum, count"),
+        (["k"], {"out": ("*", "sum")}, "only rows can be counted"),
+        (["k"], {"k": ("x", "sum")}, r"\['k'\] are columns of by already"),
+        ([], {}, "at least one column"),
+        ("k", {}, "at least one column, not 'k'"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_at_once(
+    by: Any, columns: dict[str, tuple[str, str]], message: str
+) -> None:
+    with pytest.raises(StrategyError, match=message):
+        Aggregate(by, columns)

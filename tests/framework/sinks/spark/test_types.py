@@ -1,0 +1,100 @@
+"""Arrow columns in Spark's types, and rows made to fit what is there already."""
+
+from __future__ import annotations
+
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from framework.errors import StrategyError
+from framework.sinks.spark.destinations import Columns
+from framework.sinks.spark.types import fit, spark_type, to_spark
+
+
+@pytest.mark.parametrize(
+    ("array", "kind", "values"),
+    [
+        (pa.array([255], pa.uint8()), pa.int16(), [255]),
+        (pa.array([2**64 - 1], pa.uint64()), pa.decimal128(20, 0), [Decimal(2**64 - 1)]),
+        (pa.array([1.5], pa.float16()), pa.float32(), [1.5]),
+        (pa.array(["a", "a"]).dictionary_encode(), pa.string(), ["a", "a"]),
+        (pa.array(["a"], pa.string_view()), pa.string(), ["a"]),
+        (pa.array([86_400_000], pa.date64()), pa.date32(), [date(1970, 1, 2)]),
+        (pa.array([b"ab"], pa.binary(2)), pa.binary(), [b"ab"]),
+        (pa.array([[1]], pa.large_list(pa.uint16())), pa.list_(pa.int32()), [[1]]),
+        (pa.array([{"a": 1}], pa.struct([("a", pa.uint8())])), pa.struct([("a", pa.int16())]), [{"a": 1}]),
+        (pa.array([[("k", 1)]], pa.map_(pa.string(), pa.uint8())), pa.map_(pa.string(), pa.int16()), None),
+    ],
+)  # fmt: skip
+def test_a_type_that_spark_lacks_becomes_the_next_wider_one(
+    array: Any, kind: pa.DataType, values: list[Any] | None
+) -> None:
+    column = to_spark(pa.table({"c": array})).column("c")
+    assert column.type == kind
+    if values is not None:
+        assert column.to_pylist() == values
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (pa.timestamp("ns"), pa.timestamp("us")),
+        (pa.timestamp("s", "Europe/Berlin"), pa.timestamp("us", "UTC")),
+    ],
+)
+def test_timestamps_become_microseconds_of_the_same_instant(
+    kind: pa.TimestampType[Any, Any], expected: pa.DataType
+) -> None:
+    per_second = 1_000_000_000 if kind.unit == "ns" else 1
+    column = to_spark(pa.table({"c": pa.array([7 * per_second + per_second // 3], kind)})).column(
+        "c"
+    )
+    assert column.type == expected
+    microseconds: Any = column.cast(pa.int64()).to_pylist()
+    assert microseconds[0] // 1_000_000 == 7
+
+
+@pytest.mark.parametrize("kind", [pa.duration("us"), pa.time64("us"), pa.decimal256(50, 0)])
+def test_a_type_without_a_counterpart_is_an_error_that_names_the_column(kind: Any) -> None:
+    assert spark_type(kind) is None
+    with pytest.raises(StrategyError, match="column c is"):
+        to_spark(pa.table({"c": pa.nulls(1, kind)}))
+
+
+def test_a_column_without_any_value_waits_for_its_type() -> None:
+    columns = Columns("/x")
+    assert columns.fit(pa.table({"a": [1], "b": pa.nulls(1)})).table.column_names == ["a"]
+    fitted = columns.fit(pa.table({"a": [2], "b": ["text"]}))
+    assert fitted.table.to_pylist() == [{"a": 2, "b": "text"}]
+    assert columns.fit(pa.table({"a": [3]})).table.to_pylist() == [{"a": 3, "b": None}]
+
+
+def test_an_unknown_column_of_a_table_is_an_error_unless_the_table_was_altered() -> None:
+    altered = pa.table({"a": [0], "b": [""]}).schema
+    columns = Columns("table t", pa.schema({"a": pa.int64()}), lambda: altered)
+    assert columns.fit(pa.table({"a": [1], "b": ["x"]})).table.num_rows == 1
+    with pytest.raises(StrategyError, match=r"table t has no column c; its columns are a, b"):
+        columns.fit(pa.table({"c": [1]}))
+
+
+def test_a_type_that_can_never_fit_is_an_error() -> None:
+    schema = pa.schema({"a": pa.int64()})
+    with pytest.raises(StrategyError, match=r"column a of /x is int64, but the rows have list"):
+        fit(pa.table({"a": [[1]]}), schema, "/x")
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6), st.integers(-100, 100).map(float))))
+def test_exactly_the_rows_that_do_not_fit_are_refused(values: list[float | None]) -> None:
+    table = pa.table({"a": pa.array(values, pa.float64()), "row": pa.array(range(len(values)))})
+    fitted = fit(table, pa.schema({"a": pa.int64()}), "/x")
+    bad = {row for row, value in enumerate(values) if value is not None and value % 1 != 0}
+    assert set(fitted.refused) == bad
+    assert fitted.table.column("row").to_pylist() == [
+        row for row in range(len(values)) if row not in bad
+    ]
+    assert all(repr(values[row]) in reason for row, reason in fitted.refused.items())
