@@ -11,7 +11,6 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-import framework.kafka.consumer
 from framework.kafka.connection import ConsumerConfig
 from framework.kafka.consumer import KafkaConsumer
 from framework.kafka.fallback import RecordFetcher
@@ -89,7 +88,7 @@ def fetcher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Which of its two ways to fetch a consumer takes."""
     if request.param == "batches":
         return BatchFetcher
-    monkeypatch.setattr(framework.kafka, "fetcher_mismatch", lambda _: "something")
+    monkeypatch.setattr("framework.kafka.consumer.fetcher_mismatch", lambda _: "something")
     return RecordFetcher
 
 
