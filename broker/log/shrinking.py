@@ -1,0 +1,98 @@
+"""A log whose records go: by request, by retention, by compaction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.log.compaction_swap import commit_swap, discard_swap
+from broker.log.errors import LogFailed, OffsetOutOfRange
+from broker.log.reading import ReadableLog
+from broker.log.results import DeletedSegment
+
+if TYPE_CHECKING:
+    from broker.log.compaction import Rewritten
+
+__all__ = ["ShrinkingLog"]
+
+
+class ShrinkingLog(ReadableLog):
+    """The part of `PartitionLog` that deletes: whole segments, and what a compaction left out."""
+
+    def truncate_start(self, offset: int) -> None:
+        """Deletes the records below `offset` for good (DeleteRecords).
+
+        No effect at or below the log start.
+
+        Raises:
+            OffsetOutOfRange: `offset` is beyond the log end.
+            LogFailed: the disk failed.
+        """
+        self._write_pending()
+        self._raise_if_failed()
+        if offset > self._next_offset:
+            raise OffsetOutOfRange(offset, self._log_start_offset, self._next_offset)
+        if offset <= self._log_start_offset:
+            return
+        if offset == self._next_offset:
+            self.roll()
+        try:
+            self._durability.save_log_start(offset)
+        except OSError as error:
+            raise LogFailed(f"{self.directory}: the checkpoint cannot be saved: {error}") from error
+        self._log_start_offset = offset
+        self.producers.aborted.forget_below(offset)
+        while len(self._segments) > 1 and self._segments.end_of_oldest() <= offset:
+            self._delete_oldest()
+
+    def apply_retention(self, now_ms: int) -> list[DeletedSegment]:
+        """Deletes whole segments, oldest first, by age and bytes, and forgets idle producers.
+
+        The active segment is rolled if all of it is too old. Raises `LogFailed`, OSError.
+        """
+        self._write_pending()
+        self.producers.expire(now_ms, expiry_ms=self.config.producer_id_expiration_ms)
+        deleted: list[DeletedSegment] = []
+        keep_ms, keep_bytes = self.config.retention_ms, self.config.retention_bytes
+        if not self.config.deletes:
+            keep_ms = keep_bytes = -1
+        while keep_ms >= 0 and self._segments.oldest.size:
+            if self._segments.oldest.newest_ms() >= now_ms - keep_ms:
+                break
+            if len(self._segments) == 1:
+                self.roll()
+            deleted.append(self._delete_oldest())
+        while keep_bytes >= 0 and len(self._segments) > 1:
+            if self.size_bytes - self._segments.oldest.size < keep_bytes:
+                break
+            deleted.append(self._delete_oldest())
+        return deleted
+
+    def put_in_place(self, rewritten: Rewritten) -> bool:
+        """Replaces segments by their compacted form; False if they are no longer all there.
+
+        There must have been a `checkpoint` since they were closed. Raises `LogFailed`, OSError.
+        """
+        group = rewritten.group
+        paths = {each.path for each in group}
+        old = [each for each in self._segments if each.path in paths]
+        if self._closed or len(old) < len(group):
+            discard_swap(self.directory, group[0].base_offset)
+            return False
+        commit_swap(self.directory, group[0].base_offset, group[-1].end_offset)
+        for segment in old:
+            self._durability.forget(segment)
+        try:
+            self._segments.swap(old, rewritten, self.config.index_interval_bytes)
+        except OSError as error:
+            self._broken = f"{self.directory}: broken until a restart: {error}"
+            raise LogFailed(self._broken) from error
+        return True
+
+    def _delete_oldest(self) -> DeletedSegment:
+        segment = self._segments.remove_oldest()
+        self._durability.forget(segment)
+        segment.delete()
+        start = self._segments.oldest.base_offset
+        self._log_start_offset = max(self._log_start_offset, start)
+        self.producers.aborted.forget_below(self._log_start_offset)
+        return DeletedSegment(segment.base_offset, start, segment.size)
