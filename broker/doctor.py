@@ -9,13 +9,14 @@ import msgspec
 
 from broker.datadir import read_meta, unused
 from broker.errors import RequestError
-from broker.groups.offset_records import MalformedRecord, OffsetKey, decode_group, decode_offset
+from broker.groups.offset_records import OffsetKey, decode_group, decode_offset
 from broker.groups.offset_records import decode_key as decode_offset_key
 from broker.log.checkup import Finding, check_log
 from broker.log.config import LogConfig
 from broker.log.errors import LogCorrupt
 from broker.log.files import read_sealed
 from broker.records import BatchError, read_records
+from broker.state_records import MalformedRecord
 from broker.topics.config import log_config
 from broker.topics.store import DELETED_MARK, DESCRIPTION, TopicDescription
 from broker.transactions.records import decode_key as decode_transaction_key

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 import anyio.to_thread
+import structlog
 
 from broker.log.partition import PartitionLog
-from broker.producers.markers import build_marker
-from broker.records import NO_PRODUCER_ID, build_batch, parse_header
+from broker.producers.markers import build_marker, read_marker
+from broker.producers.states import ProducerIdentity
+from broker.records import NO_PRODUCER_ID, build_batch, parse_header, read_records
+from broker.state_records import MalformedRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -20,10 +23,11 @@ if TYPE_CHECKING:
 
     from broker.log.config import LogConfig
     from broker.producers.markers import Marker
-    from broker.producers.states import ProducerIdentity
-    from broker.records import BatchHeader, NewRecord
+    from broker.records import BatchHeader, NewRecord, StoredRecord
 
 __all__ = ["REWRITE_BYTES", "StateLog"]
+
+logger = structlog.get_logger(__name__)
 
 REWRITE_BYTES: Final = 8 * 1024 * 1024
 _READ_BYTES: Final = 1024 * 1024
@@ -86,17 +90,29 @@ class StateLog:
         live = self._live_bytes * _REWRITE_FACTOR
         return self._log.size_bytes > max(self._rewrite_bytes, live)
 
-    def replay(self) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """All batches, and the bytes that each header's position is in. Raises `LogCorrupt`."""
-        at = self._log.log_start_offset
-        while at < self._log.next_offset:
-            span = self._log.read(at, _READ_BYTES, min_one=True)
-            position = 0
-            while position < len(span.data):
-                header = parse_header(span.data, position)
-                yield header, span.data
-                position = header.end
-            at = span.next_offset
+    def restore(
+        self,
+        apply: Callable[[StoredRecord, ProducerIdentity | None], None],
+        append_live: Callable[[], None],
+        *,
+        end_transaction: Callable[[ProducerIdentity, Marker], None] | None = None,
+    ) -> None:
+        """Hand over all that was appended; then rewrite the log if most of it is history.
+
+        Args:
+            apply: gets each record, with the producer whose transaction it belongs to. A record for
+                which it raises MalformedRecord is passed over: a newer version must have written it.
+            append_live: see `maintain`.
+            end_transaction: gets each marker.
+
+        Raises `LogCorrupt`, `LogFailed`: then the log is closed.
+        """
+        try:
+            self._replay(apply, end_transaction)
+            self._shrink(append_live)
+        except BaseException:
+            self.close()
+            raise
 
     def append(self, records: Iterable[NewRecord], producer: ProducerIdentity | None = None) -> int:
         """Write one batch, if there are records; returns the log offset after it.
@@ -150,16 +166,52 @@ class StateLog:
             await self._sync()
             self._log.truncate_start(start)
 
-    def shrink(self, append_live: Callable[[], None]) -> None:
-        """Rewrite at the start, when waiting for the disk disturbs nobody. Raises `LogFailed`."""
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch."""
+        return int(self._now() * 1000)
+
+    def _replay(
+        self,
+        apply: Callable[[StoredRecord, ProducerIdentity | None], None],
+        end_transaction: Callable[[ProducerIdentity, Marker], None] | None,
+    ) -> None:
+        unreadable = 0
+        for header, data in self._batches():
+            producer = ProducerIdentity(header.producer_id, header.producer_epoch)
+            if header.is_control:
+                if end_transaction is not None:
+                    end_transaction(producer, read_marker(data, header))
+                continue
+            for record in read_records(data, header):
+                try:
+                    apply(record, producer if header.is_transactional else None)
+                except MalformedRecord:
+                    unreadable += 1
+        if unreadable:
+            logger.warning(
+                "records of an unknown format were passed over",
+                records=unreadable,
+                directory=str(self.directory),
+            )
+
+    def _batches(self) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """All of them, and the bytes that each header's position is in."""
+        at = self._log.log_start_offset
+        while at < self._log.next_offset:
+            span = self._log.read(at, _READ_BYTES, min_one=True)
+            position = 0
+            while position < len(span.data):
+                header = parse_header(span.data, position)
+                yield header, span.data
+                position = header.end
+            at = span.next_offset
+
+    def _shrink(self, append_live: Callable[[], None]) -> None:
+        """Rewrite at the start, when waiting for the disk disturbs nobody."""
         if self.should_rewrite:
             start = self._rewrite(append_live)
             self._log.fsync()
             self._log.truncate_start(start)
-
-    def now_ms(self) -> int:
-        """Milliseconds since the epoch."""
-        return int(self._now() * 1000)
 
     def _rewrite(self, append_live: Callable[[], None]) -> int:
         """Append all that is live to a new segment; the log before the returned offset is history."""

@@ -292,7 +292,11 @@ class GroupCoordinator:
             self._store.store_group(group_id, generation)
         except (LogError, OSError, ValueError) as error:
             # The group goes on; only a restart of the broker would make its members join again.
-            logger.error("group_not_stored", group=group_id, error=str(error))
+            logger.error(
+                "a group's generation could not be stored; its members join again after a restart",
+                group=group_id,
+                error=str(error),
+            )
 
     def _schedule_cleanup(self) -> None:
         interval = self._settings.cleanup_interval
@@ -308,7 +312,7 @@ class GroupCoordinator:
                 else:
                     self._expire_unread(group, expired)
         except LogError as error:
-            logger.error("offsets_not_expired", error=str(error))
+            logger.error("old offsets could not be removed", error=str(error))
         self._schedule_cleanup()
 
     def _expire(self, group: Group, expired: int) -> None:
@@ -349,7 +353,7 @@ class GroupCoordinator:
                 failing = False
             except LogError as error:
                 if not failing:
-                    logger.error("offsets_not_synced", error=str(error))
+                    logger.error("committed offsets could not be looked after", error=str(error))
                 failing = True
 
 

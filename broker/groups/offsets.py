@@ -10,12 +10,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 from broker.groups.offset_records import (
     CommittedOffset,
     GroupKey,
-    MalformedRecord,
     OffsetKey,
     StoredGroup,
     decode_group,
@@ -27,9 +24,7 @@ from broker.groups.offset_records import (
     encode_offset_key,
 )
 from broker.groups.pending_offsets import OffsetEntry, Partition, PendingOffsets
-from broker.producers.markers import Marker, read_marker
-from broker.producers.states import ProducerIdentity
-from broker.records import NewRecord, read_records
+from broker.records import NewRecord
 from broker.state_log import REWRITE_BYTES, StateLog
 
 if TYPE_CHECKING:
@@ -38,13 +33,13 @@ if TYPE_CHECKING:
 
     from broker.log.config import LogConfig
     from broker.membership.types import GroupSnapshot
+    from broker.producers.markers import Marker
+    from broker.producers.states import ProducerIdentity
     from broker.records import StoredRecord
 
 __all__ = ["OFFSETS_TOPIC", "CommittedOffset", "OffsetStore", "Partition"]
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
-
-logger = structlog.get_logger()
 
 
 class OffsetStore:
@@ -82,12 +77,7 @@ class OffsetStore:
         store = cls(
             StateLog.open(directory, config, clean=clean, rewrite_bytes=rewrite_bytes, now=now)
         )
-        try:
-            store._load()
-            store._log.shrink(store._append_live_records)
-        except BaseException:
-            store.close()
-            raise
+        store._log.restore(store._replay, store._append_live_records, end_transaction=store._settle)
         return store
 
     def close(self) -> None:
@@ -160,7 +150,7 @@ class OffsetStore:
         if not self._pending.holds(producer.producer_id):
             return
         end = self._log.append_marker(marker, producer)
-        self._settle(producer.producer_id, committed=marker.committed)
+        self._settle(producer, marker)
         await self._log.until_durable(end)
 
     def store_group(self, group_id: str, snapshot: GroupSnapshot) -> None:
@@ -258,9 +248,9 @@ class OffsetStore:
         if not known:
             self._offsets.pop(group_id, None)
 
-    def _settle(self, producer_id: int, *, committed: bool) -> None:
-        pending = self._pending.take(producer_id) or {}
-        if not committed:
+    def _settle(self, producer: ProducerIdentity, marker: Marker) -> None:
+        pending = self._pending.take(producer.producer_id) or {}
+        if not marker.committed:
             return
         for group_id, entries in pending.items():
             known = self._offsets.setdefault(group_id, {})
@@ -270,24 +260,6 @@ class OffsetStore:
                     known[partition] = entry
 
     # -- loading -------------------------------------------------------------------------------
-
-    def _load(self) -> None:
-        unreadable = 0
-        for header, data in self._log.replay():
-            producer = ProducerIdentity(header.producer_id, header.producer_epoch)
-            if header.is_control:
-                marker = read_marker(data, header)
-                self._settle(producer.producer_id, committed=marker.committed)
-                continue
-            for record in read_records(data, header):
-                try:
-                    self._replay(record, producer if header.is_transactional else None)
-                except MalformedRecord:  # a newer version must have written it
-                    unreadable += 1
-        if unreadable:
-            logger.warning(
-                "offsets_records_skipped", records=unreadable, directory=str(self._log.directory)
-            )
 
     def _replay(self, record: StoredRecord, producer: ProducerIdentity | None) -> None:
         key = decode_key(record.key or b"")

@@ -10,8 +10,8 @@ import itertools
 import struct
 from typing import Final
 
-from broker.groups.offset_records import MalformedRecord, RecordReader, encode_string
 from broker.producers.states import ProducerIdentity
+from broker.state_records import MalformedRecord, RecordReader, encode_string
 from broker.transactions.types import Transaction, TransactionState
 
 __all__ = ["decode_key", "decode_transaction", "encode_key", "encode_transaction"]

@@ -5,10 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
-from broker.groups.offset_records import MalformedRecord
-from broker.records import NewRecord, read_records
+from broker.records import NewRecord
 from broker.state_log import REWRITE_BYTES, StateLog
 from broker.transactions.records import (
     decode_key,
@@ -22,13 +19,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from broker.log.config import LogConfig
+    from broker.producers.states import ProducerIdentity
+    from broker.records import StoredRecord
     from broker.transactions.types import Transaction
 
 __all__ = ["TRANSACTIONS_TOPIC", "TransactionStore"]
 
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
-
-logger = structlog.get_logger()
 
 
 class TransactionStore:
@@ -61,12 +58,7 @@ class TransactionStore:
         store = cls(
             StateLog.open(directory, config, clean=clean, rewrite_bytes=rewrite_bytes, now=now)
         )
-        try:
-            store._load()
-            store._log.shrink(store._append_live_records)
-        except BaseException:
-            store.close()
-            raise
+        store._log.restore(store._replay, store._append_live_records)
         return store
 
     def close(self) -> None:
@@ -110,27 +102,12 @@ class TransactionStore:
             NewRecord(encode_key(each.transactional_id), encode_transaction(each)) for each in self
         )
 
-    def _load(self) -> None:
-        unreadable = 0
-        for header, data in self._log.replay():
-            for record in read_records(data, header):
-                try:
-                    self._replay(record.key, record.value)
-                except MalformedRecord:  # a newer version must have written it
-                    unreadable += 1
-        if unreadable:
-            logger.warning(
-                "transaction_records_skipped",
-                records=unreadable,
-                directory=str(self._log.directory),
-            )
-
-    def _replay(self, key: bytes | None, value: bytes | None) -> None:
-        transactional_id = decode_key(key or b"")
-        if value is None:
+    def _replay(self, record: StoredRecord, _: ProducerIdentity | None) -> None:
+        transactional_id = decode_key(record.key or b"")
+        if record.value is None:
             self._forget(transactional_id)
         else:
-            self._remember(decode_transaction(transactional_id, value))
+            self._remember(decode_transaction(transactional_id, record.value))
 
     def _remember(self, transaction: Transaction) -> None:
         self._transactions[transaction.transactional_id] = transaction

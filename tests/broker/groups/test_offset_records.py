@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from broker.groups.offset_records import (
     CommittedOffset,
     GroupKey,
-    MalformedRecord,
     OffsetKey,
     StoredGroup,
     decode_group,
@@ -19,6 +18,7 @@ from broker.groups.offset_records import (
     encode_offset_key,
 )
 from broker.membership.types import GroupSnapshot, MemberSnapshot
+from broker.state_records import MalformedRecord
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=50)
 int32 = st.integers(-(2**31), 2**31 - 1)

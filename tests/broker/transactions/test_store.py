@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from broker.groups.offset_records import MalformedRecord
 from broker.log.config import LogConfig
 from broker.log.partition import PartitionLog
 from broker.producers.states import ProducerIdentity
 from broker.records import NewRecord, build_batch, parse_header
+from broker.state_records import MalformedRecord
 from broker.transactions.records import (
     decode_key,
     decode_transaction,
