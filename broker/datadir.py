@@ -19,7 +19,7 @@ import msgspec
 
 from broker.errors import BrokerError
 from broker.files import write_durably
-from broker.log.files import sync_directory
+from broker.log.files import make_directory, sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ class DataDirectory:
         """Create it if it is missing, lock it, and take away the mark of an orderly stop."""
         self.path = path
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            make_directory(path)
             self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise BrokerError(f"the data directory {path} cannot be used: {error}") from error

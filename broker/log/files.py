@@ -13,7 +13,14 @@ from broker.log.errors import LogCorrupt
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["DELETED", "TEMPORARY", "read_sealed", "sync_directory", "write_sealed"]
+__all__ = [
+    "DELETED",
+    "TEMPORARY",
+    "make_directory",
+    "read_sealed",
+    "sync_directory",
+    "write_sealed",
+]
 
 TEMPORARY: Final = ".tmp"
 """Suffix of a file that was being written; whoever finds one after a crash may delete it."""
@@ -45,6 +52,14 @@ def read_sealed(path: Path) -> bytes | None:
     if len(data) < _SEAL.size or data[-_SEAL.size :] != _SEAL.pack(crc32c(payload)):
         raise LogCorrupt(path, 0, "its checksum does not match its content")
     return payload
+
+
+def make_directory(directory: Path) -> None:
+    """Makes it, with those that it lies in, if it is missing; from now on it survives a power loss."""
+    missing = [each for each in (directory, *directory.parents) if not each.exists()]
+    directory.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        sync_directory(made.parent)
 
 
 def sync_directory(directory: Path) -> None:

@@ -18,7 +18,7 @@ import structlog
 from broker.errors import BrokerError, RequestError
 from broker.files import write_durably
 from broker.log.errors import LogError
-from broker.log.files import sync_directory
+from broker.log.files import make_directory, sync_directory
 from broker.log.partition import PartitionLog
 from broker.topics.config import log_config
 
@@ -80,7 +80,7 @@ class TopicStore:
         try:
             shutil.rmtree(self._unfinished, ignore_errors=True)
             self._unfinished.mkdir()
-            self._root.mkdir(exist_ok=True)
+            make_directory(self._root)
             for directory in sorted(self._root.iterdir()):
                 if (directory / DELETED_MARK).exists():
                     shutil.rmtree(directory)
