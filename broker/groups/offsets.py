@@ -219,7 +219,9 @@ class OffsetStore:
 
     def _append_pending(self, *, later: bool) -> None:
         """Those that are later than what is committed for their partition, or all others."""
-        for producer, group_id, partition, entry in self._pending:
+        for producer, group_id, partition, entry in sorted(
+            self._pending, key=lambda pending: pending[-1].log_end
+        ):
             committed = self._offsets.get(group_id, {}).get(partition)
             if (committed is None or entry.log_end > committed.log_end) == later:
                 self._log.append([_record(group_id, partition, entry.committed)], producer)

@@ -252,6 +252,20 @@ async def test_of_two_commits_the_one_that_was_stored_later_holds(
     assert stores.start().committed("g") == {("t", 0): at(3), ("t", 1): at(1)}
 
 
+async def test_of_two_pending_commits_the_later_one_holds_also_after_a_rewrite(
+    stores: Stores,
+) -> None:
+    store = stores.start(rewrite_bytes=0)
+    await store.commit_in_transaction("g", X, {("t", 0): at(1)})
+    await store.commit_in_transaction("g", Y, {("t", 0): at(2)})
+    await store.commit_in_transaction("g", X, {("t", 0): at(3)})
+    await store.maintain()
+    store = stores.start()
+    for producer in (Y, X):
+        await store.end_transaction(producer, COMMIT)
+    assert store.committed("g") == {("t", 0): at(3)}
+
+
 async def test_what_is_removed_is_not_committed_by_a_transaction_that_was_open(
     stores: Stores,
 ) -> None:
