@@ -3,14 +3,15 @@
 topics/NAME/topic.json  name, id, number of partitions, the topic's own settings;
                         renamed to `deleted` when the topic is, which is then finished at the start
 topics/NAME/INDEX/      the log of one partition
-unfinished/ID/          topics that are being made; emptied at the start
+unfinished/ID/          topics that are being made, and what is left of deleted ones; emptied at the
+                        start
 """
 
 from __future__ import annotations
 
 import shutil
 from typing import TYPE_CHECKING, NamedTuple
-from uuid import UUID  # noqa: TC003  msgspec reads the annotations at run time
+from uuid import UUID, uuid4
 
 import msgspec
 import structlog
@@ -83,7 +84,7 @@ class TopicStore:
             make_directory(self._root)
             for directory in sorted(self._root.iterdir()):
                 if (directory / DELETED_MARK).exists():
-                    shutil.rmtree(directory)
+                    self._discard(directory)
                 else:
                     topics.append(self._open(directory, clean=clean))
         except BaseException as error:
@@ -104,7 +105,7 @@ class TopicStore:
         write_durably(unfinished / DESCRIPTION, msgspec.json.encode(description))
         directory = self._root / description.name
         if (directory / DELETED_MARK).exists():  # it could not be removed completely
-            shutil.rmtree(directory)
+            self._discard(directory)
         unfinished.rename(directory)
         try:
             sync_directory(self._root)
@@ -145,7 +146,14 @@ class TopicStore:
         sync_directory(directory)
         for log in logs:
             log.delete()
-        shutil.rmtree(directory)
+        self._discard(directory)
+
+    def _discard(self, directory: Path) -> None:
+        """Remove what is left of a deleted topic: elsewhere, so that no part is ever taken for one."""
+        doomed = self._unfinished / uuid4().hex
+        directory.rename(doomed)
+        sync_directory(self._root)
+        shutil.rmtree(doomed)
 
     def _open(self, directory: Path, *, clean: bool) -> StoredTopic:
         path = directory / DESCRIPTION
