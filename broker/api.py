@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from broker.security.quotas import Quotas
     from broker.security.sasl import SaslExchange
     from broker.settings import BrokerSettings
+    from broker.telemetry.metrics import Metrics
+    from broker.telemetry.requests import RequestMeters
     from broker.topics.topics import Topics
     from broker.transactions.coordinator import TransactionCoordinator
 
@@ -76,6 +78,8 @@ class Services:
     producer_ids: ProducerIds
     groups: GroupCoordinator
     transactions: TransactionCoordinator
+    metrics: Metrics
+    requests: RequestMeters
     authorizer: Authorizer | None = None  # None: everybody may do everything
     quotas: Quotas | None = None  # None: as much as they like
 
@@ -157,6 +161,10 @@ class RawApi:
         return int(self.request.__api_key__)
 
     @property
+    def name(self) -> str:
+        return _name(self.request)
+
+    @property
     def max_version(self) -> int:
         return int(self.request.__version__)
 
@@ -182,9 +190,18 @@ class Api(Generic[Request, Response]):
         return int(_schema(self.request).__api_key__)
 
     @property
+    def name(self) -> str:
+        return _name(self.request)
+
+    @property
     def max_version(self) -> int:
         return int(_schema(self.request).__version__)
 
 
 def _schema(payload: Any) -> Any:
     return payload
+
+
+def _name(request: type[Any]) -> str:
+    """The API's name in Kafka's documentation."""
+    return request.__name__.removesuffix("Request")

@@ -29,6 +29,8 @@ from broker.security.quotas import Quotas, Rate
 from broker.security.tls import server_context
 from broker.security.users import Users
 from broker.server.server import Server, bind
+from broker.telemetry.metrics import Metrics
+from broker.telemetry.requests import RequestMeters
 from broker.topics.config import default_log_config
 from broker.topics.topics import Topics
 from broker.transactions.coordinator import TransactionCoordinator
@@ -66,6 +68,7 @@ class Broker:
 
     def __init__(self, settings: BrokerSettings) -> None:
         self.settings = settings
+        self.metrics = Metrics()
         self._port = 0
         self._topics: Topics | None = None
         self._stack = AsyncExitStack()
@@ -130,10 +133,13 @@ class Broker:
                 producer_ids=producer_ids,
                 groups=groups,
                 transactions=transactions,
+                metrics=self.metrics,
+                requests=RequestMeters({api.key: api.name for api in SERVED}),
                 authorizer=authorizer,
                 quotas=_quotas(settings),
             )
-            server = Server(settings, Dispatcher(SERVED, services), appends, tls=tls, users=users)
+            dispatcher = Dispatcher(SERVED, services)
+            server = Server(settings, dispatcher, appends, self.metrics, tls=tls, users=users)
             # At the end: no more requests, answers for who waits in a group or polls, then the rest.
             stack.push_async_callback(_shielded, server.drain)
             await stack.enter_async_context(groups)

@@ -40,6 +40,7 @@ from broker.apis.guards import guarded
 from broker.apis.throttling import throttled
 from broker.unsupported import unsupported_feature
 from broker.wire.cursor import MalformedRequest
+from broker.wire.error_codes import error_codes
 from broker.wire.header import read_request_header, skip_header_tags
 from broker.wire.messages import default_message, has_field, read_message, recast, write_message
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
     from broker.api import Services
     from broker.security.sasl import SaslExchange
+    from broker.telemetry.requests import RequestMeter
 
 __all__ = ["SERVED", "Answer", "Client", "Dispatcher", "advertised_versions"]
 
@@ -106,12 +108,13 @@ class Client:
 class Answer(NamedTuple):
     """The answer to one request, or who will give it; `flexible` selects the response's header.
 
-    A bare message of SASL has no correlation id.
+    A bare message of SASL has no correlation id. `meter` counts the requests of this API.
     """
 
     correlation_id: int | None
     flexible: bool
     response: RawResponse | Awaitable[RawResponse]
+    meter: RequestMeter
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,7 @@ class _Route:
     flexible_response: bool
     max_bytes: int
     handle: Callable[[RequestContext, memoryview], RawResponse | Awaitable[RawResponse]]
+    meter: RequestMeter
 
 
 class Dispatcher:
@@ -153,13 +157,15 @@ class Dispatcher:
 
     def _dispatch(self, frame: memoryview, client: Client) -> Answer:
         if client.sasl is not None and client.sasl.bare_tokens:
-            return Answer(None, flexible=False, response=auth.answer_bare(client.sasl, frame))
+            answer = auth.answer_bare(client.sasl, frame)
+            meter = self._services.requests.of(auth.AUTHENTICATE)
+            return Answer(None, flexible=False, response=answer, meter=meter)
         key, version, correlation_id, client_id, body = read_request_header(frame)
         if client.sasl is not None and key not in auth.BEFORE_AUTHENTICATION:
             raise CloseConnection(f"a request of API {key} came before the client authenticated")
         route = self._routes.get((key, version)) or self._make_route(key, version)
         if route is None:
-            return Answer(correlation_id, flexible=False, response=self._unknown(key, version))
+            return self._unknown(key, version, correlation_id)
         if len(frame) > route.max_bytes:
             raise CloseConnection(
                 f"a request of API {key} has {len(frame)} bytes, more than {route.max_bytes}"
@@ -181,7 +187,8 @@ class Dispatcher:
                 mute=client.mute,
             )
             client.contexts[key, version] = context
-        return Answer(correlation_id, route.flexible_response, route.handle(context, frame[body:]))
+        response = route.handle(context, frame[body:])
+        return Answer(correlation_id, route.flexible_response, response, route.meter)
 
     def _make_route(self, key: int, version: int) -> _Route | None:
         api = self._apis.get((key, version))
@@ -204,20 +211,24 @@ class Dispatcher:
             handle=(
                 partial(_handle_raw, api) if isinstance(api, RawApi) else partial(_handle, api)
             ),
+            meter=self._services.requests.of(key),
         )
         self._routes[key, version] = route
         return route
 
-    def _unknown(self, key: int, version: int) -> bytes:
+    def _unknown(self, key: int, version: int, correlation_id: int) -> Answer:
         """An unknown version of ApiVersions is answered in version 0, all else not at all (KIP-511)."""
         if key != versions.KEY:
             feature = unsupported_feature(key)
             raise CloseConnection(
                 f"API {key} version {version} is not served" + (f": {feature}" if feature else "")
             )
-        return write_message(
-            recast(versions.unsupported_version(self._services), load_response_schema(key, 0))
+        response = recast(
+            versions.unsupported_version(self._services), load_response_schema(key, 0)
         )
+        meter = self._services.requests.of(key)
+        meter.errors.update(error_codes(response))
+        return Answer(correlation_id, flexible=False, response=write_message(response), meter=meter)
 
 
 def _secured(api: AnyApi, services: Services) -> AnyApi:
@@ -225,7 +236,7 @@ def _secured(api: AnyApi, services: Services) -> AnyApi:
     if services.authorizer is not None and isinstance(api, Api):
         api = guarded(api)
     if services.quotas is not None and isinstance(api, RawApi):
-        api = throttled(api, services.quotas)
+        api = throttled(api, services.quotas, services.metrics)
     return api
 
 
@@ -275,6 +286,7 @@ async def _handle_later(
 
 
 def _encode(api: Api[Any, Any], context: RequestContext, response: Any) -> bytes:
+    context.services.requests.of(api.key).errors.update(error_codes(response))
     return write_message(recast(response, load_response_schema(api.key, context.api_version)))
 
 

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from broker.api import RequestContext
     from broker.security.sasl import SaslExchange
 
-__all__ = ["APIS", "BEFORE_AUTHENTICATION", "answer_bare"]
+__all__ = ["APIS", "AUTHENTICATE", "BEFORE_AUTHENTICATION", "answer_bare"]
 
-_HANDSHAKE, _AUTHENTICATE = 17, 36
+_HANDSHAKE = 17
+AUTHENTICATE: Final = 36
 
-BEFORE_AUTHENTICATION: Final = frozenset({versions.KEY, _HANDSHAKE, _AUTHENTICATE})
+BEFORE_AUTHENTICATION: Final = frozenset({versions.KEY, _HANDSHAKE, AUTHENTICATE})
 """All that a client may ask for until it has authenticated."""
 
 _FIRST_WITH_WRAPPED_TOKENS = 1

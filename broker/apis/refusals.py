@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from broker.wire.messages import default_message
+from broker.wire.messages import default_message, entity_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,7 +42,7 @@ def refusal(answer_type: Any, asked: Any, code: ErrorCode, *, lists: bool = True
     """
     values: dict[str, object] = {}
     for field in fields(answer_type):
-        element = _entity(field.type)
+        element = entity_in(field.type)
         if field.type is ErrorCode:
             values[field.name] = code
         elif field.name == "error_message":
@@ -67,7 +67,7 @@ def answer_list(answer_type: Any) -> tuple[str, Any]:
     return next(
         (field.name, element)
         for field in fields(answer_type)
-        if (element := _entity(field.type)) is not None and _has_codes(element)
+        if (element := entity_in(field.type)) is not None and _has_codes(element)
     )
 
 
@@ -93,12 +93,6 @@ def _elements(asked: Any) -> Iterable[Any]:
 def _has_codes(entity: Any) -> bool:
     return any(
         field.type is ErrorCode
-        or ((element := _entity(field.type)) is not None and _has_codes(element))
+        or ((element := entity_in(field.type)) is not None and _has_codes(element))
         for field in fields(entity)
     )
-
-
-def _entity(field_type: Any) -> Any:
-    if isinstance(field_type, type) and is_dataclass(field_type):
-        return field_type
-    return next((found for each in get_args(field_type) if (found := _entity(each))), None)

@@ -18,28 +18,32 @@ from broker.wire.produce import set_produce_throttle
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
+    from prometheus_client import Counter
+
     from broker.api import RawApi, RawResponse, RequestContext
     from broker.security.quotas import Quotas, Rate
+    from broker.telemetry.metrics import Metrics
 
 __all__ = ["throttled"]
 
 
-def throttled(api: RawApi, quotas: Quotas) -> RawApi:
+def throttled(api: RawApi, quotas: Quotas, metrics: Metrics) -> RawApi:
     """The same API within the quotas."""
     if api.key == produce.KEY and quotas.produce is not None:
-        return _produce_within(api, quotas.produce)
+        return _produce_within(api, quotas.produce, metrics.throttled.labels(api.name))
     if api.key == fetch.KEY and quotas.fetch is not None:
-        return _fetch_within(api, quotas.fetch)
+        return _fetch_within(api, quotas.fetch, metrics.throttled.labels(api.name))
     return api
 
 
-def _produce_within(api: RawApi, rate: Rate) -> RawApi:
+def _produce_within(api: RawApi, rate: Rate, throttled_seconds: Counter) -> RawApi:
     def handle(context: RequestContext, body: memoryview) -> RawResponse:
         response = cast("RawResponse", api.handler(context, body))
         seconds = rate.use(context.quota_owner, len(body))
         if not seconds:
             return response
         context.mute(seconds)
+        throttled_seconds.inc(seconds)
         milliseconds = _milliseconds(seconds)
         if isinstance(response, Deferred):
             encode = response.encode
@@ -55,11 +59,12 @@ def _produce_within(api: RawApi, rate: Rate) -> RawApi:
     return replace(api, handler=handle)
 
 
-def _fetch_within(api: RawApi, rate: Rate) -> RawApi:
+def _fetch_within(api: RawApi, rate: Rate, throttled_seconds: Counter) -> RawApi:
     def handle(context: RequestContext, body: memoryview) -> RawResponse | Awaitable[RawResponse]:
         seconds = rate.wait(context.quota_owner)
         if seconds:
             context.mute(seconds)
+            throttled_seconds.inc(seconds)
             return empty_fetch_response(context.api_version, _milliseconds(seconds))
         response = api.handler(context, body)
         if iscoroutine(response):
@@ -74,6 +79,7 @@ def _fetch_within(api: RawApi, rate: Rate) -> RawApi:
             seconds = rate.use(context.quota_owner, len(response.view))
             if seconds:
                 context.mute(seconds)
+                throttled_seconds.inc(seconds)
                 set_fetch_throttle(response.view, _milliseconds(seconds))
         return response
 

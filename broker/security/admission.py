@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
-__all__ = ["Admission"]
+__all__ = ["Admission", "Limit"]
+
+
+class Limit(NamedTuple):
+    """A setting that was reached."""
+
+    setting: str
+    value: int
+
+    def __str__(self) -> str:
+        return f"there are more than {self.setting} ({self.value})"
 
 
 class Admission:
@@ -19,14 +30,24 @@ class Admission:
         self._count = 0
         self._unsettled = 0
 
-    def admit(self, address: str) -> str | None:
-        """Count a new connection; or say why it is refused, and do not count it."""
+    @property
+    def admitted(self) -> int:
+        """Connections that are open."""
+        return self._count
+
+    @property
+    def unsettled(self) -> int:
+        """Those of them whose clients are still in the TLS handshake or in SASL."""
+        return self._unsettled
+
+    def admit(self, address: str) -> Limit | None:
+        """Count a new connection; or say which limit refuses it, and do not count it."""
         if self._count >= self._total:
-            return f"there are more than max_connections ({self._total})"
+            return Limit("max_connections", self._total)
         if self._per_address is not None and self._addresses[address] >= self._per_address:
-            return f"there are more than max_connections_per_address ({self._per_address})"
+            return Limit("max_connections_per_address", self._per_address)
         if self._unsettled >= self._max_unsettled:
-            return f"there are more than max_unauthenticated_connections ({self._max_unsettled})"
+            return Limit("max_unauthenticated_connections", self._max_unsettled)
         self._count += 1
         self._unsettled += 1
         self._addresses[address] += 1

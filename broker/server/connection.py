@@ -16,6 +16,7 @@ from functools import partial
 from inspect import iscoroutine
 from socket import SO_KEEPALIVE, SOL_SOCKET
 from struct import Struct
+from time import monotonic
 from typing import TYPE_CHECKING, cast
 
 import structlog
@@ -28,6 +29,8 @@ from broker.server.outbox import Outbox
 from broker.wire.header import MIN_REQUEST_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from broker.api import RawResponse
     from broker.dispatch import Answer
     from broker.server.server import Server
@@ -63,7 +66,7 @@ class Connection(asyncio.BufferedProtocol):
         self._lost = False
         self._finishing = False
         self._last_progress = self._loop.time()
-        self._began = self._last_progress
+        self._connected_at = self._last_progress
         self._min_request_bytes = MIN_REQUEST_BYTES
         self._max_request_bytes = self._settings.request_max_bytes
         self.was_made = False
@@ -79,7 +82,9 @@ class Connection(asyncio.BufferedProtocol):
         self._muted: asyncio.TimerHandle | None = None  # until its quota allows more
 
         # answering
+        self._began = 0.0  # when the requests that are being handled were received
         self._task: asyncio.Task[RawResponse] | None = None  # the handler that waits
+        self._waiting: Answer | None = None  # and whose answer it is
         self._outbox: Outbox
         self._writable = True
 
@@ -164,14 +169,23 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- the server's side -------------------------------------------------------------------------
 
+    @property
+    def unanswered(self) -> Iterator[Answer]:
+        """The requests whose answers are not ready."""
+        if self._waiting is not None:
+            yield self._waiting
+        yield from self._outbox.waiting
+
     def check(self, now: float) -> None:
         """Close if the client makes no progress, or has nothing to say; `now`: the loop's time."""
         waited = now - self._last_progress
         if (
             self._client.sasl is not None
-            and now - self._began > self._settings.authentication_timeout
+            and now - self._connected_at > self._settings.authentication_timeout
         ):
-            self.abort(f"the client did not authenticate for {now - self._began:.0f} seconds")
+            self.abort(
+                f"the client did not authenticate for {now - self._connected_at:.0f} seconds"
+            )
         elif self._outbox.is_blocked:
             if waited > self._settings.response_timeout:
                 self.abort(f"the client did not read its response for {waited:.0f} seconds")
@@ -197,6 +211,7 @@ class Connection(asyncio.BufferedProtocol):
     def abort(self, reason: str) -> None:
         """Close at once, after the answers that are ready, and say why in the log."""
         self._outbox.send()
+        self._server.metrics.connections_aborted.inc()
         logger.warning("connection closed", client_host=self._client.host, reason=reason)
         self._lost = True
         self._transport.abort()
@@ -214,6 +229,7 @@ class Connection(asyncio.BufferedProtocol):
     def _take_in(self, buffer: memoryview, start: int, end: int) -> None:
         """Handle the requests in `buffer[start:end]`; takes over the buffer."""
         size = 0
+        self._began = monotonic()
         while not self._closing and end - start >= _LENGTH_BYTES:
             size = _LENGTH(buffer, start)[0]
             if not self._min_request_bytes <= size <= self._max_request_bytes:
@@ -314,6 +330,7 @@ class Connection(asyncio.BufferedProtocol):
         self._server.settled()
 
     def _refused(self, reason: str) -> None:
+        self._server.metrics.authentication_failures.labels("SASL").inc()
         logger.warning("authentication failed", client_host=self._host, reason=reason)
         # Not at once: some clients do not read the reason any more when they see the end.
         self._loop.call_later(_FAREWELL, self.finish)
@@ -339,15 +356,18 @@ class Connection(asyncio.BufferedProtocol):
         response = answer.response
         if iscoroutine(response):
             self._outbox.send()
+            self._waiting = answer
             self._task = self._loop.create_task(response)
-            self._task.add_done_callback(partial(self._answered, answer))
-        elif response is not None:
-            self._outbox.add(answer)
+            self._task.add_done_callback(partial(self._answered, answer, self._began))
+        elif response is None:
+            answer.meter.answered(monotonic() - self._began)
+        else:
+            self._outbox.add(answer, self._began)
             if isinstance(response, Deferred):
                 response.flush.then(self._deferred_done)
 
-    def _answered(self, answer: Answer, task: asyncio.Task[RawResponse]) -> None:
-        self._task = None
+    def _answered(self, answer: Answer, began: float, task: asyncio.Task[RawResponse]) -> None:
+        self._task = self._waiting = None
         if task.cancelled():
             return
         error = task.exception()
@@ -359,7 +379,7 @@ class Connection(asyncio.BufferedProtocol):
             if isinstance(response, Buffered):
                 response.release()
         elif response is not None:
-            self._outbox.add(answer._replace(response=response))
+            self._outbox.add(answer._replace(response=response), began)
             self._outbox.send()
         self._go_on()
 

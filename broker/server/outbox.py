@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from time import monotonic
 from typing import TYPE_CHECKING, cast
 
 from broker.api import Buffered, Deferred
@@ -11,6 +12,7 @@ from broker.wire.header import response_frame_header
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Iterator
 
     from broker.dispatch import Answer
 
@@ -29,7 +31,7 @@ class Outbox:
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._answers: deque[Answer] = deque()
+        self._answers: deque[tuple[Answer, float]] = deque()
         self._sending: tuple[Buffered, int] | None = None
         self._writable = True
         self._closed = False
@@ -40,7 +42,7 @@ class Outbox:
         return (
             self.is_blocked
             or len(self._answers) >= _MAX_WAITING
-            or (bool(self._answers) and isinstance(self._answers[-1].response, Buffered))
+            or (bool(self._answers) and isinstance(self._answers[-1][0].response, Buffered))
         )
 
     @property
@@ -53,9 +55,14 @@ class Outbox:
         """Whether all answers are sent."""
         return not self._answers and not self.is_blocked
 
-    def add(self, answer: Answer) -> None:
-        """Append an answer; `send` sends it."""
-        self._answers.append(answer)
+    @property
+    def waiting(self) -> Iterator[Answer]:
+        """The answers that cannot be sent yet."""
+        return (answer for answer, _ in self._answers)
+
+    def add(self, answer: Answer, began: float) -> None:
+        """Append an answer; `send` sends it. `began`: when its request was received (monotonic)."""
+        self._answers.append((answer, began))
 
     def pause(self) -> None:
         self._writable = False
@@ -67,7 +74,7 @@ class Outbox:
     def close(self) -> None:
         """Give up what is not sent yet."""
         self._closed = True
-        for answer in self._answers:
+        for answer in self.waiting:
             if isinstance(answer.response, Buffered):
                 answer.response.release()
         self._answers.clear()
@@ -80,12 +87,13 @@ class Outbox:
         ready: list[bytes | bytearray] = []
         self._go_on_sending()
         while self._answers and self._sending is None and not self._closed:
-            correlation_id, flexible, response = self._answers[0]
+            (correlation_id, flexible, response, meter), began = self._answers[0]
             if isinstance(response, Deferred):
                 if not response.flush.done:
                     break
                 response = response.encode()
             self._answers.popleft()
+            meter.answered(monotonic() - began)
             if isinstance(response, Buffered):
                 self._write(ready)
                 ready = []

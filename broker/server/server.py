@@ -17,11 +17,13 @@ from broker.server.connection import Connection
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Iterator
 
     from broker.appends import Appends
     from broker.dispatch import Dispatcher
     from broker.security.users import Users
     from broker.settings import BrokerSettings
+    from broker.telemetry.metrics import Metrics
 
 __all__ = ["Server", "bind"]
 
@@ -67,6 +69,7 @@ class Server:
         settings: BrokerSettings,
         dispatcher: Dispatcher,
         appends: Appends,
+        metrics: Metrics,
         *,
         tls: ssl.SSLContext | None = None,
         users: Users | None = None,
@@ -75,11 +78,12 @@ class Server:
         self.settings = settings
         self.dispatcher = dispatcher
         self.appends = appends
+        self.metrics = metrics
         self.users = users
         self.request_buffers = BufferPool(settings.request_memory_bytes)
         self.password_checks = anyio.CapacityLimiter(_PASSWORD_CHECKS)
         self._tls = tls
-        self._admission = Admission(
+        self.admission = Admission(
             total=settings.max_connections,
             per_address=settings.max_connections_per_address,
             unsettled=settings.max_unauthenticated_connections,
@@ -88,6 +92,10 @@ class Server:
         self._listener: socket.socket | None = None
         self._opening: set[asyncio.Task[None]] = set()
         self._all_closed = anyio.Event()
+
+    def __iter__(self) -> Iterator[Connection]:
+        """The connections that are open."""
+        return iter(self._connections)
 
     def listen(self, listener: socket.socket) -> None:
         """Accept connections from now on."""
@@ -133,11 +141,11 @@ class Server:
 
     def settled(self) -> None:
         """A client has shown who it is, or need not."""
-        self._admission.settled()
+        self.admission.settled()
 
     def disconnected(self, connection: Connection, host: str, *, settled: bool) -> None:
         self._connections.discard(connection)
-        self._admission.left(host, settled=settled)
+        self.admission.left(host, settled=settled)
         if not self._connections:
             self._all_closed.set()
 
@@ -166,11 +174,13 @@ class Server:
             asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
 
     def _admit(self, client: socket.socket, host: str) -> None:
-        refusal = self._admission.admit(host)
+        refusal = self.admission.admit(host)
         if refusal is not None:
-            logger.warning("connection refused", client_host=host, reason=refusal)
+            self.metrics.connections_rejected.labels(refusal.setting).inc()
+            logger.warning("connection refused", client_host=host, reason=str(refusal))
             client.close()
             return
+        self.metrics.connections_accepted.inc()
         opening = asyncio.get_running_loop().create_task(self._open(client, host))
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
@@ -191,6 +201,7 @@ class Server:
                 why = str(error) or "the client closed it"
                 reason = f"no TLS connection came about: {why}"
                 logger.warning("connection closed", client_host=host, reason=reason)
+                self.metrics.authentication_failures.labels("TLS").inc()
         finally:
             if not connection.was_made:
-                self._admission.left(host, settled=False)
+                self.admission.left(host, settled=False)

@@ -25,7 +25,7 @@ from broker.wire.structure import check_structure
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["default_message", "has_field", "read_message", "recast", "write_message"]
+__all__ = ["default_message", "entity_in", "has_field", "read_message", "recast", "write_message"]
 
 _EMPTY: dict[type, object] = {
     bool: False,  # before int, of which it is a kind, as is the next one
@@ -91,7 +91,7 @@ def _recaster(source: Any, target: Any) -> Callable[[Any], Any]:
 
 
 def _converter(source: Field[Any], target: Field[Any]) -> Callable[[Any], Any]:
-    nested = _entity(target.type)
+    nested = entity_in(target.type)
     empty = None if _is_optional(target.type) else _implicit(target.type)
 
     def convert(value: Any) -> Any:
@@ -122,13 +122,13 @@ def _implicit(field_type: Any) -> object:
     if Ellipsis in arguments or any(Ellipsis in get_args(each) for each in arguments):
         return ()
     bare: Any = arguments[0] if arguments else field_type
-    if _entity(bare) is not None:
+    if entity_in(bare) is not None:
         return default_message(bare)
     return next(value for base, value in _EMPTY.items() if issubclass(bare, base))
 
 
-def _entity(field_type: Any) -> Any:
+def entity_in(field_type: Any) -> Any:
     """The entity in `Entity`, `Entity | None`, `tuple[Entity, ...]` and `tuple[Entity, ...] | None`."""
     if isinstance(field_type, type) and is_dataclass(field_type):
         return field_type
-    return next((found for each in get_args(field_type) if (found := _entity(each))), None)
+    return next((found for each in get_args(field_type) if (found := entity_in(each))), None)
