@@ -93,6 +93,7 @@ class _Fetch:
     def __init__(self, context: RequestContext, request: FetchRequest) -> None:
         services = context.services
         self._version = context.api_version
+        self._errors = services.requests.of(KEY).errors
         self._request = request
         self._registry = services.topics
         self._buffers = services.response_buffers
@@ -110,6 +111,9 @@ class _Fetch:
         wait = request.max_wait.total_seconds()
         self._deadline = asyncio.get_running_loop().time() + wait
         self._out_of_time = wait <= 0
+        # What the last response has: bytes and offsets of partitions, and errors.
+        self._brought: list[tuple[Partition, int, int]] = []
+        self._refused: list[int] = []
 
     def answer_now(self) -> RawResponse:
         """The response, if there is nothing to wait for."""
@@ -125,7 +129,7 @@ class _Fetch:
         if filled.needed_bytes or not (filled.has_more or self._suffices(topics, filled.size)):
             filled.response.release()
             return None
-        return filled.response
+        return self._counted(filled)
 
     async def answer_later(self) -> RawResponse:
         """The response, as soon as there are enough records or the client's patience ends."""
@@ -135,7 +139,7 @@ class _Fetch:
             if self._is_due(topics):
                 topics, filled = await self._fill_when_possible(topics)
                 if filled.has_more or self._suffices(topics, filled.size):
-                    return filled.response
+                    return self._counted(filled)
                 missing -= filled.size
                 filled.response.release()
             with Watch(_found(topics), missing) as watch:
@@ -224,6 +228,8 @@ class _Fetch:
         release = partial(self._buffers.put, buffer)
         room = len(buffer) - self._overhead
         size, has_more = 0, False
+        self._brought.clear()
+        self._refused.clear()
         for name, partitions in topics:
             writer.topic(name, len(partitions))
             for wanted in partitions:
@@ -270,13 +276,24 @@ class _Fetch:
         list_bytes = len(aborted) and (len(aborted) + 1) * ABORTED_TRANSACTION_BYTES
         if size + added + list_bytes > room:
             needed_bytes = parse_header(records).size + list_bytes
-            added, has_more = _bytes_fitting(records[:added], room - size - list_bytes), True
+            added, end = _first_fitting(records[:added], room - size - list_bytes)
+            has_more = True
             if not added:
                 if not size:
                     return _Added(needed_bytes=needed_bytes)
                 aborted, list_bytes = [], 0
         writer.end_records(added, aborted)
+        if added:
+            self._brought.append((partition, added, end - wanted.offset))
         return _Added(added + list_bytes, has_more)
+
+    def _counted(self, filled: _Filled) -> Buffered:
+        """The response, of which all is sent now."""
+        for partition, size, offsets in self._brought:
+            partition.fetched_bytes += size
+            partition.fetched_records += offsets
+        self._errors.update(self._refused)
+        return filled.response
 
     def _aborted(self, partition: Partition, offset: int, end: int) -> list[tuple[int, int]]:
         """Producer and first offset of what was aborted from `offset` to `end` (exclusive)."""
@@ -297,6 +314,7 @@ class _Fetch:
         )
 
     def _no_records(self, writer: FetchResponseWriter, wanted: _Wanted) -> None:
+        self._refused.append(int(wanted.error))
         writer.partition(
             wanted.partition_index, error=int(wanted.error), read_committed=self._read_committed
         )
@@ -306,6 +324,7 @@ class _Fetch:
         """There are no fetch sessions (KIP-227): the client starts over with a full request."""
         buffer = self._buffers.take_beyond_limit(1)
         error = int(ErrorCode.fetch_session_id_not_found)
+        self._errors[error] += 1
         writer = FetchResponseWriter(buffer, self._version, 0, error)
         return Buffered(writer.end(), partial(self._buffers.put, buffer))
 
@@ -325,15 +344,15 @@ def _bytes_below(records: memoryview, limit: int) -> int:
     return position
 
 
-def _bytes_fitting(records: memoryview, room: int) -> int:
-    """Size of the first batches that `room` bytes can hold."""
-    position = 0
+def _first_fitting(records: memoryview, room: int) -> tuple[int, int]:
+    """Size of the first batches that `room` bytes can hold, and the offset after them."""
+    position = offset = 0
     while position < len(records):
-        end = parse_header(records, position).end
-        if end > room:
+        header = parse_header(records, position)
+        if header.end > room:
             break
-        position = end
-    return position
+        position, offset = header.end, header.next_offset
+    return position, offset
 
 
 def _code(partition: Partition, error: OffsetOutOfRange | LogCorrupt) -> ErrorCode:

@@ -76,16 +76,18 @@ def _produce(context: RequestContext, body: memoryview) -> RawResponse:
         topic_refusal = refusal or _forbidden(context, topic)
         for index, records in partitions:
             if topic_refusal is not None:
-                topic_results.append(_failed(index, *topic_refusal))
-                continue
-            partition = context.services.topics.partition(topic, index)
-            if partition is None or topic in INTERNAL_TOPICS:
-                topic_results.append(_no_partition(topic, index))
-                continue
-            result = _append(context, request.transactional_id, partition, records, now_ms)
-            if not result.error:
-                flush = context.services.appends.add(partition, len(records or b""))
-                appended.append((topic, partition, topic_results, len(topic_results)))
+                result = _failed(index, *topic_refusal)
+            elif (
+                partition := context.services.topics.partition(topic, index)
+            ) is None or topic in INTERNAL_TOPICS:
+                result = _no_partition(topic, index)
+            else:
+                result = _append(context, request.transactional_id, partition, records, now_ms)
+                if not result.error:
+                    flush = context.services.appends.add(partition, len(records or b""))
+                    appended.append((topic, partition, topic_results, len(topic_results)))
+            if result.error:
+                _count_error(context, result)
             topic_results.append(result)
 
     if not request.acks:
@@ -101,6 +103,7 @@ def _produce(context: RequestContext, body: memoryview) -> RawResponse:
                 topic_results[at] = _failed(
                     partition.index, ErrorCode.kafka_storage_error, str(written.failed[partition])
                 )
+                _count_error(context, topic_results[at])
         return write_produce_response(results, version)
 
     return Deferred(written, respond)
@@ -200,6 +203,10 @@ def _no_partition(topic: str, index: int) -> PartitionResult:
 
 def _failed(index: int, code: ErrorCode, message: str) -> PartitionResult:
     return PartitionResult(index, int(code), message=message)
+
+
+def _count_error(context: RequestContext, result: PartitionResult) -> None:
+    context.services.requests.of(KEY).errors[result.error] += 1
 
 
 def _code(error: Exception) -> ErrorCode:

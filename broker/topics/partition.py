@@ -48,9 +48,24 @@ class Partition:
     `high_watermark`: offsets below may be read by consumers. They have been written to the file, and
     under fsync "always" they are on disk: what a consumer has seen is as safe as what a producer was
     told.
+
+    What was produced and fetched since the broker has started: `produced_bytes`, `produced_records`,
+    `fetched_bytes`, `fetched_records` (by their offsets: those that compaction took count too).
     """
 
-    __slots__ = ("closed", "high_watermark", "index", "log", "reported_corrupt", "topic", "watches")
+    __slots__ = (
+        "closed",
+        "fetched_bytes",
+        "fetched_records",
+        "high_watermark",
+        "index",
+        "log",
+        "produced_bytes",
+        "produced_records",
+        "reported_corrupt",
+        "topic",
+        "watches",
+    )
 
     def __init__(self, topic: str, index: int, log: PartitionLog) -> None:
         self.topic = topic
@@ -60,6 +75,8 @@ class Partition:
         self.watches: set[Watch] = set()
         self.closed = False
         self.reported_corrupt = False
+        self.produced_bytes = self.produced_records = 0
+        self.fetched_bytes = self.fetched_records = 0
 
     @property
     def last_stable_offset(self) -> int:
@@ -70,6 +87,8 @@ class Partition:
         """Show consumers the records below `high_watermark`, which are `size` bytes more."""
         if high_watermark <= self.high_watermark:
             return
+        self.produced_bytes += size
+        self.produced_records += high_watermark - self.high_watermark
         self.high_watermark = high_watermark
         for watch in tuple(self.watches):
             watch.grown(size)
