@@ -1,4 +1,7 @@
-"""ListOffsets: the offsets where a log begins and ends, and where a time is (KIP-79, KIP-734)."""
+"""ListOffsets: the offsets where a log begins and ends, and where a time is (KIP-79, KIP-734).
+
+Nothing is on tiered storage (KIP-405): the log begins on this disk, nothing was moved, nothing waits for it.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,19 @@ from typing import TYPE_CHECKING
 
 import structlog
 from kio.schema.errors import ErrorCode
-from kio.schema.list_offsets.v7 import ListOffsetsRequest, ListOffsetsResponse
-from kio.schema.list_offsets.v7.response import (
+from kio.schema.list_offsets.v11 import ListOffsetsRequest, ListOffsetsResponse
+from kio.schema.list_offsets.v11.response import (
     ListOffsetsPartitionResponse,
     ListOffsetsTopicResponse,
 )
-from kio.static.primitive import i64
+from kio.static.primitive import i32, i64
 
 from broker.api import Api
 from broker.apis.common import LEADER_EPOCH, NO_THROTTLE
 from broker.log.errors import LogCorrupt
 
 if TYPE_CHECKING:
-    from kio.schema.list_offsets.v7.request import ListOffsetsPartition
+    from kio.schema.list_offsets.v11.request import ListOffsetsPartition
 
     from broker.api import RequestContext
     from broker.topics.partition import Partition
@@ -30,9 +33,20 @@ logger = structlog.get_logger(__name__)
 _LATEST = -1
 _EARLIEST = -2
 _MAX_TIMESTAMP = -3
-_FIRST_WITH_MAX_TIMESTAMP = 7
+_EARLIEST_LOCAL = -4
+_LATEST_TIERED = -5
+_EARLIEST_PENDING_UPLOAD = -6
+_FIRST_VERSIONS = {
+    _LATEST: 1,
+    _EARLIEST: 1,
+    _MAX_TIMESTAMP: 7,
+    _EARLIEST_LOCAL: 8,
+    _LATEST_TIERED: 9,
+    _EARLIEST_PENDING_UPLOAD: 11,
+}
 _READ_COMMITTED = 1
 _NOT_FOUND = (-1, -1)
+_NO_LEADER_EPOCH = i32(-1)
 
 
 def _list_offsets(context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
@@ -78,14 +92,13 @@ def _answer(
         error_code=error,
         timestamp=i64(timestamp),
         offset=i64(offset),
-        leader_epoch=LEADER_EPOCH,
+        leader_epoch=LEADER_EPOCH if offset >= 0 else _NO_LEADER_EPOCH,
     )
 
 
 def _is_served(timestamp: int, version: int) -> bool:
-    return timestamp in {_LATEST, _EARLIEST} or (
-        timestamp == _MAX_TIMESTAMP and version >= _FIRST_WITH_MAX_TIMESTAMP
-    )
+    first = _FIRST_VERSIONS.get(timestamp)
+    return first is not None and version >= first
 
 
 def _find(partition: Partition, timestamp: int, *, committed: bool) -> tuple[int, int]:
@@ -93,8 +106,10 @@ def _find(partition: Partition, timestamp: int, *, committed: bool) -> tuple[int
     end = partition.last_stable_offset if committed else partition.high_watermark
     if timestamp == _LATEST:
         return end, -1
-    if timestamp == _EARLIEST:
+    if timestamp in {_EARLIEST, _EARLIEST_LOCAL}:
         return partition.log.log_start_offset, -1
+    if timestamp in {_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD}:
+        return _NOT_FOUND
     if timestamp == _MAX_TIMESTAMP:
         found = partition.log.offset_of_max_timestamp()
     else:

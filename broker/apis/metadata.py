@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 from kio.schema.errors import ErrorCode
-from kio.schema.metadata.v12 import MetadataRequest, MetadataResponse
-from kio.schema.metadata.v12.response import (
+from kio.schema.metadata.v13 import MetadataRequest, MetadataResponse
+from kio.schema.metadata.v13.response import (
     MetadataResponseBroker,
     MetadataResponsePartition,
     MetadataResponseTopic,
@@ -22,7 +22,7 @@ from broker.log.errors import LogError
 from broker.topics.names import check_topic_name
 
 if TYPE_CHECKING:
-    from kio.schema.metadata.v12.request import MetadataRequestTopic
+    from kio.schema.metadata.v13.request import MetadataRequestTopic
 
     from broker.api import RequestContext
     from broker.topics.topics import Topic
@@ -54,6 +54,7 @@ async def _metadata(context: RequestContext, request: MetadataRequest) -> Metada
         cluster_id=services.cluster_id,
         controller_id=NODE,
         topics=topics,
+        error_code=ErrorCode.none,
     )
 
 
@@ -61,9 +62,9 @@ async def _find(
     context: RequestContext, wanted: MetadataRequestTopic, *, create: bool
 ) -> MetadataResponseTopic:
     topics = context.services.topics
-    if wanted.name is None:
+    if wanted.topic_id is not None or wanted.name is None:  # the Java client sends "" with an id
         by_id = topics.by_id(wanted.topic_id) if wanted.topic_id is not None else None
-        return _describe(by_id) if by_id else _missing(wanted, ErrorCode.unknown_topic_id)
+        return _describe(by_id) if by_id else _missing_id(wanted)
     topic = topics.get(wanted.name)
     if topic is not None:
         return _describe(topic)
@@ -89,6 +90,12 @@ def _why_missing(name: str) -> ErrorCode:
 def _missing(wanted: MetadataRequestTopic, error: ErrorCode) -> MetadataResponseTopic:
     return MetadataResponseTopic(
         error_code=error, name=wanted.name, topic_id=wanted.topic_id, partitions=()
+    )
+
+
+def _missing_id(wanted: MetadataRequestTopic) -> MetadataResponseTopic:
+    return MetadataResponseTopic(
+        error_code=ErrorCode.unknown_topic_id, name=None, topic_id=wanted.topic_id, partitions=()
     )
 
 

@@ -73,10 +73,10 @@ def _may_ask_for(call: Call, topic: str) -> bool:
 
 
 def _topic_name(call: Call, wanted: Any) -> str | None:
-    """The name of a topic that is asked for by name or id; None for an unknown id."""
-    if wanted.name is not None:
-        return str(wanted.name)
-    topic = call.context.services.topics.by_id(wanted.topic_id) if wanted.topic_id else None
+    """The name of a topic that is asked for by id, which goes first, or name; None for an unknown id."""
+    if wanted.topic_id is None:
+        return None if wanted.name is None else str(wanted.name)
+    topic = call.context.services.topics.by_id(wanted.topic_id)
     return None if topic is None else topic.name
 
 

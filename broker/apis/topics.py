@@ -152,10 +152,12 @@ async def _delete_topics(
     results = []
     for wanted in request.topics:
         name, topic_id = wanted.name, wanted.topic_id or _NO_ID
-        if name is None:
-            topic = context.services.topics.by_id(topic_id)
-            name = TopicName(topic.name) if topic else None
-        if name is None:
+        by_id = context.services.topics.by_id(topic_id)
+        if name is None and by_id is not None:
+            name = TopicName(by_id.name)
+        if (wanted.name is None) is (wanted.topic_id is None):
+            code, message = ErrorCode.invalid_request, "a topic is asked for by its name or its id"
+        elif name is None:
             code, message = ErrorCode.unknown_topic_id, f"there is no topic with the id {topic_id}"
         else:
             code, message = await _delete(context, name)

@@ -12,6 +12,7 @@ Connect = Callable[[Broker], Awaitable[Any]]
 Ask = Callable[..., Awaitable[Any]]
 LIST_OFFSETS, PRODUCE = 2, 0
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
+EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -4, -5, -6
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ async def ask(broker: Broker, connect: Connect, batch: Callable[..., bytes]) -> 
     return ask
 
 
-@pytest.mark.parametrize("version", range(1, 8))
+@pytest.mark.parametrize("version", range(1, 12))
 @pytest.mark.parametrize(
     ("timestamp", "offset", "found"),
     [
@@ -66,8 +67,37 @@ async def test_the_record_with_the_latest_timestamp_is_found(ask: Ask) -> None:
     assert (answer.offset, answer.timestamp) == (2, 2000)
 
 
-@pytest.mark.parametrize(("timestamp", "version"), [(MAX_TIMESTAMP, 6), (-4, 7), (-5, 7)])
-async def test_other_special_times_are_not_served(ask: Ask, timestamp: int, version: int) -> None:
+async def test_the_log_begins_on_this_disk(ask: Ask, broker: Broker) -> None:
+    partition = broker.topics.partition("t", 0)
+    assert partition is not None
+    partition.log.truncate_start(2)
+    answer = await ask(EARLIEST_LOCAL, version=8)
+    assert (answer.error_code, answer.offset, answer.leader_epoch) == (ErrorCode.none, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "version"), [(LATEST_TIERED, 9), (EARLIEST_PENDING_UPLOAD, 11), (2001, 11)]
+)
+async def test_what_is_nowhere_has_no_offset_and_no_epoch(
+    ask: Ask, timestamp: int, version: int
+) -> None:
+    answer = await ask(timestamp, version=version)
+    assert (answer.error_code, answer.offset, answer.leader_epoch) == (ErrorCode.none, -1, -1)
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "version"),
+    [
+        (MAX_TIMESTAMP, 6),
+        (EARLIEST_LOCAL, 7),
+        (LATEST_TIERED, 8),
+        (EARLIEST_PENDING_UPLOAD, 10),
+        (-7, 11),
+    ],
+)
+async def test_special_times_are_served_from_the_version_that_brought_them(
+    ask: Ask, timestamp: int, version: int
+) -> None:
     answer = await ask(timestamp, version=version)
     assert (answer.error_code, answer.offset) == (ErrorCode.unsupported_version, -1)
 

@@ -14,7 +14,7 @@ Start = Callable[..., Awaitable[Broker]]
 METADATA = 3
 
 
-@pytest.mark.parametrize("version", range(13))
+@pytest.mark.parametrize("version", range(14))
 async def test_one_node_leads_every_partition(
     broker: Broker, connect: Connect, version: int
 ) -> None:
@@ -35,6 +35,8 @@ async def test_one_node_leads_every_partition(
         assert len(response.cluster_id) == 22
     if version >= 10:
         assert found.topic_id == topic.topic_id
+    if version >= 13:
+        assert response.error_code is ErrorCode.none
 
 
 @pytest.mark.parametrize(
@@ -105,6 +107,19 @@ async def test_topics_are_found_by_id(broker: Broker, connect: Connect) -> None:
     assert (known.name, known.topic_id) == ("t", topic.topic_id)
     assert (missing.error_code, missing.topic_id) == (ErrorCode.unknown_topic_id, unknown)
     assert empty.error_code is ErrorCode.unknown_topic_id
+
+
+@pytest.mark.parametrize("name", ["", "other"])
+async def test_an_id_goes_before_a_name(broker: Broker, connect: Connect, name: str) -> None:
+    """The Java client sends an empty name with an id."""
+    topic, unknown = await broker.topics.create("t"), uuid4()
+    client = await connect(broker)
+    wanted = [{"topic_id": each, "name": name} for each in (topic.topic_id, unknown)]
+    response = await client.call(METADATA, 12, topics=wanted)
+    known, missing = response.topics
+    assert (known.error_code, known.name) == (ErrorCode.none, "t")
+    assert (missing.error_code, missing.name) == (ErrorCode.unknown_topic_id, None)
+    assert broker.topics.get("other") is None
 
 
 async def test_a_disk_that_fails_is_a_storage_error(

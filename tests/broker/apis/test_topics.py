@@ -156,6 +156,15 @@ async def test_topics_are_deleted_by_id(broker: Broker, connect: Connect) -> Non
     assert broker.topics.get("t") is None
 
 
+async def test_a_topic_to_delete_is_named_in_one_way(broker: Broker, connect: Connect) -> None:
+    topic = await broker.topics.create("t")
+    client = await connect(broker)
+    both, neither = {"name": "t", "topic_id": topic.topic_id}, {"name": None}
+    response = await client.call(DELETE_TOPICS, 6, topics=[both, neither])
+    assert [each.error_code for each in response.responses] == [ErrorCode.invalid_request] * 2
+    assert broker.topics.get("t") is topic
+
+
 async def test_a_deleted_topic_takes_its_committed_offsets_along(
     broker: Broker, connect: Connect
 ) -> None:

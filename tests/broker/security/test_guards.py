@@ -231,6 +231,10 @@ async def test_what_is_allowed_is_done_and_the_rest_refused(client_with: Guarded
     assert shown["u"].committed_offset == -1
 
     topic_id = client.broker.topics.get("u").topic_id
+    disguised = [{"name": "t", "topic_id": topic_id}]  # the id is what counts
+    answer = await client.call(3, 12, topics=disguised)
+    assert [each.error_code for each in answer.topics] == [TOPIC]
+
     answer = await client.call(20, 6, topics=[{"name": "t"}, {"name": None, "topic_id": topic_id}])
     assert sorted(each.error_code for each in answer.responses) == [NONE, TOPIC]
     assert sorted(each.name for each in client.broker.topics) == ["new-1", "u"]
