@@ -8,6 +8,7 @@ previous one ran (group commit). Only then are the records visible and acknowled
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import structlog
@@ -98,12 +99,18 @@ class Appends:
         self._turn: Flush | None = None
         self._unsynced: list[Flush] = []
         self._syncing: asyncio.Future[list[dict[Partition, LogFailed]]] | None = None
+        self._sync_began = 0.0
         self._borrowed: list[Callable[[], None]] = []
 
     @property
     def pending(self) -> bool:
         """Whether appended data is still referred to where it was received."""
         return self._turn is not None
+
+    @property
+    def syncing_seconds(self) -> float:
+        """How long the sync that is running takes already; 0 if there is none."""
+        return 0.0 if self._syncing is None else monotonic() - self._sync_began
 
     def add(self, partition: Partition, size: int) -> Flush:
         """Note that `size` bytes were appended; the flush that they are part of."""
@@ -147,6 +154,7 @@ class Appends:
         flushes, self._unsynced = self._unsynced, []
         partitions = list({partition for flush in flushes for partition in flush.partitions})
         loop = asyncio.get_running_loop()
+        self._sync_began = monotonic()
         self._syncing = asyncio.gather(
             *(
                 loop.run_in_executor(self._executor, _sync, partitions[at::SYNC_THREADS])

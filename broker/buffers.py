@@ -20,7 +20,7 @@ class BufferPool:
 
     def __init__(self, limit: int) -> None:
         """`limit`: bytes that may be handed out at the same time."""
-        self._limit = limit
+        self.limit = limit
         self._used = 0
         self._idle: dict[int, list[memoryview]] = {}
         self._idle_bytes = 0
@@ -30,6 +30,11 @@ class BufferPool:
     def used(self) -> int:
         """Bytes that are handed out."""
         return self._used
+
+    @property
+    def idle(self) -> int:
+        """Bytes that are kept to be used again."""
+        return self._idle_bytes
 
     def take(self, size: int) -> memoryview | None:
         """A buffer of at least `size` bytes, with arbitrary content; None when the limit is reached.
@@ -81,7 +86,7 @@ class BufferPool:
             self._waiting.popleft()
 
     def _fits(self, size: int) -> bool:
-        return self._used + size <= self._limit or not self._used
+        return self._used + size <= self.limit or not self._used
 
     def _hand_out(self, size: int) -> memoryview:
         self._used += size

@@ -76,6 +76,11 @@ class StateLog:
         self._log.close()
 
     @property
+    def log(self) -> PartitionLog:
+        """The log itself; to be looked at only."""
+        return self._log
+
+    @property
     def directory(self) -> Path:
         return self._log.directory
 

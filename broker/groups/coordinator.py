@@ -17,7 +17,6 @@ from broker.membership.types import (
     Clock,
     GroupDescription,
     GroupError,
-    GroupOverview,
     GroupSettings,
     GroupSnapshot,
     GroupState,
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
+    from broker.membership.types import GroupOverview
     from broker.producers.markers import Marker
     from broker.producers.states import ProducerIdentity
 
@@ -222,10 +222,11 @@ class GroupCoordinator:
 
     def groups(self) -> list[GroupOverview]:
         """Every group."""
-        return [
-            GroupOverview(group.id, group.protocol_type, group.state)
-            for group in self._groups.values()
-        ]
+        return [group.overview() for group in self._groups.values()]
+
+    def committed(self, group_id: str) -> dict[Partition, CommittedOffset]:
+        """What a group committed, also what may not be on disk yet: nobody may act on it."""
+        return self._store.committed(group_id)
 
     def describe(self, group_id: str) -> GroupDescription:
         """A group; one that does not exist is Dead, as in Kafka."""

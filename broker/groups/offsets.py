@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from broker.log.config import LogConfig
+    from broker.log.partition import PartitionLog
     from broker.membership.types import GroupSnapshot
     from broker.producers.markers import Marker
     from broker.producers.states import ProducerIdentity
@@ -83,6 +84,11 @@ class OffsetStore:
     def close(self) -> None:
         """Sync and close the log."""
         self._log.close()
+
+    @property
+    def log(self) -> PartitionLog:
+        """Where it is kept; to be looked at only."""
+        return self._log.log
 
     # -- reading -------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from broker.log.segment import Segment
 
-__all__ = ["Durability"]
+__all__ = ["Durability", "Syncs"]
 
 
 class _End(NamedTuple):
@@ -29,12 +30,20 @@ class _End(NamedTuple):
     next_offset: int
 
 
+class Syncs(NamedTuple):
+    """How often the disk was asked to sync, and how many seconds it took in all."""
+
+    number: int = 0
+    seconds: float = 0.0
+
+
 class Durability:
     """Knows which segments have to be synced; `sync` may run in a thread while others are written.
 
     Attributes:
         durable_offset: everything below has been synced.
         failure: why a sync failed, "" if none did. After a failure nobody knows what is on disk.
+        syncs: how many there were.
     """
 
     def __init__(
@@ -59,6 +68,7 @@ class Durability:
         self._stopped = False
         self.durable_offset = next_offset
         self.failure = ""
+        self.syncs = Syncs()
 
     @property
     def recovery_point(self) -> int:
@@ -106,6 +116,7 @@ class Durability:
                 # Duplicates stay valid when a segment is closed meanwhile.
                 files = [os.dup(segment.descriptor) for segment in (*rolled, end.segment)]
                 self._names_changed = False
+            began = monotonic()
             try:
                 for file in files:
                     os.fsync(file)
@@ -122,6 +133,7 @@ class Durability:
                 self.failure = f"{self._directory}: the disk failed to sync: {error}"
                 self._raise_failure()
             finally:
+                self.syncs = Syncs(self.syncs.number + 1, self.syncs.seconds + monotonic() - began)
                 for file in files:
                     os.close(file)
             with self._state:

@@ -83,6 +83,16 @@ class GrowingLog:
         return max(first_open, self._log_start_offset)
 
     @property
+    def failure(self) -> str:
+        """Why nothing can be appended until the log is opened again; "" if it can."""
+        return self._broken or self._durability.failure
+
+    @property
+    def segment_count(self) -> int:
+        """Files that the records are in, without indexes."""
+        return len(self._segments)
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of all segments, without indexes."""
         return self._segments.size_bytes + self._pending_bytes
@@ -234,7 +244,7 @@ class GrowingLog:
             self._failed_write = self._broken
 
     def _raise_if_failed(self) -> None:
-        failure = self._broken or self._durability.failure or self._failed_write
+        failure = self.failure or self._failed_write
         if self._closed:
             failure = f"{self.directory}: the log is closed"
         if failure:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from broker.log.config import LogConfig
+    from broker.log.durability import Syncs
 
 __all__ = [
     "Appended",
@@ -88,6 +89,11 @@ class PartitionLog(ShrinkingLog):
         if self.config.fsync == "os":
             return self._durability.has_rolled
         return self.dirty
+
+    @property
+    def syncs(self) -> Syncs:
+        """How often the files were synced since the log is open."""
+        return self._durability.syncs
 
     def fsync(self) -> int:
         """Syncs what was flushed before the call; returns the new `durable_offset`.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from broker.membership.members import Member, Members
 from broker.membership.types import (
     GroupError,
+    GroupOverview,
     GroupSettings,
     GroupSnapshot,
     GroupState,
@@ -55,6 +56,16 @@ class Lifecycle:
     def is_idle(self) -> bool:
         """Whether it has no members and nobody is about to join."""
         return self.state is GroupState.EMPTY and not self._promised_ids
+
+    def overview(self) -> GroupOverview:
+        """Return what a list of groups shows."""
+        return GroupOverview(
+            group_id=self.id,
+            protocol_type=self.protocol_type,
+            state=self.state,
+            members=len(self._members),
+            generation=self.generation,
+        )
 
     def snapshot(self) -> GroupSnapshot:
         """Return what is stored of the current generation."""

@@ -222,11 +222,13 @@ class GroupDescription:
 
 @dataclass(frozen=True, slots=True)
 class GroupOverview:
-    """A group as ListGroups shows it."""
+    """A group as ListGroups shows it, and how many members and which generation it has."""
 
     group_id: str
     protocol_type: str
     state: GroupState
+    members: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)

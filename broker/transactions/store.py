@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from broker.log.config import LogConfig
+    from broker.log.partition import PartitionLog
     from broker.producers.states import ProducerIdentity
     from broker.records import StoredRecord
     from broker.transactions.types import Transaction
@@ -64,6 +65,11 @@ class TransactionStore:
     def close(self) -> None:
         """Sync and close the log."""
         self._log.close()
+
+    @property
+    def log(self) -> PartitionLog:
+        """Where it is kept; to be looked at only."""
+        return self._log.log
 
     def __iter__(self) -> Iterator[Transaction]:
         """All of them as they are now."""
