@@ -8,7 +8,6 @@ from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import structlog
-from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode
 
 from broker.api import (
@@ -42,7 +41,15 @@ from broker.unsupported import unsupported_feature
 from broker.wire.cursor import MalformedRequest
 from broker.wire.error_codes import error_codes
 from broker.wire.header import read_request_header, skip_header_tags
-from broker.wire.messages import default_message, has_field, read_message, recast, write_message
+from broker.wire.messages import (
+    default_message,
+    has_field,
+    read_message,
+    recast,
+    request_type,
+    response_type,
+    write_message,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -198,8 +205,8 @@ class Dispatcher:
         if key == produce.KEY and version < produce.FIRST_SERVED_VERSION:
             flexible_request = flexible_response = False
         else:
-            flexible_request = _header_version(load_request_schema(key, version)) == 2
-            flexible_response = _header_version(load_response_schema(key, version)) == 1
+            flexible_request = _header_version(request_type(key, version)) == 2
+            flexible_response = _header_version(response_type(key, version)) == 1
         route = _Route(
             flexible_request=flexible_request,
             flexible_response=flexible_response,
@@ -223,9 +230,7 @@ class Dispatcher:
             raise CloseConnection(
                 f"API {key} version {version} is not served" + (f": {feature}" if feature else "")
             )
-        response = recast(
-            versions.unsupported_version(self._services), load_response_schema(key, 0)
-        )
+        response = recast(versions.unsupported_version(self._services), response_type(key, 0))
         meter = self._services.requests.of(key)
         meter.errors.update(error_codes(response))
         return Answer(correlation_id, flexible=False, response=write_message(response), meter=meter)
@@ -260,9 +265,7 @@ async def _guard(context: RequestContext, response: Awaitable[RawResponse]) -> R
 def _handle(
     api: Api[Any, Any], context: RequestContext, body: memoryview
 ) -> RawResponse | Awaitable[RawResponse]:
-    request = recast(
-        read_message(load_request_schema(api.key, context.api_version), body), api.request
-    )
+    request = recast(read_message(request_type(api.key, context.api_version), body), api.request)
     try:
         response = api.handler(context, request)
     except CloseConnection:
@@ -287,7 +290,7 @@ async def _handle_later(
 
 def _encode(api: Api[Any, Any], context: RequestContext, response: Any) -> bytes:
     context.services.requests.of(api.key).errors.update(error_codes(response))
-    return write_message(recast(response, load_response_schema(api.key, context.api_version)))
+    return write_message(recast(response, response_type(api.key, context.api_version)))
 
 
 def _internal_error(api: Api[Any, Any], context: RequestContext, error: Exception) -> bytes:

@@ -128,7 +128,12 @@ def _shared_processors() -> list[Processor]:
 def _renderers(*, as_json: bool) -> Sequence[Processor]:
     remove: Processor = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     if not as_json:
-        return [remove, structlog.dev.ConsoleRenderer(colors=_is_terminal())]
+        # Plain tracebacks: rich ones show local variables, which may be records or passwords.
+        plain = structlog.dev.plain_traceback
+        return [
+            remove,
+            structlog.dev.ConsoleRenderer(colors=_is_terminal(), exception_formatter=plain),
+        ]
     return [
         remove,
         structlog.processors.format_exc_info,

@@ -22,20 +22,32 @@ if TYPE_CHECKING:
 
     from anyio.abc import Process
 
-__all__ = ["Cluster", "Node", "NodeFailed"]
+__all__ = ["DISTRIBUTED_JVM", "QUICK_JVM", "Cluster", "Node", "NodeFailed"]
 
 _START_TIMEOUT: Final = 180.0  # seconds, on a machine that has much else to do
 _STOP_TIMEOUT: Final = 60.0
 _POLL: Final = 0.25
 _TAIL: Final = 30  # lines
 
-# A small JVM that starts fast: these nodes live for minutes.
-_JVM: Final = (
+QUICK_JVM: Final = (
     "-Xmx512m",
     "-XX:TieredStopAtLevel=1",
     "-XX:+UseSerialGC",
     "-Djava.awt.headless=true",
 )
+"""A small JVM that starts fast, for nodes that live for minutes."""
+
+DISTRIBUTED_JVM: Final = (
+    "-Xmx1G",
+    "-Xms1G",
+    "-server",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+    "-Djava.awt.headless=true",
+)
+"""What the scripts of Apache Kafka's own distribution start it with, for measurements."""
 _LOGGING: Final = ("-Dorg.apache.logging.log4j.level=INFO",)
 
 _PROPERTIES: Final = """\
@@ -105,12 +117,21 @@ class Cluster:
         java: the program.
         class_path: Apache Kafka's jars.
         directory: takes data and logs; new or empty.
+        jvm: the options that each node is started with.
     """
 
-    def __init__(self, java: Path, class_path: Sequence[Path], directory: Path, nodes: int) -> None:
+    def __init__(
+        self,
+        java: Path,
+        class_path: Sequence[Path],
+        directory: Path,
+        nodes: int,
+        *,
+        jvm: Sequence[str] = QUICK_JVM,
+    ) -> None:
         self.nodes = [Node(number, directory) for number in range(1, nodes + 1)]
         self._directory = directory
-        self._command = [str(java), *_JVM, *_LOGGING]
+        self._command = [str(java), *jvm, *_LOGGING]
         self._command += ["-cp", os.pathsep.join(map(str, class_path))]
 
     @property

@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import structlog
-from kio.index import load_request_schema
 from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v12 import FetchRequest, FetchResponse
 
@@ -22,7 +21,7 @@ from broker.wire.fetch import (
     FetchResponseWriter,
     fetch_response_overhead,
 )
-from broker.wire.messages import read_message
+from broker.wire.messages import read_message, request_type
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -82,8 +81,8 @@ class _Filled(NamedTuple):
 
 
 def _fetch(context: RequestContext, body: memoryview) -> RawResponse | Awaitable[RawResponse]:
-    schema = load_request_schema(KEY, context.api_version)
-    fetch = _Fetch(context, cast("FetchRequest", read_message(schema, body)))
+    message = read_message(request_type(KEY, context.api_version), body)
+    fetch = _Fetch(context, cast("FetchRequest", message))
     return fetch.answer_now() or fetch.answer_later()
 
 

@@ -15,6 +15,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, get_args
 from uuid import UUID
 
+from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 from kio.serial.errors import SerialError
@@ -37,6 +38,18 @@ _EMPTY: dict[type, object] = {
     timedelta: timedelta(0),
     UUID: UUID(int=0),
 }
+
+
+@cache
+def request_type(key: int, version: int) -> Any:
+    """kio's class, which it looks up by names; only for versions that exist."""
+    return load_request_schema(key, version)
+
+
+@cache
+def response_type(key: int, version: int) -> Any:
+    """The same for responses."""
+    return load_response_schema(key, version)
 
 
 def read_message(message_type: type[Any], body: memoryview) -> Any:

@@ -1,0 +1,94 @@
+"""The servers that are measured: ours with a flush policy, and Apache Kafka with its own (none)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from demo.processes import Children, free_port
+from framework.spark.jvm import cache_directory, find_jvm
+from interop.lock import LOCK
+from interop.maven import fetch, read_lock
+from interop.nodes import DISTRIBUTED_JVM, Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+Fsync = Literal["os", "interval", "always"]
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_RESET_PEAK = "5"  # see proc(5), clear_refs
+_TIMEOUT = 120.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """One running server, and what its process took."""
+
+    name: str
+    address: str
+    pid: int
+
+    @property
+    def cpu(self) -> float:
+        """Processor time so far, in seconds."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+    @property
+    def peak_mb(self) -> float:
+        """Most memory at a time since `forget_peak`, in megabytes."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) / 1024
+
+    def forget_peak(self) -> None:
+        """From now on the peak is counted anew."""
+        Path(f"/proc/{self.pid}/clear_refs").write_text(_RESET_PEAK)
+
+    def create(self, topic: str, partitions: int) -> None:
+        """A topic, ready for use."""
+        admin = AdminClient({"bootstrap.servers": self.address})
+        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(_TIMEOUT)
+
+    def delete(self, topic: str) -> None:
+        """The topic and its files."""
+        admin = AdminClient({"bootstrap.servers": self.address})
+        admin.delete_topics([topic])[topic].result(_TIMEOUT)
+
+
+@asynccontextmanager
+async def ours(directory: Path, fsync: Fsync) -> AsyncIterator[Server]:
+    """The bundled broker on data in `directory`, which is removed afterwards."""
+    port = free_port()
+    async with Children(directory / "logs") as children:
+        child = await children.start(
+            "broker",
+            *("broker", "serve", "--data", str(directory / "broker"), "--port", str(port)),
+            *("--fsync", fsync),
+        )
+        await children.wait_for_port(child, port)
+        yield Server(f"kmr, --fsync {fsync}", f"127.0.0.1:{port}", child.pid)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@asynccontextmanager
+async def apache_kafka(directory: Path) -> AsyncIterator[Server]:
+    """One node of Apache Kafka from Maven Central, as it is by default: it leaves flushing to the system.
+
+    Raises JvmNotFound, FetchFailed, NodeFailed.
+    """
+    jvm = find_jvm()
+    jars = fetch(read_lock(LOCK), cache_directory(os.environ) / "maven")
+    async with Cluster(jvm.java, jars, directory, 1, jvm=DISTRIBUTED_JVM) as cluster:
+        process = cluster.nodes[0].process
+        assert process is not None
+        yield Server("Apache Kafka 4.3.1", cluster.bootstrap_servers, process.pid)
+    shutil.rmtree(directory, ignore_errors=True)
