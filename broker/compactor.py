@@ -10,12 +10,15 @@ import anyio
 import structlog
 from anyio import to_thread
 
+from broker.health.progress import unwatched
 from broker.log.compaction import Compaction, Stopped
 from broker.log.compaction_plan import plan_compaction
 from broker.log.config import NO_TIME_LIMIT
 from broker.log.errors import LogError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from broker.log.compaction import Plan
     from broker.topics.partition import Partition
     from broker.topics.topics import Topics
@@ -25,25 +28,35 @@ __all__ = ["compact", "compact_logs"]
 logger = structlog.get_logger(__name__)
 
 
-async def compact_logs(topics: Topics, interval: float) -> None:
+async def compact_logs(
+    topics: Topics, interval: float, beat: Callable[[], None] = unwatched
+) -> None:
     """Look for logs to compact every `interval` seconds; never returns."""
     failures: dict[Partition, str] = {}
     while True:
         await anyio.sleep(interval)
+        beat()
         for partition in topics.partitions:
             if topics.stopping or partition.closed or not partition.log.config.compacts:
                 continue
             try:
-                await compact(partition, topics, now_ms=int(time.time() * 1000))
+                await compact(partition, topics, now_ms=int(time.time() * 1000), beat=beat)
                 failures.pop(partition, None)
             except (LogError, OSError) as error:
                 _report(partition, str(error), failures)
 
 
-async def compact(partition: Partition, topics: Topics, *, now_ms: int) -> bool:
+async def compact(
+    partition: Partition,
+    topics: Topics,
+    *,
+    now_ms: int,
+    beat: Callable[[], None] = unwatched,
+) -> bool:
     """Compact a log if it is due; whether it was. It is read and appended to meanwhile.
 
-    Raises LogError, OSError: then the log is as it was, or half of it is compacted, which is as good.
+    `beat` is called before each batch. Raises LogError, OSError: then the log is as it was, or half of
+    it is compacted, which is as good.
     """
     log = partition.log
     if log.config.max_compaction_lag_ms < NO_TIME_LIMIT:
@@ -52,7 +65,12 @@ async def compact(partition: Partition, topics: Topics, *, now_ms: int) -> bool:
     if plan is None:
         return False
     before = log.size_bytes
-    compaction = Compaction(plan, stopped=lambda: topics.stopping or partition.closed)
+
+    def stopped() -> bool:
+        beat()
+        return topics.stopping or partition.closed
+
+    compaction = Compaction(plan, stopped=stopped)
     try:
         done = await _run(partition, plan, compaction, now_ms=now_ms)
     except Stopped:

@@ -10,10 +10,11 @@ import anyio
 import anyio.lowlevel
 import structlog
 
+from broker.health.progress import unwatched
 from broker.log.errors import LogError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from concurrent.futures import Executor
 
     from broker.topics.partition import Partition
@@ -24,11 +25,14 @@ __all__ = ["apply_retention", "retain", "sync_due_logs"]
 logger = structlog.get_logger(__name__)
 
 
-async def sync_due_logs(topics: Topics, interval: float, executor: Executor) -> None:
+async def sync_due_logs(
+    topics: Topics, interval: float, executor: Executor, beat: Callable[[], None] = unwatched
+) -> None:
     """Sync, in a thread and every `interval` seconds, what the policy says is due; never returns."""
     loop = get_running_loop()
     while True:
         await anyio.sleep(interval)
+        beat()
         due = [each for each in topics.partitions if each.log.fsync_due]
         if due:
             await loop.run_in_executor(executor, _sync, due)
@@ -48,10 +52,13 @@ def _sync(partitions: Iterable[Partition]) -> None:
                 )
 
 
-async def apply_retention(topics: Topics, interval: float) -> None:
+async def apply_retention(
+    topics: Topics, interval: float, beat: Callable[[], None] = unwatched
+) -> None:
     """Delete old segments every `interval` seconds; never returns."""
     while True:
         await anyio.sleep(interval)
+        beat()
         await retain(topics, now_ms=int(time.time() * 1000))
 
 

@@ -10,6 +10,7 @@ import anyio
 import structlog
 
 from broker.groups.offsets import CommittedOffset, OffsetStore, Partition
+from broker.health.progress import unwatched
 from broker.log.errors import LogError
 from broker.membership.group import Group
 from broker.membership.types import (
@@ -64,12 +65,17 @@ class GroupCoordinator:
         *,
         clock: Clock | None = None,
         now: Callable[[], float] = time.time,
+        beat: Callable[[], None] = unwatched,
     ) -> None:
-        """`clock` runs the timers (default: the running event loop), `now` is seconds since 1970."""
+        """`clock` runs the timers (default: the running event loop), `now` is seconds since 1970.
+
+        `beat` is called as long as the store is looked after.
+        """
         self._store = store
         self._settings = settings or GroupSettings()
         self._given_clock = clock
         self._now = now
+        self._beat = beat
         self._groups: dict[str, Group] = {}
         self._cleanup_timer: TimerHandle | None = None
         self._tasks: TaskGroup | None = None
@@ -349,6 +355,7 @@ class GroupCoordinator:
         failing = False
         while True:
             await anyio.sleep(_MAINTENANCE_INTERVAL)
+            self._beat()
             try:
                 await self._store.maintain()
                 failing = False

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-__all__ = ["Appended", "DeletedSegment", "ReadResult", "RecoveryReport", "Span"]
+__all__ = ["Appended", "Cleanings", "DeletedSegment", "ReadResult", "RecoveryReport", "Span"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,17 @@ class DeletedSegment:
     base_offset: int
     next_offset: int
     size_bytes: int
+
+
+class Cleanings(NamedTuple):
+    """How many times a log was made smaller since it is open, and the bytes that this freed."""
+
+    number: int = 0
+    freed_bytes: int = 0
+
+    def and_one(self, freed_bytes: int) -> Cleanings:
+        """One more."""
+        return Cleanings(self.number + 1, self.freed_bytes + freed_bytes)
 
 
 @dataclass(frozen=True, slots=True)

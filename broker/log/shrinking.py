@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from broker.log.compaction_swap import commit_swap, discard_swap
 from broker.log.errors import LogFailed, OffsetOutOfRange
 from broker.log.reading import ReadableLog
-from broker.log.results import DeletedSegment
+from broker.log.results import Cleanings, DeletedSegment
 
 if TYPE_CHECKING:
     from broker.log.compaction import Rewritten
@@ -16,7 +16,15 @@ __all__ = ["ShrinkingLog"]
 
 
 class ShrinkingLog(ReadableLog):
-    """The part of `PartitionLog` that deletes: whole segments, and what a compaction left out."""
+    """The part of `PartitionLog` that deletes: whole segments, and what a compaction left out.
+
+    Attributes:
+        retained: what `apply_retention` did.
+        compacted: what compactions did.
+    """
+
+    retained = Cleanings()
+    compacted = Cleanings()
 
     def truncate_start(self, offset: int) -> None:
         """Deletes the records below `offset` for good (DeleteRecords).
@@ -65,6 +73,8 @@ class ShrinkingLog(ReadableLog):
             if self.size_bytes - self._segments.oldest.size < keep_bytes:
                 break
             deleted.append(self._delete_oldest())
+        if deleted:
+            self.retained = self.retained.and_one(sum(each.size_bytes for each in deleted))
         return deleted
 
     def put_in_place(self, rewritten: Rewritten) -> bool:
@@ -86,6 +96,7 @@ class ShrinkingLog(ReadableLog):
         except OSError as error:
             self._broken = f"{self.directory}: broken until a restart: {error}"
             raise LogFailed(self._broken) from error
+        self.compacted = self.compacted.and_one(sum(each.size for each in old) - rewritten.size)
         return True
 
     def _delete_oldest(self) -> DeletedSegment:

@@ -12,12 +12,13 @@ import structlog
 
 from broker.buffers import BufferPool
 from broker.errors import BrokerError
+from broker.health.progress import unwatched
 from broker.security.admission import Admission
 from broker.server.connection import Connection
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from broker.appends import Appends
     from broker.dispatch import Dispatcher
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
     from broker.settings import BrokerSettings
     from broker.telemetry.metrics import Metrics
 
-__all__ = ["Server", "bind"]
+__all__ = ["SWEEP_INTERVAL", "Server", "bind"]
 
 logger = structlog.get_logger(__name__)
 
-_SWEEP_INTERVAL = 1.0
+SWEEP_INTERVAL = 1.0
+"""Seconds between two looks at all connections."""
 _BACKLOG = 1024
 _TLS_GOODBYE = 1.0  # seconds that a client has to answer that it knows of the end
 _PASSWORD_CHECKS = 2  # at the same time
@@ -103,11 +105,12 @@ class Server:
         self._listener = listener
         asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
-    async def watch_connections(self) -> None:
+    async def watch_connections(self, beat: Callable[[], None] = unwatched) -> None:
         """Close connections that stall or idle for too long; runs until it is cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            await anyio.sleep(_SWEEP_INTERVAL)
+            await anyio.sleep(SWEEP_INTERVAL)
+            beat()
             for connection in tuple(self._connections):
                 connection.check(loop.time())
 

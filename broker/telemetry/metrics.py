@@ -57,24 +57,6 @@ class Metrics:
             ("api",),
             registry=r,
         )
-        self.cleanings = Counter(
-            "kmr_broker_log_cleanings_total",
-            "Times that a log was made smaller, by policy: retention or compaction.",
-            ("policy",),
-            registry=r,
-        )
-        self.cleaned_bytes = Counter(
-            "kmr_broker_log_cleaned_bytes_total",
-            "Bytes that this freed.",
-            ("policy",),
-            registry=r,
-        )
-        self.cleaning_failures = Counter(
-            "kmr_broker_log_cleaning_failures_total",
-            "Times that it failed; the log of the broker says why.",
-            ("policy",),
-            registry=r,
-        )
 
 
 class _Count(NamedTuple):
@@ -154,6 +136,14 @@ class Counts:
     )
     SYNC_SECONDS = _Count(
         "kmr_broker_log_sync_seconds_total", "Time that the disk took for it.", _TOPIC
+    )
+    CLEANINGS = _Count(
+        "kmr_broker_log_cleanings_total",
+        "Times that a topic's logs were made smaller, by policy: retention or compaction.",
+        ("topic", "policy"),
+    )
+    CLEANED_BYTES = _Count(
+        "kmr_broker_log_cleaned_bytes_total", "Bytes that this freed.", ("topic", "policy")
     )
     REQUEST_ERRORS = _Count(
         "kmr_broker_request_errors_total",

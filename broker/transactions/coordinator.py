@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 import anyio
 import structlog
 
+from broker.health.progress import unwatched
 from broker.log.errors import LogError
 from broker.transactions import lifecycle
 from broker.transactions.markers import OFFSETS_PARTITION, MarkerWriter
@@ -62,12 +63,17 @@ class TransactionCoordinator:
         new_producer_id: Callable[[], int],
         settings: TransactionSettings | None = None,
         now: Callable[[], float] = time.time,
+        beat: Callable[[], None] = unwatched,
     ) -> None:
-        """`new_producer_id` may raise LogError or OSError; `now` is seconds since 1970."""
+        """`new_producer_id` may raise LogError or OSError; `now` is seconds since 1970.
+
+        `beat` is called as long as transactions are looked after.
+        """
         self._store = store
         self._settings = settings or TransactionSettings()
         self._new_producer_id = new_producer_id
         self._now = now
+        self._beat = beat
         self._markers = MarkerWriter(topics, appends, groups, now_ms=self.now_ms)
         self._completing: dict[str, asyncio.Task[bool]] = {}
         self._changes: set[asyncio.Task[object]] = set()
@@ -297,6 +303,7 @@ class TransactionCoordinator:
         failing = False
         while True:
             await anyio.sleep(self._settings.check_interval)
+            self._beat()
             try:
                 await self.check()
                 await self._store.maintain()
