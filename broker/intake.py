@@ -52,17 +52,17 @@ def conform(
         now_ms: milliseconds since the epoch.
 
     Raises:
-        InvalidBatch: a record has no key, in a compacted topic.
-        InvalidTimestamp: a record's timestamp is too far from `now_ms`.
+        InvalidBatch: records have no key, in a compacted topic; all of them are named (KIP-467).
+        InvalidTimestamp: timestamps are too far from `now_ms`; all of these records are named.
         CorruptBatch: the records cannot be read.
         BatchTooLarge: a batch is too large when compressed as the topic wants it.
     """
-    limited = config.message_timestamp_type == "CreateTime" and (
-        min(config.message_timestamp_before_max_ms, config.message_timestamp_after_max_ms)
-        < NO_TIME_LIMIT
-    )
-    if config.compacts or limited:
-        for batch in batches:
+    limited = config.message_timestamp_type == "CreateTime"
+    too_old = limited and config.message_timestamp_before_max_ms < NO_TIME_LIMIT
+    latest = now_ms + config.message_timestamp_after_max_ms
+    for batch in batches:
+        # That none is too new can be seen from outside; the oldest of a batch is not in its header.
+        if config.compacts or too_old or (limited and batch.max_timestamp > latest):
             _check_records(data, batch, config, now_ms=now_ms, limited=limited)
     if config.compression_type == "producer":
         return data, batches
@@ -88,17 +88,30 @@ def _check_records(
 ) -> None:
     earliest = now_ms - config.message_timestamp_before_max_ms
     latest = now_ms + config.message_timestamp_after_max_ms
+    without_key: list[tuple[int, str]] = []
+    out_of_time: list[tuple[int, str]] = []
     for number, record in enumerate(read_records(data, batch)):
         if config.compacts and record.key is None:
-            raise InvalidBatch(
-                f"record {number} has no key: a compacted topic keeps the latest record of each key"
-            )
+            without_key.append((number, "it has no key, which a compacted topic needs"))
         timestamp = record.timestamp
         if limited and timestamp != NO_TIMESTAMP and not earliest <= timestamp <= latest:
-            raise InvalidTimestamp(
-                f"record {number} has the timestamp {timestamp}, the topic takes {earliest} to"
-                f" {latest} now"
+            out_of_time.append(
+                (
+                    number,
+                    f"its timestamp is {timestamp}, the topic takes {earliest} to {latest} now",
+                )
             )
+    if out_of_time:
+        raise InvalidTimestamp(_blame(out_of_time), out_of_time)
+    if without_key:
+        raise InvalidBatch(_blame(without_key), without_key)
+
+
+def _blame(refused: list[tuple[int, str]]) -> str:
+    """What is wrong with the batch, by its first bad record."""
+    number, reason = refused[0]
+    count = f"{len(refused)} records are" if len(refused) > 1 else "one record is"
+    return f"{count} refused, and the batch with it; record {number}: {reason}"
 
 
 def _in_codec(

@@ -83,7 +83,16 @@ _NO_LIMIT: Final = 2**31 - 1
 
 
 class BatchError(Exception):
-    """A batch cannot be accepted; the message says why."""
+    """A batch cannot be accepted; the message says why.
+
+    Attributes:
+        records: the records that are to blame, each by its number in the batch, from 0, and why; none
+            when it is the batch as a whole.
+    """
+
+    def __init__(self, message: str, records: Sequence[tuple[int, str]] = ()) -> None:
+        super().__init__(message)
+        self.records = records
 
 
 class CorruptBatch(BatchError):

@@ -20,6 +20,7 @@ from broker.producers.states import (
     ProducerIdentity,
 )
 from broker.records import (
+    BatchError,
     BatchTooLarge,
     CorruptBatch,
     InvalidBatch,
@@ -121,13 +122,17 @@ def _append(
     log = partition.log
     try:
         batches = split_batches(records, max_batch_bytes=log.config.max_message_bytes)
+        if len(batches) != 1:
+            raise InvalidBatch(f"{len(batches)} batches of one partition: a request may have one")
         refusal = _check_transaction(context, transactional_id, partition, batches)
         if refusal is not None:
             return _failed(partition.index, *refusal)
         data, batches = conform(records, batches, log.config, now_ms=now_ms)
         appended = log.append(data, batches, now_ms=now_ms)
     except _REFUSALS as error:
-        return _failed(partition.index, _code(error), str(error))
+        result = _failed(partition.index, _code(error), str(error))
+        records = error.records if isinstance(error, BatchError) else ()
+        return result._replace(record_errors=records) if records else result
     return PartitionResult(
         partition.index,
         0,

@@ -66,7 +66,8 @@ class LogConfig:
         max_message_bytes: largest batch that is accepted, in bytes.
         message_timestamp_type: whose clock the records' timestamps are from.
         message_timestamp_before_max_ms: how far a producer's timestamps may be behind this clock.
-        message_timestamp_after_max_ms: how far they may be ahead of it.
+        message_timestamp_after_max_ms: how far they may be ahead of it: an hour, as with Kafka 4
+            (KIP-937), so that microseconds taken for milliseconds are noticed.
         index_interval_bytes: bytes of log between two index entries.
         producer_id_expiration_ms: how long a producer that has sent nothing is remembered, so that
             what it sends twice is written once.
@@ -91,7 +92,7 @@ class LogConfig:
     max_message_bytes: int = 1_048_588
     message_timestamp_type: TimestampType = "CreateTime"
     message_timestamp_before_max_ms: int = NO_TIME_LIMIT
-    message_timestamp_after_max_ms: int = NO_TIME_LIMIT
+    message_timestamp_after_max_ms: int = 3600 * 1000
     index_interval_bytes: int = 4096
     producer_id_expiration_ms: int = 24 * 3600 * 1000
     fsync: FsyncPolicy = "interval"

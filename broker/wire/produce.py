@@ -7,9 +7,12 @@ Version 3 brought the transactional id, 5 the log start offset, 8 error messages
 from __future__ import annotations
 
 from struct import Struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from broker.wire.cursor import Cursor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "PartitionResult",
@@ -38,7 +41,10 @@ class ProduceRequest(NamedTuple):
 
 
 class PartitionResult(NamedTuple):
-    """What became of one partition's records; `error` is the protocol's error code."""
+    """What became of one partition's records; `error` is the protocol's error code.
+
+    `record_errors` names the records that are to blame, by their number in the batch, and why (KIP-467).
+    """
 
     partition_index: int
     error: int = 0
@@ -46,6 +52,7 @@ class PartitionResult(NamedTuple):
     log_append_time_ms: int = -1
     log_start_offset: int = -1
     message: str | None = None
+    record_errors: Sequence[tuple[int, str]] = ()
 
 
 def read_produce_request(body: memoryview, version: int) -> ProduceRequest:
@@ -101,7 +108,7 @@ def set_produce_throttle(body: bytes | bytearray, version: int, milliseconds: in
 
 
 def _write_partition(out: bytearray, result: PartitionResult, version: int) -> None:
-    index, error, base_offset, append_time, log_start_offset, message = result
+    index, error, base_offset, append_time, log_start_offset, message, record_errors = result
     if version >= 5:
         out += _PARTITION_V5.pack(index, error, base_offset, append_time, log_start_offset)
     elif version >= 2:
@@ -110,15 +117,19 @@ def _write_partition(out: bytearray, result: PartitionResult, version: int) -> N
         out += _PARTITION_V0.pack(index, error, base_offset)
     if version < 8:
         return
-    if version >= 9:
-        _write_count(out, 0, compact=True)
-        _write_string(out, message, compact=True)
-        out.append(0)
-    elif message is None:
+    compact = version >= 9
+    if message is None and not compact:
         out += _NO_RECORD_ERRORS_NO_MESSAGE
-    else:
-        _write_count(out, 0, compact=False)
-        _write_string(out, message, compact=False)
+        return
+    _write_count(out, len(record_errors), compact=compact)
+    for number, reason in record_errors:
+        out += _COUNT.pack(number)
+        _write_string(out, reason, compact=compact)
+        if compact:
+            out.append(0)
+    _write_string(out, message, compact=compact)
+    if compact:
+        out.append(0)
 
 
 def _write_count(out: bytearray, count: int, *, compact: bool) -> None:

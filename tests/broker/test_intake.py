@@ -64,10 +64,17 @@ def test_a_batch_that_grows_beyond_the_limit_is_refused() -> None:
 
 @pytest.mark.parametrize("policy", ["compact", "delete,compact"])
 def test_a_compacted_topic_takes_no_record_without_a_key(policy: str) -> None:
-    data = build_batch([NewRecord(b"", b""), NewRecord(b"k", None), NewRecord(None, b"")])
+    records = [
+        NewRecord(b"", b""),
+        NewRecord(None, b""),
+        NewRecord(b"k", None),
+        NewRecord(None, b""),
+    ]
+    data = build_batch(records)
     config = LogConfig(cleanup_policy=policy)
-    with pytest.raises(InvalidBatch, match="record 2 has no key"):
+    with pytest.raises(InvalidBatch, match=r"2 records are .* record 1: it has no key") as refused:
         conform(data, split_batches(data), config, now_ms=NOW)
+    assert [number for number, _ in refused.value.records] == [1, 3]
     conform(data, split_batches(data), LogConfig(), now_ms=NOW)
 
 
@@ -81,8 +88,9 @@ def test_timestamps_must_be_near_the_brokers_clock_where_a_topic_says_so(
     if fits:
         conform(data, split_batches(data), config, now_ms=NOW)
     else:
-        with pytest.raises(InvalidTimestamp, match="record 1 has the timestamp"):
+        with pytest.raises(InvalidTimestamp, match="record 1: its timestamp is") as refused:
             conform(data, split_batches(data), config, now_ms=NOW)
+        assert [number for number, _ in refused.value.records] == [1]
     stamped = replace(config, message_timestamp_type="LogAppendTime")
     conform(data, split_batches(data), stamped, now_ms=NOW)
 
@@ -90,3 +98,13 @@ def test_timestamps_must_be_near_the_brokers_clock_where_a_topic_says_so(
 def test_records_without_a_timestamp_are_never_too_old() -> None:
     data = build_batch([NewRecord(None, b"")])
     conform(data, split_batches(data), LogConfig(message_timestamp_before_max_ms=0), now_ms=NOW)
+
+
+def test_what_is_more_than_an_hour_ahead_is_refused_by_default() -> None:
+    """KIP-937: somebody took microseconds for milliseconds, say."""
+    hour = 3600 * 1000
+    data = build_batch([NewRecord(None, b"", (), NOW), NewRecord(None, b"", (), NOW + hour + 1)])
+    conform(data, split_batches(data), LogConfig(), now_ms=NOW + 1)
+    with pytest.raises(InvalidTimestamp, match="record 1: its timestamp is") as refused:
+        conform(data, split_batches(data), LogConfig(), now_ms=NOW)
+    assert [number for number, _ in refused.value.records] == [1]

@@ -245,4 +245,5 @@ async def test_timestamps_out_of_range_are_refused(
     response = await client.call(PRODUCE, 9, acks=1, topic_data=data)
     refused = response.responses[0].partition_responses[0]
     assert refused.error_code is ErrorCode.invalid_timestamp
-    assert "record 0 has the timestamp 7" in refused.error_message
+    assert "record 0: its timestamp is 7" in refused.error_message
+    assert [each.batch_index for each in refused.record_errors] == [0]

@@ -118,6 +118,7 @@ MAGIC_AT = 16
         (lambda batch: damaged(batch(b"a"), MAGIC_AT)[:17] + bytes(60), ErrorCode.corrupt_message),
         (lambda _: b"", ErrorCode.invalid_record),
         (lambda _: None, ErrorCode.invalid_record),
+        (lambda batch: batch(b"a") + batch(b"b"), ErrorCode.invalid_record),
         (lambda batch: batch(b"x" * 1_048_588), ErrorCode.message_too_large),
     ],
 )
@@ -142,6 +143,24 @@ async def test_the_limit_of_a_topic_goes_before_the_brokers(
     assert (await produce(batch(b"x" * 100), topic="small")).error_code is ErrorCode.none
     refused = await produce(batch(b"x" * 200), topic="small")
     assert refused.error_code is ErrorCode.message_too_large
+
+
+@pytest.mark.parametrize("version", [8, 9, 11])
+async def test_the_records_that_are_to_blame_are_named(
+    broker: Broker, connect: Connect, version: int
+) -> None:
+    """KIP-467: from version 8 on, by their numbers in the batch."""
+    await broker.topics.create("compacted", 1, {"cleanup.policy": "compact"})
+    keys = (b"a", None, b"b", None)
+    records = bytes(build_batch([NewRecord(key, b"value") for key in keys]))
+    topics = [{"name": "compacted", "partition_data": [{"index": 0, "records": records}]}]
+    client = await connect(broker)
+    response = await client.call(PRODUCE, version, acks=-1, topic_data=topics)
+    (result,) = response.responses[0].partition_responses
+    assert (result.error_code, result.base_offset) == (ErrorCode.invalid_record, -1)
+    assert [each.batch_index for each in result.record_errors] == [1, 3]
+    assert all("no key" in each.batch_index_error_message for each in result.record_errors)
+    assert "2 records are refused" in result.error_message
 
 
 async def test_an_old_record_format_is_named(produce: Produce) -> None:

@@ -72,6 +72,13 @@ def test_requests_of_every_version_are_read(
                     st.integers(-1, 2**40),
                     st.none() | names,
                 )
+                | st.builds(
+                    PartitionResult,
+                    st.integers(0, 99),
+                    st.just(87),
+                    message=names,
+                    record_errors=st.lists(st.tuples(st.integers(0, 2**31 - 1), names)),
+                )
             ),
         )
     ),
@@ -91,7 +98,11 @@ def test_responses_of_every_version_are_understood(
             if version >= 5:
                 assert read.log_start_offset == result.log_start_offset
             if version >= 8:
-                assert (read.error_message, read.record_errors) == (result.message, ())
+                named = [
+                    (each.batch_index, each.batch_index_error_message)
+                    for each in read.record_errors
+                ]
+                assert (read.error_message, named) == (result.message, list(result.record_errors))
 
 
 @given(st.binary(max_size=200), st.integers(0, 11))
