@@ -131,8 +131,8 @@ def _append(
         appended = log.append(data, batches, now_ms=now_ms)
     except _REFUSALS as error:
         result = _failed(partition.index, _code(error), str(error))
-        records = error.records if isinstance(error, BatchError) else ()
-        return result._replace(record_errors=records) if records else result
+        blamed = error.records if isinstance(error, BatchError) else ()
+        return result._replace(record_errors=blamed) if blamed else result
     return PartitionResult(
         partition.index,
         0,

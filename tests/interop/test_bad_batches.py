@@ -40,6 +40,7 @@ REFUSALS = {
     ErrorCode.invalid_producer_epoch,
     ErrorCode.invalid_producer_id_mapping,
     ErrorCode.invalid_record,
+    ErrorCode.invalid_timestamp,
     ErrorCode.invalid_txn_state,
     ErrorCode.message_too_large,
     ErrorCode.out_of_order_sequence_number,
