@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import anyio
-import structlog
-from anyio import to_thread
 
 from broker.api import Services
 from broker.appends import SYNC_THREADS, Appends
@@ -17,24 +14,20 @@ from broker.buffers import BufferPool
 from broker.compactor import compact_logs
 from broker.datadir import DataDirectory
 from broker.dispatch import SERVED, Dispatcher, advertised_versions
-from broker.errors import BrokerError
-from broker.groups.coordinator import GroupCoordinator
-from broker.groups.offsets import OffsetStore
-from broker.log.errors import LogError
+from broker.groups.coordinator import STORE_INTERVAL, GroupCoordinator
+from broker.health.health import BrokerState, Health
 from broker.maintenance import apply_retention, sync_due_logs
 from broker.membership import GroupSettings
-from broker.producers.ids import ProducerIds
 from broker.security.acls import Authorizer
 from broker.security.quotas import Quotas, Rate
 from broker.security.tls import server_context
 from broker.security.users import Users
-from broker.server.server import Server, bind
+from broker.server.server import SWEEP_INTERVAL, Server, bind
+from broker.storage import Storage
+from broker.telemetry.collector import BrokerCollector
 from broker.telemetry.metrics import Metrics
 from broker.telemetry.requests import RequestMeters
-from broker.topics.config import default_log_config
-from broker.topics.topics import Topics
 from broker.transactions.coordinator import TransactionCoordinator
-from broker.transactions.store import TransactionStore
 from broker.transactions.types import TransactionSettings
 
 if TYPE_CHECKING:
@@ -45,10 +38,9 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from broker.settings import BrokerSettings
+    from broker.topics.topics import Topics
 
 __all__ = ["Broker"]
-
-logger = structlog.get_logger(__name__)
 
 _ANY_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  not for binding
 
@@ -69,7 +61,9 @@ class Broker:
     def __init__(self, settings: BrokerSettings) -> None:
         self.settings = settings
         self.metrics = Metrics()
+        self.health = Health(settings.data_dir)
         self._port = 0
+        self._http_url: str | None = None
         self._topics: Topics | None = None
         self._stack = AsyncExitStack()
 
@@ -82,6 +76,11 @@ class Broker:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     @property
+    def http_url(self) -> str | None:
+        """Where `/live`, `/ready` and `/metrics` are served, if they are: `http://127.0.0.1:8080`."""
+        return self._http_url
+
+    @property
     def topics(self) -> Topics:
         """The topics of a broker that is running."""
         if self._topics is None:
@@ -89,38 +88,42 @@ class Broker:
         return self._topics
 
     async def __aenter__(self) -> Self:
-        settings = self.settings
+        settings, expect = self.settings, self.health.progress.expect
         async with AsyncExitStack() as stack:
             tls = _tls_context(settings)
             users = Users(settings.users_file) if settings.users_file else None
             authorizer = Authorizer(settings.acl_file) if settings.acl_file else None
+            await self._serve_http(stack)
             listener = bind(settings.host, settings.port)
             stack.callback(listener.close)
             self._port = listener.getsockname()[1]
             executor = stack.enter_context(ThreadPoolExecutor(SYNC_THREADS, "fsync"))
 
             data = DataDirectory(settings.data_dir)
-            storage = _Storage(data)
+            storage = Storage(data, settings)
             stack.push_async_callback(storage.close)
-            topics = storage.topics = Topics(data.path, settings)
-            await topics.open(clean=data.was_clean)
-            store = storage.offsets = await _open_offsets(data, settings)
-            transaction_store = storage.transactions = await _open_transactions(data, settings)
-            producer_ids = _open_producer_ids(data)
+            await storage.open()
+            topics = storage.topics
 
             appends = Appends(sync=settings.fsync == "always", executor=executor)
             stack.push_async_callback(_shielded, appends.drain)
             tasks = await anyio.create_task_group().__aenter__()
             stack.push_async_callback(_cancel, tasks)
 
-            groups = GroupCoordinator(store, _group_settings(settings))
+            groups = GroupCoordinator(
+                storage.offsets,
+                _group_settings(settings),
+                beat=expect("the care of committed offsets", STORE_INTERVAL),
+            )
+            transaction_settings = _transaction_settings(settings)
             transactions = TransactionCoordinator(
-                transaction_store,
+                storage.transactions,
                 topics=topics,
                 appends=appends,
                 groups=groups,
-                new_producer_id=producer_ids.next,
-                settings=_transaction_settings(settings),
+                new_producer_id=storage.producer_ids.next,
+                settings=transaction_settings,
+                beat=expect("the care of transactions", transaction_settings.check_interval),
             )
             topics.after_deletion = lambda name: groups.remove_topics([name])
             services = Services(
@@ -130,7 +133,7 @@ class Broker:
                 topics=topics,
                 appends=appends,
                 response_buffers=BufferPool(settings.response_memory_bytes),
-                producer_ids=producer_ids,
+                producer_ids=storage.producer_ids,
                 groups=groups,
                 transactions=transactions,
                 metrics=self.metrics,
@@ -140,6 +143,9 @@ class Broker:
             )
             dispatcher = Dispatcher(SERVED, services)
             server = Server(settings, dispatcher, appends, self.metrics, tls=tls, users=users)
+            collector = BrokerCollector(services, server, storage.internal_logs)
+            self.metrics.registry.register(collector)
+            stack.callback(self.metrics.registry.unregister, collector)
             # At the end: no more requests, answers for who waits in a group or polls, then the rest.
             stack.push_async_callback(_shielded, server.drain)
             await stack.enter_async_context(groups)
@@ -148,10 +154,8 @@ class Broker:
             stack.callback(server.stop)
             server.listen(listener)
 
-            tasks.start_soon(server.watch_connections)
-            tasks.start_soon(sync_due_logs, topics, settings.fsync_interval, executor)
-            tasks.start_soon(apply_retention, topics, settings.retention_check_interval)
-            tasks.start_soon(compact_logs, topics, settings.compaction_check_interval)
+            self._maintain(tasks, server, topics, executor)
+            self.health.watch(appends, topics, storage.internal_logs.values())
             self._topics = topics
             self._stack = stack.pop_all()
         return self
@@ -163,67 +167,37 @@ class Broker:
         traceback: TracebackType | None,
     ) -> bool | None:
         self._topics = None
+        self.health.state = BrokerState.STOPPING
         return await self._stack.__aexit__(exc_type, exc, traceback)
 
+    def _maintain(
+        self, tasks: TaskGroup, server: Server, topics: Topics, executor: ThreadPoolExecutor
+    ) -> None:
+        """Begin what is done from time to time."""
+        settings, expect = self.settings, self.health.progress.expect
+        tasks.start_soon(
+            server.watch_connections, expect("the watch over connections", SWEEP_INTERVAL)
+        )
+        every = settings.fsync_interval
+        beat = expect("the syncing of logs", every)
+        tasks.start_soon(sync_due_logs, topics, every, executor, beat)
+        every = settings.retention_check_interval
+        tasks.start_soon(apply_retention, topics, every, expect("retention", every))
+        every = settings.compaction_check_interval
+        tasks.start_soon(compact_logs, topics, every, expect("compaction", every))
 
-class _Storage:
-    """What must be closed, in order, before the data directory may be called clean."""
+    async def _serve_http(self, stack: AsyncExitStack) -> None:
+        """From before the logs are opened, which may take long, until they are closed."""
+        settings = self.settings
+        if settings.http_port is None:
+            return
+        from broker.health.http import HttpServer  # its libraries take time to import
 
-    def __init__(self, data: DataDirectory) -> None:
-        self.topics: Topics | None = None
-        self.offsets: OffsetStore | None = None
-        self.transactions: TransactionStore | None = None
-        self._data = data
-
-    async def close(self) -> None:
-        with anyio.CancelScope(shield=True):
-            clean = False
-            try:
-                for store in (self.transactions, self.offsets):
-                    if store is not None:
-                        await to_thread.run_sync(store.close)
-                if self.topics is not None:
-                    await self.topics.close()
-                clean = self.transactions is not None  # opened last, so all was opened
-            except (LogError, OSError) as error:
-                logger.error(
-                    "not everything could be written; the logs are checked at the next start",
-                    error=str(error),
-                )
-            finally:
-                self._data.close(clean=clean)
-
-
-async def _open_offsets(data: DataDirectory, settings: BrokerSettings) -> OffsetStore:
-    directory = data.path / "offsets"
-    open_store = partial(
-        OffsetStore.open, directory, default_log_config(settings), clean=data.was_clean
-    )
-    try:
-        return await to_thread.run_sync(open_store)
-    except (LogError, OSError) as error:
-        raise BrokerError(
-            f"the committed offsets in {directory} cannot be read: {error}"
-        ) from error
-
-
-async def _open_transactions(data: DataDirectory, settings: BrokerSettings) -> TransactionStore:
-    directory = data.path / "transactions"
-    open_store = partial(
-        TransactionStore.open, directory, default_log_config(settings), clean=data.was_clean
-    )
-    try:
-        return await to_thread.run_sync(open_store)
-    except (LogError, OSError) as error:
-        raise BrokerError(f"the transactions in {directory} cannot be read: {error}") from error
-
-
-def _open_producer_ids(data: DataDirectory) -> ProducerIds:
-    path = data.path / "producer-ids"
-    try:
-        return ProducerIds(path)
-    except (LogError, OSError) as error:
-        raise BrokerError(f"the producer ids in {path} cannot be read: {error}") from error
+        server = HttpServer(
+            settings.http_host, settings.http_port, self.health, self.metrics.registry
+        )
+        await stack.enter_async_context(server)
+        self._http_url = server.url
 
 
 def _tls_context(settings: BrokerSettings) -> ssl.SSLContext | None:

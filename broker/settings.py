@@ -31,6 +31,11 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     advertised_host: str | None = None  # default: the address that a client connected to
     advertised_port: int | None = None  # default: the port that was bound
 
+    http_port: int | None = (
+        None  # for /live, /ready and /metrics; None: not served; 0: any free port
+    )
+    http_host: str = "127.0.0.1"
+
     # security
     tls_certificate: Path | None = None  # a chain in PEM; with it, connections must be encrypted
     tls_key: Path | None = None  # its private key in PEM
@@ -87,7 +92,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     shutdown_timeout: float = 5.0  # for responses that are being sent
 
     def __post_init__(self) -> None:
-        for name in ("port", "advertised_port"):
+        for name in ("port", "advertised_port", "http_port"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 65_535:
                 raise ValueError(f"{name} must be between 0 and 65535, not {value}")
@@ -162,7 +167,14 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError("tls_certificate and tls_key go together: set both or neither")
         if self.tls_client_ca is not None and self.tls_certificate is None:
             raise ValueError("tls_client_ca needs tls_certificate and tls_key")
-        if self.insecure or is_loopback(self.host):
+        if self.insecure:
+            return
+        if self.http_port is not None and not is_loopback(self.http_host):
+            raise ValueError(
+                f"http_host {self.http_host!r} lets other machines read the metrics, with the names of"
+                " topics and groups, without encryption or authentication; set insecure if they may"
+            )
+        if is_loopback(self.host):
             return
         missing = []
         if self.tls_certificate is None:

@@ -39,6 +39,8 @@ HELP: Final[dict[str, dict[str, str]]] = {
         "port": "Port to listen on; 0 takes any free one.",
         "advertised_host": "Name that clients are told to connect to; default: the one they came to.",
         "advertised_port": "Port that clients are told to connect to; default: the bound one.",
+        "http_port": "Port for /live, /ready and /metrics (Prometheus); 0 takes any free one.",
+        "http_host": "Address to serve them on; any but loopback asks for --insecure.",
     },
     "Security": {
         "tls_certificate": "Certificate chain (PEM): connections must then be encrypted by TLS.",
@@ -46,7 +48,9 @@ HELP: Final[dict[str, dict[str, str]]] = {
         "tls_client_ca": "Clients must have a certificate of these authorities (PEM): mutual TLS.",
         "users_file": "Users made by `kmr broker user add`: clients must authenticate by SASL.",
         "acl_file": "Rules made by `kmr broker acl allow`: what none of them allows is denied.",
-        "insecure": "Let other machines connect without encryption or authentication.",
+        "insecure": (
+            "Let other machines connect, or read the metrics, without encryption or authentication."
+        ),
         "authentication_timeout": "Time that a client has for TLS, and again for SASL.",
         "max_unauthenticated_connections": "Most connections at a time that have not got so far.",
         "produce_quota_bytes": (

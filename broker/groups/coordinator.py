@@ -39,11 +39,12 @@ if TYPE_CHECKING:
     from broker.producers.markers import Marker
     from broker.producers.states import ProducerIdentity
 
-__all__ = ["GroupCoordinator"]
+__all__ = ["STORE_INTERVAL", "GroupCoordinator"]
 
 T = TypeVar("T")
 
-_MAINTENANCE_INTERVAL = 1.0
+STORE_INTERVAL = 1.0
+"""Seconds between two looks after the store."""
 _MAX_NAME_BYTES = 32_767  # the longest string of the protocol's older versions
 _MAX_INSTANCE_ID_CHARS = 249  # as for names of topics (KIP-345)
 
@@ -354,7 +355,7 @@ class GroupCoordinator:
     async def _maintain_store(self) -> None:
         failing = False
         while True:
-            await anyio.sleep(_MAINTENANCE_INTERVAL)
+            await anyio.sleep(STORE_INTERVAL)
             self._beat()
             try:
                 await self._store.maintain()

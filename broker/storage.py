@@ -1,0 +1,89 @@
+"""All logs of a data directory: opened in order, and closed before it may be called clean."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+import structlog
+from anyio import to_thread
+
+from broker.errors import BrokerError
+from broker.groups.offsets import OFFSETS_TOPIC, OffsetStore
+from broker.log.errors import LogError
+from broker.producers.ids import ProducerIds
+from broker.topics.config import default_log_config
+from broker.topics.topics import Topics
+from broker.transactions.store import TRANSACTIONS_TOPIC, TransactionStore
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from broker.datadir import DataDirectory
+    from broker.log.partition import PartitionLog
+    from broker.settings import BrokerSettings
+
+__all__ = ["Storage"]
+
+logger = structlog.get_logger(__name__)
+
+Store = TypeVar("Store", OffsetStore, TransactionStore)
+
+
+class Storage:
+    """What a broker keeps on disk; `close` it also if `open` failed."""
+
+    def __init__(self, data: DataDirectory, settings: BrokerSettings) -> None:
+        self.topics = Topics(data.path, settings)
+        self.offsets: OffsetStore
+        self.transactions: TransactionStore
+        self.producer_ids: ProducerIds
+        self._data = data
+        self._config = default_log_config(settings)
+        self._stores: list[OffsetStore | TransactionStore] = []
+        self._complete = False
+
+    @property
+    def internal_logs(self) -> Mapping[str, PartitionLog]:
+        """The logs of the internal topics, by the topic's name."""
+        return {OFFSETS_TOPIC: self.offsets.log, TRANSACTIONS_TOPIC: self.transactions.log}
+
+    async def open(self) -> None:
+        """Raises BrokerError when something cannot be read."""
+        await self.topics.open(clean=self._data.was_clean)
+        self.offsets = await self._open(OffsetStore, "offsets", "committed offsets")
+        self.transactions = await self._open(TransactionStore, "transactions", "transactions")
+        self._complete = True  # all logs are open
+        path = self._data.path / "producer-ids"
+        try:
+            self.producer_ids = ProducerIds(path)
+        except (LogError, OSError) as error:
+            raise BrokerError(f"the producer ids in {path} cannot be read: {error}") from error
+
+    async def close(self) -> None:
+        """Write, sync and close all that is open, also when the broker's task is being cancelled."""
+        with anyio.CancelScope(shield=True):
+            clean = False
+            try:
+                for store in reversed(self._stores):
+                    await to_thread.run_sync(store.close)
+                await self.topics.close()
+                clean = self._complete
+            except (LogError, OSError) as error:
+                logger.error(
+                    "not everything could be written; the logs are checked at the next start",
+                    error=str(error),
+                )
+            finally:
+                self._data.close(clean=clean)
+
+    async def _open(self, kind: type[Store], name: str, what: str) -> Store:
+        directory = self._data.path / name
+        open_store = partial(kind.open, directory, self._config, clean=self._data.was_clean)
+        try:
+            store: Store = await to_thread.run_sync(open_store)
+        except (LogError, OSError) as error:
+            raise BrokerError(f"the {what} in {directory} cannot be read: {error}") from error
+        self._stores.append(store)
+        return store
