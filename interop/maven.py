@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from hashlib import sha256
+from functools import partial
 from http.client import HTTPException
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
+from interop.cached import FetchFailed, cached
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 __all__ = ["CENTRAL", "REPOSITORY_VARIABLE", "Artifact", "FetchFailed", "fetch", "read_lock"]
 
@@ -31,10 +32,6 @@ _TIMEOUT: Final = 60.0  # seconds without a byte
 _ATTEMPTS: Final = 3
 _PAUSE: Final = 1.0  # seconds
 _AT_ONCE: Final = 4
-
-
-class FetchFailed(Exception):
-    """A jar could not be had; the message says which, from where, why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,22 +89,8 @@ def fetch(
 
 
 def _ensure(artifact: Artifact, cache: Path, repository: str) -> Path:
-    jar = cache / artifact.path
-    if jar.is_file() and sha256(jar.read_bytes()).hexdigest() == artifact.sha256:
-        return jar
     url = f"{repository}/{artifact.path}"
-    content = _download(url)
-    found = sha256(content).hexdigest()
-    if found != artifact.sha256:
-        raise FetchFailed(
-            f"{url} is not what the lock file says: its sha256 is {found}, not {artifact.sha256}; "
-            "nothing of it was kept. Either the repository is not to be trusted, or the lock file is wrong"
-        )
-    jar.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=jar.parent, delete=False) as fresh:
-        fresh.write(content)
-    Path(fresh.name).replace(jar)  # another process may be doing the same
-    return jar
+    return cached(cache / artifact.path, artifact.sha256, url, partial(_download, url))
 
 
 def _download(url: str) -> bytes:
