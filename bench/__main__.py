@@ -82,11 +82,6 @@ class Bench:
             arguments += ["--clickhouse-url", self._clickhouse_url]
         return self._run(*arguments, "--records", str(row.records))
 
-    def librdkafka(self, direction: str, records: int) -> dict[str, Any]:
-        """The broker's own rate with librdkafka's clients."""
-        topic = f"librdkafka-{uuid.uuid4().hex}" if direction == "produce" else TOPIC
-        return self._run("bench.librdkafka", direction, "--topic", topic, "--records", str(records))
-
     def _run(self, *arguments: str) -> dict[str, Any]:
         command = [sys.executable, "-m", *arguments, "--bootstrap-servers", self._broker]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
@@ -109,6 +104,7 @@ async def main() -> None:
             await measure(children, directory, console, options.rounds, options.scale)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+    await part("bench.broker", "--rounds", str(options.rounds), "--scale", str(options.scale))
     await part("bench.idle")
     await part("bench.fairness")
     spark = ["--rounds", str(options.rounds)]
@@ -145,8 +141,6 @@ async def measure(
     await bench.fill(max(row.records for row in table))
     seconds: dict[Row, list[float]] = {row: [] for row in table}
     peaks: dict[Row, list[float]] = {row: [] for row in table}
-    librdkafka: dict[str, list[float]] = {"produce": [], "consume": []}
-    records = round(1_000_000 * scale)
     for number in range(1, rounds + 1):
         for row in table:
             console.print(
@@ -155,13 +149,7 @@ async def measure(
             result = await anyio.to_thread.run_sync(bench.consume, row)
             seconds[row].append(result["seconds"])
             peaks[row].append(result["peak_mb"])
-        for direction, measured in librdkafka.items():
-            result = await anyio.to_thread.run_sync(bench.librdkafka, direction, records)
-            measured.append(result["seconds"])
     report(console, seconds, peaks)
-    for direction, measured in librdkafka.items():
-        rate = records / statistics.median(measured)
-        console.print(f"broker, librdkafka {direction}: {rate:,.0f} records/s", highlight=False)
 
 
 def report(

@@ -56,7 +56,6 @@ class Outcome:
 
 async def run_together(clients: Sequence[Client]) -> Outcome:
     """Start the processes, wait until all are ready, let them begin, wait for all. Raises ClientFailed."""
-    outcomes: list[dict[str, Any]] = [{} for _ in clients]
     async with AsyncExitStack() as stack:
         processes = [await stack.enter_async_context(await _start(each)) for each in clients]
         with anyio.fail_after(PATIENCE):
@@ -67,13 +66,7 @@ async def run_together(clients: Sequence[Client]) -> Outcome:
             for process in processes:
                 assert process.stdin is not None
                 await process.stdin.send(b"\n")
-
-            async def finish(number: int) -> None:
-                outcomes[number] = json.loads(await lines[number].next())
-
-            async with anyio.create_task_group() as tasks:
-                for number in range(len(processes)):
-                    tasks.start_soon(finish, number)
+            outcomes = [json.loads(await each.next()) for each in lines]
     ended: float = max(each["ended"] for each in outcomes)
     return Outcome(ended - started, outcomes)
 

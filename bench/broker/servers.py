@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import anyio
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from demo.processes import Children, free_port
-from framework.spark.jvm import cache_directory, find_jvm
+from framework.spark.jvm import JvmNotFound, cache_directory, find_jvm
 from interop.lock import LOCK
-from interop.maven import fetch, read_lock
+from interop.maven import FetchFailed, fetch, read_lock
 from interop.nodes import DISTRIBUTED_JVM, Cluster
 
 if TYPE_CHECKING:
@@ -23,9 +24,15 @@ if TYPE_CHECKING:
 
 Fsync = Literal["os", "interval", "always"]
 
+
+class NoKafka(Exception):
+    """There is no Apache Kafka to measure; the message says why."""
+
+
 _TICKS = os.sysconf("SC_CLK_TCK")
 _RESET_PEAK = "5"  # see proc(5), clear_refs
 _TIMEOUT = 120.0
+_LOG_CRITICAL = 2
 
 
 @dataclass(frozen=True)
@@ -55,17 +62,20 @@ class Server:
 
     def create(self, topic: str, partitions: int) -> None:
         """A topic, ready for use."""
-        admin = AdminClient({"bootstrap.servers": self.address})
+        admin = self._admin()  # its requests end with it
         admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(_TIMEOUT)
 
     def delete(self, topic: str) -> None:
         """The topic and its files."""
-        admin = AdminClient({"bootstrap.servers": self.address})
+        admin = self._admin()
         admin.delete_topics([topic])[topic].result(_TIMEOUT)
+
+    def _admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.address, "log_level": _LOG_CRITICAL})
 
 
 @asynccontextmanager
-async def ours(directory: Path, fsync: Fsync) -> AsyncIterator[Server]:
+async def ours(directory: Path, fsync: Fsync, name: str = "kmr") -> AsyncIterator[Server]:
     """The bundled broker on data in `directory`, which is removed afterwards."""
     port = free_port()
     async with Children(directory / "logs") as children:
@@ -75,7 +85,7 @@ async def ours(directory: Path, fsync: Fsync) -> AsyncIterator[Server]:
             *("--fsync", fsync),
         )
         await children.wait_for_port(child, port)
-        yield Server(f"kmr, --fsync {fsync}", f"127.0.0.1:{port}", child.pid)
+        yield Server(name, f"127.0.0.1:{port}", child.pid)
     shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -83,12 +93,17 @@ async def ours(directory: Path, fsync: Fsync) -> AsyncIterator[Server]:
 async def apache_kafka(directory: Path) -> AsyncIterator[Server]:
     """One node of Apache Kafka from Maven Central, as it is by default: it leaves flushing to the system.
 
-    Raises JvmNotFound, FetchFailed, NodeFailed.
+    Raises NoKafka.
     """
-    jvm = find_jvm()
-    jars = fetch(read_lock(LOCK), cache_directory(os.environ) / "maven")
+    lock = read_lock(LOCK)
+    try:
+        jvm = find_jvm()
+        jars = await anyio.to_thread.run_sync(fetch, lock, cache_directory(os.environ) / "maven")
+    except (JvmNotFound, FetchFailed) as error:
+        raise NoKafka(str(error)) from error
+    version = next(each.version for each in lock if each.name == "kafka-clients")
     async with Cluster(jvm.java, jars, directory, 1, jvm=DISTRIBUTED_JVM) as cluster:
         process = cluster.nodes[0].process
         assert process is not None
-        yield Server("Apache Kafka 4.3.1", cluster.bootstrap_servers, process.pid)
+        yield Server(f"Apache Kafka {version}", cluster.bootstrap_servers, process.pid)
     shutil.rmtree(directory, ignore_errors=True)
