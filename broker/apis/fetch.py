@@ -37,6 +37,10 @@ logger = structlog.get_logger(__name__)
 
 KEY = 1
 _FIRST_WITH_SESSIONS = 7
+_FULL_FETCH = (
+    0,
+    -1,
+)  # epochs that begin a session or end one: whatever its id, nothing goes on (KIP-227)
 _FIRST_WITH_LEADER_EPOCHS = 9
 _READ_COMMITTED = 1
 
@@ -116,7 +120,7 @@ class _Fetch:
 
     def answer_now(self) -> RawResponse:
         """The response, if there is nothing to wait for."""
-        if self._version >= _FIRST_WITH_SESSIONS and self._request.session_id:
+        if self._goes_on_with_a_session:
             return self._no_session()
         topics = self._look_up()
         if not self._is_due(topics):
@@ -159,6 +163,12 @@ class _Fetch:
                 return topics, filled
             filled.response.release()
             size = filled.needed_bytes + self._overhead
+
+    @property
+    def _goes_on_with_a_session(self) -> bool:
+        return (
+            self._version >= _FIRST_WITH_SESSIONS and self._request.session_epoch not in _FULL_FETCH
+        )
 
     # -- looking -----------------------------------------------------------------------------------
 

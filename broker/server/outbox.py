@@ -127,7 +127,8 @@ class Outbox:
         if self._sending is None:
             return
         response, at = self._sending
-        while at < len(response.view) and self._writable:
+        # A transport that has failed is never full: it takes all, and complains.
+        while at < len(response.view) and self._writable and not self._transport.is_closing():
             self._transport.write(response.view[at : at + _SLICE_BYTES])
             at += _SLICE_BYTES
         if at < len(response.view) or not self._writable:

@@ -238,11 +238,24 @@ async def test_a_fetch_of_nothing_is_answered_at_once(client: Any) -> None:
     assert (await client.ask(message)).responses == ()
 
 
-async def test_there_are_no_sessions(client: Any) -> None:
-    response = await client.ask(request(client, 0, session_id=7, session_epoch=3))
+@pytest.mark.parametrize("session_id", [0, 7])
+async def test_there_is_no_session_that_a_fetch_could_go_on_with(
+    client: Any, session_id: int
+) -> None:
+    response = await client.ask(request(client, 0, session_id=session_id, session_epoch=3))
     assert response.error_code is ErrorCode.fetch_session_id_not_found
-    response = await client.ask(request(client, 0, session_id=0, session_epoch=0))
+    assert response.responses == ()
+
+
+@pytest.mark.parametrize("session_id", [0, 7, -1])
+@pytest.mark.parametrize("epoch", [0, -1])
+async def test_a_fetch_that_begins_or_ends_a_session_is_a_full_one(
+    client: Any, batch: Batch, session_id: int, epoch: int
+) -> None:
+    await produce(client, batch(b"a"))
+    response = await client.ask(request(client, 0, session_id=session_id, session_epoch=epoch))
     assert (response.error_code, response.session_id) == (ErrorCode.none, 0)
+    assert values(parts(response)[0].records) == [b"a"]
 
 
 async def test_a_leader_epoch_that_never_was_is_refused(client: Any) -> None:

@@ -135,7 +135,7 @@ async def test_an_absurd_length_closes_the_connection(
 
 
 @pytest.mark.parametrize(
-    ("key", "version"), [(999, 0), (-1, 0), (0, 12), (1, 3), (3, 13), (3, -1), (4, 0)]
+    ("key", "version"), [(999, 0), (-1, 0), (0, 12), (1, 3), (3, 14), (3, -1), (4, 0)]
 )
 async def test_what_is_not_served_closes_the_connection(
     client: Any, key: int, version: int, capsys: pytest.CaptureFixture[str]
@@ -306,6 +306,25 @@ async def test_a_response_that_is_not_read_closes_the_connection(
         return "did not read its response" in shown
 
     await until(closed)
+
+
+async def test_a_large_response_to_a_client_that_is_gone_is_given_up_in_silence(
+    start: Start, connect: Connect, batch: Batch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = await start(fetch_max_bytes=32 * MIB)
+    await broker.topics.create("t")
+    client, other = await connect(broker), await connect(broker)
+    data = batch(*(b"x" * 1000 for _ in range(1000)))
+    for _ in range(20):
+        await other.ask(produce_request(other, data))
+    await client.ask(ASK_VERSIONS)
+    at_once = pack("ii", 1, 0)  # the connection is reset; nobody waits for the rest
+    client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+    client.writer.write(client.frame(fetch_request(client, 32 * MIB), 1))
+    client.writer.transport.abort()
+    await other.ask(ASK_VERSIONS)
+    await other.ask(fetch_request(other, 32 * MIB))
+    assert not caplog.records
 
 
 async def test_an_idle_connection_is_closed(start: Start, connect: Connect) -> None:
