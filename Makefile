@@ -1,6 +1,6 @@
 # Everything is installed into .venv in this folder; nothing else is touched.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench chaos interop-kafka clean
+.PHONY: help demo test check bench chaos interop interop-kafka clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,11 @@ bench: ## side-by-side benchmarks, printed as ratios
 chaos: ## break the system on purpose, count what is missing or doubled (ARGS="--long", "--list", ...)
 	@tools/install dev demo
 	@.venv/bin/python -m chaos $(ARGS)
+
+interop: ## real clients' own test suites against our broker (ARGS="--list", "--only SUITE")
+	@tools/install dev demo
+	@tools/kcat
+	@.venv/bin/python -m interop $(ARGS)
 
 interop-kafka: ## the framework against Apache Kafka itself, fetched from Maven Central
 	@tools/install dev demo

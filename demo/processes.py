@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
     from anyio.abc import Process
@@ -118,14 +118,18 @@ class Child:
 
 
 class Children:
-    """Starts `kmr` commands; on leaving, whatever still runs is stopped, the last one first."""
+    """Starts `kmr` commands; on leaving, whatever still runs is stopped, the last one first.
+
+    Attributes:
+        logs: the directory of their logs, `NAME.log` each.
+    """
 
     def __init__(self, logs: Path) -> None:
-        self._logs = logs
+        self.logs = logs
         self._all: list[Child] = []
 
     async def __aenter__(self) -> Self:
-        self._logs.mkdir(parents=True, exist_ok=True)
+        self.logs.mkdir(parents=True, exist_ok=True)
         return self
 
     async def __aexit__(
@@ -141,16 +145,29 @@ class Children:
         self, name: str, *arguments: str, patience: float = STOP_TIMEOUT, **environment: str
     ) -> Child:
         """Run `kmr ARGUMENTS`, in a session of its own so that Ctrl-C reaches only the demo."""
-        log = self._logs / f"{name}.log"
         kmr = str(Path(sys.executable).with_name("kmr"))
+        return await self.spawn(name, [kmr, *arguments], patience=patience, environment=environment)
+
+    async def spawn(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        directory: Path | None = None,
+        patience: float = STOP_TIMEOUT,
+        environment: Mapping[str, str] | None = None,
+    ) -> Child:
+        """Run any program, in this directory or another, as `start` does with `kmr`."""
+        log = self.logs / f"{name}.log"
         # Shielded: a process that is started is known, and so is stopped.
         with log.open("wb") as output, anyio.CancelScope(shield=True):
             process = await anyio.open_process(
-                [kmr, *arguments],
+                command,
                 stdin=None,
                 stdout=output,
                 stderr=output,
-                env=os.environ | environment,
+                cwd=directory,
+                env=os.environ | dict(environment or {}),
                 start_new_session=True,
             )
             child = Child(name, process, log, patience)

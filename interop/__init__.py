@@ -1,1 +1,6 @@
-"""The framework against Apache Kafka itself: its jars from Maven Central, KRaft nodes as processes."""
+"""Both sides against their counterparts.
+
+`python -m interop`: real clients' own test suites against our broker (`suites`).
+`python -m interop.kafka`: the framework against Apache Kafka itself, its jars from Maven Central, its nodes
+as processes.
+"""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from interop.suites.kafka_python import KafkaPython
+from interop.suites.own import Own
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -14,4 +17,4 @@ __all__ = ["suites"]
 
 def suites() -> Sequence[Suite]:
     """New ones; a suite keeps nothing from one run to the next."""
-    return ()
+    return (KafkaPython(), Own())
