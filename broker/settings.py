@@ -90,6 +90,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     request_timeout: float = 30.0  # without progress of a request that has begun to arrive
     response_timeout: float = 120.0  # without progress of a response that the client should read
     shutdown_timeout: float = 5.0  # for responses that are being sent
+    shutdown_deadline: float = 25.0  # for the whole stop; then `kmr broker serve` ends its process
 
     def __post_init__(self) -> None:
         for name in ("port", "advertised_port", "http_port"):
@@ -144,6 +145,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ("message_max_bytes", "segment_bytes"),
             ("request_max_bytes", "request_memory_bytes"),
             ("fetch_max_bytes", "response_memory_bytes"),
+            ("shutdown_timeout", "shutdown_deadline"),
         )
         for low, high in ordered:
             if getattr(self, low) > getattr(self, high):

@@ -107,6 +107,9 @@ HELP: Final[dict[str, dict[str, str]]] = {
         "request_timeout": "The same while a request has begun to arrive and does not go on.",
         "response_timeout": "The same while a client does not read its response.",
         "shutdown_timeout": "Time for responses that are being sent when the broker stops.",
+        "shutdown_deadline": (
+            "Time for all of the stop, logs included; then the process ends, with exit code 3."
+        ),
     },
 }
 """What each setting is for, by group."""

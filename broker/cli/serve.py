@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import resource
-import signal
-import sys
-from typing import Annotated, Any, Literal
+import time
+from contextlib import AsyncExitStack
+from typing import Annotated, Any
 
 import structlog
 from cyclopts import Parameter
@@ -16,13 +15,14 @@ from cyclopts import Parameter
 from broker.broker import Broker
 from broker.cli.errors import UsageError, runs
 from broker.cli.flags import in_flags, with_settings
+from broker.cli.logs import LogFormat, LogLevel, set_up_logs
+from broker.cli.stopping import StopSignal, deadline
 from broker.cli.text import say
 from broker.settings import BrokerSettings
 
 __all__ = ["serve"]
 
-LogLevel = Literal["debug", "info", "warning", "error"]
-LogFormat = Literal["auto", "console", "json"]
+logger = structlog.get_logger(__name__)
 
 _YOUNG_OBJECTS, _GENERATIONS = 20_000, 20  # Python's own: 700, 10
 
@@ -38,10 +38,11 @@ async def serve(
     """Run the bundled broker: Kafka's protocol in one process, records on the local disk.
 
     Prints one line with its address when it is ready. The first SIGTERM or SIGINT (Ctrl-C) stops it in
-    good order, a second one at once; nothing that it acknowledged is lost either way, as far as --fsync
-    promises.
+    good order: what is under way is answered, the logs are synced and closed. A second one ends it at
+    once; nothing that it acknowledged is lost either way, as far as --fsync promises.
 
-    Exit codes: 0 stopped, 1 failed, 2 wrong usage or settings, 130 or 143 ended by the second signal.
+    Exit codes: 0 stopped, 1 failed, 2 wrong usage or settings, 3 not stopped within --shutdown-deadline,
+    130 or 143 ended by the second signal.
 
     Parameters
     ----------
@@ -55,12 +56,33 @@ async def serve(
         checked = BrokerSettings(**settings)
     except ValueError as error:
         raise UsageError(in_flags(str(error))) from error
-    stop = _stop_by_signals()
+    stop = StopSignal()
     _allow_many_files()
-    async with Broker(checked) as broker:
+    async with AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(Broker(checked))
         _spare_the_collector()
-        say(f"listening on {broker.bootstrap_servers}, data in {checked.data_dir}")
+        _announce(broker)
         await stop.wait()
+        began = time.monotonic()
+        logger.info("broker stopping", signal=stop.name)
+        with deadline(checked.shutdown_deadline):
+            await stack.aclose()
+        logger.info("broker stopped", seconds=round(time.monotonic() - began, 3))
+
+
+def _announce(broker: Broker) -> None:
+    settings, http = broker.settings, broker.http_url
+    metrics = "" if http is None else f", metrics on {http}/metrics"
+    say(f"listening on {broker.bootstrap_servers}, data in {settings.data_dir}{metrics}")
+    logger.info(
+        "broker started",
+        address=broker.bootstrap_servers,
+        data_dir=str(settings.data_dir),
+        security_protocol=settings.security_protocol,
+        fsync=settings.fsync,
+        http=http,
+        pid=os.getpid(),
+    )
 
 
 def _allow_many_files() -> None:
@@ -77,41 +99,3 @@ def _spare_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS, _GENERATIONS, _GENERATIONS)
-
-
-def _stop_by_signals() -> asyncio.Event:
-    """Set by the first signal; a second one ends the process."""
-    stop = asyncio.Event()
-
-    def on_signal(number: signal.Signals) -> None:
-        if stop.is_set():
-            os._exit(128 + number)
-        stop.set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal, number)
-    return stop
-
-
-def set_up_logs(level: LogLevel, form: LogFormat) -> None:
-    as_json = form == "json" or (form == "auto" and not sys.stderr.isatty())
-    renderer: Any = (
-        structlog.processors.JSONRenderer()
-        if as_json
-        else structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-        )
-    )
-    # Plain tracebacks: the others show local variables, and those of requests hold secrets.
-    tracebacks = [structlog.processors.format_exc_info] if as_json else []
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *tracebacks,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )

@@ -125,5 +125,13 @@ async def test_logs_go_to_stderr_as_json_unless_it_is_a_terminal(tmp_path: Path)
         process.terminate()
         _, out, err = await finished(process)
     assert out == ""
-    first = json.loads(err.splitlines()[0])
-    assert (first["event"], first["topic"], first["level"]) == ("topic created", "t", "info")
+    events = [json.loads(line) for line in err.splitlines()]
+    assert [(each["event"], each["level"]) for each in events] == [
+        ("broker started", "info"),
+        ("topic created", "info"),
+        ("broker stopping", "info"),
+        ("broker stopped", "info"),
+    ]
+    assert list(events[1])[:4] == ["timestamp", "level", "logger", "event"]
+    assert (events[0]["address"], events[1]["topic"]) == (servers, "t")
+    assert (events[2]["signal"], events[3]["seconds"] < 25) == ("SIGTERM", True)

@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 import structlog
 
-from broker.cli.serve import set_up_logs
+from broker.cli.logs import set_up_logs
 
 
 @pytest.mark.parametrize("form", ["console", "json"])
