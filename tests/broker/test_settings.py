@@ -19,6 +19,12 @@ from broker import BrokerSettings
         ({"message_max_bytes": 2**40}, "message_max_bytes .* must not be greater than request"),
         ({"group_min_session_timeout": 3600}, "must not be greater than group_max_session"),
         ({"request_max_bytes": 2**31}, "request_max_bytes"),
+        ({"http_port": -1}, "http_port must be between 0 and 65535"),
+        ({"http_port": 0, "http_host": "0.0.0.0"}, "http_host '0.0.0.0' .* set insecure"),
+        (
+            {"shutdown_timeout": 60},
+            "shutdown_timeout .* must not be greater than shutdown_deadline",
+        ),
     ],
 )
 def test_a_value_that_makes_no_sense_is_named(setting: dict[str, Any], message: str) -> None:
@@ -26,9 +32,16 @@ def test_a_value_that_makes_no_sense_is_named(setting: dict[str, Any], message: 
         BrokerSettings(data_dir=Path("data"), **setting)
 
 
+def test_metrics_may_be_shown_to_others_by_consent() -> None:
+    for consent in ({"insecure": True}, {"http_port": None}):
+        settings: dict[str, Any] = {"http_port": 0, "http_host": "0.0.0.0", **consent}
+        assert BrokerSettings(data_dir=Path("data"), **settings).http_host == "0.0.0.0"
+
+
 def test_the_defaults_listen_on_loopback() -> None:
     settings = BrokerSettings(data_dir=Path("data"))
     assert (settings.host, settings.port) == ("127.0.0.1", 9092)
+    assert (settings.http_host, settings.http_port) == ("127.0.0.1", None)
 
 
 @pytest.mark.parametrize(
