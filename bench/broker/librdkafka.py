@@ -113,6 +113,7 @@ def _consumer(
         seen = 0
         while seen < records:
             seen += len(consumer.consume(_TAKEN, 0.1))
+        consumer.close()
         return {"records": seen}
 
     return work

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import ExitStack
 from itertools import cycle, islice
 from selectors import EVENT_READ, DefaultSelector
 from typing import TYPE_CHECKING, Any
@@ -50,16 +51,17 @@ def _producer(
     batches = -(-records // per_batch)
 
     def work() -> dict[str, Any]:
-        pipeline = Pipeline(wire, in_flight)
         left = batches
         requests: deque[bytes] = deque()
-        while left or requests:
-            if not requests:
-                chosen = min(left, _CHUNK)
-                requests.extend(islice(each, chosen))
-                left -= chosen
-            pipeline.send(requests)
-        pipeline.drain()
+        with wire:
+            pipeline = Pipeline(wire, in_flight)
+            while left or requests:
+                if not requests:
+                    chosen = min(left, _CHUNK)
+                    requests.extend(islice(each, chosen))
+                    left -= chosen
+                pipeline.send(requests)
+            pipeline.drain()
         return {"records": batches * per_batch}
 
     return work
@@ -74,13 +76,14 @@ def _consumer(
 
     def work() -> dict[str, Any]:
         seen = size = 0
-        while seen < records:
-            wire.send(fetch_request(topic, positions, _FETCH_BYTES))
-            for response in wire.frames():
-                following, more = fetched(response)
-                seen += sum(after - positions[each] for each, after in following.items())
-                size += more
-                positions.update(following)
+        with wire:
+            while seen < records:
+                wire.send(fetch_request(topic, positions, _FETCH_BYTES))
+                for response in wire.frames():
+                    following, more = fetched(response)
+                    seen += sum(after - positions[each] for each, after in following.items())
+                    size += more
+                    positions.update(following)
         return {"records": seen, "bytes": size}
 
     return work
@@ -95,12 +98,13 @@ def _round_trips(
 
     def work() -> dict[str, Any]:
         taken = []
-        for _ in range(count):
-            started = time.perf_counter()
-            wire.send(request)
-            for response in wire.frames():
-                produced_at(response)
-            taken.append(time.perf_counter() - started)
+        with wire:
+            for _ in range(count):
+                started = time.perf_counter()
+                wire.send(request)
+                for response in wire.frames():
+                    produced_at(response)
+                taken.append(time.perf_counter() - started)
         return {"records": count, "seconds": taken}
 
     return work
@@ -126,8 +130,10 @@ def _connections(
         taken: list[float] = []
         began = [0.0] * connections
         left = count
-        with DefaultSelector() as selector:
+        with ExitStack() as stack:
+            selector = stack.enter_context(DefaultSelector())
             for number, wire in enumerate(wires):
+                stack.enter_context(wire)
                 selector.register(wire, EVENT_READ, number)
                 began[number] = time.perf_counter()
                 wire.send(requests[number])
