@@ -1,4 +1,4 @@
-"""DescribeProducers, ListTransactions, DescribeTransactions: who has what open (KIP-664, KIP-994)."""
+"""DescribeProducers, ListTransactions, DescribeTransactions: who has what open (KIP-664, KIP-994, KIP-1152)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import defaultdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, cast
 
+from anyio import to_thread
 from kio.schema.describe_producers.v0 import DescribeProducersRequest, DescribeProducersResponse
 from kio.schema.describe_producers.v0.response import (
     PartitionResponse,
@@ -19,8 +20,8 @@ from kio.schema.describe_transactions.v0 import (
 from kio.schema.describe_transactions.v0.response import TopicData
 from kio.schema.describe_transactions.v0.response import TransactionState as DescribedTransaction
 from kio.schema.errors import ErrorCode
-from kio.schema.list_transactions.v1 import ListTransactionsRequest, ListTransactionsResponse
-from kio.schema.list_transactions.v1.response import TransactionState as ListedTransaction
+from kio.schema.list_transactions.v2 import ListTransactionsRequest, ListTransactionsResponse
+from kio.schema.list_transactions.v2.response import TransactionState as ListedTransaction
 from kio.schema.types import ProducerId, TopicName, TransactionalId
 from kio.static.primitive import TZAware, i16, i32, i32Timedelta, i64
 
@@ -83,16 +84,29 @@ def _producers(context: RequestContext, topic: str, index: i32) -> PartitionResp
     )
 
 
-def _list_transactions(
+async def _list_transactions(
     context: RequestContext, request: ListTransactionsRequest
 ) -> ListTransactionsResponse:
     coordinator = context.services.transactions
     now_ms = coordinator.now_ms()
+    named: set[str] | None = None  # any
+    if request.transactional_id_pattern:
+        names = [each.transactional_id for each in coordinator.transactions()]
+        try:
+            named = await to_thread.run_sync(_matching, request.transactional_id_pattern, names)
+        except ValueError:
+            return ListTransactionsResponse(
+                throttle_time=NO_THROTTLE,
+                error_code=ErrorCode.invalid_regular_expression,
+                unknown_state_filters=(),
+                transaction_states=(),
+            )
 
     def is_wanted(transaction: Transaction) -> bool:
         producers, states = request.producer_id_filters, request.state_filters
         return (
-            (not producers or transaction.producer.producer_id in producers)
+            (named is None or transaction.transactional_id in named)
+            and (not producers or transaction.producer.producer_id in producers)
             and (not states or transaction.state.value in states)
             and (
                 request.duration_filter < 0
@@ -113,6 +127,20 @@ def _list_transactions(
             for each in filter(is_wanted, coordinator.transactions())
         ),
     )
+
+
+def _matching(pattern: str, names: list[str]) -> set[str]:
+    """The names that the pattern matches as a whole; raises ValueError for one that cannot be read.
+
+    By RE2, as with Kafka: Python's own expressions may take for ever, and this one is somebody else's.
+    """
+    import pyarrow as pa  # only who asks for it pays for it
+    import pyarrow.compute as pc
+
+    array = pa.array(names, pa.string())
+    pc.match_substring_regex(array, pattern)  # by itself: in brackets, "a)|(b" would be right
+    matched = pc.match_substring_regex(array, rf"\A(?:{pattern})\z")
+    return set(array.filter(matched).to_pylist())
 
 
 def _describe_transactions(

@@ -6,6 +6,7 @@ from datetime import timedelta
 from struct import pack
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from kio.schema.errors import ErrorCode
 
 from broker.producers.states import ProducerIdentity
@@ -54,7 +55,7 @@ async def test_what_is_open_is_described(wire: Wire) -> None:
         assert answer.error_code is OK
         return {each.transactional_id: each.transaction_state for each in answer.transaction_states}
 
-    for version in (0, 1):
+    for version in (0, 1, 2):
         assert await listed(version) == {"x": "Ongoing", "idle": "Empty"}
         assert await listed(version, state_filters=["Ongoing"]) == {"x": "Ongoing"}
         mine = [producer.producer_id]
@@ -62,3 +63,31 @@ async def test_what_is_open_is_described(wire: Wire) -> None:
     assert await listed(1, duration_filter=3_600_000, state_filters=["Ongoing"]) == {}
     answer = await wire.client.call(LIST, 1, state_filters=["Odd"])
     assert (answer.unknown_state_filters, answer.transaction_states) == (("Odd",), ())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("order-.*", {"order-1", "order-2"}),
+        ("order", set()),
+        (".*-1|x", {"order-1", "x"}),
+        ("", {"order-1", "order-2", "x"}),
+        (None, {"order-1", "order-2", "x"}),
+    ],
+)
+async def test_transactions_are_listed_by_a_pattern_of_their_whole_names(
+    wire: Wire, pattern: str | None, names: set[str]
+) -> None:
+    for each in ("order-1", "order-2", "x"):
+        await wire.begin(each)
+    answer = await wire.client.call(LIST, 2, transactional_id_pattern=pattern)
+    assert answer.error_code is OK
+    assert {each.transactional_id for each in answer.transaction_states} == names
+
+
+@pytest.mark.parametrize("pattern", ["(", "a)|(b"])
+async def test_a_pattern_that_cannot_be_read_is_refused(wire: Wire, pattern: str) -> None:
+    await wire.begin("x")
+    answer = await wire.client.call(LIST, 2, transactional_id_pattern=pattern)
+    assert answer.error_code is ErrorCode.invalid_regular_expression
+    assert answer.transaction_states == ()
