@@ -1,0 +1,73 @@
+import java.time.Duration;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.Future;
+import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.consumer.KafkaShareConsumer;
+import org.apache.kafka.common.acl.AclBindingFilter;
+import org.apache.kafka.common.errors.UnsupportedVersionException;
+import org.apache.kafka.common.quota.ClientQuotaFilter;
+import org.apache.kafka.common.serialization.StringDeserializer;
+
+/** What this broker does not have is refused at once, by name; clients do not hang. */
+final class RefusalChecks {
+    private final Site site;
+
+    RefusalChecks(Site site) {
+        this.site = site;
+    }
+
+    /** Something that the administrator's client is asked to do. */
+    private interface Asked {
+        Future<?> of(Admin admin);
+    }
+
+    void run(Checks checks) {
+        refused(checks, "describeUserScramCredentials", admin -> admin.describeUserScramCredentials().all());
+        refused(checks, "describeAcls", admin -> admin.describeAcls(AclBindingFilter.ANY).values());
+        refused(checks, "describeClientQuotas", admin -> admin.describeClientQuotas(ClientQuotaFilter.all()).entities());
+        refused(checks, "createDelegationToken", admin -> admin.createDelegationToken().delegationToken());
+        refused(checks, "describeDelegationToken", admin -> admin.describeDelegationToken().delegationTokens());
+        refused(checks, "describeMetadataQuorum", admin -> admin.describeMetadataQuorum().quorumInfo());
+        refused(checks, "unregisterBroker", admin -> admin.unregisterBroker(17).all());
+        refused(checks, "describeShareGroups", admin -> admin.describeShareGroups(List.of("any")).all());
+        refused(checks, "describeStreamsGroups", admin -> admin.describeStreamsGroups(List.of("any")).all());
+        checks.check("unsupported, consumer with group.protocol=consumer", this::consumerProtocol);
+        checks.check("unsupported, share consumer", this::shareConsumer);
+    }
+
+    private void refused(Checks checks, String name, Asked asked) {
+        checks.check("unsupported, " + name, () -> {
+            try (Admin admin = site.admin()) {
+                Checks.raises(UnsupportedVersionException.class, () -> Site.get(asked.of(admin)));
+            }
+        });
+    }
+
+    private void consumerProtocol() throws Exception {
+        String topic = site.topic(1);
+        Object[] settings = {"group.protocol", "consumer", "group.id", Site.name("group")};
+        try (KafkaConsumer<String, String> consumer = site.consumer(settings)) {
+            consumer.subscribe(List.of(topic));
+            Checks.raises(UnsupportedVersionException.class, () -> poll(() -> consumer.poll(Duration.ofMillis(200))));
+        }
+    }
+
+    private void shareConsumer() throws Exception {
+        String topic = site.topic(1);
+        Map<String, Object> settings =
+            Map.of("bootstrap.servers", site.bootstrapServers, "group.id", Site.name("group"));
+        try (KafkaShareConsumer<String, String> consumer =
+            new KafkaShareConsumer<>(settings, new StringDeserializer(), new StringDeserializer())) {
+            consumer.subscribe(List.of(topic));
+            Checks.raises(UnsupportedVersionException.class, () -> poll(() -> consumer.poll(Duration.ofMillis(200))));
+        }
+    }
+
+    private static void poll(Checks.Body once) throws Exception {
+        for (int i = 0; i < 100; i++) {
+            once.run();
+        }
+    }
+}
