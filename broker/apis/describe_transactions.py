@@ -1,4 +1,7 @@
-"""DescribeProducers, ListTransactions, DescribeTransactions: who has what open (KIP-664, KIP-994, KIP-1152)."""
+"""DescribeProducers, ListTransactions, DescribeTransactions: who has what open.
+
+Sources: KIP-664, KIP-994 (by duration), KIP-1152 (by a pattern of names).
+"""
 
 from __future__ import annotations
 
@@ -140,7 +143,7 @@ def _matching(pattern: str, names: list[str]) -> set[str]:
     array = pa.array(names, pa.string())
     pc.match_substring_regex(array, pattern)  # by itself: in brackets, "a)|(b" would be right
     matched = pc.match_substring_regex(array, rf"\A(?:{pattern})\z")
-    return set(array.filter(matched).to_pylist())
+    return {name for name, fits in zip(names, matched.to_pylist(), strict=True) if fits}
 
 
 def _describe_transactions(

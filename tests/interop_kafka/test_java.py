@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from interop.suites import java
 from interop.suites.contract import SuiteNotRun
 from interop.suites.java import Java, outcome
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_checks_pass_or_fail_with_a_reason_and_other_lines_are_noise() -> None:
@@ -26,5 +29,5 @@ async def test_a_runtime_without_a_compiler_is_not_enough(
     (home / "release").write_text('JAVA_VERSION="21.0.1"')
     monkeypatch.setenv("JAVA_HOME", str(home))
     monkeypatch.setattr(java, "fetch", lambda *_: [])
-    with pytest.raises(SuiteNotRun, match="there is no .*javac"):
+    with pytest.raises(SuiteNotRun, match=r"there is no .*javac"):
         await Java().run("127.0.0.1:9", tmp_path)
