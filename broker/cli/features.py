@@ -17,14 +17,16 @@ from broker.unsupported import UNSUPPORTED
 if TYPE_CHECKING:
     from broker.api import AdvertisedVersions
 
-__all__ = ["features"]
+__all__ = ["features", "unsupported_table"]
 
 _WIDTH = 100
 
 
 @reports
 def features(
-    *, as_json: Annotated[bool, Parameter("--json", negative=(), show_default=False)] = False
+    *,
+    as_json: Annotated[bool, Parameter("--json", negative=(), show_default=False)] = False,
+    as_markdown: Annotated[bool, Parameter("--markdown", negative=(), show_default=False)] = False,
 ) -> int:
     """List the APIs and versions that the bundled broker serves, and what of Kafka it does not have.
 
@@ -34,7 +36,12 @@ def features(
     ----------
     as_json
         Print JSON.
+    as_markdown
+        Print what is not there as a table, for documents.
     """
+    if as_markdown:
+        say(unsupported_table())
+        return 0
     if as_json:
         say_json(
             {
@@ -56,6 +63,15 @@ def features(
             names = ", ".join(f"{_api(key)} ({key})" for key in entry.apis)
             say(*wrap(f"APIs: {names}", _WIDTH, initial_indent="  ", subsequent_indent="  "))
     return 0
+
+
+def unsupported_table() -> str:
+    """What the broker does not have, as a table in Markdown; docs/broker.md has the same."""
+    rows = ["| feature of Kafka | what is there instead | APIs |", "| --- | --- | --- |"]
+    for entry in UNSUPPORTED:
+        names = ", ".join(f"{_api(key)} ({key})" for key in entry.apis)
+        rows.append(f"| {entry.feature} | {entry.instead} | {names} |")
+    return "\n".join(rows)
 
 
 class _Served(NamedTuple):

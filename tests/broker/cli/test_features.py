@@ -1,6 +1,11 @@
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from broker.cli.features import unsupported_table
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "broker.md"
 
 Kmr = Callable[..., Any]
 
@@ -22,3 +27,12 @@ def test_the_same_is_there_as_json(kmr: Kmr) -> None:
     assert produce["max_version"] <= produce["kafka_max_version"]
     tokens = next(each for each in shown["unsupported"] if "tokens" in each["feature"])
     assert "CreateDelegationToken" in tokens["apis"]
+
+
+def test_the_document_lists_what_the_code_lists() -> None:
+    table = unsupported_table()
+    assert table in DOCUMENT.read_text(), "put what `kmr broker features --markdown` prints there"
+
+
+def test_the_table_for_documents_can_be_printed(kmr: Kmr) -> None:
+    assert kmr("features", "--markdown").out.decode() == f"{unsupported_table()}\n"
