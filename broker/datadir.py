@@ -47,22 +47,29 @@ class DataDirectory:
             make_directory(path)
             self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise BrokerError(f"the data directory {path} cannot be used: {error}") from error
+            raise _unusable(path, error) from error
         try:
             self._take_lock()
             self.cluster_id = self._read_or_make_meta().cluster_id
             self.was_clean = self._clean_mark.exists()
             self._clean_mark.unlink(missing_ok=True)
             sync_directory(path)
-        except BaseException:
+        except BaseException as error:
             os.close(self._lock)
+            if isinstance(error, OSError):
+                raise _unusable(path, error) from error
             raise
 
     def close(self, *, clean: bool) -> None:
-        """Release the directory; `clean`: everything in it is complete and on disk."""
-        if clean:
-            write_durably(self._clean_mark, b"")
-        os.close(self._lock)
+        """Release the directory; `clean`: everything in it is complete and on disk.
+
+        Raises OSError when it cannot be marked as clean; it is released all the same.
+        """
+        try:
+            if clean:
+                write_durably(self._clean_mark, b"")
+        finally:
+            os.close(self._lock)
 
     @property
     def _clean_mark(self) -> Path:
@@ -125,6 +132,10 @@ def unused(data_dir: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+def _unusable(path: Path, error: OSError) -> BrokerError:
+    return BrokerError(f"the data directory {path} cannot be used: {error}")
 
 
 def _owner(lock: int) -> str:

@@ -18,7 +18,7 @@ from broker.topics.topics import Topics
 from broker.transactions.store import TRANSACTIONS_TOPIC, TransactionStore
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from broker.datadir import DataDirectory
     from broker.log.partition import PartitionLog
@@ -64,19 +64,24 @@ class Storage:
     async def close(self) -> None:
         """Write, sync and close all that is open, also when the broker's task is being cancelled."""
         with anyio.CancelScope(shield=True):
-            clean = False
+            failures = []
+            closings: list[Callable[[], Awaitable[None]]] = [
+                partial(to_thread.run_sync, store.close) for store in reversed(self._stores)
+            ]
+            for close in (*closings, self.topics.close):
+                try:
+                    await close()
+                except (LogError, OSError) as error:
+                    failures.append(str(error))
             try:
-                for store in reversed(self._stores):
-                    await to_thread.run_sync(store.close)
-                await self.topics.close()
-                clean = self._complete
-            except (LogError, OSError) as error:
+                self._data.close(clean=self._complete and not failures)
+            except OSError as error:
+                failures.append(str(error))
+            if failures:
                 logger.error(
                     "not everything could be written; the logs are checked at the next start",
-                    error=str(error),
+                    errors=failures,
                 )
-            finally:
-                self._data.close(clean=clean)
 
     async def _open(self, kind: type[Store], name: str, what: str) -> Store:
         directory = self._data.path / name

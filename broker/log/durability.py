@@ -11,7 +11,7 @@ import msgspec
 
 from broker.log.checkpoint import Checkpoint
 from broker.log.errors import LogFailed
-from broker.log.files import sync_directory
+from broker.log.files import mark_unsynced, sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -105,40 +105,25 @@ class Durability:
             checkpoint: whether to save a checkpoint in any case, not only after a roll.
 
         Raises:
-            LogFailed: the disk failed, now or before.
+            LogFailed: the disk failed, now or before; or the checkpoint that was asked for cannot be
+                saved, then a later call may succeed.
         """
         with self._syncing:
             if self._stopped:
                 return self.durable_offset
             self._raise_failure()
-            with self._state:
-                end, rolled, names_changed = self._end, list(self._rolled), self._names_changed
-                # Duplicates stay valid when a segment is closed meanwhile.
-                files = [os.dup(segment.descriptor) for segment in (*rolled, end.segment)]
-                self._names_changed = False
             began = monotonic()
             try:
-                for file in files:
-                    os.fsync(file)
-                if names_changed:
-                    sync_directory(self._directory)
-                    sync_directory(self._directory.parent)
-                if rolled or checkpoint:
-                    self._save(
-                        recovery_point=end.next_offset,
-                        segment=end.segment.base_offset,
-                        position=end.position,
-                    )
+                end, rolled = self._sync_files()
             except OSError as error:
                 self.failure = f"{self._directory}: the disk failed to sync: {error}"
+                mark_unsynced(self._directory)
                 self._raise_failure()
             finally:
                 self.syncs = Syncs(self.syncs.number + 1, self.syncs.seconds + monotonic() - began)
-                for file in files:
-                    os.close(file)
-            with self._state:
-                self._rolled = [segment for segment in self._rolled if segment not in rolled]
             self.durable_offset = end.next_offset
+            if rolled or checkpoint:
+                self._save_recovery_point(end, rolled, needed=checkpoint)
             return end.next_offset
 
     def save_log_start(self, log_start_offset: int) -> None:
@@ -149,6 +134,39 @@ class Durability:
         """Waits for a sync that is running; later ones do nothing."""
         with self._syncing:
             self._stopped = True
+
+    def _sync_files(self) -> tuple[_End, list[Segment]]:
+        """Syncs what was written before; returns up to where, and the complete segments in it."""
+        with self._state:
+            end, rolled, names_changed = self._end, list(self._rolled), self._names_changed
+            # Duplicates stay valid when a segment is closed meanwhile.
+            files = [os.dup(segment.descriptor) for segment in (*rolled, end.segment)]
+            self._names_changed = False
+        try:
+            for file in files:
+                os.fsync(file)
+            if names_changed:
+                sync_directory(self._directory)
+                sync_directory(self._directory.parent)
+        finally:
+            for file in files:
+                os.close(file)
+        return end, rolled
+
+    def _save_recovery_point(self, end: _End, rolled: list[Segment], *, needed: bool) -> None:
+        try:
+            self._save(
+                recovery_point=end.next_offset,
+                segment=end.segment.base_offset,
+                position=end.position,
+            )
+        except OSError as error:
+            if needed:
+                message = f"{self._directory}: the checkpoint cannot be saved: {error}"
+                raise LogFailed(message) from error
+            return  # The records are on disk. The next sync tries again; a recovery scans more until then.
+        with self._state:
+            self._rolled = [segment for segment in self._rolled if segment not in rolled]
 
     def _save(self, **changes: int) -> None:
         with self._saving:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from typing import TYPE_CHECKING, Final
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 __all__ = [
     "DELETED",
     "TEMPORARY",
+    "UNSYNCED_FILE",
     "make_directory",
+    "mark_unsynced",
     "read_sealed",
     "sync_directory",
     "write_sealed",
@@ -26,6 +29,8 @@ TEMPORARY: Final = ".tmp"
 """Suffix of a file that was being written; whoever finds one after a crash may delete it."""
 DELETED: Final = ".deleted"
 """Suffix of what was being deleted; whoever finds it after a crash may delete the rest."""
+UNSYNCED_FILE: Final = "unsynced"
+"""Name of a file in a log's directory: see `mark_unsynced`."""
 _SEAL: Final = struct.Struct(">I")
 
 
@@ -56,10 +61,22 @@ def read_sealed(path: Path) -> bytes | None:
 
 def make_directory(directory: Path) -> None:
     """Makes it, with those that it lies in, if it is missing; from now on it survives a power loss."""
-    missing = [each for each in (directory, *directory.parents) if not each.exists()]
+    missing = [each for each in directory.parents if not each.exists()]
     directory.mkdir(parents=True, exist_ok=True)
-    for made in missing:
-        sync_directory(made.parent)
+    for made in (directory, *missing):
+        with contextlib.suppress(PermissionError):  # somebody else made it, long ago
+            sync_directory(made.parent)
+
+
+def mark_unsynced(directory: Path) -> None:
+    """Notes, for who opens the log after this process, that a sync of its files has failed.
+
+    The system then takes its memory of them for what is on disk, which it is not: they read as if
+    nothing had happened, and a later sync succeeds without doing anything. Whoever finds the mark
+    must write them again. It need not survive a power loss: then they read as they are on disk.
+    """
+    with contextlib.suppress(OSError):
+        (directory / UNSYNCED_FILE).touch()
 
 
 def sync_directory(directory: Path) -> None:

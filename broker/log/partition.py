@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from broker.log.errors import LogFailed
-from broker.log.files import DELETED
+from broker.log.files import DELETED, UNSYNCED_FILE
 from broker.log.recovery import recover
 from broker.log.results import Appended, DeletedSegment, ReadResult, RecoveryReport, Span
 from broker.log.shrinking import ShrinkingLog
@@ -63,6 +63,7 @@ class PartitionLog(ShrinkingLog):
         log = cls(directory, config, recovered)
         if recovered.unsynced or recovered.report.lost_data:
             log._durability.sync(checkpoint=True)
+        (directory / UNSYNCED_FILE).unlink(missing_ok=True)
         return log
 
     @property

@@ -10,7 +10,7 @@ from broker.log.checkpoint import Checkpoint
 from broker.log.compaction_state import COMPACTION_FILE
 from broker.log.compaction_swap import finish_swaps
 from broker.log.errors import LogCorrupt
-from broker.log.files import DELETED, TEMPORARY
+from broker.log.files import DELETED, TEMPORARY, UNSYNCED_FILE
 from broker.log.index import INDEX_SUFFIXES, UNKNOWN_TIMESTAMP, SegmentIndex
 from broker.log.results import RecoveryReport
 from broker.log.segment import LOG_SUFFIX, Segment, segment_path
@@ -55,6 +55,9 @@ def recover(directory: Path, *, index_interval_bytes: int, clean: bool) -> Recov
         index_interval_bytes: for indexes that are rebuilt.
         clean: False checks all of the newest durable segment, not only what lies beyond.
 
+    After a failed sync (see `mark_unsynced`) all that lies beyond is written again; the caller syncs it,
+    then removes the mark.
+
     Raises:
         OSError: the directory cannot be read or written.
     """
@@ -63,7 +66,7 @@ def recover(directory: Path, *, index_interval_bytes: int, clean: bool) -> Recov
     gone = _indexes_without_segment(directory)
     first_offset = segments[0].base_offset if segments else 0
     point = Checkpoint.load(directory) or Checkpoint(first_offset, first_offset, first_offset, 0)
-    scan = _Scan(segments, point)
+    scan = _Scan(segments, point, write_again=(directory / UNSYNCED_FILE).exists())
     if segments:
         scan.run(clean=clean)
     end = scan.next_offset
@@ -127,6 +130,7 @@ class _Scan:
 
     segments: list[Segment]
     point: Checkpoint
+    write_again: bool
     next_offset: int = 0
     scanned_bytes: int = 0
     truncated_bytes: int = 0
@@ -195,6 +199,8 @@ class _Scan:
         except LogCorrupt as error:
             segment.truncate(error.position)
             self.reason = str(error)
+        if self.write_again:
+            segment.write_again(position)
         self.scanned_bytes += segment.size - position
         self.truncated_bytes += size - segment.size
         return segment.size == size

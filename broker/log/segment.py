@@ -149,6 +149,16 @@ class Segment:
         for suffix in INDEX_SUFFIXES:
             self.path.with_suffix(suffix).unlink(missing_ok=True)
 
+    def write_again(self, position: int) -> None:
+        """Writes what is there from `position` on once more, so that a sync writes it to the disk."""
+        buffer = memoryview(bytearray(_SCAN_BYTES))
+        while position < self.size:
+            count = self._pread(buffer, position)
+            left = buffer[:count]
+            while left:
+                written = os.pwrite(self.descriptor, left, position)
+                left, position = left[written:], position + written
+
     def batches(self, position: int, offset: int, *, verify: bool = False) -> Iterator[BatchHeader]:
         """The headers, with their file positions, from the batch at `position` to the end.
 
