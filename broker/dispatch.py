@@ -289,7 +289,8 @@ async def _handle_later(
 
 
 def _encode(api: Api[Any, Any], context: RequestContext, response: Any) -> bytes:
-    context.services.requests.of(api.key).errors.update(error_codes(response))
+    for code in error_codes(response):
+        context.services.requests.of(api.key).errors[code] += 1
     return write_message(recast(response, response_type(api.key, context.api_version)))
 
 

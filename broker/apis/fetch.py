@@ -96,7 +96,7 @@ class _Fetch:
     def __init__(self, context: RequestContext, request: FetchRequest) -> None:
         services = context.services
         self._version = context.api_version
-        self._errors = services.requests.of(KEY).errors
+        self._requests = services.requests
         self._request = request
         self._registry = services.topics
         self._buffers = services.response_buffers
@@ -301,7 +301,8 @@ class _Fetch:
         for partition, size, offsets in self._brought:
             partition.fetched_bytes += size
             partition.fetched_records += offsets
-        self._errors.update(self._refused)
+        if self._refused:
+            self._requests.of(KEY).errors.update(self._refused)
         return filled.response
 
     def _aborted(self, partition: Partition, offset: int, end: int) -> list[tuple[int, int]]:
@@ -333,7 +334,7 @@ class _Fetch:
         """There are no fetch sessions (KIP-227): the client starts over with a full request."""
         buffer = self._buffers.take_beyond_limit(1)
         error = int(ErrorCode.fetch_session_id_not_found)
-        self._errors[error] += 1
+        self._requests.of(KEY).errors[error] += 1
         writer = FetchResponseWriter(buffer, self._version, 0, error)
         return Buffered(writer.end(), partial(self._buffers.put, buffer))
 

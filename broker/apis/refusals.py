@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from broker.wire.error_codes import has_error_codes
 from broker.wire.messages import default_message, entity_in
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def refusal(answer_type: Any, asked: Any, code: ErrorCode, *, lists: bool = True
         elif field.name == "error_message":
             values[field.name] = _MESSAGES.get(code)
         elif element is not None:
-            if lists and _has_codes(element):
+            if lists and has_error_codes(element):
                 values[field.name] = tuple(
                     refusal(element, each, code) for each in _elements(asked)
                 )
@@ -67,7 +68,7 @@ def answer_list(answer_type: Any) -> tuple[str, Any]:
     return next(
         (field.name, element)
         for field in fields(answer_type)
-        if (element := entity_in(field.type)) is not None and _has_codes(element)
+        if (element := entity_in(field.type)) is not None and has_error_codes(element)
     )
 
 
@@ -87,12 +88,3 @@ def _elements(asked: Any) -> Iterable[Any]:
     """The elements of the one list in what was asked."""
     lists = (getattr(asked, field.name) for field in fields(asked))
     return next((each for each in lists if isinstance(each, tuple)), ())
-
-
-@cache
-def _has_codes(entity: Any) -> bool:
-    return any(
-        field.type is ErrorCode
-        or ((element := entity_in(field.type)) is not None and _has_codes(element))
-        for field in fields(entity)
-    )
