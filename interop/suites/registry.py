@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from interop.suites.kafka_python import KafkaPython
 from interop.suites.own import Own
+from interop.suites.verifiable import Verifiable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,4 +18,4 @@ __all__ = ["suites"]
 
 def suites() -> Sequence[Suite]:
     """New ones; a suite keeps nothing from one run to the next."""
-    return (KafkaPython(), Own())
+    return (KafkaPython(), Verifiable(), Own())
