@@ -108,10 +108,6 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
         (50, 51),
     ),
     Unsupported(
-        "Which operations a client may do, in descriptions (KIP-430)",
-        "authorized_operations says that it is not known.",
-    ),
-    Unsupported(
         "Client telemetry (KIP-714)",
         "Clients see that the broker does not collect their metrics and send none.",
         (71, 72),
@@ -153,9 +149,9 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
         "Topics are named; ids are known in Metadata, CreateTopics and DeleteTopics.",
     ),
     Unsupported(
-        "Internal topics that can be read (__consumer_offsets, __transaction_state)",
-        "Their contents are kept in logs of the same format, but not listed and not fetched; their"
-        " names are reserved.",
+        "Internal topics of several partitions, with settings of their own",
+        "__consumer_offsets and __transaction_state have one partition each, to be listed and read;"
+        " changing, deleting or producing to them is refused with INVALID_TOPIC_EXCEPTION.",
     ),
     Unsupported(
         "Removal of transaction markers by compaction",

@@ -105,7 +105,6 @@ def _increment(
             case _Operation.SET:
                 changed[name] = value
             case _Operation.DELETE:
-                _need_setting(name)
                 changed.pop(name, None)
             case _Operation.APPEND | _Operation.SUBTRACT as operation:
                 changed[name] = _edited_list(context, name, value, changed.get(name), operation)

@@ -27,6 +27,7 @@ from broker.apis.common import NO_THROTTLE, ResourceType, check_broker
 from broker.broker_config import describe_broker_config
 from broker.errors import RequestError
 from broker.topics.config import describe_topic_config
+from broker.topics.names import check_topic_name
 
 if TYPE_CHECKING:
     from kio.schema.describe_configs.v4.request import DescribeConfigsResource
@@ -75,6 +76,7 @@ def _entries(context: RequestContext, resource: DescribeConfigsResource) -> list
         topics = context.services.topics
         topic = topics.get(name)
         if topic is None:
+            check_topic_name(name)
             raise RequestError(ErrorCode.unknown_topic_or_partition, f"there is no topic {name!r}")
         return describe_topic_config(topic.settings, topics.defaults)
     if int(resource.resource_type) == ResourceType.BROKER:

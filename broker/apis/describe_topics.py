@@ -20,7 +20,9 @@ from kio.static.primitive import i32
 
 from broker.api import Api
 from broker.apis.common import LEADER_EPOCH, NO_THROTTLE, NODE
+from broker.apis.operations import allowed_operations
 from broker.errors import RequestError
+from broker.security.acls import Resource
 from broker.topics.names import check_topic_name
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ def _describe_topic_partitions(
         start = first if name == first_name else 0
         end = min(len(topic.partitions), start + room)
         if start < end or not topic.partitions:
-            described.append(_describe(topic, range(start, end)))
+            described.append(_describe(context, topic, range(start, end)))
             room -= end - start
         if end < len(topic.partitions):
             next_cursor = Cursor(topic_name=TopicName(name), partition_index=i32(end))
@@ -70,7 +72,9 @@ def _describe_topic_partitions(
     )
 
 
-def _describe(topic: Topic, indexes: Iterable[int]) -> DescribeTopicPartitionsResponseTopic:
+def _describe(
+    context: RequestContext, topic: Topic, indexes: Iterable[int]
+) -> DescribeTopicPartitionsResponseTopic:
     return DescribeTopicPartitionsResponseTopic(
         error_code=ErrorCode.none,
         name=TopicName(topic.name),
@@ -89,6 +93,7 @@ def _describe(topic: Topic, indexes: Iterable[int]) -> DescribeTopicPartitionsRe
             )
             for index in indexes
         ),
+        topic_authorized_operations=allowed_operations(context, Resource.TOPIC, topic.name),
     )
 
 

@@ -11,8 +11,8 @@ from kio.schema.delete_groups.v2.response import DeletableGroupResult
 from kio.schema.describe_groups.v6 import DescribeGroupsRequest, DescribeGroupsResponse
 from kio.schema.describe_groups.v6.response import DescribedGroup, DescribedGroupMember
 from kio.schema.errors import ErrorCode
-from kio.schema.find_coordinator.v4 import FindCoordinatorRequest, FindCoordinatorResponse
-from kio.schema.find_coordinator.v4.response import Coordinator
+from kio.schema.find_coordinator.v6 import FindCoordinatorRequest, FindCoordinatorResponse
+from kio.schema.find_coordinator.v6.response import Coordinator
 from kio.schema.list_groups.v5 import ListGroupsRequest, ListGroupsResponse
 from kio.schema.list_groups.v5.response import ListedGroup
 from kio.schema.types import BrokerId, GroupId
@@ -22,8 +22,10 @@ from broker.api import Api
 from broker.apis import membership, offset_delete, offsets
 from broker.apis.common import NO_THROTTLE, NODE
 from broker.apis.membership import error_code
+from broker.apis.operations import allowed_operations
 from broker.log.errors import LogError
 from broker.membership.types import GroupState
+from broker.security.acls import Resource
 
 if TYPE_CHECKING:
     from broker.api import RequestContext
@@ -90,11 +92,14 @@ def describe_groups(
 ) -> DescribeGroupsResponse:
     return DescribeGroupsResponse(
         throttle_time=NO_THROTTLE,
-        groups=tuple(_describe(context, group_id) for group_id in request.groups),
+        groups=tuple(
+            _describe(context, group_id, operations=request.include_authorized_operations)
+            for group_id in request.groups
+        ),
     )
 
 
-def _describe(context: RequestContext, group_id: GroupId) -> DescribedGroup:
+def _describe(context: RequestContext, group_id: GroupId, *, operations: bool) -> DescribedGroup:
     group = context.services.groups.describe(group_id)
     code, message = ErrorCode.none, None
     if group.state is GroupState.DEAD and context.api_version >= _FIRST_WITH_NOT_FOUND:  # KIP-1043
@@ -111,11 +116,14 @@ def _describe(context: RequestContext, group_id: GroupId) -> DescribedGroup:
                 member_id=member.member_id,
                 group_instance_id=member.instance_id,
                 client_id=member.client_id,
-                client_host=member.client_host,
+                client_host=f"/{member.client_host}",  # as Java prints addresses
                 member_metadata=member.metadata,
                 member_assignment=member.assignment,
             )
             for member in group.members
+        ),
+        authorized_operations=allowed_operations(
+            context, Resource.GROUP, group_id, wanted=operations
         ),
     )
 

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
     from broker.api import RequestContext
 
-__all__ = ["CODES", "Call", "Guard", "Need", "Needed", "Rule", "decide_each"]
+__all__ = ["CLUSTER", "CODES", "Call", "Guard", "Need", "Needed", "Rule", "decide_each"]
+
+CLUSTER: Final = "kafka-cluster"
+"""The name of the one cluster among resources, as with Kafka."""
 
 CODES: Final = {
     Resource.TOPIC: ErrorCode.topic_authorization_failed,
@@ -31,7 +34,7 @@ class Need(NamedTuple):
 
     operation: Operation
     resource: Resource
-    name: str = "kafka-cluster"
+    name: str = CLUSTER
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,10 @@ from kio.static.primitive import i32
 
 from broker.api import Api
 from broker.apis.common import LEADER_EPOCH, NO_THROTTLE, NODE
+from broker.apis.operations import allowed_operations
 from broker.errors import RequestError
 from broker.log.errors import LogError
+from broker.security.acls import Resource
 from broker.topics.names import check_topic_name
 
 if TYPE_CHECKING:
@@ -34,16 +36,14 @@ logger = structlog.get_logger(__name__)
 
 async def _metadata(context: RequestContext, request: MetadataRequest) -> MetadataResponse:
     services = context.services
+    operations = request.include_topic_authorized_operations
     # Version 0 has no null: there, no names means all topics.
     if request.topics is None or (context.api_version == 0 and not request.topics):
-        topics = tuple(_describe(topic) for topic in services.topics)
-    else:
         topics = tuple(
-            [
-                await _find(context, wanted, create=request.allow_auto_topic_creation)
-                for wanted in request.topics
-            ]
+            _describe(context, topic, operations=operations) for topic in services.topics
         )
+    else:
+        topics = tuple([await _find(context, request, wanted) for wanted in request.topics])
     return MetadataResponse(
         throttle_time=NO_THROTTLE,
         brokers=(
@@ -59,24 +59,29 @@ async def _metadata(context: RequestContext, request: MetadataRequest) -> Metada
 
 
 async def _find(
-    context: RequestContext, wanted: MetadataRequestTopic, *, create: bool
+    context: RequestContext, request: MetadataRequest, wanted: MetadataRequestTopic
 ) -> MetadataResponseTopic:
     topics = context.services.topics
+    create = request.allow_auto_topic_creation
+    operations = request.include_topic_authorized_operations
     if wanted.topic_id is not None or wanted.name is None:  # the Java client sends "" with an id
         by_id = topics.by_id(wanted.topic_id) if wanted.topic_id is not None else None
-        return _describe(by_id) if by_id else _missing_id(wanted)
+        if by_id is None:
+            return _missing_id(wanted)
+        return _describe(context, by_id, operations=operations)
     topic = topics.get(wanted.name)
     if topic is not None:
-        return _describe(topic)
+        return _describe(context, topic, operations=operations)
     if not (create and context.services.settings.auto_create_topics):
         return _missing(wanted, _why_missing(wanted.name))
     try:
-        return _describe(await topics.create_if_missing(wanted.name))
+        topic = await topics.create_if_missing(wanted.name)
     except RequestError as error:
         return _missing(wanted, error.code)
     except (LogError, OSError) as error:
         logger.error("a topic could not be created", topic=wanted.name, error=str(error))
         return _missing(wanted, ErrorCode.kafka_storage_error)
+    return _describe(context, topic, operations=operations)
 
 
 def _why_missing(name: str) -> ErrorCode:
@@ -99,7 +104,7 @@ def _missing_id(wanted: MetadataRequestTopic) -> MetadataResponseTopic:
     )
 
 
-def _describe(topic: Topic) -> MetadataResponseTopic:
+def _describe(context: RequestContext, topic: Topic, *, operations: bool) -> MetadataResponseTopic:
     return MetadataResponseTopic(
         error_code=ErrorCode.none,
         name=TopicName(topic.name),
@@ -115,6 +120,9 @@ def _describe(topic: Topic) -> MetadataResponseTopic:
                 isr_nodes=(NODE,),
             )
             for partition in topic.partitions
+        ),
+        topic_authorized_operations=allowed_operations(
+            context, Resource.TOPIC, topic.name, wanted=operations
         ),
     )
 

@@ -36,7 +36,7 @@ from broker.membership.types import MemberIdentity
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from kio.schema.txn_offset_commit.v3 import TxnOffsetCommitRequest
+    from kio.schema.txn_offset_commit.v4 import TxnOffsetCommitRequest
 
     from broker.api import RequestContext
     from broker.groups.offsets import Partition

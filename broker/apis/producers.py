@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 from kio.schema.errors import ErrorCode
-from kio.schema.init_producer_id.v4 import InitProducerIdRequest, InitProducerIdResponse
+from kio.schema.init_producer_id.v5 import InitProducerIdRequest, InitProducerIdResponse
 from kio.schema.types import ProducerId
 from kio.static.primitive import i16
 

@@ -10,11 +10,11 @@ import os
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
-from kio.schema.alter_partition_reassignments.v0 import (
+from kio.schema.alter_partition_reassignments.v1 import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
 )
-from kio.schema.alter_partition_reassignments.v0.response import (
+from kio.schema.alter_partition_reassignments.v1.response import (
     ReassignablePartitionResponse,
     ReassignableTopicResponse,
 )
@@ -26,8 +26,8 @@ from kio.schema.alter_replica_log_dirs.v2.response import (
     AlterReplicaLogDirPartitionResult,
     AlterReplicaLogDirTopicResult,
 )
-from kio.schema.describe_log_dirs.v4 import DescribeLogDirsRequest, DescribeLogDirsResponse
-from kio.schema.describe_log_dirs.v4.response import (
+from kio.schema.describe_log_dirs.v5 import DescribeLogDirsRequest, DescribeLogDirsResponse
+from kio.schema.describe_log_dirs.v5.response import (
     DescribeLogDirsPartition,
     DescribeLogDirsResult,
     DescribeLogDirsTopic,
@@ -50,12 +50,14 @@ from broker.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kio.schema.alter_partition_reassignments.v0.request import ReassignablePartition
+    from kio.schema.alter_partition_reassignments.v1.request import ReassignablePartition
 
     from broker.api import RequestContext
     from broker.topics.partition import Partition
 
 __all__ = ["APIS"]
+
+_ELECTIONS = (0, 1)  # of the preferred leader, of any at all (KIP-460)
 
 
 # -- log directories -------------------------------------------------------------------------------
@@ -145,18 +147,31 @@ def _alter_replica_log_dirs(
 def _elect_leaders(context: RequestContext, request: ElectLeadersRequest) -> ElectLeadersResponse:
     """KIP-460; without a list of partitions only those are named whose leader has changed: none."""
     topics = context.services.topics
+    known = request.election_type in _ELECTIONS
     results = tuple(
         ReplicaElectionResult(
             topic=wanted.topic,
             partition_result=tuple(
                 _not_elected(index, exists=topics.partition(wanted.topic, index) is not None)
+                if known
+                else _no_election(index, request.election_type)
                 for index in wanted.partitions
             ),
         )
         for wanted in request.topic_partitions or ()
     )
     return ElectLeadersResponse(
-        throttle_time=NO_THROTTLE, error_code=ErrorCode.none, replica_election_results=results
+        throttle_time=NO_THROTTLE,
+        error_code=ErrorCode.none if known else ErrorCode.invalid_request,
+        replica_election_results=results,
+    )
+
+
+def _no_election(index: i32, election_type: int) -> PartitionResult:
+    return PartitionResult(
+        partition_id=index,
+        error_code=ErrorCode.invalid_request,
+        error_message=f"there is no election of type {election_type}",
     )
 
 

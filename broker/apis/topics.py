@@ -138,7 +138,7 @@ def _describe_settings(
 
 def _not_created(wanted: CreatableTopic, code: ErrorCode, message: str) -> CreatableTopicResult:
     return CreatableTopicResult(
-        name=wanted.name, topic_id=_NO_ID, error_code=code, error_message=message, configs=None
+        name=wanted.name, topic_id=_NO_ID, error_code=code, error_message=message, configs=()
     )
 
 

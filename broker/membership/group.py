@@ -104,10 +104,13 @@ class Group(Lifecycle):
     def check_commit(self, identity: MemberIdentity, generation: int) -> GroupError | None:
         """Say whether the sender may commit offsets now; a commit is a sign of life, too.
 
-        A client that only stores offsets (no member, generation -1) may while nobody is a member.
+        A client that only stores offsets (generation -1) may while nobody is a member.
         """
-        if identity == MemberIdentity("") and generation <= NO_GENERATION:
-            return None if self.state is GroupState.EMPTY else GroupError.UNKNOWN_MEMBER_ID
+        if generation <= NO_GENERATION:
+            if self.state is GroupState.EMPTY:
+                return None
+            if identity == MemberIdentity(""):
+                return GroupError.UNKNOWN_MEMBER_ID
         member = self._check_generation(identity, generation)
         if isinstance(member, GroupError):
             return member

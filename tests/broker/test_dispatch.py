@@ -20,11 +20,11 @@ PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, LIST_GROUPS = 0, 1, 2, 3, 
 ADVERTISED = {
     0: (0, 11),  # Produce
     1: (4, 12),  # Fetch
-    2: (1, 7),  # ListOffsets
-    3: (0, 12),  # Metadata
+    2: (1, 11),  # ListOffsets
+    3: (0, 13),  # Metadata
     8: (2, 8),  # OffsetCommit
     9: (1, 8),  # OffsetFetch
-    10: (0, 4),  # FindCoordinator
+    10: (0, 6),  # FindCoordinator
     11: (0, 9),  # JoinGroup
     12: (0, 4),  # Heartbeat
     13: (0, 5),  # LeaveGroup
@@ -36,28 +36,28 @@ ADVERTISED = {
     19: (2, 7),  # CreateTopics
     20: (1, 6),  # DeleteTopics
     21: (0, 2),  # DeleteRecords
-    22: (0, 4),  # InitProducerId
+    22: (0, 5),  # InitProducerId
     23: (2, 4),  # OffsetForLeaderEpoch
     24: (0, 3),  # AddPartitionsToTxn
-    25: (0, 3),  # AddOffsetsToTxn
-    26: (0, 3),  # EndTxn
-    28: (0, 3),  # TxnOffsetCommit
+    25: (0, 4),  # AddOffsetsToTxn
+    26: (0, 4),  # EndTxn
+    28: (0, 4),  # TxnOffsetCommit
     32: (1, 4),  # DescribeConfigs
     33: (0, 2),  # AlterConfigs
     34: (1, 2),  # AlterReplicaLogDirs
-    35: (1, 4),  # DescribeLogDirs
+    35: (1, 5),  # DescribeLogDirs
     36: (0, 2),  # SaslAuthenticate
     37: (0, 3),  # CreatePartitions
     42: (0, 2),  # DeleteGroups
     43: (0, 2),  # ElectLeaders
     44: (0, 1),  # IncrementalAlterConfigs
-    45: (0, 0),  # AlterPartitionReassignments
+    45: (0, 1),  # AlterPartitionReassignments
     46: (0, 0),  # ListPartitionReassignments
     47: (0, 0),  # OffsetDelete
-    60: (0, 1),  # DescribeCluster
+    60: (0, 2),  # DescribeCluster
     61: (0, 0),  # DescribeProducers
     65: (0, 0),  # DescribeTransactions
-    66: (0, 1),  # ListTransactions
+    66: (0, 2),  # ListTransactions
     74: (0, 1),  # ListConfigResources
     75: (0, 0),  # DescribeTopicPartitions
 }

@@ -83,6 +83,14 @@ async def test_single_settings_are_set_deleted_and_edited(
     assert "retention.ms" not in own(broker)
 
 
+async def test_a_setting_that_is_not_there_can_be_deleted(broker: Broker, connect: Connect) -> None:
+    await broker.topics.create("t")
+    client = await connect(broker)
+    changes = [resource("t", ("retention.ms", DELETE, None), ("no.such", DELETE, None))]
+    response = await client.call(INCREMENTAL, 1, resources=changes)
+    assert response.responses[0].error_code is ErrorCode.none
+
+
 async def test_what_was_altered_is_there_after_a_restart(start: Start, connect: Connect) -> None:
     broker = await start()
     await broker.topics.create("t")
@@ -153,7 +161,7 @@ async def test_validation_changes_nothing(broker: Broker, connect: Connect) -> N
     [
         (resource("no", ("retention.ms", SET, "1")), ErrorCode.unknown_topic_or_partition),
         (resource("t", ("no.such", SET, "1")), ErrorCode.invalid_config),
-        (resource("t", ("no.such", DELETE, None)), ErrorCode.invalid_config),
+        (resource("t", ("no.such", APPEND, "1")), ErrorCode.invalid_config),
         (resource("t", ("retention.ms", SET, "soon")), ErrorCode.invalid_config),
         (resource("t", ("retention.ms", SET, None)), ErrorCode.invalid_request),
         (resource("t", ("retention.ms", APPEND, "1")), ErrorCode.invalid_config),

@@ -61,6 +61,7 @@ async def test_the_brokers_settings_are_shown(start: Start, connect: Connect) ->
     ("kind", "name", "code"),
     [
         (TOPIC, "unknown", ErrorCode.unknown_topic_or_partition),
+        (TOPIC, "no good name", ErrorCode.invalid_topic_exception),
         (BROKER, "7", ErrorCode.invalid_request),
         (LOGGER, "0", ErrorCode.invalid_request),
     ],

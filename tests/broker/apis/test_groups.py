@@ -130,7 +130,7 @@ def test_the_versions_are_those_of_the_design() -> None:
     assert served == {
         OFFSET_COMMIT: (2, 8),
         OFFSET_FETCH: (1, 8),
-        FIND_COORDINATOR: (0, 4),
+        FIND_COORDINATOR: (0, 6),
         JOIN: (0, 9),
         HEARTBEAT: (0, 4),
         LEAVE: (0, 5),
@@ -327,7 +327,7 @@ async def test_describe_groups(wire: Wire, key: int, version: int) -> None:
     )
     (described,) = group.members
     assert described.member_id == joined.member_id
-    assert (described.client_id, described.client_host) == ("raw", "127.0.0.1")
+    assert (described.client_id, described.client_host) == ("raw", "/127.0.0.1")
     assert (described.member_metadata, described.member_assignment) == (b"m", b"plan")
     not_found = ErrorCode.group_id_not_found if version >= 6 else ErrorCode.none
     assert (missing.error_code, missing.group_state) == (not_found, "Dead")

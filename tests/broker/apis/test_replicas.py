@@ -70,6 +70,16 @@ async def test_a_log_stays_in_the_one_directory(
         ]
 
 
+async def test_an_unknown_kind_of_election_is_refused(broker: Broker, connect: Connect) -> None:
+    await broker.topics.create("t")
+    client = await connect(broker)
+    asked = [{"topic": "t", "partitions": (0,)}]
+    response = await client.call(ELECT_LEADERS, 2, election_type=2, topic_partitions=asked)
+    assert response.error_code is ErrorCode.invalid_request
+    (result,) = response.replica_election_results[0].partition_result
+    assert result.error_code is ErrorCode.invalid_request
+
+
 @pytest.mark.parametrize("version", range(3))
 async def test_no_leader_needs_to_be_elected(
     broker: Broker, connect: Connect, version: int

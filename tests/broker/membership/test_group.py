@@ -347,6 +347,9 @@ def test_offsets_may_be_stored_without_membership_only_while_nobody_is_a_member(
     assert refused is GroupError.UNKNOWN_MEMBER_ID
     bench.leave(joined.member_id)
     assert bench.group.check_commit(nobody, NO_GENERATION) is None
+    stranger = MemberIdentity("whoever")
+    assert bench.group.check_commit(stranger, NO_GENERATION) is None
+    assert bench.group.check_commit(stranger, 0) is GroupError.UNKNOWN_MEMBER_ID
 
 
 def test_a_commit_is_accepted_until_the_next_generation_begins(bench: GroupBench) -> None:
