@@ -30,6 +30,8 @@ from bench.broker.servers import NoKafka, apache_kafka, ours
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from rich.table import Table
+
     from bench.broker.payload import Codec
     from bench.broker.servers import Server
 
@@ -91,8 +93,9 @@ class Bench:
         if "start" in parts:
             found = await starts(self._directory / "start", self._gigabytes)
             title = f"start with {self._gigabytes:g} GB of log, from process start to first answer"
-            self._console.print(report.starting(title, found))
-        self._console.print(report.memory("most memory at a time, MB", self._peaks))
+            self._show(title, report.starting(found))
+        if self._peaks:
+            self._show("most memory at a time, MB", report.memory(self._peaks))
 
     async def _measure(self, part: str, servers: Sequence[Server]) -> None:
         for server in servers:
@@ -117,7 +120,7 @@ class Bench:
                 )
                 await in_turn(servers, self._rounds, workload)
             title = f"one librdkafka client (Python), {size}-byte records, 4 partitions"
-            self._console.print(report.rates(title, figures, size=size))
+            self._show(title, report.rates(figures, size=size))
 
     async def _flush_policies(self, servers: Sequence[Server]) -> None:
         for size in SIZES:
@@ -135,7 +138,7 @@ class Bench:
             trips = partial(workloads.round_trips, figures, count=self._scaled(500))
             await in_turn(servers, self._rounds, trips)
             title = f"flush policies, one librdkafka client, {size}-byte records"
-            self._console.print(report.rates(title, figures, size=size))
+            self._show(title, report.rates(figures, size=size))
 
     async def _raw(self, servers: Sequence[Server]) -> None:
         for size in SIZES:
@@ -150,7 +153,7 @@ class Bench:
                 )
                 await in_turn(servers, self._rounds, workload)
             title = f"one client on the protocol itself, {size}-byte records, 5 requests in flight"
-            self._console.print(report.rates(title, figures, size=size))
+            self._show(title, report.rates(figures, size=size))
 
     async def _round_trips(self, servers: Sequence[Server]) -> None:
         figures = Figures()
@@ -160,7 +163,7 @@ class Bench:
             "one 100-byte record a round trip, acks=1 (the seeds' toy broker in memory: "
             f"{report.SEED_ROUND_TRIP_US} µs)"
         )
-        self._console.print(report.waits(title, figures))
+        self._show(title, report.waits(figures))
 
     async def _connections(self, servers: Sequence[Server]) -> None:
         figures = Figures()
@@ -170,7 +173,7 @@ class Bench:
             )
             await in_turn(servers, self._rounds, workload)
         title = "connections with one request of 30 100-byte records in flight each"
-        self._console.print(report.waits(title, figures))
+        self._show(title, report.waits(figures))
 
     async def _crowd(self, servers: Sequence[Server]) -> None:
         figures = Figures()
@@ -185,7 +188,7 @@ class Bench:
             f"{self._scaled(_CROWD):,} 100-byte records, 10 partitions, 10 producers and 10 consumers "
             f"(the seeds' toy broker in memory, batches of 30: {report.SEED_RATE:,}/s)"
         )
-        self._console.print(report.rates(title, figures, size=100))
+        self._show(title, report.rates(figures, size=100))
 
     async def _partitions(self, servers: Sequence[Server]) -> None:
         figures = Figures()
@@ -197,7 +200,11 @@ class Bench:
             records=self._scaled(1_000_000),
         )
         await in_turn(servers, self._rounds, workload)
-        self._console.print(report.rates("many partitions, 100-byte records", figures, size=100))
+        self._show("many partitions, 100-byte records", report.rates(figures, size=100))
+
+    def _show(self, title: str, table: Table) -> None:
+        self._console.print(f"\n{title}", highlight=False)
+        self._console.print(table)
 
     def _scaled(self, number: int) -> int:
         return max(100, round(number * self._scale))

@@ -19,10 +19,10 @@ SEED_ROUND_TRIP_US = 26
 """The same, microseconds for one message a round trip."""
 
 
-def rates(title: str, figures: Figures, *, size: int | None = None) -> Table:
+def rates(figures: Figures, *, size: int | None = None) -> Table:
     """Records per second (and MB/s of records of `size` bytes) and the server's CPU, and the ratio to
     the first server."""
-    table = _table(title, "workload")
+    table = _table("workload")
     for number, server in enumerate(figures.servers):
         table.add_column(f"{server}: records/s", justify="right")
         if size is not None:
@@ -47,9 +47,9 @@ def rates(title: str, figures: Figures, *, size: int | None = None) -> Table:
     return table
 
 
-def waits(title: str, figures: Figures) -> Table:
+def waits(figures: Figures) -> Table:
     """Microseconds that requests took, and how many were answered in a second."""
-    table = _table(title, "workload")
+    table = _table("workload")
     for server in figures.servers:
         for heading in (f"{server}: p50 µs", "p99 µs", "records/s"):
             table.add_column(heading, justify="right")
@@ -65,25 +65,25 @@ def waits(title: str, figures: Figures) -> Table:
     return table
 
 
-def starting(title: str, found: Sequence[Start]) -> Table:
+def starting(found: Sequence[Start]) -> Table:
     """Seconds and memory of each start."""
-    table = _table(title, "start after", "seconds", "peak MB")
+    table = _table("start after", "seconds", "peak MB")
     for each in found:
         table.add_row(each.after, f"{each.seconds:.1f}", f"{each.peak_mb:.0f}")
     return table
 
 
-def memory(title: str, peaks: dict[str, dict[str, float]]) -> Table:
+def memory(peaks: dict[str, dict[str, float]]) -> Table:
     """Peak megabytes of each server in each part."""
     servers = list(dict.fromkeys(server for part in peaks.values() for server in part))
-    table = _table(title, "part", *servers)
+    table = _table("part", *servers)
     for part, found in peaks.items():
         table.add_row(part, *(_number(found.get(server)) for server in servers))
     return table
 
 
-def _table(title: str, first: str, *others: str) -> Table:
-    table = Table(title=title, title_justify="left", header_style="dim")
+def _table(first: str, *others: str) -> Table:
+    table = Table(header_style="dim")
     table.add_column(first)
     for heading in others:
         table.add_column(heading, justify="right")
