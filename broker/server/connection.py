@@ -16,7 +16,6 @@ from functools import partial
 from inspect import iscoroutine
 from socket import SO_KEEPALIVE, SOL_SOCKET
 from struct import Struct
-from time import monotonic
 from typing import TYPE_CHECKING, cast
 
 import structlog
@@ -82,7 +81,6 @@ class Connection(asyncio.BufferedProtocol):
         self._muted: asyncio.TimerHandle | None = None  # until its quota allows more
 
         # answering
-        self._began = 0.0  # when the requests that are being handled were received
         self._task: asyncio.Task[RawResponse] | None = None  # the handler that waits
         self._waiting: Answer | None = None  # and whose answer it is
         self._outbox: Outbox
@@ -229,7 +227,6 @@ class Connection(asyncio.BufferedProtocol):
     def _take_in(self, buffer: memoryview, start: int, end: int) -> None:
         """Handle the requests in `buffer[start:end]`; takes over the buffer."""
         size = 0
-        self._began = monotonic()
         while not self._closing and end - start >= _LENGTH_BYTES:
             size = _LENGTH(buffer, start)[0]
             if not self._min_request_bytes <= size <= self._max_request_bytes:
@@ -358,11 +355,11 @@ class Connection(asyncio.BufferedProtocol):
             self._outbox.send()
             self._waiting = answer
             self._task = self._loop.create_task(response)
-            self._task.add_done_callback(partial(self._answered, answer, self._began))
+            self._task.add_done_callback(partial(self._answered, answer, self._last_progress))
         elif response is None:
-            answer.meter.answered(monotonic() - self._began)
+            answer.meter.answered(self._loop.time() - self._last_progress)
         else:
-            self._outbox.add(answer, self._began)
+            self._outbox.add(answer, self._last_progress)
             if isinstance(response, Deferred):
                 response.flush.then(self._deferred_done)
 
