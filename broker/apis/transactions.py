@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import structlog
-from kio.schema.add_offsets_to_txn.v3 import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+from kio.schema.add_offsets_to_txn.v4 import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from kio.schema.add_partitions_to_txn.v3 import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
@@ -18,10 +18,10 @@ from kio.schema.add_partitions_to_txn.v3.response import (
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnTopicResult,
 )
-from kio.schema.end_txn.v3 import EndTxnRequest, EndTxnResponse
+from kio.schema.end_txn.v4 import EndTxnRequest, EndTxnResponse
 from kio.schema.errors import ErrorCode
-from kio.schema.txn_offset_commit.v3 import TxnOffsetCommitRequest, TxnOffsetCommitResponse
-from kio.schema.txn_offset_commit.v3.response import (
+from kio.schema.txn_offset_commit.v4 import TxnOffsetCommitRequest, TxnOffsetCommitResponse
+from kio.schema.txn_offset_commit.v4.response import (
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
 )
@@ -33,7 +33,7 @@ from broker.apis.offsets import sort_offsets
 from broker.log.errors import LogError
 from broker.membership.types import MemberIdentity
 from broker.producers.states import ProducerError, ProducerIdentity
-from broker.topics.topics import INTERNAL_TOPICS
+from broker.topics.names import INTERNAL_TOPICS
 from broker.transactions.types import TransactionError
 
 if TYPE_CHECKING:
