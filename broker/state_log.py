@@ -35,6 +35,10 @@ _RECORDS_PER_BATCH: Final = 1000
 _REWRITE_FACTOR: Final = 4
 
 
+def _nobody_reads(end: int, size: int) -> None:
+    del end, size
+
+
 class StateLog:
     """Keys and values of which the newest value of a key holds; its owner keeps them in memory.
 
@@ -51,6 +55,10 @@ class StateLog:
         self._live_bytes = 0
         self._now = now
         self._syncing = anyio.Lock()
+        self._unread_bytes = 0
+        self.on_readable: Callable[[int, int], None] = _nobody_reads
+        """Called when others may read more of the log: up to which offset (exclusive), and how many bytes
+        that is. Under the fsync setting "always" they are then on disk."""
 
     @classmethod
     def open(
@@ -230,7 +238,14 @@ class StateLog:
     def _write(self, batch: bytearray, now_ms: int) -> int:
         self._log.append(batch, [parse_header(batch)], now_ms=now_ms)
         self._log.flush_pending()
+        self._unread_bytes += len(batch)
+        if self._log.config.fsync != "always":
+            self._show(self._log.next_offset)
         return self._log.next_offset
+
+    def _show(self, end: int) -> None:
+        size, self._unread_bytes = self._unread_bytes, 0
+        self.on_readable(end, size)
 
     async def _sync(self) -> None:
         """Sync in a thread; who comes meanwhile shares the next one."""
@@ -238,3 +253,4 @@ class StateLog:
         async with self._syncing:
             if self._log.durable_offset < target:
                 await anyio.to_thread.run_sync(self._log.fsync)
+                self._show(self._log.durable_offset)

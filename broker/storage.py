@@ -14,6 +14,7 @@ from broker.groups.offsets import OFFSETS_TOPIC, OffsetStore
 from broker.log.errors import LogError
 from broker.producers.ids import ProducerIds
 from broker.topics.config import default_log_config
+from broker.topics.internal import internal_topic
 from broker.topics.topics import Topics
 from broker.transactions.store import TRANSACTIONS_TOPIC, TransactionStore
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from broker.datadir import DataDirectory
     from broker.log.partition import PartitionLog
     from broker.settings import BrokerSettings
+    from broker.state_log import StateLog
 
 __all__ = ["Storage"]
 
@@ -47,6 +49,10 @@ class Storage:
     @property
     def internal_logs(self) -> Mapping[str, PartitionLog]:
         """The logs of the internal topics, by the topic's name."""
+        return {name: log.log for name, log in self._state_logs.items()}
+
+    @property
+    def _state_logs(self) -> Mapping[str, StateLog]:
         return {OFFSETS_TOPIC: self.offsets.log, TRANSACTIONS_TOPIC: self.transactions.log}
 
     async def open(self) -> None:
@@ -55,6 +61,8 @@ class Storage:
         self.offsets = await self._open(OffsetStore, "offsets", "committed offsets")
         self.transactions = await self._open(TransactionStore, "transactions", "transactions")
         self._complete = True  # all logs are open
+        for topic, log in self._state_logs.items():
+            self.topics.show_internal(internal_topic(topic, log, self._config))
         path = self._data.path / "producer-ids"
         try:
             self.producer_ids = ProducerIds(path)

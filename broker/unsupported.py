@@ -54,11 +54,6 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
         (73,),
     ),
     Unsupported(
-        "Transaction markers sent by clients",
-        "The broker writes them itself; WriteTxnMarkers is for Kafka's own nodes.",
-        (27,),
-    ),
-    Unsupported(
         "Transactions with epochs of their own (KIP-890), two-phase commit (KIP-939)",
         "Producers use the transaction protocol of Kafka up to 3.9, as they do with those brokers.",
     ),

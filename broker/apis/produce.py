@@ -29,7 +29,7 @@ from broker.records import (
     split_batches,
 )
 from broker.security.acls import Operation, Resource
-from broker.topics.topics import INTERNAL_TOPICS
+from broker.topics.names import INTERNAL_TOPICS
 from broker.transactions.types import TransactionError
 from broker.wire.produce import PartitionResult, read_produce_request, write_produce_response
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from broker.log.config import LogConfig
-    from broker.log.partition import PartitionLog
     from broker.membership.types import GroupSnapshot
     from broker.producers.markers import Marker
     from broker.producers.states import ProducerIdentity
@@ -86,9 +85,9 @@ class OffsetStore:
         self._log.close()
 
     @property
-    def log(self) -> PartitionLog:
+    def log(self) -> StateLog:
         """Where it is kept; to be looked at only."""
-        return self._log.log
+        return self._log
 
     # -- reading -------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ class BrokerCollector(Collector):
     def __init__(
         self, services: Services, server: Server, internal_logs: Mapping[str, PartitionLog]
     ) -> None:
-        """`internal_logs`: of the internal topics, which are not among the topics, by name."""
+        """`internal_logs`: of the internal topics, which are not listed while they are empty, by name."""
         self._services = services
         self._server = server
         self._internal_logs = internal_logs

@@ -76,8 +76,7 @@ def _files(logs: Mapping[str, list[PartitionLog]]) -> Iterator[Metric]:
 def _logs(
     topics: Topics, internal: Mapping[str, PartitionLog]
 ) -> Iterator[tuple[str, int, PartitionLog]]:
-    for topic in topics:
-        for partition in topic.partitions:
-            yield topic.name, partition.index, partition.log
+    for partition in topics.partitions:
+        yield partition.topic, partition.index, partition.log
     for name, log in internal.items():
         yield name, 0, log

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
@@ -14,12 +14,13 @@ from kio.schema.errors import ErrorCode
 
 from broker.errors import RequestError
 from broker.topics.config import Defaults, log_config
-from broker.topics.names import INTERNAL_TOPICS, check_collision, check_topic_name
+from broker.topics.names import check_collision, check_topic_name
 from broker.topics.partition import Partition
 from broker.topics.store import TopicDescription, TopicStore, close_logs
+from broker.topics.topic import Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
     from pathlib import Path
     from uuid import UUID
 
@@ -27,26 +28,11 @@ if TYPE_CHECKING:
     from broker.settings import BrokerSettings
     from broker.topics.store import StoredTopic
 
-__all__ = ["INTERNAL_TOPICS", "Topic", "Topics"]
+__all__ = ["Topic", "Topics"]
 
 logger = structlog.get_logger(__name__)
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Topic:
-    """A topic; `settings` are its own, `config` is what holds for its logs."""
-
-    name: str
-    topic_id: UUID
-    partitions: Sequence[Partition]
-    config: LogConfig
-    settings: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def is_internal(self) -> bool:
-        return self.name in INTERNAL_TOPICS
 
 
 async def _nothing(name: str) -> None:
@@ -67,29 +53,35 @@ class Topics:
         self._store = TopicStore(directory, self.defaults.brokers)
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[UUID, Topic] = {}
+        self._internal: dict[str, Topic] = {}
         self._changing = Lock()
         self._changes: set[asyncio.Task[object]] = set()
 
     # -- looking up --------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Topic]:
-        return iter(self._by_name.values())
+        """All that are listed: the internal ones too, once there is something in them."""
+        yield from self._by_name.values()
+        for topic in self._internal.values():
+            if topic.partitions[0].high_watermark:
+                yield topic
 
     def get(self, name: str) -> Topic | None:
-        return self._by_name.get(name)
+        return self._by_name.get(name) or self._internal.get(name)
 
     def by_id(self, topic_id: UUID) -> Topic | None:
-        return self._by_id.get(topic_id)
+        internal = (each for each in self._internal.values() if each.topic_id == topic_id)
+        return self._by_id.get(topic_id) or next(internal, None)
 
     def partition(self, name: str, index: int) -> Partition | None:
-        topic = self._by_name.get(name)
+        topic = self.get(name)
         if topic is None or not 0 <= index < len(topic.partitions):
             return None
         return topic.partitions[index]
 
     @property
     def partitions(self) -> list[Partition]:
-        """The partitions of all topics."""
+        """The partitions of all topics, without the internal ones: those belong to the coordinators."""
         return [each for topic in self._by_name.values() for each in topic.partitions]
 
     # -- starting and stopping ---------------------------------------------------------------------
@@ -99,11 +91,16 @@ class Topics:
         for topic in await to_thread.run_sync(partial(self._store.open_all, clean=clean)):
             self._register(topic)
 
+    def show_internal(self, topic: Topic) -> None:
+        """Let clients find a topic that the broker keeps itself; whoever keeps it also closes its log."""
+        self._internal[topic.name] = topic
+
     def stop(self) -> None:
         """Answer all long polls; later ones do not wait."""
         self.stopping = True
-        for partition in self.partitions:
-            partition.wake()
+        for topic in (*self._by_name.values(), *self._internal.values()):
+            for partition in topic.partitions:
+                partition.wake()
 
     async def close(self) -> None:
         """Write, sync and close all logs. Raises LogError when one of them could not be."""
@@ -111,15 +108,16 @@ class Topics:
             logs = [each.log for each in self.partitions]
             self._by_name.clear()
             self._by_id.clear()
+            self._internal.clear()
             await to_thread.run_sync(close_logs, logs)
 
     # -- changing ----------------------------------------------------------------------------------
 
     def check_new(self, name: str, partitions: int, settings: Mapping[str, str]) -> LogConfig:
         """What `create` checks. Raises RequestError."""
-        check_topic_name(name)
-        if name in self._by_name:
+        if self.get(name) is not None:
             raise RequestError(ErrorCode.topic_already_exists, f"the topic {name!r} already exists")
+        check_topic_name(name)
         check_collision(name, self._by_name)
         if partitions < 1:
             raise RequestError(
@@ -159,9 +157,9 @@ class Topics:
     async def create_if_missing(self, name: str) -> Topic:
         """The topic, created with the defaults if it does not exist; errors as `create`."""
         try:
-            return self._by_name.get(name) or await self.create(name)
+            return self.get(name) or await self.create(name)
         except RequestError as error:
-            topic = self._by_name.get(name)
+            topic = self.get(name)
             if error.code is ErrorCode.topic_already_exists and topic is not None:
                 return topic  # somebody else created it meanwhile
             raise
@@ -241,7 +239,7 @@ class Topics:
         logger.info("topic deleted", topic=name)
 
     def _changeable(self, name: str) -> Topic:
-        topic = self._by_name.get(name)
+        topic = self.get(name)
         if topic is None:
             raise RequestError(ErrorCode.unknown_topic_or_partition, f"there is no topic {name!r}")
         if topic.is_internal:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from broker.log.config import LogConfig
-    from broker.log.partition import PartitionLog
     from broker.producers.states import ProducerIdentity
     from broker.records import StoredRecord
     from broker.transactions.types import Transaction
@@ -67,9 +66,9 @@ class TransactionStore:
         self._log.close()
 
     @property
-    def log(self) -> PartitionLog:
+    def log(self) -> StateLog:
         """Where it is kept; to be looked at only."""
-        return self._log.log
+        return self._log
 
     def __iter__(self) -> Iterator[Transaction]:
         """All of them as they are now."""

@@ -43,7 +43,7 @@ async def test_topics_are_created_with_their_settings(
     ("topic", "code"),
     [
         (wanted("a/b"), ErrorCode.invalid_topic_exception),
-        (wanted("__consumer_offsets"), ErrorCode.invalid_topic_exception),
+        (wanted("__consumer_offsets"), ErrorCode.topic_already_exists),
         (wanted("there"), ErrorCode.topic_already_exists),
         (wanted("t", num_partitions=0), ErrorCode.invalid_partitions),
         (wanted("t", num_partitions=-2), ErrorCode.invalid_partitions),
