@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_EXPIRY_MS",
     "KEPT_BATCHES",
+    "CoordinatorFenced",
     "InvalidProducerEpoch",
     "InvalidTransactionState",
     "OutOfOrderSequence",
@@ -45,6 +46,10 @@ class OutOfOrderSequence(ProducerError):
 
 class InvalidProducerEpoch(ProducerError):
     """A newer producer with the same id has taken over (INVALID_PRODUCER_EPOCH)."""
+
+
+class CoordinatorFenced(ProducerError):
+    """A newer transaction coordinator has written for the producer (TRANSACTION_COORDINATOR_FENCED)."""
 
 
 class InvalidTransactionState(ProducerError):
@@ -122,6 +127,15 @@ class ProducerStates:
     def has_open_transaction(self, producer_id: int) -> bool:
         """Whether this producer has appended records that no marker has settled yet."""
         return producer_id in self._open
+
+    def check_coordinator(self, producer_id: int, epoch: int) -> None:
+        """Raises CoordinatorFenced if a marker of a newer coordinator than this one came before."""
+        producer = self._producers.get(producer_id)
+        if producer is not None and epoch < producer.coordinator_epoch:
+            raise CoordinatorFenced(
+                f"producer {producer_id}: coordinator epoch {producer.coordinator_epoch} is newer than"
+                f" {epoch}"
+            )
 
     def check(self, batch: BatchHeader) -> SentBatch | None:
         """None if the batch may be appended; the earlier one if it is a duplicate.

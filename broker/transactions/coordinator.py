@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from broker.appends import Appends
     from broker.groups.coordinator import GroupCoordinator
-    from broker.producers.states import ProducerIdentity
+    from broker.producers.markers import Marker
+    from broker.producers.states import ProducerError, ProducerIdentity
     from broker.topics.topics import Topics
     from broker.transactions.store import TransactionStore
     from broker.transactions.types import TopicPartition
@@ -153,6 +154,16 @@ class TransactionCoordinator:
         return self.verify(transactional_id, producer, OFFSETS_PARTITION)
 
     # -- administration ------------------------------------------------------------------------
+
+    async def end_in(
+        self, partitions: Iterable[TopicPartition], marker: Marker, producer: ProducerIdentity
+    ) -> dict[TopicPartition, ProducerError | LogError | None]:
+        """End a transaction in some partitions, whether it is known or not (KIP-664).
+
+        Returns how it went for each partition that there is: None, a producer or a coordinator that is
+        not the newest one, or the disk.
+        """
+        return await self._unbroken(self._markers.end_in(partitions, marker, producer))
 
     def transactions(self) -> list[Transaction]:
         """Every transactional id that is known."""

@@ -12,6 +12,7 @@ from broker.log.errors import LogError
 from broker.producers.markers import Marker, build_marker
 from broker.producers.states import ProducerError
 from broker.records import LEADER_EPOCH, parse_header
+from broker.topics.names import INTERNAL_TOPICS
 from broker.transactions.types import TransactionState
 
 if TYPE_CHECKING:
@@ -97,41 +98,87 @@ class MarkerWriter:
                 aborted += 1
         return aborted
 
+    async def end_in(
+        self, partitions: Iterable[TopicPartition], marker: Marker, producer: ProducerIdentity
+    ) -> dict[TopicPartition, ProducerError | LogError | None]:
+        """Write a marker that somebody else than the coordinator decided on; see the APIs.
+
+        Returns how it went for each partition that there is.
+        """
+        outcomes: dict[TopicPartition, ProducerError | LogError | None] = {}
+        targets: list[Partition] = []
+        for where in partitions:
+            partition = self._topics.partition(*where)
+            if where == OFFSETS_PARTITION:
+                outcomes[where] = await self._end_in_groups(marker, producer)
+            elif partition is not None and where[0] not in INTERNAL_TOPICS:
+                outcomes[where] = None
+                targets.append(partition)
+        failed = await self._append(targets, marker, producer, checked=True)
+        for partition, error in failed.items():
+            outcomes[partition.topic, partition.index] = error
+        return outcomes
+
     async def _write_to_partitions(
         self, partitions: Iterable[Partition], marker: Marker, producer: ProducerIdentity
     ) -> bool:
-        complete = True
+        failed = await self._append(partitions, marker, producer)
+        # A newer producer that writes already is none that this transaction's end could concern.
+        return not any(
+            isinstance(error, LogError) and not partition.closed
+            for partition, error in failed.items()
+        )
+
+    async def _append(
+        self,
+        partitions: Iterable[Partition],
+        marker: Marker,
+        producer: ProducerIdentity,
+        *,
+        checked: bool = False,
+    ) -> dict[Partition, ProducerError | LogError]:
+        """Returns what went wrong. `checked`: the marker's coordinator may be an old one."""
+        failed: dict[Partition, ProducerError | LogError] = {}
         flushes: dict[Flush, list[Partition]] = {}
         for partition in partitions:
             now_ms = self._now_ms()
             batch = build_marker(marker, producer, timestamp_ms=now_ms)
             try:
+                if checked:
+                    partition.log.producers.check_coordinator(
+                        producer.producer_id, marker.coordinator_epoch
+                    )
                 partition.log.append(batch, [parse_header(batch)], now_ms=now_ms)
-            except ProducerError:
-                # A newer producer writes already, which this transaction's end cannot concern.
+            except ProducerError as error:
+                failed[partition] = error
                 continue
             except LogError as error:
-                complete = partition.closed and complete
                 _report(partition, error)
+                failed[partition] = error
                 continue
             flushes.setdefault(self._appends.add(partition, len(batch)), []).append(partition)
         for flush, written in flushes.items():
             await _done(flush)
             for partition in written:
                 partition.wake()  # records before the marker may be readable now
-                if partition in flush.failed and not partition.closed:
-                    complete = False
-        return complete
+                if partition in flush.failed:
+                    failed[partition] = flush.failed[partition]
+        return failed
 
     async def _write_to_groups(self, marker: Marker, producer: ProducerIdentity) -> bool:
+        error = await self._end_in_groups(marker, producer)
+        if isinstance(error, LogError):
+            logger.error("offsets of a transaction could not be settled", error=str(error))
+        return not isinstance(error, LogError)
+
+    async def _end_in_groups(
+        self, marker: Marker, producer: ProducerIdentity
+    ) -> ProducerError | LogError | None:
         try:
             await self._groups.end_transaction(producer, marker)
-        except ProducerError:
-            return True  # as above
-        except LogError as error:
-            logger.error("offsets of a transaction could not be settled", error=str(error))
-            return False
-        return True
+        except (ProducerError, LogError) as error:
+            return error
+        return None
 
 
 async def _done(flush: Flush) -> None:

@@ -41,6 +41,7 @@ ADVERTISED = {
     24: (0, 3),  # AddPartitionsToTxn
     25: (0, 4),  # AddOffsetsToTxn
     26: (0, 4),  # EndTxn
+    27: (1, 1),  # WriteTxnMarkers
     28: (0, 4),  # TxnOffsetCommit
     32: (1, 4),  # DescribeConfigs
     33: (0, 2),  # AlterConfigs

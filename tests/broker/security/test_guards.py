@@ -83,6 +83,7 @@ CASES: list[tuple[int, int, dict[str, Any], set[ErrorCode]]] = [
              "v3_and_below_topics": [{"name": "t", "partitions": [0]}]}, {TRANSACTION}),
     (25, 3, {**PRODUCER, "group_id": "g"}, {TRANSACTION}),
     (26, 3, PRODUCER, {TRANSACTION}),
+    (27, 1, {"markers": [{"producer_id": 1, "topics": INDEXES}]}, {CLUSTER}),
     (28, 3, {**PRODUCER, "group_id": "g", "topics": TOPICS}, {TRANSACTION}),
     (32, 4, {"resources": CONFIGURED}, {TOPIC, CLUSTER}),
     (33, 2, {"resources": CONFIGURED}, {TOPIC, CLUSTER}),
