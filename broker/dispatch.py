@@ -32,6 +32,7 @@ from broker.apis import (
     produce,
     producers,
     topics,
+    transaction_markers,
     transactions,
     versions,
 )
@@ -74,6 +75,7 @@ SERVED: Sequence[AnyApi] = (
     *topics.APIS,
     *producers.APIS,
     *transactions.APIS,
+    *transaction_markers.APIS,
     *describe_transactions.APIS,
     *epochs.APIS,
     *configs.APIS,

@@ -98,6 +98,7 @@ GUARDED: Final[dict[int, Guard]] = {
     24: special_guards.add_partitions,
     25: Rule(whole=(_WRITES_TRANSACTION, _READS_GROUP)),  # AddOffsetsToTxn
     26: Rule(whole=(_WRITES_TRANSACTION,)),  # EndTxn
+    27: _ADMINISTRATION,  # WriteTxnMarkers
     28: Rule(  # TxnOffsetCommit
         whole=(_WRITES_TRANSACTION, _READS_GROUP), field="topics", each=_topics(Operation.READ)
     ),
