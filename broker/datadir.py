@@ -15,10 +15,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-import msgspec
-
 from broker.errors import BrokerError
-from broker.files import write_durably
+from broker.files import Checked, read_checked, write_checked, write_durably
 from broker.log.files import make_directory, sync_directory
 
 if TYPE_CHECKING:
@@ -32,7 +30,7 @@ _META = "meta.json"
 _LOCK = "lock"
 
 
-class _Meta(msgspec.Struct, frozen=True):
+class _Meta(Checked, frozen=True):
     format: int
     cluster_id: str
 
@@ -88,8 +86,8 @@ class DataDirectory:
 
     def _read_or_make_meta(self) -> _Meta:
         if not (self.path / _META).exists():
-            made = _Meta(_FORMAT, urlsafe_b64encode(uuid4().bytes).decode().rstrip("="))
-            write_durably(self.path / _META, msgspec.json.encode(made))
+            cluster_id = urlsafe_b64encode(uuid4().bytes).decode().rstrip("=")
+            write_checked(self.path / _META, _Meta(format=_FORMAT, cluster_id=cluster_id))
         return read_meta(self.path)
 
 
@@ -97,10 +95,10 @@ def read_meta(data_dir: Path) -> _Meta:
     """What a data directory says of itself; raises BrokerError when it is none, or of another format."""
     path = data_dir / _META
     try:
-        meta = msgspec.json.decode(path.read_bytes(), type=_Meta)
+        meta = read_checked(path, _Meta)
     except FileNotFoundError:
         raise BrokerError(f"{data_dir} is not the data directory of a broker") from None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError) as error:
         raise BrokerError(f"{path} is not a broker's: {error}") from error
     if meta.format != _FORMAT:
         raise BrokerError(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from broker.datadir import read_meta, unused
 from broker.errors import RequestError
+from broker.files import read_checked
 from broker.groups.offset_records import OffsetKey, decode_group, decode_offset
 from broker.groups.offset_records import decode_key as decode_offset_key
 from broker.log.checkup import Finding, check_log
@@ -97,9 +96,9 @@ def _examine_topic(examination: Examination, directory: Path) -> None:
         return
     path = directory / DESCRIPTION
     try:
-        description = msgspec.json.decode(path.read_bytes(), type=TopicDescription)
-        log_config(LogConfig(), description.settings.items())
-    except (OSError, msgspec.DecodeError, RequestError) as error:
+        description = read_checked(path, TopicDescription)
+        log_config(LogConfig(fsync="always"), description.settings.items())
+    except (OSError, ValueError, RequestError) as error:
         examination.damage(path, f"the topic cannot be opened: {error}")
         return
     if description.name != directory.name:

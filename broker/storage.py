@@ -13,13 +13,14 @@ from broker.errors import BrokerError
 from broker.groups.offsets import OFFSETS_TOPIC, OffsetStore
 from broker.log.errors import LogError
 from broker.producers.ids import ProducerIds
+from broker.recovery import report_recovery
 from broker.topics.config import default_log_config
 from broker.topics.internal import internal_topic
 from broker.topics.topics import Topics
 from broker.transactions.store import TRANSACTIONS_TOPIC, TransactionStore
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from broker.datadir import DataDirectory
     from broker.log.partition import PartitionLog
@@ -65,7 +66,7 @@ class Storage:
             self.topics.show_internal(internal_topic(topic, log, self._config))
         path = self._data.path / "producer-ids"
         try:
-            self.producer_ids = ProducerIds(path)
+            self.producer_ids = ProducerIds(path, used=self._used_producer_ids())
         except (LogError, OSError) as error:
             raise BrokerError(f"the producer ids in {path} cannot be read: {error}") from error
 
@@ -91,12 +92,23 @@ class Storage:
                     errors=failures,
                 )
 
+    def _used_producer_ids(self) -> Iterator[int]:
+        for partition in self.topics.partitions:
+            yield from (each.producer_id for each in partition.log.producers.describe())
+        yield from (each.producer.producer_id for each in self.transactions)
+
     async def _open(self, kind: type[Store], name: str, what: str) -> Store:
         directory = self._data.path / name
+        if self._data.was_clean and not directory.is_dir():
+            raise BrokerError(
+                f"{directory} is missing, where the {what} were: restore it, or make an empty directory"
+                " to go on without them"
+            )
         open_store = partial(kind.open, directory, self._config, clean=self._data.was_clean)
         try:
             store: Store = await to_thread.run_sync(open_store)
         except (LogError, OSError) as error:
             raise BrokerError(f"the {what} in {directory} cannot be read: {error}") from error
         self._stores.append(store)
+        report_recovery(store.log.log, directory=str(directory))
         return store

@@ -61,7 +61,8 @@ class PartitionLog(ShrinkingLog):
             directory, index_interval_bytes=config.index_interval_bytes, clean=clean
         )
         log = cls(directory, config, recovered)
-        if recovered.unsynced or recovered.report.lost_data:
+        report = recovered.report
+        if recovered.unsynced or report.lost_data or report.lost_checkpoint:
             log._durability.sync(checkpoint=True)
         (directory / UNSYNCED_FILE).unlink(missing_ok=True)
         return log

@@ -6,7 +6,7 @@ import bisect
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from broker.log.checkpoint import Checkpoint
+from broker.log.checkpoint import CHECKPOINT_FILE, Checkpoint
 from broker.log.compaction_state import COMPACTION_FILE
 from broker.log.compaction_swap import finish_swaps
 from broker.log.errors import LogCorrupt
@@ -65,13 +65,15 @@ def recover(directory: Path, *, index_interval_bytes: int, clean: bool) -> Recov
     segments = _find_segments(directory, index_interval_bytes)
     gone = _indexes_without_segment(directory)
     first_offset = segments[0].base_offset if segments else 0
-    point = Checkpoint.load(directory) or Checkpoint(first_offset, first_offset, first_offset, 0)
+    point, lost_checkpoint = _checkpoint(directory, first_offset, used=clean and bool(segments))
     scan = _Scan(segments, point, write_again=(directory / UNSYNCED_FILE).exists())
     if segments:
         scan.run(clean=clean)
     end = scan.next_offset
     # Retention deletes from the start: an index beyond the end is what is left of lost records.
     durable_end = max(point.recovery_point, *(base_offset + 1 for base_offset in gone), 0)
+    # Where it starts is noted before anything is deleted.
+    lost = max(0, first_offset - point.log_start_offset)
     if not segments:
         # Offsets that were handed out once are never handed out again.
         scan.next_offset = max(durable_end, point.log_start_offset)
@@ -93,10 +95,20 @@ def recover(directory: Path, *, index_interval_bytes: int, clean: bool) -> Recov
             truncated_at=scan.next_offset if scan.truncated_bytes else None,
             reason=scan.reason,
             set_aside=tuple(scan.set_aside),
-            lost_durable_records=max(0, durable_end - end),
+            lost_durable_records=lost + max(0, durable_end - end),
             damaged=scan.damaged,
+            lost_checkpoint=lost_checkpoint,
         ),
     )
+
+
+def _checkpoint(directory: Path, first_offset: int, *, used: bool) -> tuple[Checkpoint, str]:
+    """The log's checkpoint, or one that says nothing, and then why; `used`: there must be one."""
+    point, path = Checkpoint.load(directory), directory / CHECKPOINT_FILE
+    if point is not None:
+        return point, ""
+    reason = f"{path} is damaged" if path.exists() else f"{path} is missing" if used else ""
+    return Checkpoint(first_offset, first_offset, first_offset, 0), reason
 
 
 def _find_segments(directory: Path, index_interval_bytes: int) -> list[Segment]:

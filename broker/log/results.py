@@ -83,6 +83,8 @@ class RecoveryReport:
         set_aside: files after the cut, renamed to `*.lost`: nobody reads them, nothing deletes them.
         lost_durable_records: records, at least, that had been on disk and are gone. More than 0 means
             that the disk or a person damaged the log; a crash alone does not.
+        lost_checkpoint: why nobody knows where the log started: records that had been deleted may be
+            back. "" if it is known.
         damaged: what is wrong with batches that were kept because they had been on disk before the
             crash; reading them fails. "" if nothing is.
     """
@@ -94,6 +96,7 @@ class RecoveryReport:
     set_aside: tuple[str, ...] = ()
     lost_durable_records: int = 0
     damaged: str = ""
+    lost_checkpoint: str = ""
 
     @property
     def lost_data(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from broker.log.compaction_swap import commit_swap, discard_swap
@@ -59,22 +60,13 @@ class ShrinkingLog(ReadableLog):
         """
         self._write_pending()
         self.producers.expire(now_ms, expiry_ms=self.config.producer_id_expiration_ms)
-        deleted: list[DeletedSegment] = []
-        keep_ms, keep_bytes = self.config.retention_ms, self.config.retention_bytes
-        if not self.config.deletes:
-            keep_ms = keep_bytes = -1
-        while keep_ms >= 0 and self._segments.oldest.size:
-            if self._segments.oldest.newest_ms() >= now_ms - keep_ms:
-                break
-            if len(self._segments) == 1:
-                self.roll()
-            deleted.append(self._delete_oldest())
-        while keep_bytes >= 0 and len(self._segments) > 1:
-            if self.size_bytes - self._segments.oldest.size < keep_bytes:
-                break
-            deleted.append(self._delete_oldest())
-        if deleted:
-            self.retained = self.retained.and_one(sum(each.size_bytes for each in deleted))
+        count = self._count_expired(now_ms) if self.config.deletes else 0
+        if not count:
+            return []
+        if count == len(self._segments):
+            self.roll()
+        deleted = self._delete_segments(count)
+        self.retained = self.retained.and_one(sum(each.size_bytes for each in deleted))
         return deleted
 
     def put_in_place(self, rewritten: Rewritten) -> bool:
@@ -97,6 +89,39 @@ class ShrinkingLog(ReadableLog):
             self._broken = f"{self.directory}: broken until a restart: {error}"
             raise LogFailed(self._broken) from error
         self.compacted = self.compacted.and_one(sum(each.size for each in old) - rewritten.size)
+        return True
+
+    def _count_expired(self, now_ms: int) -> int:
+        """How many of the oldest segments are too old, or too much beside those after them."""
+        keep_ms, keep_bytes = self.config.retention_ms, self.config.retention_bytes
+        count, size = 0, self.size_bytes
+        for segment in self._segments:
+            size -= segment.size
+            too_much = 0 <= keep_bytes <= size and segment is not self._segments.active
+            too_old = keep_ms >= 0 < segment.size and segment.newest_ms() < now_ms - keep_ms
+            if not too_much and not too_old:
+                break
+            count += 1
+        return count
+
+    def _delete_segments(self, count: int) -> list[DeletedSegment]:
+        """Deletes the oldest, whose loss would otherwise be taken for damage: so it is noted before.
+
+        On a full disk it is noted afterwards, when there is room.
+        """
+        start = next(islice(self._segments, count, None)).base_offset
+        start = max(start, self._log_start_offset)
+        noted = self._note_log_start(start)
+        deleted = [self._delete_oldest() for _ in range(count)]
+        if not noted:
+            self._note_log_start(start)
+        return deleted
+
+    def _note_log_start(self, offset: int) -> bool:
+        try:
+            self._durability.save_log_start(offset)
+        except OSError:
+            return False
         return True
 
     def _delete_oldest(self) -> DeletedSegment:

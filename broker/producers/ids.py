@@ -8,6 +8,7 @@ from broker.log.errors import LogCorrupt
 from broker.log.files import read_sealed, write_sealed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 __all__ = ["ProducerIds"]
@@ -15,13 +16,20 @@ __all__ = ["ProducerIds"]
 _BLOCK: Final = (
     1000  # ids that one write to disk reserves; at most this many are skipped by a crash
 )
+_NOT_OURS: Final = 2**62
+"""From here on are only ids that clients have made up."""
 
 
 class ProducerIds:
     """Hands out producer ids; a block of ids is reserved on disk before the first one is used."""
 
-    def __init__(self, path: Path) -> None:
-        """`path`: the file that remembers what is reserved; it is created at the first id.
+    def __init__(self, path: Path, *, used: Iterable[int] = ()) -> None:
+        """Take over where the last broker was.
+
+        Args:
+            path: the file that remembers what is reserved; it is created at the first id.
+            used: ids that are known from elsewhere. They matter when the file is missing: a second
+                producer with such an id would be told that its records are there already.
 
         Raises:
             LogCorrupt: the file is damaged. Delete it only if no producer is still running.
@@ -30,7 +38,11 @@ class ProducerIds:
         payload = read_sealed(path)
         if payload is not None and not payload.isdigit():
             raise LogCorrupt(path, 0, "it does not hold a number")
-        self._next = self._reserved = int(payload) if payload is not None else 0
+        if payload is None:
+            known = (each + 1 for each in used if each < _NOT_OURS)
+            self._next = self._reserved = max(known, default=0)
+        else:
+            self._next = self._reserved = int(payload)
 
     def next(self) -> int:
         """An id that was never handed out before. Raises OSError if a block cannot be reserved."""

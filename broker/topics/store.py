@@ -13,14 +13,12 @@ import shutil
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID, uuid4
 
-import msgspec
-import structlog
-
 from broker.errors import BrokerError, RequestError
-from broker.files import write_durably
+from broker.files import Checked, read_checked, write_checked
 from broker.log.errors import LogError
 from broker.log.files import make_directory, sync_directory
 from broker.log.partition import PartitionLog
+from broker.recovery import report_recovery
 from broker.topics.config import log_config
 
 if TYPE_CHECKING:
@@ -38,15 +36,13 @@ __all__ = [
     "close_logs",
 ]
 
-logger = structlog.get_logger(__name__)
-
 DESCRIPTION = "topic.json"
 """File that describes a topic."""
 DELETED_MARK = "deleted"
 """Its name once the topic is deleted."""
 
 
-class TopicDescription(msgspec.Struct, frozen=True):
+class TopicDescription(Checked, frozen=True):
     """The content of topic.json."""
 
     name: str
@@ -102,7 +98,7 @@ class TopicStore:
         unfinished.mkdir()
         for index in range(description.partitions):
             (unfinished / str(index)).mkdir()
-        write_durably(unfinished / DESCRIPTION, msgspec.json.encode(description))
+        write_checked(unfinished / DESCRIPTION, description)
         directory = self._root / description.name
         if (directory / DELETED_MARK).exists():  # it could not be removed completely
             self._discard(directory)
@@ -136,8 +132,7 @@ class TopicStore:
 
     def rewrite(self, description: TopicDescription) -> None:
         """Describe a topic anew, durably."""
-        path = self._root / description.name / DESCRIPTION
-        write_durably(path, msgspec.json.encode(description))
+        write_checked(self._root / description.name / DESCRIPTION, description)
 
     def remove(self, name: str, logs: Iterable[PartitionLog]) -> None:
         """Delete a topic and its logs, which are open."""
@@ -158,17 +153,23 @@ class TopicStore:
     def _open(self, directory: Path, *, clean: bool) -> StoredTopic:
         path = directory / DESCRIPTION
         try:
-            description = msgspec.json.decode(path.read_bytes(), type=TopicDescription)
+            description = read_checked(path, TopicDescription)
             config = log_config(self._defaults, description.settings.items())
-        except (OSError, msgspec.DecodeError, RequestError) as error:
+        except (OSError, ValueError, RequestError) as error:
             raise BrokerError(
                 f"{directory} is not a topic: {error}; move it away, or restore {path.name}"
             ) from error
         logs: list[PartitionLog] = []
         try:
             for index in range(description.partitions):
-                logs.append(PartitionLog.open(directory / str(index), config, clean=clean))
-                _report_recovery(description.name, index, logs[-1])
+                log_directory = directory / str(index)
+                if not log_directory.exists():
+                    raise BrokerError(
+                        f"{log_directory} is missing, where the records of a partition were: restore"
+                        " it, or make an empty directory to go on without them"
+                    )
+                logs.append(PartitionLog.open(log_directory, config, clean=clean))
+                report_recovery(logs[-1], topic=description.name, partition=index)
         except BaseException:
             close_logs(logs)
             raise
@@ -185,34 +186,3 @@ def close_logs(logs: Iterable[PartitionLog]) -> None:
             failure = failure or error
     if failure is not None:
         raise failure
-
-
-def _report_recovery(topic: str, index: int, log: PartitionLog) -> None:
-    report = log.recovery
-    if report.lost_durable_records:
-        logger.error(
-            "records that were on disk are gone",
-            topic=topic,
-            partition=index,
-            records=report.lost_durable_records,
-            truncated_at=report.truncated_at,
-            reason=report.reason,
-            set_aside=report.set_aside,
-        )
-    elif report.lost_data:
-        logger.warning(
-            "the log ended in an incomplete write, which was cut off",
-            topic=topic,
-            partition=index,
-            truncated_at=report.truncated_at,
-            truncated_bytes=report.truncated_bytes,
-            reason=report.reason,
-            set_aside=report.set_aside,
-        )
-    if report.damaged:
-        logger.error(
-            "batches of the log are damaged: reading them will fail",
-            topic=topic,
-            partition=index,
-            reason=report.damaged,
-        )

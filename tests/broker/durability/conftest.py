@@ -572,6 +572,10 @@ class Tools:
             BrokerSettings(data_dir=root / "data", port=0, fsync=fsync, **settings)  # type: ignore[arg-type]
         )
 
+    async def look(self, client: Any) -> Found:
+        """Everything that clients can see."""
+        return await look(client)
+
     async def audit(
         self, root: Path, history: History, at: int, fsync: str = "always", *, durable: bool
     ) -> None:
