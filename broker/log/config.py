@@ -40,6 +40,8 @@ _BOUNDS: Final = {
     "message_timestamp_before_max_ms": (0, NO_TIME_LIMIT),
     "message_timestamp_after_max_ms": (0, NO_TIME_LIMIT),
     "index_interval_bytes": (0, _MAX_INT),
+    "flush_messages": (1, NO_TIME_LIMIT),
+    "flush_ms": (0, NO_TIME_LIMIT),
     "producer_id_expiration_ms": (1, NO_TIME_LIMIT),
 }
 
@@ -74,6 +76,9 @@ class LogConfig:
         fsync: when an acknowledged record is on disk: "always" before the acknowledgement,
             "interval" within `fsync_interval` seconds, "os" when the operating system likes.
         fsync_interval: seconds between two syncs under "interval".
+        flush_messages: most records that may be acknowledged before they are on disk.
+        flush_ms: longest time that a record may be acknowledged and not on disk. Both ask nothing of
+            their own: they are taken where `fsync` keeps them anyway.
 
     Raises:
         ValueError: a setting is out of its range; the message names it.
@@ -97,6 +102,8 @@ class LogConfig:
     producer_id_expiration_ms: int = 24 * 3600 * 1000
     fsync: FsyncPolicy = "interval"
     fsync_interval: float = 1.0
+    flush_messages: int = NO_TIME_LIMIT
+    flush_ms: int = NO_TIME_LIMIT
 
     def __post_init__(self) -> None:
         for name, (low, high) in _BOUNDS.items():
@@ -119,6 +126,21 @@ class LogConfig:
         if not {each.strip() for each in self.cleanup_policy.split(",")} <= _CLEANUP_POLICIES:
             raise ValueError(
                 f"cleanup_policy = {self.cleanup_policy!r}: must be delete, compact, or both"
+            )
+        self._check_syncs()
+
+    def _check_syncs(self) -> None:
+        if self.fsync == "always":
+            return
+        if self.flush_messages < NO_TIME_LIMIT:
+            raise ValueError(
+                f"flush_messages = {self.flush_messages}: is kept by brokers with --fsync always"
+            )
+        kept = self.fsync_interval * 1000 if self.fsync == "interval" else NO_TIME_LIMIT
+        if self.flush_ms < kept:
+            raise ValueError(
+                f"flush_ms = {self.flush_ms}: is kept by brokers with a shorter --fsync-interval,"
+                " or with --fsync always"
             )
 
     @property

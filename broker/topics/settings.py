@@ -40,7 +40,7 @@ class TopicSetting:
 _NO_LIMIT: Final = str(2**63 - 1)
 _NO_EFFECT: Final = "Accepted, without effect: there is one replica."
 _NOTHING_DELAYED: Final = "Accepted, without effect: files are not kept back or made in advance."
-_BROKERS_FSYNC: Final = "When records are synced to disk is a setting of the broker: --fsync."
+_BROKERS_FSYNC: Final = "Taken where the broker's --fsync keeps it anyway."
 
 _ALL: Final = (
     TopicSetting(
@@ -76,12 +76,16 @@ _ALL: Final = (
     TopicSetting(
         "flush.messages",
         ConfigType.LONG,
-        _BROKERS_FSYNC,
+        f"Most records that may be acknowledged before they are on disk. {_BROKERS_FSYNC}",
         "log.flush.interval.messages",
-        fixed=_NO_LIMIT,
+        field="flush_messages",
     ),
     TopicSetting(
-        "flush.ms", ConfigType.LONG, _BROKERS_FSYNC, "log.flush.interval.ms", fixed=_NO_LIMIT
+        "flush.ms",
+        ConfigType.LONG,
+        f"Longest time between an acknowledgement and the disk. {_BROKERS_FSYNC}",
+        "log.flush.interval.ms",
+        field="flush_ms",
     ),
     TopicSetting(
         "follower.replication.throttled.replicas", ConfigType.LIST, _NO_EFFECT, "", unused=""

@@ -5,7 +5,7 @@ from kio.schema.errors import ErrorCode
 
 from broker import BrokerSettings
 from broker.errors import RequestError
-from broker.log.config import LogConfig
+from broker.log.config import FsyncPolicy, LogConfig
 from broker.topics.config import Defaults, default_log_config, describe_topic_config, log_config
 from broker.topics.config_entry import ConfigSource, Synonym
 from broker.topics.settings import TOPIC_SETTINGS
@@ -101,7 +101,9 @@ def test_a_topic_may_be_compacted_and_deleted(policy: str, deletes: bool, compac
         ("min.cleanable.dirty.ratio", "nan", "min.cleanable.dirty.ratio = nan: must be 0 to 1"),
         ("min.cleanable.dirty.ratio", "half", "'half': must be a number"),
         ("preallocate", "yes", "preallocate = 'yes': must be true or false"),
-        ("flush.messages", "1", "flush.messages = '1': must be 9223372036854775807"),
+        ("flush.messages", "0", "flush.messages = 0: must be at least 1"),
+        ("flush.messages", "1", "flush.messages = 1: is kept by brokers with --fsync always"),
+        ("flush.ms", "999", "flush.ms = 999: is kept by brokers with a shorter --fsync-interval"),
         ("min.insync.replicas", "2", "min.insync.replicas = '2': must be 1"),
     ],
 )
@@ -109,6 +111,27 @@ def test_a_setting_that_makes_no_sense_is_named(name: str, value: str, message: 
     with pytest.raises(RequestError, match=message) as refusal:
         log_config(DEFAULTS, [(name, value)])
     assert refusal.value.code is ErrorCode.invalid_config
+
+
+@pytest.mark.parametrize(
+    ("fsync", "name", "value", "taken"),
+    [
+        ("always", "flush.messages", "1", True),
+        ("always", "flush.ms", "0", True),
+        ("interval", "flush.ms", "1000", True),
+        ("interval", "flush.messages", "1000000", False),
+        ("os", "flush.ms", "3600000", False),
+    ],
+)
+def test_a_limit_of_what_is_not_on_disk_is_taken_where_the_broker_keeps_it(
+    fsync: FsyncPolicy, name: str, value: str, taken: bool
+) -> None:
+    defaults = LogConfig(fsync=fsync, fsync_interval=1.0)
+    if taken:
+        log_config(defaults, [(name, value)])
+    else:
+        with pytest.raises(RequestError, match=f"{name} = {value}: is kept by brokers with"):
+            log_config(defaults, [(name, value)])
 
 
 def test_a_lag_that_no_record_can_have_is_refused() -> None:
