@@ -20,6 +20,7 @@ from broker.api import (
     RequestContext,
 )
 from broker.apis import (
+    acls,
     auth,
     cluster,
     configs,
@@ -81,6 +82,7 @@ SERVED: Sequence[AnyApi] = (
     *configs.APIS,
     *cluster.APIS,
     *auth.APIS,
+    *acls.APIS,
 )
 """Every API of this broker."""
 

@@ -88,9 +88,9 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
         "There is one, which is encrypted or not.",
     ),
     Unsupported(
-        "Access control lists by protocol; rules that deny; rules by host",
-        "What is allowed is in a file, made by `kmr broker acl`; what it does not allow is denied.",
-        (29, 30, 31),
+        "Access rules that deny, or that hold for one host",
+        "CreateAcls refuses them with INVALID_REQUEST; what no rule allows is denied. Rules allow read,"
+        " write, create, delete, alter, describe and all: alter is altering configurations too.",
     ),
     Unsupported(
         "Client quotas by protocol (KIP-546); of requests (KIP-124)",
@@ -123,8 +123,8 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
     ),
     Unsupported(
         "Syncing by number of messages, per topic (flush.messages, flush.ms)",
-        "When records are synced is a setting of the broker, --fsync; other values of these two are"
-        " refused with INVALID_CONFIG.",
+        "When records are synced is a setting of the broker, --fsync; values of these two that it does"
+        " not keep anyway are refused with INVALID_CONFIG.",
     ),
     Unsupported(
         "Fetch sessions (KIP-227)",

@@ -102,6 +102,9 @@ GUARDED: Final[dict[int, Guard]] = {
     28: Rule(  # TxnOffsetCommit
         whole=(_WRITES_TRANSACTION, _READS_GROUP), field="topics", each=_topics(Operation.READ)
     ),
+    29: Rule(whole=((Operation.DESCRIBE, Resource.CLUSTER, ""),), lists=False),  # DescribeAcls
+    30: _ADMINISTRATION,  # CreateAcls
+    31: _ADMINISTRATION,  # DeleteAcls
     32: Rule(field="resources", each=_configured(Operation.DESCRIBE)),  # DescribeConfigs
     33: Rule(field="resources", each=_configured(Operation.ALTER)),  # AlterConfigs
     34: special_guards.alter_replica_log_dirs,

@@ -11,7 +11,7 @@ from broker.errors import BrokerError
 from broker.security.files import WatchedFile, read_private, write_private
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 __all__ = ["ANY_NAME", "Authorizer", "Operation", "Resource", "Rule", "read_rules", "write_rules"]
@@ -133,9 +133,24 @@ class Authorizer:
 
     def __init__(self, path: Path) -> None:
         """Raises BrokerError."""
+        self._path = path
         self._file = WatchedFile(path, _parse, _WHAT, interval=_LOOK_AGAIN)
         self._rules = self._file.content
         self._remembered: dict[tuple[str, Operation, Resource, str], bool] = {}
+
+    @property
+    def rules(self) -> Sequence[Rule]:
+        """Those that hold, from a look into the file at this moment."""
+        self._file.look()
+        return self._file.content
+
+    def alter(self, change: Callable[[Sequence[Rule]], Sequence[Rule]]) -> None:
+        """Change what the file says; it holds at once.
+
+        Raises BrokerError: the file cannot be written, or makes no sense, and is left as it is.
+        """
+        write_rules(self._path, change(read_rules(self._path)))
+        self._file.look()
 
     def allows(self, principal: str, operation: Operation, resource: Resource, name: str) -> bool:
         """Whether a rule allows this; `ANY_NAME` asks for any resource of the kind."""

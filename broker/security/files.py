@@ -68,14 +68,17 @@ class WatchedFile(Generic[Content]):
     @property
     def content(self) -> Content:
         """What the file says now."""
-        now = time.monotonic()
-        if now - self._looked_at >= self._interval:
-            self._looked_at = now
-            version = self._stat()
-            if version != self._version:
-                self._version = version
-                self._read_again()
+        if time.monotonic() - self._looked_at >= self._interval:
+            self.look()
         return self._content
+
+    def look(self) -> None:
+        """Look at the file now, however short a time ago it was looked at."""
+        self._looked_at = time.monotonic()
+        version = self._stat()
+        if version != self._version:
+            self._version = version
+            self._read_again()
 
     def _stat(self) -> tuple[int, int, int] | None:
         try:

@@ -1,9 +1,9 @@
 """kafka-python's integration tests, as its source distribution ships them.
 
 Two runs: those for a broker that is there already, whose address the tests take from `KAFKA_URI`, and those
-that start one themselves, encrypted or with users: these get ours in place of Apache Kafka, from
-`kafka_python_fixture`. The source distribution lacks three things that its tests import or look for; they
-are added to the unpacked copy.
+for one that they start themselves, encrypted, with users or with access rules: these get ours in place of
+Apache Kafka, from `kafka_python_fixture`. The source distribution lacks three things that its tests import
+or look for; they are added to the unpacked copy.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ __all__ = ["KafkaPython"]
 
 _TESTS: Final = "test/integration"
 _OWN_BROKER: Final = (f"{_TESTS}/test_sasl_integration.py", f"{_TESTS}/test_ssl_integration.py")
+_WITH_RULES: Final = f"{_TESTS}/test_admin_integration.py::test_create_describe_delete_acls"
 _PYTEST: Final = ("-o", "addopts=", "--tb=short", "-p", "no:cacheprovider", "-p", "no:warnings")
 """Their own options are made for a plugin."""
 
@@ -72,7 +73,7 @@ class KafkaPython:
             outside = await run_pytest(
                 children,
                 self.name,
-                [*_PYTEST, _TESTS, *ignored],
+                [*_PYTEST, _TESTS, *ignored, "--deselect", _WITH_RULES],
                 source,
                 name="outside",
                 environment=there | {"KAFKA_URI": f"kafka://{bootstrap_servers}"},
@@ -80,7 +81,7 @@ class KafkaPython:
             started = await run_pytest(
                 children,
                 self.name,
-                [*_PYTEST, "-p", kafka_python_fixture.__name__, *_OWN_BROKER],
+                [*_PYTEST, "-p", kafka_python_fixture.__name__, *_OWN_BROKER, _WITH_RULES],
                 source,
                 name="started",
                 environment=there,

@@ -80,6 +80,7 @@ def _open(fixture: Any) -> None:
     command = [_KMR, "broker", "serve", "--data", str(directory / "data")]
     command += ["--host", fixture.host, "--port", str(fixture.port)]
     command += ["--partitions", str(fixture.partitions), "--group-min-session-timeout", "1s"]
+    command += ["--acls", _rules(directory)]
     if fixture.sasl_enabled:
         command += ["--users", _users(directory, fixture.broker_user, fixture.broker_password)]
     if fixture.ssl_enabled:
@@ -117,6 +118,14 @@ def _directory() -> Any:
     import py  # type: ignore[import-untyped]
 
     return py.path.local.mkdtemp()
+
+
+def _rules(directory: Path) -> str:
+    """Everybody may do everything, as in their settings."""
+    rules = directory / "acls"
+    everything = ["--topic", "*", "--group", "*", "--transactional-id", "*", "--cluster"]
+    _run([_KMR, "broker", "acl", "allow", "User:*", "all", *everything, "--acls", str(rules)])
+    return str(rules)
 
 
 def _users(directory: Path, user: str, password: str) -> str:

@@ -40,6 +40,9 @@ CONFIGURED: list[Any] = [
 ]
 PRODUCER: dict[str, Any] = {"transactional_id": "x", "producer_id": 1, "producer_epoch": 0}
 MEMBER: dict[str, Any] = {"group_id": "g", "member_id": "m"}
+ACL_FILTER: dict[str, Any] = {
+    "resource_name_filter": None, "principal_filter": None, "host_filter": None,
+}  # fmt: skip
 
 # API, version, request, and all codes of the response to somebody who may do nothing.
 CASES: list[tuple[int, int, dict[str, Any], set[ErrorCode]]] = [
@@ -85,6 +88,9 @@ CASES: list[tuple[int, int, dict[str, Any], set[ErrorCode]]] = [
     (26, 3, PRODUCER, {TRANSACTION}),
     (27, 1, {"markers": [{"producer_id": 1, "topics": INDEXES}]}, {CLUSTER}),
     (28, 3, {**PRODUCER, "group_id": "g", "topics": TOPICS}, {TRANSACTION}),
+    (29, 3, ACL_FILTER, {CLUSTER}),
+    (30, 3, {"creations": [{"resource_name": "t", "principal": "User:a", "host": "*"}]}, {CLUSTER}),
+    (31, 3, {"filters": [ACL_FILTER]}, {CLUSTER}),
     (32, 4, {"resources": CONFIGURED}, {TOPIC, CLUSTER}),
     (33, 2, {"resources": CONFIGURED}, {TOPIC, CLUSTER}),
     (34, 2, {"dirs": [{"path": "/x", "topics": [{"name": "t", "partitions": [0]}]}]}, {CLUSTER}),
