@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import kio.schema.metadata.v10 as v10
 import structlog
 from kio.schema.errors import ErrorCode
 from kio.schema.metadata.v13 import MetadataRequest, MetadataResponse
@@ -22,6 +24,7 @@ from broker.errors import RequestError
 from broker.log.errors import LogError
 from broker.security.acls import Resource
 from broker.topics.names import check_topic_name
+from broker.wire.messages import recast
 
 if TYPE_CHECKING:
     from kio.schema.metadata.v13.request import MetadataRequestTopic
@@ -127,4 +130,20 @@ def _describe(context: RequestContext, topic: Topic, *, operations: bool) -> Met
     )
 
 
-APIS = (Api(_metadata, MetadataRequest, MetadataResponse, min_version=0),)
+async def _metadata_of_cluster(
+    context: RequestContext, request: v10.MetadataRequest
+) -> v10.MetadataResponse:
+    """Versions 8 to 10 say what a client may do to the cluster, too; later DescribeCluster does."""
+    newest = await _metadata(context, recast(request, MetadataRequest))
+    response: v10.MetadataResponse = recast(newest, v10.MetadataResponse)
+    asked = request.include_cluster_authorized_operations
+    return replace(
+        response,
+        cluster_authorized_operations=allowed_operations(context, Resource.CLUSTER, wanted=asked),
+    )
+
+
+APIS = (
+    Api(_metadata_of_cluster, v10.MetadataRequest, v10.MetadataResponse, min_version=0),
+    Api(_metadata, MetadataRequest, MetadataResponse, min_version=11),
+)

@@ -43,6 +43,12 @@ async def of_cluster(client: Any) -> int:
     return int(answer.cluster_authorized_operations)
 
 
+async def of_cluster_once(client: Any) -> int:
+    """As clients ask before DescribeCluster."""
+    answer = await client.call(METADATA, 9, include_cluster_authorized_operations=True)
+    return int(answer.cluster_authorized_operations)
+
+
 ON_TOPIC = READ | WRITE | CREATE | DELETE | ALTER | DESCRIBE | DESCRIBE_CONFIGS | ALTER_CONFIGS
 ON_GROUP = READ | DELETE | DESCRIBE
 ON_CLUSTER = CREATE | ALTER | DESCRIBE | CLUSTER_ACTION | DESCRIBE_CONFIGS | ALTER_CONFIGS
@@ -55,6 +61,7 @@ ON_CLUSTER = CREATE | ALTER | DESCRIBE | CLUSTER_ACTION | DESCRIBE_CONFIGS | ALT
         (of_page, ON_TOPIC, READ | DESCRIBE | DESCRIBE_CONFIGS),
         (of_group, ON_GROUP, READ | DESCRIBE),
         (of_cluster, ON_CLUSTER | IDEMPOTENT_WRITE, 0),
+        (of_cluster_once, ON_CLUSTER | IDEMPOTENT_WRITE, 0),
     ],
 )
 async def test_what_a_client_may_do_is_told(
@@ -87,4 +94,7 @@ async def test_who_does_not_ask_is_not_told(broker: Broker, connect: Connect) ->
     cluster = await client.call(DESCRIBE_CLUSTER, 1)
     assert topic.topic_authorized_operations == NOT_ASKED_FOR
     assert group.authorized_operations == NOT_ASKED_FOR
+    for version in (8, 9, 10):
+        metadata = await client.call(METADATA, version, topics=None)
+        assert metadata.cluster_authorized_operations == NOT_ASKED_FOR
     assert cluster.cluster_authorized_operations == NOT_ASKED_FOR
