@@ -73,8 +73,6 @@ KIO_VERSIONS = [
 
 # Fields of older versions that handlers, written against the newest one, never see or set.
 DROPPED = {
-    "include_cluster_authorized_operations",
-    "cluster_authorized_operations",
     "retention_time",
 }
 
