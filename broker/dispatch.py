@@ -32,6 +32,7 @@ from broker.apis import (
     metadata,
     produce,
     producers,
+    quorum,
     topics,
     transaction_markers,
     transactions,
@@ -83,6 +84,7 @@ SERVED: Sequence[AnyApi] = (
     *cluster.APIS,
     *auth.APIS,
     *acls.APIS,
+    *quorum.APIS,
 )
 """Every API of this broker."""
 

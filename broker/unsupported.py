@@ -39,8 +39,9 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
     ),
     Unsupported(
         "Controller quorum: KRaft (KIP-595, KIP-853), broker registration",
-        "There is no separate controller; DescribeCluster names the one node.",
-        (52, 53, 54, 55, 58, 59, 62, 63, 64, 67, 70, 80, 81, 82),
+        "There is no separate controller; DescribeCluster and DescribeQuorum name the one node, which leads"
+        " a log of metadata that is empty.",
+        (52, 53, 54, 58, 59, 62, 63, 64, 67, 70, 80, 81, 82),
     ),
     Unsupported(
         "Changing feature levels (KIP-584)",

@@ -35,7 +35,7 @@ _WITH_RULES: Final = f"{_TESTS}/test_admin_integration.py::test_create_describe_
 _PYTEST: Final = ("-o", "addopts=", "--tb=short", "-p", "no:cacheprovider", "-p", "no:warnings")
 """Their own options are made for a plugin."""
 
-_VERSION: Final = "4.2"
+_VERSION: Final = "4.3"
 """What the client takes a broker for that serves what ours serves; a test compares the two."""
 
 _SERVICE: Final = '''\

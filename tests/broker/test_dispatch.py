@@ -43,6 +43,9 @@ ADVERTISED = {
     26: (0, 4),  # EndTxn
     27: (1, 1),  # WriteTxnMarkers
     28: (0, 4),  # TxnOffsetCommit
+    29: (1, 3),  # DescribeAcls
+    30: (1, 3),  # CreateAcls
+    31: (1, 3),  # DeleteAcls
     32: (1, 4),  # DescribeConfigs
     33: (0, 2),  # AlterConfigs
     34: (1, 2),  # AlterReplicaLogDirs
@@ -55,6 +58,7 @@ ADVERTISED = {
     45: (0, 1),  # AlterPartitionReassignments
     46: (0, 0),  # ListPartitionReassignments
     47: (0, 0),  # OffsetDelete
+    55: (0, 2),  # DescribeQuorum
     60: (0, 2),  # DescribeCluster
     61: (0, 0),  # DescribeProducers
     65: (0, 0),  # DescribeTransactions
