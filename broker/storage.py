@@ -12,6 +12,7 @@ from anyio import to_thread
 from broker.errors import BrokerError
 from broker.groups.offsets import OFFSETS_TOPIC, OffsetStore
 from broker.log.errors import LogError
+from broker.log.files import make_directory
 from broker.producers.ids import ProducerIds
 from broker.recovery import report_recovery
 from broker.topics.config import default_log_config
@@ -99,13 +100,15 @@ class Storage:
 
     async def _open(self, kind: type[Store], name: str, what: str) -> Store:
         directory = self._data.path / name
-        if self._data.was_clean and not directory.is_dir():
+        if not directory.exists() and self.topics.partitions:  # it was made before them
             raise BrokerError(
-                f"{directory} is missing, where the {what} were: restore it, or make an empty directory"
-                " to go on without them"
+                f"the {what} in {directory} are missing: restore the directory, or make an empty one to"
+                " go on without them"
             )
         open_store = partial(kind.open, directory, self._config, clean=self._data.was_clean)
         try:
+            if not directory.exists():
+                make_directory(directory)
             store: Store = await to_thread.run_sync(open_store)
         except (LogError, OSError) as error:
             raise BrokerError(f"the {what} in {directory} cannot be read: {error}") from error

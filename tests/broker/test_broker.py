@@ -142,6 +142,10 @@ async def test_damaged_offsets_and_ids_are_named(start: Start, tmp_path: Path) -
     assert open_files() == before
     assert not (tmp_path / "clean").exists()
     (tmp_path / "offsets").unlink()
+    for _ in range(2):
+        with pytest.raises(BrokerError, match="are missing: restore"):
+            await start(data_dir=tmp_path)
+    shutil.move(tmp_path / "away", tmp_path / "offsets")
     (tmp_path / "producer-ids").write_bytes(b"garbage")
     with pytest.raises(BrokerError, match="producer ids in"):
         await start(data_dir=tmp_path)
