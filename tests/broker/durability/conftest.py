@@ -393,8 +393,8 @@ async def _read(
         for topic in answer.responses:
             for fetched in topic.partitions:
                 partition = (topic.topic, fetched.partition_index)
-                where = (partition, offsets[partition], fetched.error_code)
-                assert fetched.error_code is OK, where
+                if fetched.error_code is not OK:
+                    raise LookupError(f"{partition} at {offsets[partition]}: {fetched.error_code}")
                 begins = [
                     (a.first_offset, a.producer_id) for a in fetched.aborted_transactions or ()
                 ]
@@ -573,7 +573,7 @@ class Tools:
         )
 
     async def look(self, client: Any) -> Found:
-        """Everything that clients can see."""
+        """Everything that clients can see. Raises LookupError when they are told of damage."""
         return await look(client)
 
     async def audit(
