@@ -22,6 +22,7 @@ from aiokafka.errors import (
 
 from broker.cli.errors import CommandError
 from broker.cli.refusal import raise_refusal
+from broker.cli.transactions import TransactionAdmin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -81,6 +82,7 @@ class Admin:
     def __init__(self, client: AIOKafkaAdminClient, settings: Mapping[str, Any]) -> None:
         self._client = client
         self._settings = settings
+        self.transactions = TransactionAdmin(client)
 
     async def topics(self, *, internal: bool = False) -> dict[str, int]:
         """Name and number of partitions of every topic."""

@@ -2,7 +2,7 @@
 
 from cyclopts import App
 
-from broker.cli import acl, group, log, topic, user
+from broker.cli import acl, group, log, topic, txn, user
 from broker.cli.console import console
 from broker.cli.consume import consume
 from broker.cli.doctor import doctor
@@ -14,11 +14,12 @@ __all__ = ["app"]
 
 app = App(
     name="broker",
-    help="Run the bundled broker, and work with any Kafka broker: topics, records, groups.",
+    help="Run the bundled broker, and work with any Kafka broker: topics, records, groups, transactions.",
 )
 app.command(serve)
 app.command(topic.app)
 app.command(group.app)
+app.command(txn.app)
 app.command(produce)
 app.command(consume)
 app.command(console)
