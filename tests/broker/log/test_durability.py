@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.log.checkpoint import Checkpoint
 from broker.log.config import LogConfig
 from broker.log.errors import LogFailed
 from broker.log.partition import Appended, PartitionLog
@@ -141,3 +142,61 @@ def test_closing_syncs_under_every_policy(open_log: OpenLog, append: Append) -> 
     append(log, [b"a"])
     log.close()
     assert log.durable_offset == 1
+
+
+def test_what_a_failed_sync_did_not_write_is_written_again_by_who_opens_the_log(
+    open_log: OpenLog, append: Append, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log()
+    append(log, [b"on disk"])
+    log.fsync()
+    append(log, [b"in memory only"])
+
+    def fail(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", fail)
+        with pytest.raises(LogFailed):
+            log.fsync()
+        with pytest.raises(LogFailed):  # nor does the next one get so far
+            open_log(clean=False)
+    path, size = next(log.directory.glob("*.log")), log.size_bytes
+    written: list[tuple[str, int, int]] = []
+    pwrite = os.pwrite
+
+    def note(descriptor: int, data: memoryview, position: int) -> int:
+        name = Path(f"/proc/self/fd/{descriptor}").readlink().name
+        written.append((name, position, len(data)))
+        return pwrite(descriptor, data, position)
+
+    with monkeypatch.context() as noting:
+        noting.setattr(os, "pwrite", note)
+        reopened = open_log(clean=False)
+        assert written == [(path.name, 0, size)]
+        assert reopened.durable_offset == 2
+        written.clear()
+        open_log(clean=False)
+    assert written == []
+    with pytest.raises(LogFailed):
+        log.close()
+
+
+def test_a_checkpoint_that_cannot_be_saved_delays_nothing_but_itself(
+    open_log: OpenLog, append: Append, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    log = open_log()
+    append(log, [b"a"])
+    log.roll()
+    append(log, [b"b"])
+    with monkeypatch.context() as full:
+        full.setattr(Checkpoint, "save", fail)
+        assert log.fsync() == log.durable_offset == 2
+        assert log.recovery_point == 0
+        with pytest.raises(LogFailed, match="the checkpoint cannot be saved"):
+            log.checkpoint()
+    assert append(log, [b"c"]).first_offset == 2
+    assert log.fsync() == log.recovery_point == 3

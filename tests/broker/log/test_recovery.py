@@ -411,3 +411,37 @@ def test_nothing_acknowledged_is_lost_by_kills(tmp_path: Path, read_all: ReadAll
         assert log.recovery.lost_durable_records == 0
         assert len(read_all(log)) == log.next_offset / 10
         log.close()
+
+
+def test_a_missing_first_segment_is_counted_but_not_what_retention_deleted(
+    open_log: OpenLog, append: Append
+) -> None:
+    log = open_log(LogConfig(retention_bytes=1500))
+    fill(log, append, 30, roll_every=10)
+    assert log.apply_retention(0)
+    start = log.log_start_offset
+    log.close()
+    assert open_log(log.config).recovery.lost_durable_records == 0
+    log.close()
+    first, second = sorted(log.directory.glob("*.log"))[:2]
+    first.unlink()
+    for clean in (False, True):  # reported once
+        reopened = open_log(log.config, clean=clean)
+        assert reopened.log_start_offset == int(second.stem)
+        assert reopened.recovery.lost_durable_records == (0 if clean else int(second.stem) - start)
+
+
+@pytest.mark.parametrize("damage", ["damaged", "missing"])
+def test_a_lost_checkpoint_is_reported_once_because_deleted_records_are_back(
+    open_log: OpenLog, append: Append, damage: str
+) -> None:
+    log = open_log(CONFIG)
+    fill(log, append, 5)
+    log.truncate_start(3)
+    log.close()
+    path = log.directory / "checkpoint"
+    path.unlink() if damage == "missing" else flip(path, 3)
+    reopened = open_log(CONFIG)
+    assert reopened.recovery.lost_checkpoint == f"{path} is {damage}"
+    assert reopened.log_start_offset == 0
+    assert open_log(CONFIG).recovery.lost_checkpoint == ""

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from broker.log.checkpoint import Checkpoint
 from broker.log.config import LogConfig
 from broker.log.errors import OffsetOutOfRange
 from broker.log.partition import Appended, DeletedSegment, PartitionLog
@@ -124,3 +125,20 @@ def test_retention_forgets_idle_producers(open_log: OpenLog, append: Append) -> 
     assert len(log.producers) == 1
     log.apply_retention(NOW_MS + DEFAULT_EXPIRY_MS)
     assert len(log.producers) == 0
+
+
+def test_retention_makes_room_on_a_full_disk(
+    open_log: OpenLog, append: Append, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    log = open_log(LogConfig(retention_bytes=0))
+    for _ in range(3):
+        append(log, [b"a"])
+        log.roll()
+    with monkeypatch.context() as full:
+        full.setattr(Checkpoint, "save", fail)
+        deleted = log.apply_retention(NOW_MS)
+    assert [each.base_offset for each in deleted] == [0, 1, 2]
+    assert (log.log_start_offset, files(log, ".log")) == (3, [3])

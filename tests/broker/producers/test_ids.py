@@ -28,3 +28,10 @@ def test_an_id_that_cannot_be_reserved_is_not_handed_out(tmp_path: Path) -> None
     ids = ProducerIds(tmp_path / "missing" / "producer-ids")
     with pytest.raises(FileNotFoundError):
         ids.next()
+
+
+def test_without_the_file_no_id_that_a_log_knows_is_handed_out(tmp_path: Path) -> None:
+    path = tmp_path / "producer-ids"
+    made_up = 2**63 - 1
+    assert ProducerIds(path, used=[7, 1500, made_up]).next() == 1501
+    assert ProducerIds(path, used=[9000]).next() == 2501  # the file knows better

@@ -1,4 +1,6 @@
 import asyncio
+import re
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -279,3 +281,54 @@ async def test_changes_of_a_topic_that_is_not_there_are_refused(open_topics: Ope
         with pytest.raises(RequestError) as refusal:
             await change
         assert refusal.value.code is ErrorCode.unknown_topic_or_partition
+
+
+async def test_a_kill_while_a_topic_is_removed_leaves_a_broker_that_starts(
+    open_topics: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = await open_topics()
+    await topics.create("t", 2)
+    await topics.create("kept")
+    with monkeypatch.context() as killed:
+
+        def remove_some(directory: Path) -> None:
+            """As far as a kill lets it come; the mark of the deletion goes first."""
+            (directory / "deleted").unlink(missing_ok=True)
+
+        killed.setattr(shutil, "rmtree", remove_some)
+        await topics.delete("t")
+    reopened = await open_topics()
+    assert [topic.name for topic in reopened] == ["kept"]
+    assert [each.name for each in (tmp_path / "topics").iterdir()] == ["kept"]
+
+
+async def test_a_missing_log_of_a_partition_is_not_taken_for_an_empty_one(
+    open_topics: Open, tmp_path: Path
+) -> None:
+    topics = await open_topics()
+    await topics.create("t", 2)
+    await topics.close()
+    shutil.rmtree(tmp_path / "topics" / "t" / "1")
+    with pytest.raises(BrokerError, match="t/1 is missing, where"):
+        await open_topics()
+    (tmp_path / "topics" / "t" / "1").mkdir()
+    await open_topics()
+
+
+async def test_a_changed_byte_in_the_description_of_a_topic_is_noticed(
+    open_topics: Open, tmp_path: Path
+) -> None:
+    topics = await open_topics()
+    await topics.create("t", 2, {"retention.ms": "100000"})
+    await topics.close()
+    path = tmp_path / "topics" / "t" / "topic.json"
+    content = path.read_bytes()
+    for at in range(len(content)):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 0x01]) + content[at + 1 :])
+        with pytest.raises(BrokerError, match="is not a topic"):
+            await open_topics()
+    by_hand = re.sub(rb',"checksum":"[0-9a-f]+"', b"", content).replace(b"100000", b"200000")
+    path.write_bytes(by_hand)
+    topic = (await open_topics()).get("t")
+    assert topic is not None
+    assert topic.config.retention_ms == 200_000
