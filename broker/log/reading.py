@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from broker.log.errors import OffsetOutOfRange
 from broker.log.growing import GrowingLog
 from broker.log.results import ReadResult, Span
+from broker.records import HEADER_BYTES, parse_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +23,8 @@ class ReadableLog(GrowingLog):
     def read_into(self, offset: int, buffer: memoryview) -> Span:
         """Fills `buffer` with whole batches from the one that contains `offset` on.
 
-        May stop early, at the end of a segment.
+        May stop early, at the end of a segment. Batches that compaction has left without records are
+        passed over where there would be nothing else.
 
         Raises:
             OffsetOutOfRange: `offset` is not in the log, and is not its end either.
@@ -33,9 +35,18 @@ class ReadableLog(GrowingLog):
             raise OffsetOutOfRange(offset, self._log_start_offset, self._next_offset)
         if offset == self._next_offset:
             return Span(0, offset, offset)
-        active = self._segments.active
-        segment = active if offset >= active.base_offset else self._segments.containing(offset)
-        return segment.read_into(offset, buffer)
+        while True:
+            segment = self._segment(offset)
+            span = segment.read_into(offset, buffer)
+            if span.needed_bytes == HEADER_BYTES:
+                offset = segment.batch_at(offset).next_offset
+            elif _have_no_records(buffer[: span.size]):
+                offset = span.next_offset
+            else:
+                return span
+            # Some clients take an answer without any record for one that was cut off, or stay where they are.
+            if offset == self._next_offset:
+                return span
 
     def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
         """Like `read_into` with memory of its own.
@@ -71,3 +82,18 @@ class ReadableLog(GrowingLog):
     def segments(self) -> Iterator[Segment]:
         """All of them, oldest first; the active one, without an end, is the last."""
         return iter(self._segments)
+
+    def _segment(self, offset: int) -> Segment:
+        active = self._segments.active
+        return active if offset >= active.base_offset else self._segments.containing(offset)
+
+
+def _have_no_records(batches: memoryview) -> bool:
+    """Whether there are batches, and none of them has a record."""
+    position = 0
+    while position < len(batches):
+        header = parse_header(batches, position)
+        if header.record_count:
+            return False
+        position = header.end
+    return position > 0

@@ -27,7 +27,8 @@ class Appended:
 class Span:
     """What `read_into` put into the buffer: whole batches.
 
-    `size` bytes, from the batch that contains the requested offset up to `next_offset` (exclusive).
+    `size` bytes, from the batch that contains the requested offset, or a later one where that has no
+    records, up to `next_offset` (exclusive).
     `size == 0`: the log ends here (`needed_bytes == 0`), or the buffer cannot hold the first batch,
     which takes `needed_bytes`.
     """

@@ -79,13 +79,15 @@ def compact(log: PartitionLog, now_ms: int = NOW, *, max_keys: int = 1000) -> bo
 
 
 def stored(log: PartitionLog) -> list[StoredRecord]:
-    """All records, markers too, as a consumer reads them from the start; offsets have no gaps."""
+    """All records, markers too, as a consumer reads them from the start."""
     records: list[StoredRecord] = []
     offset = log.log_start_offset
     while offset < log.next_offset:
         result = log.read(offset, 1, min_one=True)
-        assert result.first_offset <= offset < result.next_offset
         header = parse_header(result.data)
+        assert result.first_offset <= offset or header.record_count, "passed over for nothing"
+        assert header.record_count or result.next_offset == log.next_offset, "nothing to read"
+        assert result.next_offset > offset
         found = read_records(result.data, header)
         assert len(found) == header.record_count
         records += [record for record in found if record.offset >= log.log_start_offset]
@@ -119,6 +121,35 @@ def test_only_the_latest_record_of_each_key_stays_where_it_was(open_log: Open) -
     assert pairs(log) == {3: ("c", "1"), 4: ("a", "3"), 5: ("b", "2"), 6: ("c", "active")}
     assert (log.log_start_offset, log.next_offset) == (0, 7)
     assert not compact(log), "there is nothing new"
+
+
+@pytest.mark.parametrize("max_bytes", [1, 61, 100, 1000])
+def test_what_has_no_records_any_more_is_passed_over(open_log: Open, max_bytes: int) -> None:
+    log = open_log(replace(CONFIG, segment_bytes=1))  # a segment of its own for each batch
+    for _ in range(5):
+        put(log, ("a", "old"))
+    put(log, ("a", "new"))
+    put(log, ("b", "active"))
+    assert compact(log)
+    assert len(log_files(log)) == 7
+    for offset in range(6):
+        result = log.read(offset, max_bytes, min_one=True)
+        assert (result.first_offset, result.next_offset) == (5, 6)
+        assert [
+            record.value for record in read_records(result.data, parse_header(result.data))
+        ] == [b"new"]
+
+
+def test_what_has_no_records_any_more_is_read_where_nothing_follows(open_log: Open) -> None:
+    log = open_log(CONFIG)
+    batch = build_batch([NewRecord(None, b"without a key", (), NOW)])
+    log.append(batch, [parse_header(batch)], now_ms=NOW)
+    log.flush_pending()
+    log.roll()
+    assert compact(log)
+    result = log.read(0, 1, min_one=True)
+    assert parse_header(result.data).record_count == 0
+    assert result.next_offset == log.next_offset == 1
 
 
 def test_the_active_segment_is_never_touched(open_log: Open) -> None:
@@ -427,7 +458,7 @@ def test_batches_of_forgotten_producers_leave_nothing(open_log: Open) -> None:
     log.roll()
     log.producers.expire(NOW + 10**10)
     compact(log)
-    header = parse_header(log.read(0, 1, min_one=True).data)
+    header = next(next(log.segments()).batches(0, 0))
     assert (header.producer_id, header.record_count, header.next_offset) == (-1, 0, 1)
 
 
