@@ -191,9 +191,9 @@ class Broker:
         settings = self.settings
         if settings.http_port is None:
             return
-        from broker.health.http import HttpServer  # its libraries take time to import
+        from broker.health.http import HealthServer  # its libraries take time to import
 
-        server = HttpServer(
+        server = HealthServer(
             settings.http_host, settings.http_port, self.health, self.metrics.registry
         )
         await stack.enter_async_context(server)

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import errno
 import socket
-from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from importlib import resources
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
-import anyio
 import msgspec
-import uvicorn
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from framework.errors import SettingsError
+from service.http import FRESH, HttpServer, verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from types import TracebackType
+    from collections.abc import Callable
 
     from starlette.requests import Request
 
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["HealthServer", "build_app"]
 
-_GRACE_SECONDS: Final = 2
-_FRESH: Final = {"Cache-Control": "no-store"}
 # The page is one file: it loads nothing, and only asks its own server.
 _PAGE_POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -47,19 +43,19 @@ def build_app(status: Callable[[], WorkerStatus], metrics: Metrics) -> Starlette
     page = resources.files("framework").joinpath("health.html").read_text(encoding="utf-8")
 
     async def index(_: Request) -> Response:
-        return HTMLResponse(page, headers={**_FRESH, "Content-Security-Policy": _PAGE_POLICY})
+        return HTMLResponse(page, headers={**FRESH, "Content-Security-Policy": _PAGE_POLICY})
 
     async def live(_: Request) -> Response:
         now = status()
-        return _verdict(ok=now.live, reason=now.problem or "nothing moves")
+        return verdict("" if now.live else now.problem or "nothing moves")
 
     async def ready(_: Request) -> Response:
         now = status()
-        return _verdict(ok=now.ready, reason=now.problem or f"the worker is {now.state}")
+        return verdict("" if now.ready else now.problem or f"the worker is {now.state}")
 
     async def current(_: Request) -> Response:
         body = msgspec.json.encode(status())
-        return Response(body, media_type="application/json", headers=_FRESH)
+        return Response(body, media_type="application/json", headers=FRESH)
 
     async def prometheus(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
@@ -76,17 +72,8 @@ def build_app(status: Callable[[], WorkerStatus], metrics: Metrics) -> Starlette
     )
 
 
-def _verdict(*, ok: bool, reason: str) -> Response:
-    return PlainTextResponse(
-        "ok\n" if ok else f"{reason}\n", status_code=200 if ok else 503, headers=_FRESH
-    )
-
-
-class HealthServer:
-    """Serves the endpoints from a task of the worker's own event loop, so that it stalls when that does.
-
-    Use it as the outermost context of a worker: what is inside is told about until its end. Leaving
-    takes at most about two seconds, for requests that are being answered.
+class HealthServer(HttpServer):
+    """Tells of one worker.
 
     Args:
         host: the address to listen on.
@@ -101,74 +88,7 @@ class HealthServer:
     def __init__(
         self, host: str, port: int, status: Callable[[], WorkerStatus], metrics: Metrics
     ) -> None:
-        self._host = host
-        self._port = port
-        self._app = build_app(status, metrics)
-        self._stack = AsyncExitStack()
-
-    @property
-    def url(self) -> str:
-        """Where it listens: `http://127.0.0.1:8080`."""
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"http://{host}:{self._port}"
-
-    async def __aenter__(self) -> Self:
-        listener = _listen(self._host, self._port)
-        self._port = listener.getsockname()[1]
-        server = _Server(
-            uvicorn.Config(
-                self._app,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=_GRACE_SECONDS,
-            )
-        )
-        async with AsyncExitStack() as stack:
-            stack.callback(listener.close)
-            group = await stack.enter_async_context(anyio.create_task_group())
-            stack.callback(server.stop)
-            group.start_soon(server.run_until_stopped, listener)
-            await server.listening.wait()
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool | None:
-        if isinstance(error, Exception):
-            # The task group would wrap it; it is not ours, and goes on as it is.
-            await self._stack.aclose()
-            return False
-        return await self._stack.__aexit__(kind, error, traceback)
-
-
-class _Server(uvicorn.Server):
-    """Uvicorn as a task among others: it leaves signals to the worker."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = anyio.Event()
-
-    async def run_until_stopped(self, listener: socket.socket) -> None:
-        # Shielded, because only `stop` makes it close its connections.
-        with anyio.CancelScope(shield=True):
-            await self.serve(sockets=[listener])
-
-    def stop(self) -> None:
-        self.should_exit = True
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.listening.set()
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
+        super().__init__(build_app(status, metrics), partial(_listen, host, port))
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,25 +1,16 @@
-"""Logging: one stream of structured events on stderr, for our own code and for every library.
-
-Only entry points call `setup_logs`; library code takes a logger (`structlog.get_logger`) and says what
-happened: WARNING for what was unexpected and is mended without loss, ERROR for what the operator must
-see to. Normal operation logs little.
-"""
+"""The logs of a worker: those of every process of ours (`service.logs`), with a calmer Kafka client."""
 
 from __future__ import annotations
 
 import logging
-import logging.config
 import math
-import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-import structlog
+from service.logs import log_to_stderr
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from structlog.typing import EventDict, Processor, WrappedLogger
+    from collections.abc import Callable
 
     from framework.settings import LogSettings
 
@@ -32,51 +23,9 @@ _REPEAT_AFTER: Final = 10.0
 
 
 def setup_logs(settings: LogSettings) -> None:
-    """Send all logs of this process to stderr in one format.
-
-    `json` writes one object a line (`timestamp`, `level`, `logger`, `event`, then the event's own keys,
-    and `exception` as text); `console` is for people; `auto` is console when stderr is a terminal.
-    May be called again; the last call counts.
-    """
-    as_json = settings.format == "json" or (settings.format == "auto" and not _is_terminal())
-    shared = _shared_processors()
-    structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *shared,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=False,
-    )
-    level = logging.getLevelNamesMapping()[settings.level.upper()]
-    quiet = level if level == logging.DEBUG else max(level, logging.WARNING)
-    logging.config.dictConfig(
-        {
-            "version": 1,
-            "disable_existing_loggers": False,
-            "formatters": {
-                "kmr": {
-                    "()": structlog.stdlib.ProcessorFormatter,
-                    "processors": _renderers(as_json=as_json),
-                    "foreign_pre_chain": [structlog.stdlib.ExtraAdder(), *shared],
-                }
-            },
-            "filters": {"kafka": {"()": _KafkaClient, "least": level}},
-            "handlers": {
-                "stderr": {
-                    "class": "logging.StreamHandler",
-                    "formatter": "kmr",
-                    "filters": ["kafka"],
-                    "stream": "ext://sys.stderr",
-                }
-            },
-            "root": {"level": level, "handlers": ["stderr"]},
-            "loggers": {name: {"level": quiet} for name in _QUIET},
-        }
-    )
-    logging.captureWarnings(capture=True)
+    """Send all logs of a worker's process to stderr; see `service.logs`."""
+    least = logging.getLevelNamesMapping()[settings.level.upper()]
+    log_to_stderr(settings.level, settings.format, quiet=_QUIET, calmed_by=[_KafkaClient(least)])
 
 
 class _KafkaClient(logging.Filter):
@@ -113,39 +62,3 @@ class _KafkaClient(logging.Filter):
         if left_out:
             record.repeated = left_out
         return True
-
-
-def _shared_processors() -> list[Processor]:
-    return [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.StackInfoRenderer(),
-    ]
-
-
-def _renderers(*, as_json: bool) -> Sequence[Processor]:
-    remove: Processor = structlog.stdlib.ProcessorFormatter.remove_processors_meta
-    if not as_json:
-        # Plain tracebacks: rich ones show local variables, which may be records or passwords.
-        plain = structlog.dev.plain_traceback
-        return [
-            remove,
-            structlog.dev.ConsoleRenderer(colors=_is_terminal(), exception_formatter=plain),
-        ]
-    return [
-        remove,
-        structlog.processors.format_exc_info,
-        _known_keys_first,
-        structlog.processors.JSONRenderer(),
-    ]
-
-
-def _known_keys_first(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    known = {key: event.pop(key) for key in ("timestamp", "level", "logger", "event")}
-    return {**known, **event}
-
-
-def _is_terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty()

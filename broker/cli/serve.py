@@ -15,12 +15,14 @@ from cyclopts import Parameter
 from broker.broker import Broker
 from broker.cli.errors import UsageError, runs
 from broker.cli.flags import in_flags, with_settings
-from broker.cli.logs import LogFormat, LogLevel, set_up_logs
 from broker.cli.stopping import StopSignal, deadline
 from broker.cli.text import say
 from broker.settings import BrokerSettings
+from service.logs import LogFormat, LogLevel, log_to_stderr
 
 __all__ = ["serve"]
+
+_QUIET = ("asyncio", "uvicorn")
 
 logger = structlog.get_logger(__name__)
 
@@ -51,7 +53,7 @@ async def serve(
     log_format
         console for people, json for machines; auto is console on a terminal.
     """
-    set_up_logs(log_level, log_format)
+    log_to_stderr(log_level, log_format, quiet=_QUIET)
     try:
         checked = BrokerSettings(**settings)
     except ValueError as error:

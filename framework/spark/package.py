@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from framework.spark.shipping import pack_modules, users_modules
+from framework.spark.shipping import OWN_PACKAGES, pack_modules, users_modules
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from framework.strategy import Strategy
 
 __all__ = ["Package", "write_package"]
 
-_PACKAGE: Final = Path(__file__).parents[1]
 _SUFFIXES: Final = (".py", ".html", ".sql", ".typed")
 _MAIN: Final = '''"""Runs a strategy on Spark: for spark-submit, written by `kmr spark package`."""
 
@@ -68,8 +67,9 @@ def write_package(strategy: Strategy, directory: Path) -> Package:
     directory.mkdir(parents=True, exist_ok=True)
     files = users_modules(strategy)
     own = {
-        path.relative_to(_PACKAGE.parent).as_posix(): path
-        for path in _PACKAGE.rglob("*")
+        path.relative_to(package.parent).as_posix(): path
+        for package in OWN_PACKAGES
+        for path in package.rglob("*")
         if path.suffix in _SUFFIXES
     }
     modules = pack_modules(own | files, directory / "modules.zip")

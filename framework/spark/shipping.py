@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
     from framework.strategy import Strategy
 
-__all__ = ["pack_modules", "ship_modules", "users_modules"]
+__all__ = ["OWN_PACKAGES", "pack_modules", "ship_modules", "users_modules"]
 
 _log = structlog.get_logger(__name__)
 
 _INSTALLED: Final = tuple(sysconfig.get_paths()[n] for n in ("stdlib", "purelib", "platlib"))
-_OWN: Final = Path(__file__).parents[1]
+OWN_PACKAGES: Final = (Path(__file__).parents[1], Path(__file__).parents[2] / "service")
+"""The directories of what a worker and the Spark engine consist of."""
 
 
 def users_modules(strategy: Strategy) -> dict[str, Path]:
@@ -63,7 +64,7 @@ def _root(module: ModuleType | None) -> Path | None:
 
 def _is_installed(path: Path) -> bool:
     resolved = path.resolve()
-    return str(resolved).startswith(_INSTALLED) or resolved.is_relative_to(_OWN)
+    return str(resolved).startswith(_INSTALLED) or any(map(resolved.is_relative_to, OWN_PACKAGES))
 
 
 def _add_packages(found: dict[str, Path], path: Path, root: Path) -> None:

@@ -86,9 +86,9 @@ async def test_a_broker_that_stops_is_not_ready_and_a_second_signal_ends_it(tmp_
 async def test_a_stop_that_hangs_ends_at_its_deadline_and_says_so() -> None:
     hanging = """
 from threading import Event
-from broker.cli.logs import set_up_logs
+from service.logs import log_to_stderr
 from broker.cli.stopping import deadline
-set_up_logs("info", "json")
+log_to_stderr("info", "json", quiet=())
 with deadline(60): pass
 with deadline(0.01): Event().wait()
 """

@@ -1,18 +1,18 @@
-"""What `kmr broker serve` logs when something fails."""
+"""Logs of every process of ours."""
 
 from typing import Literal
 
 import pytest
 import structlog
 
-from broker.cli.logs import set_up_logs
+from service.logs import log_to_stderr
 
 
 @pytest.mark.parametrize("form", ["console", "json"])
 def test_a_traceback_shows_no_local_variables(
     form: Literal["console", "json"], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    set_up_logs("info", form)
+    log_to_stderr("info", form, quiet=())
     log = structlog.get_logger()
 
     def fail(password: str) -> None:
