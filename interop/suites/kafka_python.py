@@ -57,9 +57,13 @@ class KafkaPython:
     """Its admin, consumer, producer, SASL and TLS tests, with the client of the same source distribution."""
 
     name = "kafka-python"
-    about = f"the integration tests in the source distribution of {locked('kafka-python')}"
     # As in the settings that the tests have for their own brokers.
     broker: Sequence[str] = ("--partitions", "4", "--group-min-session-timeout", "1s")
+
+    @property
+    def about(self) -> str:
+        """With the version that is locked."""
+        return f"the integration tests in the source distribution of {locked(self.name)}"
 
     async def run(self, bootstrap_servers: str, directory: Path) -> Outcome:
         """Both runs."""
@@ -90,7 +94,7 @@ class KafkaPython:
 
 
 def _prepare(directory: Path) -> Path:
-    archive = fetch_sdist(locked("kafka-python"), cache_directory(os.environ) / "sdists")
+    archive = fetch_sdist(locked(KafkaPython.name), cache_directory(os.environ) / "sdists")
     source = unpack(archive, directory)
     (source / "test" / "__init__.py").touch()
     (source / "test" / "service.py").write_text(_SERVICE)

@@ -100,6 +100,7 @@ def _close(fixture: Any) -> None:
     if fixture.child is not None and fixture.running and not fixture.external:
         fixture.child.stop()
         fixture.running = False
+        fixture.tmp_dir.remove()
 
 
 def _topics(fixture: Any) -> list[str]:

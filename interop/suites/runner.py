@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from demo.processes import ChildFailed, Children, free_port
-from interop.suites.contract import SuiteNotRun
+from interop.suites.contract import Outcome, SuiteNotRun
 from interop.suites.exclusions import EXCLUSIONS, Exclusions, read_exclusions
 from interop.suites.results import Result
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from interop.suites.contract import Outcome, Suite
+    from interop.suites.contract import Suite
 
 __all__ = ["checked", "run_suites"]
 
@@ -42,6 +43,8 @@ async def run_suites(suites: Iterable[Suite], output: Path, console: Console) ->
             console.print("  [red]not run:[/]", end=" ")
             console.print(str(error), markup=False)
             continue
+        except Exception:  # noqa: BLE001  a bug of one suite; the next ones are run all the same
+            outcome = Outcome(failed={"the suite itself": traceback.format_exc()})
         outcome = checked(outcome, exclusions.get(suite.name, Exclusions({})))
         results.append(Result(suite.name, time.monotonic() - began, outcome))
         _tell(outcome, console)

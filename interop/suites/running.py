@@ -56,18 +56,17 @@ async def run_pytest(
     before = variables.get("PYTHONPATH")
     variables["PYTHONPATH"] = os.pathsep.join([*([before] if before else ()), str(ROOT)])
     child = await children.spawn(name, [*command, *tests], directory=source, environment=variables)
-    failed: dict[str, str] = {}
     try:
         with give_up_after(_PATIENCE, f"pytest of {suite} does not end"):
             await child.wait()
     except ChildFailed as error:
-        failed[name] = f"{error}\n{child.tail()}"
+        return Outcome(failed={name: f"{error}\n{child.tail()}"})
     finally:
         await child.stop()
     if not path.exists():
         raise SuiteNotRun(f"pytest of {suite} ended without a result:\n{child.tail()}")
     found = json.loads(path.read_text())
-    return Outcome(found["passed"], found["failed"] | failed, found["excluded"])
+    return Outcome(found["passed"], found["failed"], found["excluded"])
 
 
 def merged(outcomes: Sequence[Outcome]) -> Outcome:

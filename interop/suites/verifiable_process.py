@@ -72,6 +72,10 @@ class _Process:
         """The end of all that it has written."""
         return self._child.tail()
 
+    def wrote(self, text: str) -> bool:
+        """Whether this is somewhere in all that it has written."""
+        return text in self._child.log.read_text(errors="replace").lower()
+
 
 class VerifiableProducer(_Process):
     """Sends numbers as messages."""

@@ -58,6 +58,23 @@ class Obstacle:
         raise SuiteNotRun("the index cannot be reached")
 
 
+class Faulty(Obstacle):
+    """A suite with a bug."""
+
+    name = "faulty"
+
+    async def run(self, bootstrap_servers: str, directory: Path) -> Outcome:
+        raise KeyError("a bug")
+
+
+async def test_a_bug_of_one_suite_is_its_failure_and_the_next_are_run(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO())
+    faulty, topics = await run_suites([Faulty(), Topics("topics")], tmp_path, console)
+    assert faulty.outcome is not None
+    assert "KeyError: 'a bug'" in faulty.outcome.failed["the suite itself"]
+    assert topics.outcome == Outcome(["partitions 1"])
+
+
 async def test_each_suite_has_a_new_broker_with_the_settings_that_it_asks_for(
     tmp_path: Path,
 ) -> None:
