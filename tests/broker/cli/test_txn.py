@@ -82,7 +82,7 @@ async def test_a_transaction_that_nobody_will_end_is_found_and_aborted(
 
 def test_what_does_not_exist_is_said_in_one_line(kmr: Kmr) -> None:
     for arguments, words in (
-        (("txn", "describe", "nobody"), "transactional id nobody: "),
+        (("txn", "describe", "nobody"), "transactional id nobody: transactional id not found"),
         (("txn", "describe"), "name at least one transactional id"),
         (("txn", "hanging", "none"), "topic none: does not exist"),
         (("txn", "abort", "none", "0", "--start-offset", "0"), "none-0: does not exist"),
