@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from broker.appends import Appends, Flush
     from broker.buffers import BufferPool
     from broker.groups.coordinator import GroupCoordinator
-    from broker.producers.ids import ProducerIds
+    from broker.producer_ids import ProducerIds
     from broker.security.acls import Authorizer, Operation, Resource
     from broker.security.quotas import Quotas
     from broker.security.sasl import SaslExchange

@@ -13,7 +13,7 @@ from broker.errors import BrokerError
 from broker.groups.offsets import OFFSETS_TOPIC, OffsetStore
 from broker.log.errors import LogError
 from broker.log.files import make_directory
-from broker.producers.ids import ProducerIds
+from broker.producer_ids import ProducerIds
 from broker.recovery import report_recovery
 from broker.topics.config import default_log_config
 from broker.topics.internal import internal_topic

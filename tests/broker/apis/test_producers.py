@@ -6,7 +6,7 @@ from aiokafka import AIOKafkaProducer
 from kio.schema.errors import ErrorCode
 
 from broker import Broker
-from broker.producers.ids import ProducerIds
+from broker.producer_ids import ProducerIds
 
 Connect = Callable[[Broker], Awaitable[Any]]
 Start = Callable[..., Awaitable[Broker]]

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from broker.log.errors import LogCorrupt
-from broker.producers.ids import ProducerIds
+from broker.producer_ids import ProducerIds
 
 
 def test_ids_are_unique_over_restarts_and_kills(tmp_path: Path) -> None:
