@@ -68,19 +68,27 @@ class Flush:
                 self._ends[partition] = partition.log.next_offset
 
     def fail(self, partition: Partition, error: LogFailed) -> None:
-        logger.error(
-            "records could not be written, their producers are told so",
-            topic=partition.topic,
-            partition=partition.index,
-            error=str(error),
-        )
+        if not partition.reported_failure:  # producers try again and again
+            partition.reported_failure = True
+            logger.error(
+                "records could not be written, their producers are told so",
+                topic=partition.topic,
+                partition=partition.index,
+                error=str(error),
+            )
         self.failed[partition] = error
 
     def finish(self) -> None:
         self.done = True
         for partition, end in self._ends.items():
-            if partition not in self.failed:
-                partition.advance(end, self._sizes[partition])
+            if partition in self.failed:
+                continue
+            partition.advance(end, self._sizes[partition])
+            if partition.reported_failure:
+                partition.reported_failure = False
+                logger.info(
+                    "records are written again", topic=partition.topic, partition=partition.index
+                )
         for callback in self._callbacks:
             callback()
         self._callbacks.clear()

@@ -44,14 +44,16 @@ class ShrinkingLog(ReadableLog):
             return
         if offset == self._next_offset:
             self.roll()
-        try:
-            self._durability.save_log_start(offset)
-        except OSError as error:
-            raise LogFailed(f"{self.directory}: the checkpoint cannot be saved: {error}") from error
+        if not self._note_log_start(offset):
+            self._delete_below(offset)  # which makes room on a full disk
+            try:
+                self._durability.save_log_start(offset)
+            except OSError as error:
+                message = f"{self.directory}: the checkpoint cannot be saved: {error}"
+                raise LogFailed(message) from error
         self._log_start_offset = offset
         self.producers.aborted.forget_below(offset)
-        while len(self._segments) > 1 and self._segments.end_of_oldest() <= offset:
-            self._delete_oldest()
+        self._delete_below(offset)
 
     def apply_retention(self, now_ms: int) -> list[DeletedSegment]:
         """Deletes whole segments, oldest first, by age and bytes, and forgets idle producers.
@@ -116,6 +118,10 @@ class ShrinkingLog(ReadableLog):
         if not noted:
             self._note_log_start(start)
         return deleted
+
+    def _delete_below(self, offset: int) -> None:
+        while len(self._segments) > 1 and self._segments.end_of_oldest() <= offset:
+            self._delete_oldest()
 
     def _note_log_start(self, offset: int) -> bool:
         try:

@@ -63,6 +63,7 @@ class Partition:
         "produced_bytes",
         "produced_records",
         "reported_corrupt",
+        "reported_failure",
         "topic",
         "watches",
     )
@@ -75,6 +76,7 @@ class Partition:
         self.watches: set[Watch] = set()
         self.closed = False
         self.reported_corrupt = False
+        self.reported_failure = False
         self.produced_bytes = self.produced_records = 0
         self.fetched_bytes = self.fetched_records = 0
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.appends import Appends, Flush
 from broker.log.config import LogConfig
@@ -159,6 +160,37 @@ async def test_a_failed_write_is_reported_and_not_shown(
     assert flush.done
     assert str(flush.failed[partition]) == "the disk is full"
     assert partition.high_watermark == 0
+
+
+async def test_a_failure_is_logged_once_until_records_are_written_again(
+    partition: Partition,
+    executor: ManualExecutor,
+    append: Append,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> None:
+        raise LogFailed("the disk is full")
+
+    appends = Appends(sync=False, executor=executor)
+    with capture_logs() as logs:
+        for _ in range(2):
+            with monkeypatch.context() as full:
+                full.setattr(partition.log, "flush_pending", fail)
+                for _ in range(3):
+                    assert append(appends, partition).failed == {}
+                    await asyncio.sleep(0)
+            for _ in range(3):
+                append(appends, partition)
+                await asyncio.sleep(0)
+    events = [each["event"] for each in logs]
+    assert (
+        events
+        == [
+            "records could not be written, their producers are told so",
+            "records are written again",
+        ]
+        * 2
+    )
 
 
 async def test_a_failed_sync_is_reported_and_not_shown(

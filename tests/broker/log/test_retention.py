@@ -1,11 +1,12 @@
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from broker.log.checkpoint import Checkpoint
 from broker.log.config import LogConfig
-from broker.log.errors import OffsetOutOfRange
+from broker.log.errors import LogFailed, OffsetOutOfRange
 from broker.log.partition import Appended, DeletedSegment, PartitionLog
 from broker.producers.states import DEFAULT_EXPIRY_MS
 
@@ -142,3 +143,29 @@ def test_retention_makes_room_on_a_full_disk(
         deleted = log.apply_retention(NOW_MS)
     assert [each.base_offset for each in deleted] == [0, 1, 2]
     assert (log.log_start_offset, files(log, ".log")) == (3, [3])
+
+
+def test_records_are_deleted_on_a_full_disk_if_that_makes_room(
+    open_log: OpenLog, append: Append, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(KEEP)
+    for _ in range(3):
+        append(log, [b"a"] * 10)
+        log.roll()
+    save, room = Checkpoint.save, [2, 3]
+
+    def save_if_there_is_room(checkpoint: Checkpoint, directory: Path) -> None:
+        if len(files(log, ".log")) > room[0]:
+            raise OSError(28, "No space left on device")
+        save(checkpoint, directory)
+
+    monkeypatch.setattr(Checkpoint, "save", save_if_there_is_room)
+    with pytest.raises(LogFailed, match="No space left"):
+        log.truncate_start(15)
+    room.pop(0)
+    log.truncate_start(15)
+    assert (log.log_start_offset, files(log, ".log")) == (15, [10, 20, 30])
+    room[0] = 2
+    log.truncate_start(25)
+    assert (log.log_start_offset, files(log, ".log")) == (25, [20, 30])
+    assert open_log(KEEP, clean=False).log_start_offset == 25
