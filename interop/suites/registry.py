@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from interop.suites.franz_go import FranzGo
 from interop.suites.java import Java
 from interop.suites.kafka_python import KafkaPython
 from interop.suites.own import Own
@@ -19,4 +20,4 @@ __all__ = ["suites"]
 
 def suites() -> Sequence[Suite]:
     """New ones; a suite keeps nothing from one run to the next."""
-    return (KafkaPython(), Verifiable(), Java(), Own())
+    return (KafkaPython(), Verifiable(), Java(), FranzGo(), Own())
