@@ -233,6 +233,21 @@ async def test_logs_and_what_was_done_to_them(broker: Broker) -> None:
     assert value(broker, "log_start_offset", **where) == 3
 
 
+async def test_no_series_is_told_twice_also_of_internal_topics(broker: Broker) -> None:
+    await broker.topics.create("t", 2)
+    async with AIOKafkaConsumer(
+        "t", bootstrap_servers=broker.bootstrap_servers, group_id="g", enable_auto_commit=False
+    ) as consumer:
+        await consumer.commit({TopicPartition("t", 1): 0})
+    told = [
+        (sample.name, tuple(sorted(sample.labels.items())))
+        for family in broker.metrics.registry.collect()
+        for sample in family.samples
+    ]
+    assert len(told) == len(set(told))
+    assert "kmr_broker_log_size_bytes" in series(broker, topic="__consumer_offsets")
+
+
 async def test_transactions_and_what_they_hold_up(broker: Broker) -> None:
     await broker.topics.create("t", 1)
     producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers, transactional_id="x")
