@@ -31,9 +31,8 @@ from broker.api import Api
 from broker.apis.acl_filters import ALLOW, ANY_HOST, OPERATIONS, RESOURCES, AclFilter, pattern_type
 from broker.apis.common import NO_THROTTLE
 from broker.errors import BrokerError, RequestError
-from broker.security.acls import Resource
+from broker.security.acls import CLUSTER, Resource
 from broker.security.bindings import (
-    CLUSTER_NAME,
     WILDCARD,
     Binding,
     bindings_of,
@@ -211,8 +210,8 @@ def _binding(creation: AclCreation) -> Binding:
         raise _refused(f"rules hold for clients of every host, *, not only for {creation.host!r}")
     if not name:
         raise _refused("the name of the resource is empty")
-    if resource is Resource.CLUSTER and (name != CLUSTER_NAME or prefixed):
-        raise _refused(f"the only cluster is called {CLUSTER_NAME}")
+    if resource is Resource.CLUSTER and (name != CLUSTER or prefixed):
+        raise _refused(f"the only cluster is called {CLUSTER}")
     if not prefixed and name != WILDCARD and name.endswith(WILDCARD):
         raise _refused(f"{name!r}: rules cannot name a resource whose name ends with a *")
     _check_principal(creation.principal)

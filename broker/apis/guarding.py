@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from kio.schema.errors import ErrorCode
 
 from broker.apis.refusals import answer_list, refusal
-from broker.security.acls import Operation, Resource
+from broker.security.acls import CLUSTER, Operation, Resource
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from broker.api import RequestContext
 
-__all__ = ["CLUSTER", "CODES", "Call", "Guard", "Need", "Needed", "Rule", "decide_each"]
-
-CLUSTER: Final = "kafka-cluster"
-"""The name of the one cluster among resources, as with Kafka."""
+__all__ = ["CODES", "Call", "Guard", "Need", "Needed", "Rule", "decide_each"]
 
 CODES: Final = {
     Resource.TOPIC: ErrorCode.topic_authorization_failed,

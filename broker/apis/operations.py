@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from kio.static.primitive import i32
 
-from broker.apis.guarding import CLUSTER
-from broker.security.acls import Operation, Resource
+from broker.security.acls import CLUSTER, Operation, Resource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,10 +14,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = ["ANY_NAME", "Authorizer", "Operation", "Resource", "Rule", "read_rules", "write_rules"]
+__all__ = [
+    "ANY_NAME",
+    "CLUSTER",
+    "Authorizer",
+    "Operation",
+    "Resource",
+    "Rule",
+    "read_rules",
+    "write_rules",
+]
 
 ANY_NAME: Final = ""
 """Asks whether an operation is allowed on some resource, whatever its name."""
+
+CLUSTER: Final = "kafka-cluster"
+"""The name of the one cluster among resources, as with Kafka."""
 
 _WHAT = "the file of access rules"
 _LOOK_AGAIN = 1.0  # seconds

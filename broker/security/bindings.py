@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from broker.security.acls import Operation, Resource, Rule
+from broker.security.acls import CLUSTER, Operation, Resource, Rule
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
 __all__ = [
-    "CLUSTER_NAME",
     "WILDCARD",
     "Binding",
     "bindings_of",
     "with_bindings",
     "without_bindings",
 ]
-
-CLUSTER_NAME = "kafka-cluster"
-"""The name of the one cluster among resources, as with Kafka."""
 
 WILDCARD = "*"
 """Stands for every resource of a kind."""
@@ -73,7 +69,7 @@ def _bindings(rule: Rule) -> list[Binding]:
         *((Resource.TOPIC, name) for name in rule.topics),
         *((Resource.GROUP, name) for name in rule.groups),
         *((Resource.TRANSACTIONAL_ID, name) for name in rule.transactional_ids),
-        *((Resource.CLUSTER, CLUSTER_NAME) for _ in range(rule.cluster)),
+        *((Resource.CLUSTER, CLUSTER) for _ in range(rule.cluster)),
     ]
     return [
         _binding(rule.principal, operation, resource, name)
