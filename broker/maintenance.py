@@ -33,7 +33,8 @@ async def sync_due_logs(
     while True:
         await anyio.sleep(interval)
         beat()
-        due = [each for each in topics.partitions if each.log.fsync_due]
+        # A log that failed stays so, and has been reported.
+        due = [each for each in topics.partitions if each.log.fsync_due and not each.log.failure]
         if due:
             await loop.run_in_executor(executor, _sync, due)
 

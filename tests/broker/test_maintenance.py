@@ -1,3 +1,4 @@
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -94,3 +95,25 @@ async def test_a_sync_that_fails_is_reported_and_tried_again(
     append(partition, batch(b"value"))
     await until(lambda: not partition.log.dirty)
     assert "could not be synced" in capsys.readouterr().out
+
+
+async def test_a_log_whose_disk_failed_is_reported_once(
+    start: Start,
+    batch: Batch,
+    until: Until,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError("the disk is gone")
+
+    broker = await start(fsync="interval", fsync_interval=0.001)
+    bad, good = (await broker.topics.create("t", 2)).partitions
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        append(bad, batch(b"value"))
+        await until(lambda: bool(bad.log.failure))
+    for _ in range(5):  # others are synced as before
+        append(good, batch(b"value"))
+        await until(lambda: not good.log.dirty)
+    assert capsys.readouterr().out.count("could not be synced") == 1
