@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import ExitStack
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -106,7 +107,7 @@ class Durability:
 
         Raises:
             LogFailed: the disk failed, now or before; or the checkpoint that was asked for cannot be
-                saved, then a later call may succeed.
+                saved, or there are too many open files, then a later call may succeed.
         """
         with self._syncing:
             if self._stopped:
@@ -137,21 +138,26 @@ class Durability:
 
     def _sync_files(self) -> tuple[_End, list[Segment]]:
         """Syncs what was written before; returns up to where, and the complete segments in it."""
-        with self._state:
-            end, rolled, names_changed = self._end, list(self._rolled), self._names_changed
-            # Duplicates stay valid when a segment is closed meanwhile.
-            files = [os.dup(segment.descriptor) for segment in (*rolled, end.segment)]
-            self._names_changed = False
-        try:
+        with ExitStack() as stack:
+            with self._state:
+                end, rolled, names_changed = self._end, list(self._rolled), self._names_changed
+                files = [self._duplicate(segment, stack) for segment in (*rolled, end.segment)]
+                self._names_changed = False
             for file in files:
                 os.fsync(file)
             if names_changed:
                 sync_directory(self._directory)
                 sync_directory(self._directory.parent)
-        finally:
-            for file in files:
-                os.close(file)
         return end, rolled
+
+    def _duplicate(self, segment: Segment, stack: ExitStack) -> int:
+        """A descriptor that stays valid when the segment is closed meanwhile."""
+        try:
+            file = os.dup(segment.descriptor)
+        except OSError as error:  # too many are open: nothing is wrong with the disk
+            raise LogFailed(f"{segment.path}: it cannot be opened for a sync: {error}") from error
+        stack.callback(os.close, file)
+        return file
 
     def _save_recovery_point(self, end: _End, rolled: list[Segment], *, needed: bool) -> None:
         try:

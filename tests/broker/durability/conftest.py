@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     Connect = Callable[[Broker], Awaitable[Any]]
 
-PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_FETCH = 0, 1, 2, 3, 9
-INIT, DESCRIBE_CONFIGS = 22, 32
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, OFFSET_FETCH = 0, 1, 2, 3, 8, 9
+INIT, DESCRIBE_CONFIGS, DELETE_GROUPS, OFFSET_DELETE = 22, 32, 42, 47
 UNCOMMITTED, COMMITTED = 0, 1
 OWN_SETTING = 1
 EARLIEST = -2
@@ -266,6 +266,29 @@ class Workload:
             async with self._history.change(("committed", "readers", *partition), offset):
                 await consumer.commit({partition: offset})
         await consumer.stop()
+        await self._leave_nothing(round_)
+
+    async def _leave_nothing(self, round_: int) -> None:
+        """A group that commits an offset, which is then deleted, and is deleted itself."""
+        committed = ("committed", "leavers", "read", 0)
+        offset = {"partition_index": 0, "committed_offset": round_}
+        topics = [{"name": "read", "partitions": [offset]}]
+        for request in (
+            {"key": OFFSET_DELETE, "version": 0, "group_id": "leavers", "topics": topics},
+            {"key": DELETE_GROUPS, "version": 2, "groups_names": ("leavers",)},
+        ):
+            async with self._history.change(committed, round_):
+                answer = await self._client.call(
+                    OFFSET_COMMIT, 7, group_id="leavers", topics=topics
+                )
+                assert answer.topics[0].partitions[0].error_code is OK
+            key, version = request.pop("key"), request.pop("version")
+            if key == OFFSET_DELETE:
+                request["topics"] = [{"name": "read", "partitions": [{"partition_index": 0}]}]
+            async with self._history.change(committed, None):
+                answer = await self._client.call(key, version, **request)
+                results = answer.results if key == DELETE_GROUPS else answer.topics[0].partitions
+                assert results[0].error_code is OK
 
     async def _create(
         self, admin: Any, topic: str, partitions: int, settings: Mapping[str, str]
@@ -364,7 +387,7 @@ async def look(client: Any) -> Found:
         for partition, records in (await _read(client, found.starts, isolation)).items():
             into[partition] = [(record.offset, record.value) for record in records]
             found.keys |= {(*partition, record.offset): record.key for record in records}
-    groups = [{"group_id": group, "topics": None} for group in ("auditors", "readers")]
+    groups = [{"group_id": group, "topics": None} for group in ("auditors", "readers", "leavers")]
     answer = await client.call(OFFSET_FETCH, 8, groups=groups)
     for group in answer.groups:
         assert group.error_code is OK
