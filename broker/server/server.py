@@ -13,6 +13,7 @@ import structlog
 from broker.buffers import BufferPool
 from broker.errors import BrokerError
 from broker.health.progress import unwatched
+from broker.repetition import Repetition
 from broker.security.admission import Admission
 from broker.server.connection import Connection
 
@@ -90,6 +91,7 @@ class Server:
             per_address=settings.max_connections_per_address,
             unsettled=settings.max_unauthenticated_connections,
         )
+        self._refusals = Repetition()
         self._connections: set[Connection] = set()
         self._listener: socket.socket | None = None
         self._opening: set[asyncio.Task[None]] = set()
@@ -180,7 +182,11 @@ class Server:
         refusal = self.admission.admit(host)
         if refusal is not None:
             self.metrics.connections_rejected.labels(refusal.setting).inc()
-            logger.warning("connection refused", client_host=host, reason=str(refusal))
+            times = self._refusals.times(refusal.setting)
+            if times:
+                logger.warning(
+                    "connection refused", client_host=host, reason=str(refusal), times=times
+                )
             client.close()
             return
         self.metrics.connections_accepted.inc()
