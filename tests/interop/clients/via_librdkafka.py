@@ -175,6 +175,11 @@ class _Reader:
 
 
 def _records(found: list[Any]) -> list[Record]:
+    """Errors are the end of a partition, or a broker that is away; not that there is nothing to read."""
+    for message in found:
+        error = message.error()
+        if error is not None and error.code() == ck.KafkaError.MSG_SIZE_TOO_LARGE:
+            raise ck.KafkaException(error)
     return [
         Record(
             message.partition(),
@@ -183,7 +188,7 @@ def _records(found: list[Any]) -> list[Record]:
             Message(message.value(), message.key(), tuple(message.headers() or ())),
         )
         for message in found
-        if message.error() is None  # the end of a partition, or a broker that is away
+        if message.error() is None
     ]
 
 
