@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 import structlog
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -103,6 +104,10 @@ class Answer:
     offset: int
     done: int
 
+    async def comes_again(self, client: Any) -> bool:
+        """Whether the batch, sent once more, is taken for the one that is there."""
+        return await produce(client, self.partition, self.batch) == (OK, self.offset)
+
 
 class History:
     """What clients asked for and what they were told, in the order of the disk's operations."""
@@ -121,6 +126,11 @@ class History:
         register.changes.append(change)
         yield register
         change.done = self.disk.now
+
+    def newest_answers(self, at: int) -> list[Answer]:
+        """The last one of each partition that nothing is compacted in, before a crash."""
+        newest = {each.partition: each for each in self.answers if each.done <= at}
+        return [each for each in newest.values() if each.partition[0] != "keyed"]
 
     def register(self) -> Register:
         """A thing without a name: the outcome of a transaction."""
@@ -146,10 +156,11 @@ class History:
 class Workload:
     """Clients that use every feature by which a broker promises something."""
 
-    def __init__(self, history: History, broker: Broker, client: Any) -> None:
+    def __init__(self, history: History, broker: Broker, clients: tuple[Any, Any]) -> None:
+        """`clients`: connections of two that work at the same time."""
         self._history = history
         self._broker = broker
-        self._client = client
+        self._client, self._other_client = clients
         self._address = broker.bootstrap_servers
 
     async def run(self, round_: int, parts: Collection[str]) -> None:
@@ -164,15 +175,15 @@ class Workload:
                 for part in parts:
                     for topic in PARTS[part]:
                         await self._create(admin, topic, 2, SETTINGS[topic])
-            async with asyncio.TaskGroup() as tasks:
+            async with anyio.create_task_group() as tasks:
                 if "records" in parts:
-                    tasks.create_task(self._produce_idempotently(round_))
+                    tasks.start_soon(self._produce_idempotently, round_)
                 if "transactions" in parts:
-                    tasks.create_task(self._pay(round_))
+                    tasks.start_soon(self._pay, round_)
                 if "groups" in parts:
-                    tasks.create_task(self._commit(round_))
+                    tasks.start_soon(self._commit, round_)
                 if "topics" in parts:
-                    tasks.create_task(self._administer(admin, round_))
+                    tasks.start_soon(self._administer, admin, round_)
             if "records" in parts:
                 await self._keep_house(admin)
         finally:
@@ -250,9 +261,7 @@ class Workload:
             else:
                 await producer.abort_transaction()
             decision.done = history.disk.now
-        await producer.client.close()  # as if it had been killed: nobody ends its transaction
-        producer._closed = True
-        producer._sender_task = None
+        await producer.stop()  # and leave its transaction open
 
     async def _commit(self, round_: int) -> None:
         consumer = AIOKafkaConsumer(
@@ -270,25 +279,22 @@ class Workload:
 
     async def _leave_nothing(self, round_: int) -> None:
         """A group that commits an offset, which is then deleted, and is deleted itself."""
-        committed = ("committed", "leavers", "read", 0)
-        offset = {"partition_index": 0, "committed_offset": round_}
-        topics = [{"name": "read", "partitions": [offset]}]
-        for request in (
-            {"key": OFFSET_DELETE, "version": 0, "group_id": "leavers", "topics": topics},
-            {"key": DELETE_GROUPS, "version": 2, "groups_names": ("leavers",)},
-        ):
-            async with self._history.change(committed, round_):
-                answer = await self._client.call(
-                    OFFSET_COMMIT, 7, group_id="leavers", topics=topics
-                )
-                assert answer.topics[0].partitions[0].error_code is OK
-            key, version = request.pop("key"), request.pop("version")
-            if key == OFFSET_DELETE:
-                request["topics"] = [{"name": "read", "partitions": [{"partition_index": 0}]}]
-            async with self._history.change(committed, None):
-                answer = await self._client.call(key, version, **request)
+        topics = [{"name": "read", "partitions": [{"partition_index": 0}]}]
+        by_offset: dict[str, Any] = {"group_id": "leavers", "topics": topics}
+        by_group: dict[str, Any] = {"groups_names": ("leavers",)}
+        for key, version, request in ((OFFSET_DELETE, 0, by_offset), (DELETE_GROUPS, 2, by_group)):
+            await self._commit_once("leavers", round_)
+            async with self._history.change(("committed", "leavers", "read", 0), None):
+                answer = await self._other_client.call(key, version, **request)
                 results = answer.results if key == DELETE_GROUPS else answer.topics[0].partitions
                 assert results[0].error_code is OK
+
+    async def _commit_once(self, group: str, offset: int) -> None:
+        partition = {"partition_index": 0, "committed_offset": offset}
+        topics = [{"name": "read", "partitions": [partition]}]
+        async with self._history.change(("committed", group, "read", 0), offset):
+            answer = await self._other_client.call(OFFSET_COMMIT, 7, group_id=group, topics=topics)
+            assert answer.topics[0].partitions[0].error_code is OK
 
     async def _create(
         self, admin: Any, topic: str, partitions: int, settings: Mapping[str, str]
@@ -539,12 +545,8 @@ class Auditor:
             if each.begun <= self._at
         }
         assert not (self._durable and answer.producer_id in begun & used)
-        newest: dict[tuple[str, int], Answer] = {}
-        for each in self._history.answers:
-            if each.done <= self._at and each.partition[0] != "keyed":
-                newest[each.partition] = each
-        for partition, each in newest.items() if self._durable else ():
-            assert await produce(client, partition, each.batch) == (OK, each.offset), partition
+        for each in self._history.newest_answers(self._at) if self._durable else ():
+            assert await each.comes_again(client), each.partition
 
     async def check_epochs(self, client: Any) -> None:
         """Who takes over a transactional id fences everybody who had it."""
@@ -582,7 +584,8 @@ class Tools:
         history = History(disk)
         for round_ in range(rounds):
             async with self.broker(disk.root, fsync, **settings) as broker:
-                await Workload(history, broker, await self.connect(broker)).run(round_, parts)
+                clients = await self.connect(broker), await self.connect(broker)
+                await Workload(history, broker, clients).run(round_, parts)
         return history
 
     def history(self, disk: Disk) -> History:

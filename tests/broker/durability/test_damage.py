@@ -83,23 +83,26 @@ async def test_a_damaged_file_is_made_up_for_or_somebody_is_told(
         damaged = tmp_path / "damaged"
         shutil.copytree(intact, damaged)
         damage(damaged / path, Random(number))
-        told = await start_and_look(tools, damaged, expected)
+        told = await start_and_look(tools, damaged, history, expected)
         assert told, f"{damage.__name__} of {path} went unnoticed"
         shutil.rmtree(damaged)
 
 
-async def start_and_look(tools: Any, root: Path, expected: Any) -> bool:
+async def start_and_look(tools: Any, root: Path, history: Any, expected: Any) -> bool:
     """Whether all is there, or the operator or a client is told that it is not."""
+    same = False
     with capture_logs() as logs:
         try:
             async with tools.broker(root, "always") as broker:
                 client = await tools.connect(broker)
                 try:
-                    found = await tools.look(client)
+                    same = await tools.look(client) == expected
+                    for answer in history.newest_answers(history.disk.now):
+                        same = same and await answer.comes_again(client)
                 finally:
                     await client.close()
         except BrokerError as error:
             return str(root) in str(error)
         except LookupError:
             return True
-    return found == expected or any(each["log_level"] in ("warning", "error") for each in logs)
+    return same or any(each["log_level"] in ("warning", "error") for each in logs)
