@@ -52,15 +52,16 @@ async def test_a_client_reads_the_latest_record_of_each_key(
     assert [record.message.value for record in records] == [b"8", b"9", b"10", b"11"]
 
 
-@pytest.mark.parametrize("offset", [0, 3, 8])
+@pytest.mark.parametrize("offset", [0, 3, 28])
 async def test_a_client_goes_on_from_an_offset_whose_record_is_gone(
     start_broker: StartBroker, client: Client, offset: int
 ) -> None:
-    messages = [Message(b"%d" % n, b"k") for n in range(10)]
+    # After ten responses without any record librdkafka takes the next one for too large.
+    messages = [Message(b"%d" % n, b"k") for n in range(30)]
     servers, topic = await compacted(start_broker, *messages)
     async with client.reader(servers, "t", offset) as reader:
         (first, *_) = await reader.read(1)
-        assert first.offset == max(offset, 8)
+        assert first.offset == max(offset, 28)
     assert topic.partitions[0].log.log_start_offset == 0
 
 
