@@ -4,6 +4,7 @@ import java.util.Set;
 import java.util.stream.Collectors;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.ConsumerGroupDescription;
+import org.apache.kafka.clients.admin.DescribeConsumerGroupsOptions;
 import org.apache.kafka.clients.admin.GroupListing;
 import org.apache.kafka.clients.admin.ListConsumerGroupOffsetsSpec;
 import org.apache.kafka.clients.admin.ListGroupsOptions;
@@ -14,6 +15,7 @@ import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.common.GroupState;
 import org.apache.kafka.common.GroupType;
 import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.acl.AclOperation;
 import org.apache.kafka.common.errors.GroupIdNotFoundException;
 import org.apache.kafka.common.errors.GroupNotEmptyException;
 import org.apache.kafka.common.errors.GroupSubscribedToTopicException;
@@ -97,6 +99,7 @@ final class GroupAdminChecks {
         ConsumerGroupDescription described = description(admin, group);
         Checks.equal(GroupState.STABLE, described.groupState(), "state");
         Checks.equal("range", described.partitionAssignor(), "assignor");
+        Checks.that(described.authorizedOperations().contains(AclOperation.READ), "one may read by it");
         MemberDescription member = described.members().iterator().next();
         Checks.equal(Set.of(group.partition), member.assignment().topicPartitions(), "what its member has");
         Checks.equal("one", member.groupInstanceId().orElse(""), "instance id");
@@ -109,7 +112,8 @@ final class GroupAdminChecks {
     }
 
     private static ConsumerGroupDescription description(Admin admin, Group group) throws Exception {
-        return Site.get(admin.describeConsumerGroups(List.of(group.id)).describedGroups().get(group.id));
+        var options = new DescribeConsumerGroupsOptions().includeAuthorizedOperations(true);
+        return Site.get(admin.describeConsumerGroups(List.of(group.id), options).describedGroups().get(group.id));
     }
 
     private void describeClassic(Admin admin, Group group) throws Exception {

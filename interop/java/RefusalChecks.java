@@ -5,7 +5,6 @@ import java.util.concurrent.Future;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.consumer.KafkaShareConsumer;
-import org.apache.kafka.common.acl.AclBindingFilter;
 import org.apache.kafka.common.errors.UnsupportedVersionException;
 import org.apache.kafka.common.quota.ClientQuotaFilter;
 import org.apache.kafka.common.serialization.StringDeserializer;
@@ -25,11 +24,9 @@ final class RefusalChecks {
 
     void run(Checks checks) {
         refused(checks, "describeUserScramCredentials", admin -> admin.describeUserScramCredentials().all());
-        refused(checks, "describeAcls", admin -> admin.describeAcls(AclBindingFilter.ANY).values());
         refused(checks, "describeClientQuotas", admin -> admin.describeClientQuotas(ClientQuotaFilter.all()).entities());
         refused(checks, "createDelegationToken", admin -> admin.createDelegationToken().delegationToken());
         refused(checks, "describeDelegationToken", admin -> admin.describeDelegationToken().delegationTokens());
-        refused(checks, "describeMetadataQuorum", admin -> admin.describeMetadataQuorum().quorumInfo());
         refused(checks, "unregisterBroker", admin -> admin.unregisterBroker(17).all());
         refused(checks, "describeShareGroups", admin -> admin.describeShareGroups(List.of("any")).all());
         refused(checks, "describeStreamsGroups", admin -> admin.describeStreamsGroups(List.of("any")).all());

@@ -7,7 +7,9 @@ import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.CreatePartitionsOptions;
 import org.apache.kafka.clients.admin.CreateTopicsOptions;
 import org.apache.kafka.clients.admin.CreateTopicsResult;
+import org.apache.kafka.clients.admin.DescribeClusterOptions;
 import org.apache.kafka.clients.admin.DescribeClusterResult;
+import org.apache.kafka.clients.admin.DescribeTopicsOptions;
 import org.apache.kafka.clients.admin.ListOffsetsResult.ListOffsetsResultInfo;
 import org.apache.kafka.clients.admin.ListTopicsOptions;
 import org.apache.kafka.clients.admin.LogDirDescription;
@@ -15,6 +17,7 @@ import org.apache.kafka.clients.admin.NewPartitionReassignment;
 import org.apache.kafka.clients.admin.NewPartitions;
 import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.admin.OffsetSpec;
+import org.apache.kafka.clients.admin.QuorumInfo;
 import org.apache.kafka.clients.admin.RecordsToDelete;
 import org.apache.kafka.clients.admin.TopicDescription;
 import org.apache.kafka.clients.producer.KafkaProducer;
@@ -24,15 +27,24 @@ import org.apache.kafka.common.TopicCollection;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.TopicPartitionReplica;
 import org.apache.kafka.common.Uuid;
+import org.apache.kafka.common.acl.AccessControlEntry;
+import org.apache.kafka.common.acl.AclBinding;
+import org.apache.kafka.common.acl.AclBindingFilter;
+import org.apache.kafka.common.acl.AclOperation;
+import org.apache.kafka.common.acl.AclPermissionType;
 import org.apache.kafka.common.errors.ElectionNotNeededException;
 import org.apache.kafka.common.errors.InvalidConfigurationException;
 import org.apache.kafka.common.errors.InvalidPartitionsException;
 import org.apache.kafka.common.errors.InvalidReplicationFactorException;
 import org.apache.kafka.common.errors.InvalidTopicException;
 import org.apache.kafka.common.errors.OffsetOutOfRangeException;
+import org.apache.kafka.common.errors.SecurityDisabledException;
 import org.apache.kafka.common.errors.TopicExistsException;
 import org.apache.kafka.common.errors.UnknownTopicIdException;
 import org.apache.kafka.common.errors.UnknownTopicOrPartitionException;
+import org.apache.kafka.common.resource.PatternType;
+import org.apache.kafka.common.resource.ResourcePattern;
+import org.apache.kafka.common.resource.ResourceType;
 
 /** Topics, their records and the cluster, by the administrator's client. */
 final class TopicAdminChecks {
@@ -52,6 +64,8 @@ final class TopicAdminChecks {
         site.administer(checks, "describeTopics, by name and by id", this::describeTopics);
         site.administer(checks, "createPartitions", this::createPartitions);
         site.administer(checks, "describeCluster and describeFeatures", this::describeCluster);
+        site.administer(checks, "describeMetadataQuorum", this::describeQuorum);
+        site.administer(checks, "access rules, where there are none", this::accessRules);
         site.administer(checks, "listOffsets", this::listOffsets);
         site.administer(checks, "deleteRecords", this::deleteRecords);
         site.administer(checks, "describeLogDirs and describeReplicaLogDirs", this::describeLogDirs);
@@ -137,10 +151,12 @@ final class TopicAdminChecks {
     private void describeTopics(Admin admin) throws Exception {
         String topic = site.topic(2);
         String missing = Site.name("missing");
-        var described = admin.describeTopics(List.of(topic, missing)).topicNameValues();
+        DescribeTopicsOptions options = new DescribeTopicsOptions().includeAuthorizedOperations(true);
+        var described = admin.describeTopics(List.of(topic, missing), options).topicNameValues();
         TopicDescription seen = Site.get(described.get(topic));
         Checks.equal(2, seen.partitions().size(), "partitions");
         Checks.that(!seen.isInternal(), "it is not internal");
+        Checks.that(seen.authorizedOperations().contains(AclOperation.WRITE), "one may write to it");
         Checks.equal(1, seen.partitions().get(0).isr().size(), "replicas in sync");
         Checks.raises(UnknownTopicOrPartitionException.class, () -> Site.get(described.get(missing)));
         TopicCollection byId = TopicCollection.ofTopicIds(List.of(seen.topicId()));
@@ -178,6 +194,24 @@ final class TopicAdminChecks {
         Checks.equal(Site.get(cluster.nodes()).iterator().next(), Site.get(cluster.controller()), "controller");
         Checks.that(!Site.get(cluster.clusterId()).isEmpty(), "the cluster has an id");
         Site.get(admin.describeFeatures().featureMetadata());
+        Set<AclOperation> operations = Site.get(admin.describeCluster(
+            new DescribeClusterOptions().includeAuthorizedOperations(true)).authorizedOperations());
+        Checks.that(operations.containsAll(Set.of(AclOperation.CREATE, AclOperation.ALTER)), "everything is allowed");
+    }
+
+    private void describeQuorum(Admin admin) throws Exception {
+        QuorumInfo quorum = Site.get(admin.describeMetadataQuorum().quorumInfo());
+        Checks.equal(Site.get(admin.describeCluster().controller()).id(), quorum.leaderId(), "leader");
+        Checks.equal(1, quorum.voters().size(), "voters");
+    }
+
+    private void accessRules(Admin admin) {
+        AclBinding rule = new AclBinding(
+            new ResourcePattern(ResourceType.TOPIC, "any", PatternType.LITERAL),
+            new AccessControlEntry("User:alice", "*", AclOperation.READ, AclPermissionType.ALLOW));
+        Checks.raises(SecurityDisabledException.class, () -> Site.get(admin.describeAcls(AclBindingFilter.ANY).values()));
+        Checks.raises(SecurityDisabledException.class, () -> Site.get(admin.createAcls(List.of(rule)).all()));
+        Checks.raises(SecurityDisabledException.class, () -> Site.get(admin.deleteAcls(List.of(rule.toFilter())).all()));
     }
 
     private void listOffsets(Admin admin) throws Exception {
