@@ -57,17 +57,20 @@ _SETTINGS: Final = (
         "group.initial.rebalance.delay.ms",
         "group_initial_rebalance_delay",
         "How long an empty group waits for more members.",
+        ConfigType.INT,
     ),
     _Setting(
         "group.max.session.timeout.ms",
         "group_max_session_timeout",
         "Longest session timeout that a member may ask for.",
+        ConfigType.INT,
     ),
     _Setting("group.max.size", "group_max_size", "Most members of one group.", ConfigType.INT),
     _Setting(
         "group.min.session.timeout.ms",
         "group_min_session_timeout",
         "Shortest session timeout that a member may ask for.",
+        ConfigType.INT,
     ),
     _Setting(
         "log.cleaner.backoff.ms",
@@ -102,6 +105,7 @@ _SETTINGS: Final = (
         "producer.id.expiration.ms",
         "producer_id_expiration_seconds",
         "How long a producer that has sent nothing is remembered.",
+        ConfigType.INT,
     ),
     _Setting(
         "socket.request.max.bytes",
@@ -113,11 +117,13 @@ _SETTINGS: Final = (
         "transaction.max.timeout.ms",
         "transaction_max_timeout",
         "Longest timeout that a transactional producer may ask for.",
+        ConfigType.INT,
     ),
     _Setting(
         "transactional.id.expiration.ms",
         "transactional_id_expiration_seconds",
         "How long a transactional id that is not used is remembered.",
+        ConfigType.INT,
     ),
 )
 
@@ -139,6 +145,9 @@ def describe_broker_config(
         _given("advertised.listeners", ConfigType.LIST, "Where clients connect to.", listener),
         _entry("broker.id", ConfigType.INT, "This node.", node, node),
         _entry("default.replication.factor", ConfigType.INT, "There is one node.", "1", "1"),
+        _entry("delete.topic.enable", ConfigType.BOOLEAN, "Topics can be deleted.", "true", "true"),
+        _entry("min.insync.replicas", ConfigType.INT, "There is one replica.", "1", "1"),
+        _entry("node.id", ConfigType.INT, "This node.", node, node),
         *_topic_defaults(settings, built_in),
     )
     return sorted(entries, key=lambda entry: entry.name)

@@ -11,6 +11,7 @@ Start = Callable[..., Awaitable[Broker]]
 DESCRIBE_CONFIGS, LIST_CONFIG_RESOURCES = 32, 74
 TOPIC, BROKER, LOGGER = 2, 4, 8
 OWN, OF_BROKER, DEFAULT = 1, 4, 5
+INT, LONG = 3, 5
 
 
 @pytest.mark.parametrize("version", range(1, 5))
@@ -55,6 +56,10 @@ async def test_the_brokers_settings_are_shown(start: Start, connect: Connect) ->
     assert configs["auto.create.topics.enable"] == ("false", OF_BROKER)
     assert configs["log.retention.ms"] == ("-1", OF_BROKER)
     assert configs["num.partitions"] == ("1", DEFAULT)
+    assert configs["delete.topic.enable"] == ("true", DEFAULT)
+    types = {each.name: each.config_type for each in response.results[0].configs}
+    assert types["group.max.session.timeout.ms"] == types["transaction.max.timeout.ms"] == INT
+    assert types["offsets.retention.ms"] == LONG
 
 
 @pytest.mark.parametrize(
