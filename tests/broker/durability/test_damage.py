@@ -11,8 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.errors import BrokerError
-from chaos.disk import Disk
-from chaos.power_loss import EVERYTHING, survivors, write_tree
+from chaos.disks.disk import Disk
+from chaos.disks.power_loss import EVERYTHING, survivors, write_tree
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,8 +19,8 @@ from kio.schema.errors import ErrorCode
 from broker.errors import BrokerError
 from broker.maintenance import retain
 from broker.records import NewRecord, build_batch
-from chaos.disk import Disk
-from chaos.power_loss import NOTHING, survivors, write_tree
+from chaos.disks.disk import Disk
+from chaos.disks.power_loss import NOTHING, survivors, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

@@ -1,7 +1,7 @@
 """A broker whose disk forgets what was not synced, at any moment: what clients were told holds.
 
-Real clients work on a broker; the disk takes down every change to its files (`chaos.disk`). Then, for one
-moment after the other, a broker is started on what a crash at this moment would have left.
+Real clients work on a broker; the disk takes down every change to its files (`chaos.disks`). Then, for
+one moment after the other, a broker is started on what a crash at this moment would have left.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from chaos.disk import Disk
-from chaos.power_loss import (
+from chaos.disks.disk import Disk
+from chaos.disks.power_loss import (
     EVERYTHING,
     NAMES_ONLY,
     NOTHING,

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
-from chaos.disk import Cut, Link, Sync, Unlink, Write
+from chaos.disks.disk import Cut, Link, Sync, Unlink, Write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from chaos.disk import Inode, Operation
+    from chaos.disks.disk import Inode, Operation
 
 __all__ = [
     "EVERYTHING",

@@ -3,11 +3,11 @@
     with Disk(root) as disk:
         ...  # a broker works in `root`, in this process
     for at in range(len(disk.journal)):
-        write_tree(survivors(disk.journal, at, NOTHING_UNSYNCED), elsewhere)
+        write_tree(survivors(disk.journal, at, disk.base, NOTHING), elsewhere)
 
 While it is entered, the functions by which Python changes files are replaced by ones that take down what
 they do below `root`; the changes are made all the same, but for syncs, which only the journal learns of.
-From the journal follows what a power loss at any moment may leave (`chaos.power_loss`). Changes can be
+From the journal follows what a power loss at any moment may leave (`chaos.disks.power_loss`). Changes can be
 refused on purpose: see `Disk.refuse`.
 """
 

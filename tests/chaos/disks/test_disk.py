@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.disk import Disk, Sync
-from chaos.power_loss import (
+from chaos.disks.disk import Disk, Sync
+from chaos.disks.power_loss import (
     EVERYTHING,
     NAMES_ONLY,
     NOTHING,
