@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kio.schema.create_topics.v7.request import CreatableTopic
+    from kio.schema.delete_topics.v6.request import DeleteTopicState
 
     from broker.api import RequestContext
     from broker.topics.config import Defaults
@@ -149,18 +150,17 @@ async def _delete_topics(
     context: RequestContext, request: v6.DeleteTopicsRequest
 ) -> v6.DeleteTopicsResponse:
     """From version 6 on, topics are named by name or id (KIP-516)."""
+    names = [_deleted_name(context, wanted) for wanted in request.topics]
+    times = Counter(names)
     results = []
-    for wanted in request.topics:
-        name, topic_id = wanted.name, wanted.topic_id or _NO_ID
-        by_id = context.services.topics.by_id(topic_id)
-        if name is None and by_id is not None:
-            name = TopicName(by_id.name)
+    for wanted, name in zip(request.topics, names, strict=True):
+        topic_id = wanted.topic_id or _NO_ID
         if (wanted.name is None) is (wanted.topic_id is None):
             code, message = ErrorCode.invalid_request, "a topic is asked for by its name or its id"
         elif name is None:
             code, message = ErrorCode.unknown_topic_id, f"there is no topic with the id {topic_id}"
         else:
-            code, message = await _delete(context, name)
+            code, message = await _delete(context, name, times[name])
         results.append(
             DeletableTopicResult(
                 name=name, topic_id=topic_id, error_code=code, error_message=message or None
@@ -169,17 +169,27 @@ async def _delete_topics(
     return v6.DeleteTopicsResponse(throttle_time=NO_THROTTLE, responses=tuple(results))
 
 
+def _deleted_name(context: RequestContext, wanted: DeleteTopicState) -> TopicName | None:
+    if wanted.name is not None or wanted.topic_id is None:
+        return wanted.name
+    topic = context.services.topics.by_id(wanted.topic_id)
+    return None if topic is None else TopicName(topic.name)
+
+
 async def _delete_topics_by_name(
     context: RequestContext, request: v5.DeleteTopicsRequest
 ) -> v5.DeleteTopicsResponse:
+    times = Counter(request.topic_names)
     results = []
     for name in request.topic_names:
-        code, message = await _delete(context, name)
+        code, message = await _delete(context, name, times[name])
         results.append(DeletedByName(name=name, error_code=code, error_message=message or None))
     return v5.DeleteTopicsResponse(throttle_time=NO_THROTTLE, responses=tuple(results))
 
 
-async def _delete(context: RequestContext, name: str) -> tuple[ErrorCode, str]:
+async def _delete(context: RequestContext, name: str, times: int) -> tuple[ErrorCode, str]:
+    if times > 1:
+        return ErrorCode.invalid_request, f"{name!r} is in the request {times} times"
     try:
         await context.services.topics.delete(name)
     except RequestError as error:

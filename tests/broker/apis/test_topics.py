@@ -165,6 +165,17 @@ async def test_a_topic_to_delete_is_named_in_one_way(broker: Broker, connect: Co
     assert broker.topics.get("t") is topic
 
 
+async def test_a_topic_that_is_named_twice_is_not_deleted(broker: Broker, connect: Connect) -> None:
+    topic = await broker.topics.create("t")
+    client = await connect(broker)
+    twice = [{"name": "t"}, {"name": None, "topic_id": topic.topic_id}]
+    response = await client.call(DELETE_TOPICS, 6, topics=twice)
+    assert [each.error_code for each in response.responses] == [ErrorCode.invalid_request] * 2
+    response = await client.call(DELETE_TOPICS, 5, topic_names=("t", "t"))
+    assert [each.error_code for each in response.responses] == [ErrorCode.invalid_request] * 2
+    assert broker.topics.get("t") is topic
+
+
 async def test_a_deleted_topic_takes_its_committed_offsets_along(
     broker: Broker, connect: Connect
 ) -> None:
