@@ -115,7 +115,8 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
     ),
     Unsupported(
         "Tiered storage (KIP-405)",
-        "remote.storage.enable and local.retention.* are unknown topic settings (INVALID_CONFIG).",
+        "remote.storage.enable and local.retention.* keep their defaults; others are refused"
+        " (INVALID_CONFIG).",
     ),
     Unsupported(
         "Changing the broker's settings while it runs (KIP-226)",

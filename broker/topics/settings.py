@@ -37,8 +37,8 @@ class TopicSetting:
     unused: str | None = None
 
 
-_NO_LIMIT: Final = str(2**63 - 1)
 _NO_EFFECT: Final = "Accepted, without effect: there is one replica."
+_NOT_TIERED: Final = "All records are on this broker's disk."
 _NOTHING_DELAYED: Final = "Accepted, without effect: files are not kept back or made in advance."
 _BROKERS_FSYNC: Final = "Taken where the broker's --fsync keeps it anyway."
 
@@ -101,6 +101,16 @@ _ALL: Final = (
         "leader.replication.throttled.replicas", ConfigType.LIST, _NO_EFFECT, "", unused=""
     ),
     TopicSetting(
+        "local.retention.bytes",
+        ConfigType.LONG,
+        _NOT_TIERED,
+        "log.local.retention.bytes",
+        fixed="-2",
+    ),
+    TopicSetting(
+        "local.retention.ms", ConfigType.LONG, _NOT_TIERED, "log.local.retention.ms", fixed="-2"
+    ),
+    TopicSetting(
         "max.compaction.lag.ms",
         ConfigType.LONG,
         "Age at which records are compacted, however little there is to gain.",
@@ -159,6 +169,11 @@ _ALL: Final = (
     TopicSetting(
         "preallocate", ConfigType.BOOLEAN, _NOTHING_DELAYED, "log.preallocate", unused="false"
     ),
+    TopicSetting("remote.log.copy.disable", ConfigType.BOOLEAN, _NOT_TIERED, "", fixed="false"),
+    TopicSetting(
+        "remote.log.delete.on.disable", ConfigType.BOOLEAN, _NOT_TIERED, "", fixed="false"
+    ),
+    TopicSetting("remote.storage.enable", ConfigType.BOOLEAN, _NOT_TIERED, "", fixed="false"),
     TopicSetting(
         "retention.bytes",
         ConfigType.LONG,

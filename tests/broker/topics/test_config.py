@@ -104,6 +104,7 @@ def test_a_topic_may_be_compacted_and_deleted(policy: str, deletes: bool, compac
         ("flush.messages", "0", "flush.messages = 0: must be at least 1"),
         ("flush.messages", "1", "flush.messages = 1: is kept by brokers with --fsync always"),
         ("flush.ms", "999", "flush.ms = 999: is kept by brokers with a shorter --fsync-interval"),
+        ("remote.storage.enable", "true", "remote.storage.enable = 'true': must be false"),
         ("min.insync.replicas", "2", "min.insync.replicas = '2': must be 1"),
     ],
 )
