@@ -37,6 +37,22 @@ def test_a_topic_is_created_listed_described_and_deleted(kmr: Kmr) -> None:
     assert "orders" not in kmr("topic", "list").out.decode()
 
 
+def test_internal_topics_are_listed_on_request(kmr: Kmr) -> None:
+    kmr("topic", "create", "read-by-a-group")
+    kmr("produce", "read-by-a-group", stdin=b"a\n")
+    kmr(
+        *("consume", "read-by-a-group", "--group", "readers", "--from-beginning"),
+        "--max-records",
+        "1",
+    )
+    topics = {line.split()[0] for line in kmr("topic", "list").lines}
+    internal = {line.split()[0] for line in kmr("topic", "list", "--internal").lines}
+    assert "__consumer_offsets" not in topics
+    assert internal >= {*topics, "__consumer_offsets"}
+    described = kmr("topic", "describe", "__consumer_offsets").lines
+    assert described[1] == "  cleanup.policy=compact"
+
+
 def test_a_topic_is_altered(kmr: Kmr) -> None:
     kmr("topic", "create", "changing", "--config", "retention.ms=5000", "--config", "segment.ms=7")
     altered = kmr(
