@@ -10,7 +10,7 @@ from broker.log.checkpoint import CHECKPOINT_FILE, Checkpoint
 from broker.log.compaction_state import COMPACTION_FILE
 from broker.log.compaction_swap import SWAP, swap_bounds
 from broker.log.errors import LogCorrupt
-from broker.log.files import DELETED, TEMPORARY, read_sealed
+from broker.log.files import DELETED, TEMPORARY, UNSYNCED_FILE, read_sealed
 from broker.log.index import INDEX_SUFFIXES, SegmentIndex
 from broker.log.inspection import found_batches
 from broker.log.segment import LOG_SUFFIX
@@ -89,6 +89,7 @@ def check_log(
     checkup.segments = len(segments)
     if segments:
         checkup.end_offset = ends[segments[-1]]
+        _check_start(checkup, directory, _base_offset(segments[0]), point, clean=clean)
     _check_end(checkup, directory, point)
     return checkup
 
@@ -113,6 +114,10 @@ def _check_other_files(checkup: LogCheckup, paths: list[Path]) -> None:
     for path in paths:
         if path.suffix in _LEFTOVERS:
             checkup.note(path, "left by a crash; the next start finishes what it was for")
+        elif path.name == UNSYNCED_FILE:
+            checkup.note(
+                path, "the disk failed to sync; the next start writes again what it may lack"
+            )
         elif path.suffix == ".lost":
             checkup.damage(
                 path, "set aside by an earlier start: its records are missing in the log"
@@ -140,6 +145,27 @@ def _checkpoint(checkup: LogCheckup, directory: Path) -> Checkpoint | None:
             path, "it is damaged: deleted records come back, and all of the log is scanned"
         )
     return point
+
+
+def _check_start(
+    checkup: LogCheckup,
+    directory: Path,
+    first_offset: int,
+    point: Checkpoint | None,
+    *,
+    clean: bool,
+) -> None:
+    path = directory / CHECKPOINT_FILE
+    if point is not None and first_offset > point.log_start_offset:
+        checkup.damage(
+            directory,
+            f"it begins with offset {first_offset}, but with {point.log_start_offset} when something was"
+            " last deleted: its first segments are missing",
+        )
+    elif clean and not path.exists():
+        checkup.damage(
+            path, "it is missing: deleted records come back, and all of the log is scanned"
+        )
 
 
 def _check_end(checkup: LogCheckup, directory: Path, point: Checkpoint | None) -> None:

@@ -1,3 +1,4 @@
+import re
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -112,6 +113,33 @@ def test_missing_segments_are_found(data: Path) -> None:
     assert examine(data).is_damaged
     last.unlink()
     assert any("was on disk already" in finding.what for finding in examine(data).findings)
+
+
+def test_a_missing_first_segment_is_found(data: Path) -> None:
+    segments(data)[0].unlink()
+    (damage,) = [each for each in examine(data).findings if each.kind == "damage"]
+    assert damage.where == data / "topics" / "t" / "0"
+    assert damage.what.endswith("its first segments are missing")
+
+
+def test_a_missing_checkpoint_is_damage_after_an_orderly_stop_only(data: Path) -> None:
+    (data / "topics" / "t" / "0" / "checkpoint").unlink()
+    assert findings(examine(data), data) == [("damage", "topics/t/0/checkpoint")]
+    (data / "clean").unlink()
+    assert not examine(data).is_damaged
+
+
+def test_a_sync_that_failed_is_a_note(data: Path) -> None:
+    (data / "topics" / "t" / "0" / "unsynced").touch()
+    assert findings(examine(data), data) == [("note", "topics/t/0/unsynced")]
+
+
+def test_a_changed_description_of_a_topic_is_found(data: Path) -> None:
+    path = data / "topics" / "t" / "topic.json"
+    path.write_bytes(re.sub(rb'"partitions":[0-9]', b'"partitions":9', path.read_bytes()))
+    examination = examine(data)
+    assert findings(examination, data) == [("damage", "topics/t/topic.json")]
+    assert "checksum" in examination.findings[0].what
 
 
 def test_a_log_whose_segments_are_all_gone_is_found(data: Path) -> None:

@@ -89,7 +89,7 @@ async def test_a_kill_at_any_operation_takes_back_nothing_that_was_acknowledged(
 ) -> None:
     with Disk(root) as disk:
         history = await tools.work(disk, parts=[part], rounds=1)
-    crashed = crashes(disk, moments(disk.now, 5), EVERYTHING)
+    crashed = crashes(disk, moments(disk.now, 9), EVERYTHING)
     assert await audit(tools, history, crashed, tmp_path, durable=True) > 10
 
 
@@ -111,7 +111,7 @@ async def test_without_a_sync_a_power_loss_leaves_the_beginning_of_what_was_sent
 ) -> None:
     with Disk(root) as disk:
         history = await tools.work(disk, fsync, fsync_interval=0.01)
-    crashed = crashes(disk, moments(disk.now, 47), None)
+    crashed = crashes(disk, moments(disk.now, 61), None)
     assert await audit(tools, history, crashed, tmp_path, fsync=fsync, durable=False) > 10
 
 
@@ -132,7 +132,7 @@ async def test_a_crash_during_the_recovery_from_a_crash_takes_back_nothing(
 ) -> None:
     with Disk(root) as disk:
         history = await tools.work(disk)
-    for number, (at, tree) in enumerate(crashes(disk, moments(disk.now, 301), None)):
+    for number, (at, tree) in enumerate(crashes(disk, moments(disk.now, 601), None)):
         again = tmp_path / f"again-{number}"
         again.mkdir()
         with Disk(again) as second:
@@ -143,7 +143,7 @@ async def test_a_crash_during_the_recovery_from_a_crash_takes_back_nothing(
                 pass
         where = tmp_path / f"left-{number}"
         where.mkdir()
-        later = crashes(second, range(begin, second.now + 1, 3), NOTHING)
+        later = crashes(second, range(begin, second.now + 1, 5), NOTHING)
         crashed = ((at, left) for _, left in later)
         await audit(tools, history, crashed, where, durable=True)
 
