@@ -176,7 +176,7 @@ async def test_validation_changes_nothing(broker: Broker, connect: Connect) -> N
         (resource("0", ("kafka", SET, "DEBUG"), kind=LOGGER), ErrorCode.invalid_request),
         (
             resource("__consumer_offsets", ("retention.ms", SET, "1")),
-            ErrorCode.unknown_topic_or_partition,
+            ErrorCode.invalid_topic_exception,
         ),
     ],
 )
@@ -213,7 +213,7 @@ async def test_a_disk_that_fails_leaves_the_settings_as_they_were(
 
     await broker.topics.create("t")
     client = await connect(broker)
-    monkeypatch.setattr("broker.topics.store.write_durably", fail)
+    monkeypatch.setattr("broker.topics.store.write_checked", fail)
     response = await client.call(ALTER, 2, resources=[resource("t", ("retention.ms", "1"))])
     assert response.responses[0].error_code is ErrorCode.kafka_storage_error
     assert own(broker) == {}

@@ -122,7 +122,7 @@ async def test_a_disk_that_fails_leaves_the_topic_as_it_was(
     client = await connect(broker)
     topics = [{"name": "t", "count": 3, "assignments": None}]
     with monkeypatch.context() as patch:
-        patch.setattr("broker.topics.store.write_durably", fail)
+        patch.setattr("broker.topics.store.write_checked", fail)
         response = await client.call(CREATE_PARTITIONS, 3, topics=topics)
     assert response.results[0].error_code is ErrorCode.kafka_storage_error
     assert broker.topics.get("t") is created
