@@ -154,7 +154,8 @@ async def _delete_topics(
     times = Counter(names)
     results = []
     for wanted, name in zip(request.topics, names, strict=True):
-        topic_id = wanted.topic_id or _NO_ID
+        topic = None if name is None else context.services.topics.get(name)
+        topic_id = wanted.topic_id or (_NO_ID if topic is None else topic.topic_id)
         if (wanted.name is None) is (wanted.topic_id is None):
             code, message = ErrorCode.invalid_request, "a topic is asked for by its name or its id"
         elif name is None:

@@ -156,6 +156,13 @@ async def test_topics_are_deleted_by_id(broker: Broker, connect: Connect) -> Non
     assert broker.topics.get("t") is None
 
 
+async def test_who_deletes_a_topic_by_name_is_told_its_id(broker: Broker, connect: Connect) -> None:
+    topic = await broker.topics.create("t")
+    client = await connect(broker)
+    response = await client.call(DELETE_TOPICS, 6, topics=[{"name": "t"}, {"name": "no"}])
+    assert [each.topic_id for each in response.responses] == [topic.topic_id, None]
+
+
 async def test_a_topic_to_delete_is_named_in_one_way(broker: Broker, connect: Connect) -> None:
     topic = await broker.topics.create("t")
     client = await connect(broker)
