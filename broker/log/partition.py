@@ -63,7 +63,11 @@ class PartitionLog(ShrinkingLog):
         log = cls(directory, config, recovered)
         report = recovered.report
         if recovered.unsynced or report.lost_data or report.lost_checkpoint:
-            log._durability.sync(checkpoint=True)
+            try:
+                log._durability.sync(checkpoint=True)
+            except LogFailed:
+                log._segments.release()
+                raise
         (directory / UNSYNCED_FILE).unlink(missing_ok=True)
         return log
 

@@ -159,8 +159,10 @@ def test_what_a_failed_sync_did_not_write_is_written_again_by_who_opens_the_log(
         broken.setattr(os, "fsync", fail)
         with pytest.raises(LogFailed):
             log.fsync()
+        before = len(list(Path("/proc/self/fd").iterdir()))
         with pytest.raises(LogFailed):  # nor does the next one get so far
             open_log(clean=False)
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
     path, size = next(log.directory.glob("*.log")), log.size_bytes
     written: list[tuple[str, int, int]] = []
     pwrite = os.pwrite
