@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import mmap
 import struct
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import cramjam
 from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["MAX_UNCOMPRESSED_BYTES", "compress", "decompress"]
 
@@ -19,8 +22,14 @@ _JAVA_SNAPPY_HEADER_BYTES: Final = 16
 _BLOCK_LENGTH: Final = struct.Struct(">I")
 
 
-def compress(codec: int, body: memoryview | bytes) -> bytes:
-    """`body` in the form that clients write, by the codec's number in a batch's attributes (0 to 4)."""
+def compress(codec: int, body: memoryview | bytes, level: int | None = None) -> bytes:
+    """`body` in the form that clients write, by the codec's number in a batch's attributes (0 to 4).
+
+    `level`: of gzip (1 to 9), lz4 (1 to 17) or zstd (-131072 to 22), which the others ignore; None is
+    the default of Kafka's brokers.
+    """
+    if codec in _LEVELS:
+        return bytes(_ENCODERS[codec](bytes(body), _LEVELS[codec] if level is None else level))
     return bytes(_ENCODERS[codec](bytes(body)))
 
 
@@ -61,7 +70,8 @@ _INTO: Final = {
     4: cramjam.zstd.decompress_into,
 }
 
-_ENCODERS: Final = {
+_LEVELS: Final = {1: 6, 3: 9, 4: 3}
+_ENCODERS: Final[dict[int, Callable[..., bytes]]] = {
     0: bytes,
     1: gzip_encode,
     2: snappy_encode,

@@ -71,7 +71,7 @@ def conform(
         return data, batches
     compressed = bytearray()
     for batch in batches:
-        compressed += _in_codec(data, batch, codec)
+        compressed += _in_codec(data, batch, codec, config.compression_level)
     try:
         return compressed, split_batches(compressed, max_batch_bytes=config.max_message_bytes)
     except BatchTooLarge as error:
@@ -115,7 +115,7 @@ def _blame(refused: list[tuple[int, str]]) -> str:
 
 
 def _in_codec(
-    data: memoryview | bytearray, batch: BatchHeader, codec: int
+    data: memoryview | bytearray, batch: BatchHeader, codec: int, level: int | None
 ) -> bytearray | memoryview:
     stored = memoryview(data)[batch.position : batch.end]
     if batch.compression == codec:
@@ -127,4 +127,4 @@ def _in_codec(
         raise CorruptBatch(str(error)) from error
     attributes = batch.attributes & ~_CODEC_MASK | codec
     header = msgspec.structs.replace(batch, attributes=attributes)
-    return encode_batch(header, compress(codec, plain))
+    return encode_batch(header, compress(codec, plain, level))

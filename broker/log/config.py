@@ -27,6 +27,7 @@ _CHOICES: Final = {
     "message_timestamp_type": ("CreateTime", "LogAppendTime"),
     "fsync": ("always", "interval", "os"),
 }
+_ANY_GZIP_LEVEL: Final = -1  # the library's default
 _BOUNDS: Final = {
     "segment_bytes": (1, _MAX_INT),
     "segment_ms": (1, NO_TIME_LIMIT),
@@ -40,6 +41,9 @@ _BOUNDS: Final = {
     "message_timestamp_before_max_ms": (0, NO_TIME_LIMIT),
     "message_timestamp_after_max_ms": (0, NO_TIME_LIMIT),
     "index_interval_bytes": (0, _MAX_INT),
+    "compression_gzip_level": (_ANY_GZIP_LEVEL, 9),
+    "compression_lz4_level": (1, 17),
+    "compression_zstd_level": (-131_072, 22),
     "flush_messages": (1, NO_TIME_LIMIT),
     "flush_ms": (0, NO_TIME_LIMIT),
     "producer_id_expiration_ms": (1, NO_TIME_LIMIT),
@@ -65,6 +69,9 @@ class LogConfig:
         min_cleanable_dirty_ratio: share of the bytes that compaction has not seen from which on it
             begins, 0 to 1.
         compression_type: codec of stored batches; "producer" keeps what the producer chose.
+        compression_gzip_level: how hard to compress what came in another codec, 1 to 9; -1: as usual.
+        compression_lz4_level: the same of lz4, 1 to 17.
+        compression_zstd_level: the same of zstd, -131072 to 22.
         max_message_bytes: largest batch that is accepted, in bytes.
         message_timestamp_type: whose clock the records' timestamps are from.
         message_timestamp_before_max_ms: how far a producer's timestamps may be behind this clock.
@@ -94,6 +101,9 @@ class LogConfig:
     max_compaction_lag_ms: int = NO_TIME_LIMIT
     min_cleanable_dirty_ratio: float = 0.5
     compression_type: CompressionType = "producer"
+    compression_gzip_level: int = _ANY_GZIP_LEVEL
+    compression_lz4_level: int = 9
+    compression_zstd_level: int = 3
     max_message_bytes: int = 1_048_588
     message_timestamp_type: TimestampType = "CreateTime"
     message_timestamp_before_max_ms: int = NO_TIME_LIMIT
@@ -111,6 +121,8 @@ class LogConfig:
             if not low <= value <= high:
                 limit = f"at least {low}" if high == NO_TIME_LIMIT else f"{low} to {high}"
                 raise ValueError(f"{name} = {value}: must be {limit}")
+        if not self.compression_gzip_level:
+            raise ValueError("compression_gzip_level = 0: must be -1, or 1 to 9")
         if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
             raise ValueError(
                 f"min_compaction_lag_ms = {self.min_compaction_lag_ms}: must be at most"
@@ -142,6 +154,20 @@ class LogConfig:
                 f"flush_ms = {self.flush_ms}: is kept by brokers with a shorter --fsync-interval,"
                 " or with --fsync always"
             )
+
+    @property
+    def compression_level(self) -> int | None:
+        """Of the codec of stored batches; None where there is none, or the usual one is meant."""
+        match self.compression_type:
+            case "gzip":
+                level = self.compression_gzip_level
+                return None if level == _ANY_GZIP_LEVEL else level
+            case "lz4":
+                return self.compression_lz4_level
+            case "zstd":
+                return self.compression_zstd_level
+            case _:
+                return None
 
     @property
     def deletes(self) -> bool:

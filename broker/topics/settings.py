@@ -51,6 +51,16 @@ _ALL: Final = (
         "log.cleanup.policy",
         field="cleanup_policy",
     ),
+    *(
+        TopicSetting(
+            f"compression.{codec}.level",
+            ConfigType.INT,
+            f"How hard to compress what came in another codec, if compression.type is {codec}.",
+            f"compression.{codec}.level",
+            field=f"compression_{codec}_level",
+        )
+        for codec in ("gzip", "lz4", "zstd")
+    ),
     TopicSetting(
         "compression.type",
         ConfigType.STRING,

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -53,6 +54,39 @@ def test_only_batches_in_another_codec_are_compressed_anew() -> None:
     )
     assert bytes(stored[: len(one)]) == bytes(one)
     assert [header.compression for header in headers] == [CODECS["zstd"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("weak", "strong"),
+    [
+        (
+            LogConfig(compression_type="gzip", compression_gzip_level=1),
+            LogConfig(compression_type="gzip", compression_gzip_level=9),
+        ),
+        (
+            LogConfig(compression_type="lz4", compression_lz4_level=1),
+            LogConfig(compression_type="lz4", compression_lz4_level=12),
+        ),
+        (
+            LogConfig(compression_type="zstd", compression_zstd_level=1),
+            LogConfig(compression_type="zstd", compression_zstd_level=19),
+        ),
+    ],
+)
+def test_a_topic_says_how_hard_its_batches_are_compressed(
+    weak: LogConfig, strong: LogConfig
+) -> None:
+    chosen = Random(1)
+    words = [b"%x" % chosen.getrandbits(40) for _ in range(500)]
+    text = b" ".join(chosen.choices(words, k=20_000))
+    data = build_batch([NewRecord(None, text, (), NOW)])
+
+    def size(config: LogConfig) -> int:
+        stored, (header,) = conform(data, split_batches(data), config, now_ms=NOW)
+        assert read_records(stored, header)[0].value == text
+        return header.size
+
+    assert size(strong) < size(weak)
 
 
 def test_a_batch_that_grows_beyond_the_limit_is_refused() -> None:
