@@ -70,8 +70,9 @@ def recover(directory: Path, *, index_interval_bytes: int, clean: bool) -> Recov
     if segments:
         scan.run(clean=clean)
     end = scan.next_offset
-    # Retention deletes from the start: an index beyond the end is what is left of lost records.
-    durable_end = max(point.recovery_point, *(base_offset + 1 for base_offset in gone), 0)
+    # Retention deletes from the start: an index beyond the end is what is left of lost records, if the
+    # log was closed; a power loss may leave the index of a segment that never was on disk.
+    durable_end = max([point.recovery_point, *(base_offset + 1 for base_offset in gone if clean)])
     # Where it starts is noted before anything is deleted.
     lost = max(0, first_offset - point.log_start_offset)
     if not segments:

@@ -445,3 +445,18 @@ def test_a_lost_checkpoint_is_reported_once_because_deleted_records_are_back(
     assert reopened.recovery.lost_checkpoint == f"{path} is {damage}"
     assert reopened.log_start_offset == 0
     assert open_log(CONFIG).recovery.lost_checkpoint == ""
+
+
+def test_an_index_of_a_segment_that_was_never_on_disk_means_nothing_after_a_power_loss(
+    open_log: OpenLog, append: Append, tmp_path: Path
+) -> None:
+    log = open_log(CONFIG)
+    fill(log, append, 2, roll_every=1)
+    directory = kill(log, tmp_path / "t-1")
+    for path in directory.glob("*.log"):
+        path.unlink()
+    assert list(directory.glob("*.index"))
+    recovered = reopen(directory)
+    assert (recovered.log_start_offset, recovered.next_offset) == (0, 0)
+    assert not recovered.recovery.lost_data
+    recovered.close()
