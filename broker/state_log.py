@@ -12,8 +12,8 @@ import anyio.to_thread
 import structlog
 
 from broker.log.partition import PartitionLog
+from broker.producers.identity import ProducerIdentity
 from broker.producers.markers import build_marker, read_marker
-from broker.producers.states import ProducerIdentity
 from broker.records import NO_PRODUCER_ID, build_batch, parse_header, read_records
 from broker.state_records import MalformedRecord
 

@@ -13,11 +13,11 @@ from broker.api import CloseConnection, Deferred, RawApi
 from broker.apis.transactions import transaction_error_code
 from broker.intake import conform
 from broker.log.errors import LogFailed
+from broker.producers.identity import ProducerIdentity
 from broker.producers.states import (
     InvalidProducerEpoch,
     InvalidTransactionState,
     OutOfOrderSequence,
-    ProducerIdentity,
 )
 from broker.records import (
     BatchError,

@@ -14,7 +14,7 @@ from broker.api import Api
 from broker.apis.common import NO_THROTTLE
 from broker.apis.transactions import transaction_error_code
 from broker.log.errors import LogError
-from broker.producers.states import ProducerIdentity
+from broker.producers.identity import ProducerIdentity
 from broker.transactions.types import NO_PRODUCER, TransactionError
 
 if TYPE_CHECKING:

@@ -18,8 +18,9 @@ from kio.schema.write_txn_markers.v1.response import (
 
 from broker.api import Api
 from broker.log.errors import LogError
+from broker.producers.identity import ProducerIdentity
 from broker.producers.markers import Marker
-from broker.producers.states import CoordinatorFenced, ProducerError, ProducerIdentity
+from broker.producers.states import CoordinatorFenced, ProducerError
 
 if TYPE_CHECKING:
     from kio.schema.write_txn_markers.v1.request import WritableTxnMarker

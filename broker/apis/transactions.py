@@ -32,7 +32,8 @@ from broker.apis.membership import error_code
 from broker.apis.offsets import sort_offsets
 from broker.log.errors import LogError
 from broker.membership.types import MemberIdentity
-from broker.producers.states import ProducerError, ProducerIdentity
+from broker.producers.identity import ProducerIdentity
+from broker.producers.states import ProducerError
 from broker.topics.names import INTERNAL_TOPICS
 from broker.transactions.types import TransactionError
 

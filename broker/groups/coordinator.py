@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from broker.membership.types import GroupOverview
+    from broker.producers.identity import ProducerIdentity
     from broker.producers.markers import Marker
-    from broker.producers.states import ProducerIdentity
 
 __all__ = ["STORE_INTERVAL", "GroupCoordinator"]
 

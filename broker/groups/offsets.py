@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from broker.log.config import LogConfig
     from broker.membership.types import GroupSnapshot
+    from broker.producers.identity import ProducerIdentity
     from broker.producers.markers import Marker
-    from broker.producers.states import ProducerIdentity
     from broker.records import StoredRecord
 
 __all__ = ["OFFSETS_TOPIC", "CommittedOffset", "OffsetStore", "Partition"]

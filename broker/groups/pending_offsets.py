@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from broker.groups.offset_records import CommittedOffset
-    from broker.producers.states import ProducerIdentity
+    from broker.producers.identity import ProducerIdentity
 
 __all__ = ["OffsetEntry", "Partition", "PendingOffsets"]
 

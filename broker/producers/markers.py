@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from broker.records import CorruptBatch, NewRecord, build_batch, read_records
 
 if TYPE_CHECKING:
-    from broker.producers.states import ProducerIdentity
+    from broker.producers.identity import ProducerIdentity
     from broker.records import BatchHeader
 
 __all__ = ["Marker", "build_marker", "read_marker"]

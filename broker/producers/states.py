@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from broker.producers.aborted import AbortedTransaction, AbortedTransactions
+from broker.producers.identity import ProducerIdentity
 
 if TYPE_CHECKING:
     from broker.producers.markers import Marker
@@ -24,7 +25,6 @@ __all__ = [
     "OutOfOrderSequence",
     "ProducerDescription",
     "ProducerError",
-    "ProducerIdentity",
     "ProducerStates",
     "SentBatch",
 ]
@@ -54,13 +54,6 @@ class CoordinatorFenced(ProducerError):
 
 class InvalidTransactionState(ProducerError):
     """The batch is outside the transaction that its producer has open (INVALID_TXN_STATE)."""
-
-
-class ProducerIdentity(NamedTuple):
-    """A producer: of two with the same id, the one with the higher epoch fences off the other."""
-
-    producer_id: int
-    epoch: int
 
 
 class SentBatch(NamedTuple):

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
     from broker.appends import Appends
     from broker.groups.coordinator import GroupCoordinator
+    from broker.producers.identity import ProducerIdentity
     from broker.producers.markers import Marker
-    from broker.producers.states import ProducerError, ProducerIdentity
+    from broker.producers.states import ProducerError
     from broker.topics.topics import Topics
     from broker.transactions.store import TransactionStore
     from broker.transactions.types import TopicPartition

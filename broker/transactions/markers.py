@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from broker.appends import Appends, Flush
     from broker.groups.coordinator import GroupCoordinator
-    from broker.producers.states import ProducerIdentity
+    from broker.producers.identity import ProducerIdentity
     from broker.topics.partition import Partition
     from broker.topics.topics import Topics
     from broker.transactions.types import TopicPartition, Transaction

@@ -10,7 +10,7 @@ import itertools
 import struct
 from typing import Final
 
-from broker.producers.states import ProducerIdentity
+from broker.producers.identity import ProducerIdentity
 from broker.state_records import MalformedRecord, RecordReader, encode_string
 from broker.transactions.types import Transaction, TransactionState
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from broker.log.config import LogConfig
-    from broker.producers.states import ProducerIdentity
+    from broker.producers.identity import ProducerIdentity
     from broker.records import StoredRecord
     from broker.transactions.types import Transaction
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from broker.producers.states import ProducerIdentity
+from broker.producers.identity import ProducerIdentity
 
 __all__ = [
     "NO_EPOCH",

@@ -8,8 +8,8 @@ import pytest
 from broker.log.compaction_batches import empty_batches
 from broker.log.config import LogConfig
 from broker.log.partition import PartitionLog
+from broker.producers.identity import ProducerIdentity
 from broker.producers.markers import Marker, build_marker
-from broker.producers.states import ProducerIdentity
 from broker.records import NewRecord, build_batch, parse_header, split_batches
 
 NOW = 1_700_000_000_000

@@ -23,8 +23,8 @@ from broker.membership.types import (
     ProtocolChoice,
     SyncRequest,
 )
+from broker.producers.identity import ProducerIdentity
 from broker.producers.markers import Marker
-from broker.producers.states import ProducerIdentity
 
 NOBODY = MemberIdentity("")
 SETTINGS = GroupSettings(offsets_retention=100, cleanup_interval=10)

@@ -14,8 +14,8 @@ from broker.log.config import LogConfig
 from broker.log.errors import LogFailed
 from broker.log.partition import PartitionLog
 from broker.membership.types import GroupSnapshot, MemberSnapshot
+from broker.producers.identity import ProducerIdentity
 from broker.producers.markers import Marker
-from broker.producers.states import ProducerIdentity
 from broker.records import NewRecord, build_batch, parse_header
 
 CONFIG = LogConfig(fsync="os")

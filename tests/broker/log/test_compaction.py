@@ -10,8 +10,8 @@ from broker.log.compaction_state import COMPACTION_FILE, CompactionState, Horizo
 from broker.log.config import LogConfig, TimestampType
 from broker.log.errors import LogCorrupt
 from broker.log.partition import PartitionLog
+from broker.producers.identity import ProducerIdentity
 from broker.producers.markers import Marker, build_marker
-from broker.producers.states import ProducerIdentity
 from broker.records import (
     CODECS,
     Codec,

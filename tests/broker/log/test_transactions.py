@@ -12,8 +12,9 @@ from broker.log.errors import LogFailed
 from broker.log.partition import PartitionLog
 from broker.log.segment import Segment
 from broker.producers.aborted import AbortedTransaction
+from broker.producers.identity import ProducerIdentity
 from broker.producers.markers import Marker, build_marker
-from broker.producers.states import InvalidProducerEpoch, ProducerIdentity
+from broker.producers.states import InvalidProducerEpoch
 from broker.records import NewRecord, build_batch, parse_header
 
 if TYPE_CHECKING:

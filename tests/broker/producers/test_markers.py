@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.producers.aborted import AbortedTransaction, AbortedTransactions
+from broker.producers.identity import ProducerIdentity
 from broker.producers.markers import Marker, build_marker, read_marker
-from broker.producers.states import ProducerIdentity
 from broker.records import (
     CorruptBatch,
     NewRecord,

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.producers.identity import ProducerIdentity
 from broker.producers.markers import Marker, build_marker
 from broker.producers.states import (
     DEFAULT_EXPIRY_MS,
@@ -10,7 +11,6 @@ from broker.producers.states import (
     InvalidTransactionState,
     OutOfOrderSequence,
     ProducerDescription,
-    ProducerIdentity,
     ProducerStates,
 )
 from broker.records import BatchHeader, NewRecord, build_batch, parse_header

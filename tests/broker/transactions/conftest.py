@@ -15,7 +15,7 @@ from broker.groups.offsets import OffsetStore
 from broker.log.config import FsyncPolicy, LogConfig
 from broker.log.segment import Segment
 from broker.membership.types import MemberIdentity
-from broker.producers.states import ProducerIdentity
+from broker.producers.identity import ProducerIdentity
 from broker.records import NewRecord, build_batch, parse_header, read_records
 from broker.settings import BrokerSettings
 from broker.topics.topics import Topics

@@ -10,7 +10,7 @@ import pytest
 
 from broker.log.errors import LogFailed
 from broker.log.partition import PartitionLog
-from broker.producers.states import ProducerIdentity
+from broker.producers.identity import ProducerIdentity
 from broker.transactions.types import TransactionError, TransactionState
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.producers.states import ProducerIdentity
+from broker.producers.identity import ProducerIdentity
 from broker.transactions import lifecycle
 from broker.transactions.types import NO_PRODUCER, Transaction, TransactionError, TransactionState
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from broker.producers.states import ProducerIdentity
+    from broker.producers.identity import ProducerIdentity
 
 NAMES = st.sampled_from("ab")
 PARTITIONS = st.integers(0, 1)

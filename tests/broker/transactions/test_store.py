@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from broker.log.config import LogConfig
 from broker.log.partition import PartitionLog
-from broker.producers.states import ProducerIdentity
+from broker.producers.identity import ProducerIdentity
 from broker.records import NewRecord, build_batch, parse_header
 from broker.state_records import MalformedRecord
 from broker.transactions.records import (

@@ -12,7 +12,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from broker import Broker
-from broker.producers.states import ProducerIdentity
+from broker.producers.identity import ProducerIdentity
 from broker.records import NewRecord, build_batch, parse_header
 
 Connect = Callable[[Broker], Awaitable[Any]]

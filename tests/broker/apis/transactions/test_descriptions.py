@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.producers.states import ProducerIdentity
+from broker.producers.identity import ProducerIdentity
 
 if TYPE_CHECKING:
     from broker import Broker

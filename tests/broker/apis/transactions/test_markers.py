@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pytest
 
     from broker import Broker
-    from broker.producers.states import ProducerIdentity
+    from broker.producers.identity import ProducerIdentity
     from tests.broker.apis.transactions.conftest import Wire
 
 WRITE_MARKERS, DESCRIBE_PRODUCERS = 27, 61

@@ -10,7 +10,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from broker import Broker
-from broker.producers.states import ProducerIdentity
+from broker.producers.identity import ProducerIdentity
 
 Speak = Callable[[Broker], Awaitable[Any]]
 Start = Callable[..., Awaitable[Broker]]
