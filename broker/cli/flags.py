@@ -176,7 +176,7 @@ def _flag(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=inspect.Parameter.empty if required else None,
-        annotation=Annotated[kind if required else kind | None, parameter],
+        annotation=Annotated[kind if kind is hint else kind | None, parameter],
     )
 
 

@@ -34,6 +34,15 @@ def test_every_setting_has_a_flag_and_is_explained() -> None:
     assert sorted(explained) == sorted(BrokerSettings.__struct_fields__)
 
 
+@pytest.mark.parametrize("flag", ["--partitions", "--message-max-bytes", "--host", "--fsync"])
+def test_a_setting_that_must_have_a_value_is_not_set_to_none(flag: str) -> None:
+    try:
+        found = settings("--data", "d", flag, "none")
+    except CycloptsError:
+        return
+    assert None not in found.values()  # a text may be "none"
+
+
 def test_only_what_was_given_is_set() -> None:
     assert settings("--data", "d") == {"data_dir": Path("d")}
 
