@@ -86,11 +86,19 @@ def _logs_as_before() -> Iterator[None]:
     """What a command in this process has set up ends with its test: others look at what is printed."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
+    levels = {name: logger.level for name, logger in _loggers()}
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+    for name, logger in _loggers():
+        logger.setLevel(levels.get(name, logging.NOTSET))
     logging.captureWarnings(capture=False)
     structlog.reset_defaults()
+
+
+def _loggers() -> list[tuple[str, logging.Logger]]:
+    known = list(logging.getLogger().manager.loggerDict.items())
+    return [(name, logger) for name, logger in known if isinstance(logger, logging.Logger)]
 
 
 @pytest.fixture(scope="session")

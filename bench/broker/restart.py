@@ -24,6 +24,7 @@ _GIGABYTE = 1_000_000_000
 _SIZE, _PER_BATCH = 1_000, 900  # a batch stays below the broker's limit of 1 MiB
 _PARTITIONS = 8
 _BEFORE_KILL = 2.0  # seconds of production
+_ENDLESS = 10**15  # records
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ async def starts(directory: Path, gigabytes: float) -> list[Start]:
             await run(server, [_producer(server, topic, records)])
             await broker.stop()
         async with _running(children, directory, "a clean stop", found) as (broker, server):
-            await _kill_while_producing(broker, _producer(server, topic, 100 * records), server)
+            await _kill_while_producing(broker, _producer(server, topic, _ENDLESS), server)
         async with _running(children, directory, "kill -9 while producing", found):
             pass
     return found
