@@ -50,9 +50,8 @@ __all__ = [
 ANONYMOUS = "User:ANONYMOUS"
 """The principal of all clients that do not authenticate."""
 
-NODE_ID = 1
-"""The one node of this cluster, as in Kafka's own settings: every partition's leader and every group's
-coordinator."""
+NODE_ID = 0
+"""The one node of this cluster: every partition's leader and every group's coordinator."""
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")

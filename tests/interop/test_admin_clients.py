@@ -82,10 +82,10 @@ async def test_librdkafka_lists_offsets_by_time_and_by_the_latest_time(confluent
 async def test_librdkafka_describes_topics_and_the_cluster(filled: Broker, confluent: Any) -> None:
     (future,) = confluent.describe_topics(ck.TopicCollection(["t"])).values()
     described = await result(future)
-    assert [(each.id, each.leader.id) for each in described.partitions] == [(0, 1), (1, 1)]
+    assert [(each.id, each.leader.id) for each in described.partitions] == [(0, 0), (1, 0)]
     assert not described.is_internal
     cluster = await result(confluent.describe_cluster())
-    assert [node.id for node in cluster.nodes] == [cluster.controller.id] == [1]
+    assert [node.id for node in cluster.nodes] == [cluster.controller.id] == [0]
     assert f"{cluster.controller.host}:{cluster.controller.port}" == filled.bootstrap_servers
 
 
@@ -184,4 +184,4 @@ async def test_kafka_python_describes_topics_page_by_page(kafka_python: Any) -> 
 
 
 async def test_kafka_python_lists_what_has_settings(kafka_python: Any) -> None:
-    assert await kafka_python.list_config_resources() == {"topic": ["t"], "broker": ["1"]}
+    assert await kafka_python.list_config_resources() == {"topic": ["t"], "broker": ["0"]}

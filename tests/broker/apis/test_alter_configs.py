@@ -171,9 +171,9 @@ async def test_validation_changes_nothing(broker: Broker, connect: Connect) -> N
             resource("t", ("retention.ms", SET, "1"), ("retention.ms", SET, "2")),
             ErrorCode.invalid_request,
         ),
-        (resource("1", ("log.retention.ms", SET, "1"), kind=BROKER), ErrorCode.invalid_request),
+        (resource("0", ("log.retention.ms", SET, "1"), kind=BROKER), ErrorCode.invalid_request),
         (resource("7", kind=BROKER), ErrorCode.invalid_request),
-        (resource("1", ("kafka", SET, "DEBUG"), kind=LOGGER), ErrorCode.invalid_request),
+        (resource("0", ("kafka", SET, "DEBUG"), kind=LOGGER), ErrorCode.invalid_request),
         (
             resource("__consumer_offsets", ("retention.ms", SET, "1")),
             ErrorCode.invalid_topic_exception,

@@ -50,7 +50,7 @@ async def test_only_what_is_asked_for_is_shown(broker: Broker, connect: Connect)
 async def test_the_brokers_settings_are_shown(start: Start, connect: Connect) -> None:
     broker = await start(auto_create_topics=False, retention_seconds=None)
     client = await connect(broker)
-    resources = [{"resource_type": BROKER, "resource_name": "1", "configuration_keys": None}]
+    resources = [{"resource_type": BROKER, "resource_name": "0", "configuration_keys": None}]
     response = await client.call(DESCRIBE_CONFIGS, 4, resources=resources)
     configs = {each.name: (each.value, each.config_source) for each in response.results[0].configs}
     assert configs["auto.create.topics.enable"] == ("false", OF_BROKER)
@@ -68,7 +68,7 @@ async def test_the_brokers_settings_are_shown(start: Start, connect: Connect) ->
         (TOPIC, "unknown", ErrorCode.unknown_topic_or_partition),
         (TOPIC, "no good name", ErrorCode.invalid_topic_exception),
         (BROKER, "7", ErrorCode.invalid_request),
-        (LOGGER, "1", ErrorCode.invalid_request),
+        (LOGGER, "0", ErrorCode.invalid_request),
     ],
 )
 async def test_what_has_no_settings_is_refused(
@@ -90,7 +90,7 @@ async def test_every_setting_is_documented_and_falls_back_to_its_default(
     client = await connect(broker)
     resources = [
         {"resource_type": kind, "resource_name": name, "configuration_keys": None}
-        for kind, name in ((TOPIC, "t"), (BROKER, "1"), (BROKER, ""))
+        for kind, name in ((TOPIC, "t"), (BROKER, "0"), (BROKER, ""))
     ]
     response = await client.call(
         DESCRIBE_CONFIGS, 4, resources=resources, include_synonyms=True, include_documentation=True
@@ -123,9 +123,9 @@ async def test_what_has_settings_is_listed(broker: Broker, connect: Connect) -> 
         return await client.call(LIST_CONFIG_RESOURCES, version, **asked)
 
     for types, expected in (
-        ((), {(TOPIC, "t"), (BROKER, "1")}),
+        ((), {(TOPIC, "t"), (BROKER, "0")}),
         ((TOPIC,), {(TOPIC, "t")}),
-        ((BROKER, LOGGER, 16, 32), {(BROKER, "1")}),
+        ((BROKER, LOGGER, 16, 32), {(BROKER, "0")}),
     ):
         found = (await listed(1, *types)).config_resources
         assert {(each.resource_type, each.resource_name) for each in found} == expected

@@ -50,7 +50,7 @@ async def test_topics_are_described_in_the_order_of_their_names(
         False,
     )
     partition = topic.partitions[1]
-    assert (partition.leader_id, partition.replica_nodes, partition.isr_nodes) == (1, (1,), (1,))
+    assert (partition.leader_id, partition.replica_nodes, partition.isr_nodes) == (0, (0,), (0,))
     assert found(await describe(client, "c", "a")) == [("a", [0, 1]), ("c", [0, 1, 2])]
 
 

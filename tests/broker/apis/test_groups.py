@@ -309,7 +309,7 @@ async def test_find_coordinator(wire: Wire, broker: Broker, key: int, version: i
     for each in found.coordinators if version >= 4 else [found]:
         assert each.error_code is ErrorCode.none
         assert f"{each.host}:{each.port}" == broker.bootstrap_servers
-        assert each.node_id == 1
+        assert each.node_id == 0
     if version >= 1:
         unknown = await wire.call(key, version, key="g", key_type=9, coordinator_keys=("g",))
         each = unknown.coordinators[0] if version >= 4 else unknown

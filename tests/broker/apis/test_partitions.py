@@ -52,7 +52,7 @@ async def test_added_partitions_are_there_after_a_restart(
     broker = await start()
     await broker.topics.create("t")
     client = await connect(broker)
-    topics = [{"name": "t", "count": 2, "assignments": [{"broker_ids": (1,)}]}]
+    topics = [{"name": "t", "count": 2, "assignments": [{"broker_ids": (0,)}]}]
     response = await client.call(CREATE_PARTITIONS, 3, topics=topics)
     assert response.results[0].error_code is ErrorCode.none
     await produce(client, batch(b"a", b"b"), 1)
@@ -73,7 +73,7 @@ async def test_added_partitions_are_there_after_a_restart(
         ("t", -1, None, ErrorCode.invalid_partitions),
         ("t", 2**31 - 1, None, ErrorCode.invalid_partitions),
         ("t", 3, [], ErrorCode.invalid_replica_assignment),
-        ("t", 3, [{"broker_ids": (0,)}], ErrorCode.invalid_replica_assignment),
+        ("t", 3, [{"broker_ids": (1,)}], ErrorCode.invalid_replica_assignment),
         ("t", 3, [{"broker_ids": (0, 1)}], ErrorCode.invalid_replica_assignment),
         ("t", 3, [{"broker_ids": ()}], ErrorCode.invalid_replica_assignment),
     ],

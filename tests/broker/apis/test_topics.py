@@ -101,7 +101,7 @@ async def test_minus_one_means_the_default(broker: Broker, connect: Connect) -> 
 
 async def test_replicas_may_be_assigned_to_this_node(broker: Broker, connect: Connect) -> None:
     client = await connect(broker)
-    assignments = [{"partition_index": index, "broker_ids": (1,)} for index in (1, 0)]
+    assignments = [{"partition_index": index, "broker_ids": (0,)} for index in (1, 0)]
     topics = [wanted("t", num_partitions=-1, replication_factor=-1, assignments=assignments)]
     response = await client.call(CREATE_TOPICS, 7, topics=topics)
     assert response.topics[0].num_partitions == 2

@@ -28,9 +28,9 @@ def test_a_topic_is_created_listed_described_and_deleted(kmr: Kmr) -> None:
     assert described[0] == "orders: 3 partitions, 2 offsets in use"
     assert described[1] == "  retention.ms=5000"
     assert [line.split() for line in described[3:]] == [
-        ["0", "1", "0", "0", "0"],
-        ["1", "1", "0", "2", "2"],
-        ["2", "1", "0", "0", "0"],
+        ["0", "0", "0", "0", "0"],
+        ["1", "0", "0", "2", "2"],
+        ["2", "0", "0", "0", "0"],
     ]
 
     assert kmr("topic", "delete", "orders") == (0, b"orders: deleted\n", b"")
@@ -72,7 +72,7 @@ def test_topics_are_described_as_json(kmr: Kmr) -> None:
     kmr("topic", "create", "as-json")
     (topic,) = json.loads(kmr("topic", "describe", "as-json", "--json").out)
     assert topic["name"] == "as-json"
-    assert topic["partitions"] == [{"index": 0, "leader": 1, "start": 0, "end": 0}]
+    assert topic["partitions"] == [{"index": 0, "leader": 0, "start": 0, "end": 0}]
     listed = json.loads(kmr("topic", "list", "--json").out)
     assert {"name": "as-json", "partitions": 1} in listed
 

@@ -232,7 +232,7 @@ class _Admin:
         return await self._config(ConfigResourceType.TOPIC, name)
 
     async def broker_config(self) -> Mapping[str, str]:
-        return await self._config(ConfigResourceType.BROKER, "1")
+        return await self._config(ConfigResourceType.BROKER, "0")
 
     async def set_config(self, name: str, config: Mapping[str, str]) -> None:
         resource = ConfigResource(ConfigResourceType.TOPIC, name, dict(config))

@@ -243,7 +243,7 @@ class _Admin:
         return await self._config(ConfigResource(ConfigResource.Type.TOPIC, name))
 
     async def broker_config(self) -> Mapping[str, str]:
-        return await self._config(ConfigResource(ConfigResource.Type.BROKER, "1"))
+        return await self._config(ConfigResource(ConfigResource.Type.BROKER, "0"))
 
     async def set_config(self, name: str, config: Mapping[str, str]) -> None:
         changes = [
