@@ -40,15 +40,15 @@ async def test_the_cluster_is_listed(start_broker: StartBroker) -> None:
     await broker.topics.create("one")
     await broker.topics.create("two", 2)
     found = json.loads(await kcat(broker, "-L", "-J"))
-    assert found["controllerid"] == 1
-    assert found["brokers"] == [{"id": 1, "name": broker.bootstrap_servers}]
+    assert found["controllerid"] == 0
+    assert found["brokers"] == [{"id": 0, "name": broker.bootstrap_servers}]
     partitions = {topic["topic"]: topic["partitions"] for topic in found["topics"]}
     assert {name: len(each) for name, each in partitions.items()} == {"one": 1, "two": 2}
     assert partitions["two"][1] == {
         "partition": 1,
-        "leader": 1,
-        "replicas": [{"id": 1}],
-        "isrs": [{"id": 1}],
+        "leader": 0,
+        "replicas": [{"id": 0}],
+        "isrs": [{"id": 0}],
     }
 
 

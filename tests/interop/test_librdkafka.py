@@ -31,9 +31,9 @@ async def test_the_cluster_and_its_topics_are_described(broker: Broker, admin: A
     cluster = await result(admin.describe_cluster())
     (node,) = cluster.nodes
     assert f"{node.host}:{node.port}" == broker.bootstrap_servers
-    assert cluster.controller.id == node.id == 1
+    assert cluster.controller.id == node.id == 0
     described = await result(admin.describe_topics(TopicCollection(["t"]))["t"])
-    assert [partition.leader.id for partition in described.partitions] == [1, 1]
+    assert [partition.leader.id for partition in described.partitions] == [0, 0]
     shown = b64encode(topic.topic_id.bytes).decode().rstrip("=")
     assert str(described.topic_id) == shown
 
