@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from typing import Literal
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -34,9 +35,10 @@ def batch(records: int, size: int, codec: Codec = "none") -> bytes:
         batch_size=2 * records * (size + 32) + 1024,
     )
     pool = values(size)
+    now = int(time.time() * 1000)  # older ones are deleted by retention while they are measured
     for number in range(records):
         value = pool[number % len(pool)]
-        if builder.append(number, 1_700_000_000_000, None, value, []) is None:
+        if builder.append(number, now, None, value, []) is None:
             raise ValueError(f"{records} records of {size} bytes do not fit into a batch")
     return bytes(builder.build())
 
