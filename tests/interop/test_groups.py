@@ -71,9 +71,9 @@ async def test_members_that_come_and_go_share_the_partitions_and_miss_nothing(
         before = len(feed.values)
         await feed.write(1)
         await later.until_read(feed.values[before:])
-    assert sorted(record.message.value or b"" for record in later.records) == sorted(
-        feed.values[before:]
-    ), "everything before was committed"
+    # What was read last may come again: librdkafka gives up a commit that meets a rebalance as it leaves.
+    again = {record.message.value for record in later.records}
+    assert set(feed.values[before:]) <= again <= set(feed.values)
 
 
 @pytest.mark.slow
