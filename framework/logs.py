@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from typing import TYPE_CHECKING, Final
 
 from service.logs import log_to_stderr
+from service.repetition import Repetition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,6 @@ __all__ = ["setup_logs"]
 # What these libraries call information is either said by us already, or noise at our rates.
 _QUIET: Final = ("aiohttp", "aiokafka", "asyncio", "clickhouse_connect", "numba", "py4j", "uvicorn")
 _KAFKA_CLIENT: Final = "aiokafka"
-_REPEAT_AFTER: Final = 10.0
 
 
 def setup_logs(settings: LogSettings) -> None:
@@ -32,8 +31,8 @@ class _KafkaClient(logging.Filter):
     """Calms the Kafka client, which retries by itself: what it cannot mend it raises, and we log.
 
     Its errors become warnings, which are left out if `least`, the least level to log, is above. What it
-    repeats at every attempt (a broker that is down) is logged once in `_REPEAT_AFTER` seconds, with
-    the number of those left out as `repeated`.
+    repeats at every attempt (a broker that is down) is logged once in a while (`Repetition`), with the
+    number of those left out as `repeated`.
     """
 
     def __init__(
@@ -41,8 +40,7 @@ class _KafkaClient(logging.Filter):
     ) -> None:
         super().__init__()
         self._least = least
-        self._clock = clock
-        self._last: dict[tuple[str, object], tuple[float, int]] = {}
+        self._repetition = Repetition(clock)
 
     def filter(self, record: logging.LogRecord) -> bool:
         if not record.name.startswith(_KAFKA_CLIENT):
@@ -52,13 +50,7 @@ class _KafkaClient(logging.Filter):
         if record.levelno < self._least:
             return False
         # The text before its arguments: few in number, so the table stays small.
-        text = (record.name, record.msg)
-        now = self._clock()
-        when, left_out = self._last.get(text, (-math.inf, 0))
-        if now - when < _REPEAT_AFTER:
-            self._last[text] = (when, left_out + 1)
-            return False
-        self._last[text] = (now, 0)
-        if left_out:
-            record.repeated = left_out
-        return True
+        times = self._repetition.times((record.name, record.msg))
+        if times > 1:
+            record.repeated = times - 1
+        return times > 0

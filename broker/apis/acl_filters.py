@@ -18,10 +18,19 @@ if TYPE_CHECKING:
 
     from broker.security.bindings import Binding
 
-__all__ = ["ALLOW", "ANY_HOST", "OPERATIONS", "RESOURCES", "AclFilter", "pattern_type"]
+__all__ = [
+    "ALLOW",
+    "ANY_HOST",
+    "LITERAL",
+    "OPERATIONS",
+    "PREFIXED",
+    "RESOURCES",
+    "AclFilter",
+    "pattern_type",
+]
 
 _UNKNOWN, _ANY = 0, 1
-_MATCH, _LITERAL, _PREFIXED = 2, 3, 4
+_MATCH, LITERAL, PREFIXED = 2, 3, 4
 _RESOURCE_TYPES, _PATTERN_TYPES, _OPERATIONS, _PERMISSIONS = 7, 4, 15, 3  # the highest of each
 
 ALLOW: Final = 3
@@ -50,7 +59,7 @@ OPERATIONS: Final[Mapping[Operation, int]] = {
 
 def pattern_type(binding: Binding) -> int:
     """How its name is meant."""
-    return _PREFIXED if binding.prefixed else _LITERAL
+    return PREFIXED if binding.prefixed else LITERAL
 
 
 @dataclass(frozen=True, slots=True)

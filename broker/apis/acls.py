@@ -28,7 +28,16 @@ from kio.schema.errors import ErrorCode
 from kio.static.primitive import i8
 
 from broker.api import Api
-from broker.apis.acl_filters import ALLOW, ANY_HOST, OPERATIONS, RESOURCES, AclFilter, pattern_type
+from broker.apis.acl_filters import (
+    ALLOW,
+    ANY_HOST,
+    LITERAL,
+    OPERATIONS,
+    PREFIXED,
+    RESOURCES,
+    AclFilter,
+    pattern_type,
+)
 from broker.apis.common import NO_THROTTLE
 from broker.errors import BrokerError, RequestError
 from broker.security.acls import CLUSTER, Resource
@@ -52,7 +61,6 @@ logger = structlog.get_logger(__name__)
 
 _NO_RULES: Final = "this broker has no access rules: it is started without --acls"
 _FILE_FAILED: Final = "the file of access rules cannot be changed; the broker's log says why"
-_LITERAL, _PREFIXED = 3, 4
 _RESOURCES: Final = {code: resource for resource, code in RESOURCES.items()}
 _OPERATIONS: Final = {code: operation for operation, code in OPERATIONS.items()}
 
@@ -194,7 +202,7 @@ def _binding(creation: AclCreation) -> Binding:
     """What is to be allowed. Raises RequestError for what rules cannot say."""
     resource = _RESOURCES.get(creation.resource_type)
     operation = _OPERATIONS.get(creation.operation)
-    name, prefixed = creation.resource_name, creation.resource_pattern_type == _PREFIXED
+    name, prefixed = creation.resource_name, creation.resource_pattern_type == PREFIXED
     if resource is None:
         raise _refused(f"there are no rules for resources of type {creation.resource_type}")
     if operation is None:
@@ -202,7 +210,7 @@ def _binding(creation: AclCreation) -> Binding:
             f"operation {creation.operation} has no rules of its own: alter allows to alter configurations,"
             " describe to describe them; see `kmr broker acl allow --help`"
         )
-    if creation.resource_pattern_type not in (_LITERAL, _PREFIXED):
+    if creation.resource_pattern_type not in (LITERAL, PREFIXED):
         raise _refused("a resource is named literally, or by what its name begins with")
     if creation.permission_type != ALLOW:
         raise _refused("rules allow, and deny nothing: what no rule allows is denied")

@@ -13,9 +13,9 @@ import structlog
 from broker.buffers import BufferPool
 from broker.errors import BrokerError
 from broker.health.progress import unwatched
-from broker.repetition import Repetition
 from broker.security.admission import Admission
 from broker.server.connection import Connection
+from service.repetition import Repetition
 
 if TYPE_CHECKING:
     import ssl

@@ -1,6 +1,6 @@
 """What repeats itself is said once in a while."""
 
-from broker.repetition import Repetition
+from service.repetition import Repetition
 
 
 def test_it_is_said_at_once_and_then_once_in_ten_seconds_with_its_number() -> None:

@@ -1,4 +1,4 @@
-"""What comes again and again is logged once in a while, with how many times it came."""
+"""What comes again and again is said once in a while, with how many times it came."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
 __all__ = ["Repetition"]
 
@@ -19,10 +19,10 @@ class Repetition:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock`: seconds."""
         self._clock = clock
-        self._said: dict[str, float] = {}
-        self._unsaid: dict[str, int] = {}
+        self._said: dict[Hashable, float] = {}
+        self._unsaid: dict[Hashable, int] = {}
 
-    def times(self, what: str) -> int:
+    def times(self, what: Hashable) -> int:
         """Count it; how many times it came since it was last said, if it should be said now, else 0."""
         now = self._clock()
         count = self._unsaid.get(what, 0) + 1
