@@ -7,7 +7,6 @@ produces. What is printed is processor time by wall time, of one core; it should
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from urllib.request import urlopen
 import anyio
 from rich.console import Console
 
+from bench.process import cpu_seconds
 from demo.processes import Children, free_port, give_up_after
 from framework import Strategy, map_batch
 from framework.sinks import StreamWriter
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 LIMIT = 0.01
 PATIENCE = 120.0
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @map_batch
@@ -111,14 +110,12 @@ def _is_ready(port: int) -> bool:
 def _spent(child: Child) -> tuple[float, int]:
     """Processor seconds of a process so far, all threads, and how often they were woken."""
     process = Path(f"/proc/{child.pid}")
-    fields = (process / "stat").read_text().rpartition(")")[2].split()
-    cpu = (int(fields[11]) + int(fields[12])) / _TICKS  # utime and stime, proc(5)
     switches = 0
     for status in process.glob("task/*/status"):
         for line in status.read_text().splitlines():
             if line.startswith("voluntary_ctxt_switches"):
                 switches += int(line.split()[1])
-    return cpu, switches
+    return cpu_seconds(child.pid), switches
 
 
 def report(console: Console, found: list[Usage]) -> bool:

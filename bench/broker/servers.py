@@ -13,6 +13,7 @@ import anyio
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from bench.process import cpu_seconds
 from demo.processes import Children, free_port
 from framework.spark.jvm import JvmNotFound, cache_directory, find_jvm
 from interop.lock import LOCK
@@ -29,7 +30,6 @@ class NoKafka(Exception):
     """There is no Apache Kafka to measure; the message says why."""
 
 
-_TICKS = os.sysconf("SC_CLK_TCK")
 _RESET_PEAK = "5"  # see proc(5), clear_refs
 _TIMEOUT = 120.0
 _LOG_CRITICAL = 2
@@ -46,8 +46,7 @@ class Server:
     @property
     def cpu(self) -> float:
         """Processor time so far, in seconds."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        return cpu_seconds(self.pid)
 
     @property
     def peak_mb(self) -> float:
