@@ -105,7 +105,17 @@ class Journal:
     async def until_read(self, values: Iterable[bytes]) -> None:
         """Wait until each of the values was read by some member."""
         wanted = set(values)
-        await self.until(lambda: wanted <= {record.message.value for record in self.records})
+
+        def missing() -> set[bytes]:
+            return wanted - {record.message.value or b"" for record in self.records}
+
+        try:
+            await self.until(lambda: not missing())
+        except TimeoutError:
+            assigned = [sorted(member.assignment) for member in self.members]
+            raise AssertionError(
+                f"{len(missing())} of {len(wanted)} values were not read; assigned: {assigned}"
+            ) from None
 
     def changed(self) -> None:
         """Have the conditions looked at; from any thread."""

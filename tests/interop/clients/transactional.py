@@ -197,9 +197,6 @@ class ViaLibrdkafka(TransactionalClient):
                 "transaction.timeout.ms": timeout_ms,
                 "message.timeout.ms": timeout_ms,
                 "linger.ms": 5,
-                # While it forgets its brokers to begin anew, it never answers a call that waits for
-                # the coordinator (librdkafka 2.16).
-                "metadata.recovery.strategy": "none",
                 **RECONNECT,
                 **QUIET,
             }

@@ -155,14 +155,17 @@ async def _run(servers: str, group: str, topic: str, member: Member, stop: async
         session_timeout_ms=SESSION_MS,
     ) as consumer:
         consumer.subscribe([topic], listener=_Listener(member))
+        uncommitted = False
         while not stop.is_set():
             found = await consumer.getmany(timeout_ms=int(POLL_SECONDS * 1000))
-            if not found:
-                continue
-            member.read(_record(record) for records in found.values() for record in records)
-            # A partition that was taken away is not committed: its next owner reads on from before.
-            with suppress(KafkaError, IllegalStateError):
-                await consumer.commit()
+            if found:
+                member.read(_record(record) for records in found.values() for record in records)
+                uncommitted = True
+            if uncommitted:
+                # A partition that was taken away is not committed: its next owner reads on from before.
+                with suppress(KafkaError, IllegalStateError):
+                    await consumer.commit()
+                    uncommitted = False
 
 
 class _Admin:

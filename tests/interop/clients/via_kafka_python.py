@@ -199,15 +199,18 @@ def _run(servers: str, group: str, topic: str, member: Member, stop: threading.E
         **RECONNECT,
     )
     consumer.subscribe([topic], listener=_Listener(member))
+    uncommitted = False
     try:
         while not stop.is_set():
             records = _poll(consumer, MEMBER_POLL_MS)
-            if not records:
-                continue
-            member.read(records)
-            # A partition that was taken away is not committed: its next owner reads on from before.
-            with suppress(KafkaError):
-                consumer.commit()
+            if records:
+                member.read(records)
+                uncommitted = True
+            if uncommitted:
+                # A partition that was taken away is not committed: its next owner reads on from before.
+                with suppress(KafkaError):
+                    consumer.commit()
+                    uncommitted = False
     finally:
         consumer.close()
 

@@ -65,7 +65,7 @@ class Kcat:
         self, servers: str, group: str, topic: str, journal: Journal
     ) -> AsyncIterator[Member]:
         settings = [f"heartbeat.interval.ms={HEARTBEAT_MS}", f"session.timeout.ms={SESSION_MS}"]
-        settings += ["auto.offset.reset=earliest"]
+        settings += ["auto.offset.reset=earliest", "auto.commit.interval.ms=100"]
         arguments = [each for setting in settings for each in ("-X", setting)]
         arguments += ["-G", group, "-u", "-f", FORMAT, *RECONNECT, topic]
         member = Member(journal)

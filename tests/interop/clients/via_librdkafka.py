@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka as ck
@@ -37,7 +37,13 @@ if TYPE_CHECKING:
 
     from .base import Acks, Codec, Journal, Member, Start
 
-RECONNECT: dict[str, Any] = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 200}
+RECONNECT: dict[str, Any] = {
+    "reconnect.backoff.ms": 20,
+    "reconnect.backoff.max.ms": 200,
+    # When librdkafka 2.16 forgets its brokers to begin anew, what waited for them may wait for ever: a call
+    # for the coordinator, or a member that asked for the metadata of its topic before it joins.
+    "metadata.recovery.strategy": "none",
+}
 QUIET: dict[str, Any] = {
     "log_level": 2,
     "error_cb": lambda _: None,
@@ -209,18 +215,31 @@ def _run(
         }
     )
     consumer.subscribe([topic])
+    uncommitted = False
     try:
         while not stop.is_set():
             records = _records(consumer.consume(500, POLL_SECONDS))
             member.assigned(each.partition for each in consumer.assignment())
-            if not records:
-                continue
-            member.read(records)
-            # A partition that was taken away is not committed: its next owner reads on from before.
-            with suppress(ck.KafkaException):
-                consumer.commit(asynchronous=False)
+            if records:
+                member.read(records)
+                uncommitted = True
+            if uncommitted:
+                uncommitted = not _commit(consumer)
     finally:
         consumer.close()
+
+
+def _commit(consumer: ck.Consumer) -> bool:
+    """False if it has to be done again, as in a rebalance.
+
+    A partition that was taken away is not committed: its next owner reads on from before.
+    """
+    try:
+        consumer.commit(asynchronous=False)
+    except ck.KafkaException as error:
+        nothing_left: bool = error.args[0].code() == ck.KafkaError._NO_OFFSET
+        return nothing_left
+    return True
 
 
 class _Admin:
