@@ -15,6 +15,7 @@ from broker.log.errors import LogError
 from broker.log.files import make_directory
 from broker.producer_ids import ProducerIds
 from broker.recovery import report_recovery
+from broker.state_log import StateLog
 from broker.topics.config import default_log_config
 from broker.topics.internal import internal_topic
 from broker.topics.topics import Topics
@@ -22,11 +23,11 @@ from broker.transactions.store import TRANSACTIONS_TOPIC, TransactionStore
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from pathlib import Path
 
     from broker.datadir import DataDirectory
     from broker.log.partition import PartitionLog
     from broker.settings import BrokerSettings
-    from broker.state_log import StateLog
 
 __all__ = ["Storage"]
 
@@ -105,13 +106,15 @@ class Storage:
                 f"the {what} in {directory} are missing: restore the directory, or make an empty one to"
                 " go on without them"
             )
-        open_store = partial(kind.open, directory, self._config, clean=self._data.was_clean)
         try:
             if not directory.exists():
                 make_directory(directory)
-            store: Store = await to_thread.run_sync(open_store)
+            store: Store = await to_thread.run_sync(self._load, kind, directory)
         except (LogError, OSError) as error:
             raise BrokerError(f"the {what} in {directory} cannot be read: {error}") from error
         self._stores.append(store)
         report_recovery(store.log.log, directory=str(directory))
         return store
+
+    def _load(self, kind: type[Store], directory: Path) -> Store:
+        return kind(StateLog.open(directory, self._config, clean=self._data.was_clean))

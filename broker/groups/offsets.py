@@ -7,7 +7,6 @@ again, then everything before is deleted.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
 from broker.groups.offset_records import (
@@ -25,17 +24,15 @@ from broker.groups.offset_records import (
 )
 from broker.groups.pending_offsets import OffsetEntry, Partition, PendingOffsets
 from broker.records import NewRecord
-from broker.state_log import REWRITE_BYTES, StateLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-    from pathlib import Path
+    from collections.abc import Collection, Iterable, Mapping
 
-    from broker.log.config import LogConfig
     from broker.membership.types import GroupSnapshot
     from broker.producers.identity import ProducerIdentity
     from broker.producers.markers import Marker
     from broker.records import StoredRecord
+    from broker.state_log import StateLog
 
 __all__ = ["OFFSETS_TOPIC", "CommittedOffset", "OffsetStore", "Partition"]
 
@@ -54,31 +51,15 @@ class OffsetStore:
     """
 
     def __init__(self, log: StateLog) -> None:
-        """Take over an open log without reading it; use `open`."""
+        """Load what the log holds, and rewrite it if it has grown too large; it is the store's now.
+
+        Raises `LogCorrupt`, `LogFailed`: then the log is closed.
+        """
         self._log = log
         self._offsets: dict[str, dict[Partition, OffsetEntry]] = {}
         self._groups: dict[str, StoredGroup] = {}
         self._pending = PendingOffsets()
-
-    @classmethod
-    def open(
-        cls,
-        directory: Path,
-        config: LogConfig,
-        *,
-        clean: bool,
-        rewrite_bytes: int = REWRITE_BYTES,
-        now: Callable[[], float] = time.time,
-    ) -> OffsetStore:
-        """Open or create the log in `directory`, load it, and rewrite it if it has grown too large.
-
-        See `StateLog`. Raises `LogCorrupt`, `LogFailed`, OSError.
-        """
-        store = cls(
-            StateLog.open(directory, config, clean=clean, rewrite_bytes=rewrite_bytes, now=now)
-        )
-        store._log.restore(store._replay, store._append_live_records, end_transaction=store._settle)
-        return store
+        log.restore(self._replay, self._append_live_records, end_transaction=self._settle)
 
     def close(self) -> None:
         """Sync and close the log."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
 from broker.records import NewRecord
-from broker.state_log import REWRITE_BYTES, StateLog
 from broker.transactions.records import (
     decode_key,
     decode_transaction,
@@ -15,12 +13,11 @@ from broker.transactions.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Iterator
 
-    from broker.log.config import LogConfig
     from broker.producers.identity import ProducerIdentity
     from broker.records import StoredRecord
+    from broker.state_log import StateLog
     from broker.transactions.types import Transaction
 
 __all__ = ["TRANSACTIONS_TOPIC", "TransactionStore"]
@@ -36,30 +33,14 @@ class TransactionStore:
     """
 
     def __init__(self, log: StateLog) -> None:
-        """Take over an open log without reading it; use `open`."""
+        """Load what the log holds, and rewrite it if it has grown too large; it is the store's now.
+
+        Raises `LogCorrupt`, `LogFailed`: then the log is closed.
+        """
         self._log = log
         self._transactions: dict[str, Transaction] = {}
         self._active: dict[str, Transaction] = {}
-
-    @classmethod
-    def open(
-        cls,
-        directory: Path,
-        config: LogConfig,
-        *,
-        clean: bool,
-        rewrite_bytes: int = REWRITE_BYTES,
-        now: Callable[[], float] = time.time,
-    ) -> TransactionStore:
-        """Open or create the log in `directory`, load it, and rewrite it if it has grown too large.
-
-        See `StateLog`. Raises `LogCorrupt`, `LogFailed`, OSError.
-        """
-        store = cls(
-            StateLog.open(directory, config, clean=clean, rewrite_bytes=rewrite_bytes, now=now)
-        )
-        store._log.restore(store._replay, store._append_live_records)
-        return store
+        log.restore(self._replay, self._append_live_records)
 
     def close(self) -> None:
         """Sync and close the log."""

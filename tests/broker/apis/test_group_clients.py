@@ -14,6 +14,7 @@ from aiokafka.structs import OffsetAndMetadata
 from broker import Broker, BrokerSettings
 from broker.groups.offsets import OffsetStore
 from broker.log.config import LogConfig
+from broker.state_log import StateLog
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -105,7 +106,7 @@ async def test_members_go_on_over_a_restart_of_the_broker_without_a_rebalance(
             await member.stop()
     finally:
         await member.stop()
-    store = OffsetStore.open(tmp_path / "offsets", LogConfig(), clean=True)
+    store = OffsetStore(StateLog.open(tmp_path / "offsets", LogConfig(), clean=True))
     stored = store.stored_group("g")
     store.close()
     assert stored is not None

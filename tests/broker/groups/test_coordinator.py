@@ -25,6 +25,7 @@ from broker.membership.types import (
 )
 from broker.producers.identity import ProducerIdentity
 from broker.producers.markers import Marker
+from broker.state_log import StateLog
 
 NOBODY = MemberIdentity("")
 SETTINGS = GroupSettings(offsets_retention=100, cleanup_interval=10)
@@ -73,7 +74,7 @@ class Bench:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[GroupCoordinator]:
         config = LogConfig(fsync="os")
-        store = OffsetStore.open(self.directory, config, clean=False, now=self.clock.now)
+        store = OffsetStore(StateLog.open(self.directory, config, clean=False, now=self.clock.now))
         async with GroupCoordinator(
             store, SETTINGS, clock=self.clock, now=self.clock.now
         ) as groups:

@@ -17,6 +17,7 @@ from broker.membership.types import GroupSnapshot, MemberSnapshot
 from broker.producers.identity import ProducerIdentity
 from broker.producers.markers import Marker
 from broker.records import NewRecord, build_batch, parse_header
+from broker.state_log import StateLog
 
 CONFIG = LogConfig(fsync="os")
 
@@ -34,8 +35,10 @@ class Stores:
 
     def start(self, config: LogConfig = CONFIG, rewrite_bytes: int = 8 << 20) -> OffsetStore:
         self.stop()
-        self._open = OffsetStore.open(
-            self.directory, config, clean=False, rewrite_bytes=rewrite_bytes, now=lambda: 1.0
+        self._open = OffsetStore(
+            StateLog.open(
+                self.directory, config, clean=False, rewrite_bytes=rewrite_bytes, now=lambda: 1.0
+            )
         )
         return self._open
 
@@ -74,7 +77,7 @@ async def test_a_commit_survives_the_kill_of_the_process(stores: Stores, tmp_pat
     copy.mkdir()
     for file in stores.directory.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
-    restarted = OffsetStore.open(copy, CONFIG, clean=False)
+    restarted = OffsetStore(StateLog.open(copy, CONFIG, clean=False))
 
     assert restarted.committed("g") == {("t", 0): at(5)}
     restarted.close()

@@ -18,6 +18,7 @@ from broker.membership.types import MemberIdentity
 from broker.producers.identity import ProducerIdentity
 from broker.records import NewRecord, build_batch, parse_header, read_records
 from broker.settings import BrokerSettings
+from broker.state_log import StateLog
 from broker.topics.topics import Topics
 from broker.transactions.coordinator import TransactionCoordinator
 from broker.transactions.store import TransactionStore
@@ -200,9 +201,11 @@ class Disk:
             if topics.get("t") is None:
                 await topics.create("t", PARTITIONS)
             options: dict[str, Any] = {"clean": False, "now": self.clock.now}
-            offsets = OffsetStore.open(self.directory / "offsets", config, **options)
+            offsets = OffsetStore(StateLog.open(self.directory / "offsets", config, **options))
             stack.callback(offsets.close)
-            store = TransactionStore.open(self.directory / "transactions", config, **options)
+            store = TransactionStore(
+                StateLog.open(self.directory / "transactions", config, **options)
+            )
             stack.callback(store.close)
             appends = Appends(sync=fsync == "always", executor=executor)
             stack.push_async_callback(appends.drain)

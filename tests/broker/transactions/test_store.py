@@ -14,6 +14,7 @@ from broker.log.config import LogConfig
 from broker.log.partition import PartitionLog
 from broker.producers.identity import ProducerIdentity
 from broker.records import NewRecord, build_batch, parse_header
+from broker.state_log import StateLog
 from broker.state_records import MalformedRecord
 from broker.transactions.records import (
     decode_key,
@@ -82,14 +83,14 @@ def test_a_torn_record_is_malformed(stored: Transaction, data: st.DataObject) ->
 
 
 def test_the_newest_state_of_each_id_survives_a_restart(tmp_path: Path) -> None:
-    store = TransactionStore.open(tmp_path, CONFIG, clean=True)
+    store = TransactionStore(StateLog.open(tmp_path, CONFIG, clean=True))
     store.put(transaction("a"))
     store.put(transaction("b"))
     store.put(transaction("gone"))
     store.put(transaction("a", TransactionState.PREPARE_COMMIT))
     store.remove("gone")
     store.close()
-    store = TransactionStore.open(tmp_path, CONFIG, clean=True)
+    store = TransactionStore(StateLog.open(tmp_path, CONFIG, clean=True))
     assert {each.transactional_id: each.state for each in store} == {
         "a": TransactionState.PREPARE_COMMIT,
         "b": TransactionState.EMPTY,
@@ -101,7 +102,7 @@ async def test_a_log_of_mostly_history_is_rewritten(tmp_path: Path) -> None:
     def size() -> int:
         return sum(each.stat().st_size for each in tmp_path.glob("*.log"))
 
-    store = TransactionStore.open(tmp_path, CONFIG, clean=True, rewrite_bytes=10_000)
+    store = TransactionStore(StateLog.open(tmp_path, CONFIG, clean=True, rewrite_bytes=10_000))
     store.put(transaction("rare"))
     for _ in range(500):
         store.put(transaction("busy"))
@@ -111,14 +112,14 @@ async def test_a_log_of_mostly_history_is_rewritten(tmp_path: Path) -> None:
     for _ in range(500):
         store.put(transaction("busy", TransactionState.ONGOING))
     store.close()
-    store = TransactionStore.open(tmp_path, CONFIG, clean=True, rewrite_bytes=10_000)
+    store = TransactionStore(StateLog.open(tmp_path, CONFIG, clean=True, rewrite_bytes=10_000))
     assert size() < 1_000
     assert {each.transactional_id for each in store} == {"rare", "busy"}
     store.close()
 
 
 def test_records_of_a_newer_version_are_skipped_with_a_warning(tmp_path: Path) -> None:
-    store = TransactionStore.open(tmp_path, CONFIG, clean=True)
+    store = TransactionStore(StateLog.open(tmp_path, CONFIG, clean=True))
     store.put(transaction("a"))
     store.close()
     log = PartitionLog.open(tmp_path, CONFIG, clean=True)
@@ -128,7 +129,7 @@ def test_records_of_a_newer_version_are_skipped_with_a_warning(tmp_path: Path) -
     log.append(batch, [parse_header(batch)], now_ms=0)
     log.close()
     with capture_logs() as logs:
-        store = TransactionStore.open(tmp_path, CONFIG, clean=True)
+        store = TransactionStore(StateLog.open(tmp_path, CONFIG, clean=True))
     assert [each.transactional_id for each in store] == ["a"]
     assert [(log["log_level"], log["records"]) for log in logs] == [("warning", 2)]
     store.close()
