@@ -15,8 +15,7 @@ import anyio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from framework.mapper import map_record
-from framework.record import Record, TopicPartition
+from framework.record import TopicPartition
 from framework.reducer import Retry
 from framework.settings import Settings
 from framework.strategy import Strategy
@@ -29,6 +28,8 @@ from framework.testing import (
     batch_of,
 )
 from framework.worker import Worker
+
+from .workers import locate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,13 +48,6 @@ revokes = st.tuples(st.just("revoke"))
 passes = st.tuples(st.just("pass"), st.sampled_from([0.0, 0.5, 1.0, 4.0, 30.0]))
 troubles = st.tuples(st.just("trouble"), st.sampled_from(["retry", "raise", "hold", "errors"]))
 schedules = st.lists(st.one_of(puts, puts, rebalances, revokes, passes, troubles), max_size=30)
-
-
-@map_record
-def locate(record: Record) -> dict[str, int] | None:
-    if record.value == b"poison":
-        raise ValueError("poisoned")
-    return None if record.value == b"skip" else {"p": record.partition, "o": record.offset}
 
 
 class Group(MemoryConsumer):

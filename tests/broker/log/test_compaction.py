@@ -1,17 +1,15 @@
-from collections.abc import Callable, Iterable
+"""What compaction leaves of a log, and what of it survives a crash."""
+
+from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from broker.log.compaction import Compaction, Stopped
+from broker.log.compaction import Compaction
 from broker.log.compaction_plan import plan_compaction
 from broker.log.compaction_state import COMPACTION_FILE, CompactionState, Horizon
-from broker.log.config import LogConfig, TimestampType
-from broker.log.errors import LogCorrupt
+from broker.log.config import TimestampType
 from broker.log.partition import PartitionLog
-from broker.producers.identity import ProducerIdentity
-from broker.producers.markers import Marker, build_marker
 from broker.records import (
     CODECS,
     Codec,
@@ -24,90 +22,7 @@ from broker.records import (
     split_batches,
 )
 
-Open = Callable[..., PartitionLog]
-Pair = tuple[str, str | None]
-NOW = 1_700_000_000_000
-CONFIG = LogConfig(
-    cleanup_policy="compact", retention_ms=-1, min_cleanable_dirty_ratio=0, delete_retention_ms=1000
-)
-
-
-def put(
-    log: PartitionLog,
-    *pairs: Pair,
-    codec: Codec = "none",
-    producer: tuple[int, int, int] = (-1, -1, -1),
-    transactional: bool = False,
-    timestamp: int = NOW,
-) -> int:
-    """Appends one batch; returns its first offset."""
-    batch = build_batch(
-        [
-            NewRecord(key.encode(), None if value is None else value.encode(), (), timestamp)
-            for key, value in pairs
-        ],
-        codec=codec,
-        producer_id=producer[0],
-        producer_epoch=producer[1],
-        base_sequence=producer[2],
-        transactional=transactional,
-    )
-    appended = log.append(batch, split_batches(batch), now_ms=NOW)
-    log.flush_pending()
-    return appended.first_offset
-
-
-def end_transaction(log: PartitionLog, producer_id: int, *, commit: bool) -> None:
-    marker = build_marker(Marker(commit, 0), ProducerIdentity(producer_id, 0), timestamp_ms=NOW)
-    log.append(marker, [parse_header(marker)], now_ms=NOW)
-    log.flush_pending()
-
-
-def compact(log: PartitionLog, now_ms: int = NOW, *, max_keys: int = 1000) -> bool:
-    """One pass; whether it was due."""
-    plan = plan_compaction(log, now_ms)
-    if plan is None:
-        return False
-    log.checkpoint()
-    compaction = Compaction(plan, max_keys=max_keys)
-    compaction.read_keys()
-    for group in plan.groups:
-        rewritten = compaction.rewrite(group)
-        assert rewritten is None or log.put_in_place(rewritten)
-    plan.state.after_pass(compaction.clean_to, compaction.tombstones, now_ms).save(log.directory)
-    return True
-
-
-def stored(log: PartitionLog) -> list[StoredRecord]:
-    """All records, markers too, as a consumer reads them from the start."""
-    records: list[StoredRecord] = []
-    offset = log.log_start_offset
-    while offset < log.next_offset:
-        result = log.read(offset, 1, min_one=True)
-        header = parse_header(result.data)
-        assert result.first_offset <= offset or header.record_count, "passed over for nothing"
-        assert header.record_count or result.next_offset == log.next_offset, "nothing to read"
-        assert result.next_offset > offset
-        found = read_records(result.data, header)
-        assert len(found) == header.record_count
-        records += [record for record in found if record.offset >= log.log_start_offset]
-        offset = result.next_offset
-    return records
-
-
-def pairs(log: PartitionLog) -> dict[int, Pair]:
-    """Offset to key and value."""
-    return {
-        record.offset: (
-            (record.key or b"").decode(),
-            None if record.value is None else record.value.decode(),
-        )
-        for record in stored(log)
-    }
-
-
-def log_files(log: PartitionLog) -> list[Path]:
-    return sorted(log.directory.glob("*.log"))
+from .compacting import CONFIG, NOW, Open, compact, log_files, pairs, put, stored
 
 
 def test_only_the_latest_record_of_each_key_stays_where_it_was(open_log: Open) -> None:
@@ -294,69 +209,6 @@ def test_a_time_finds_the_records_that_are_left(open_log: Open) -> None:
     assert open_log(CONFIG).offset_for_timestamp(NOW + 3) == (4, NOW + 4)
 
 
-# -- when
-
-
-def test_compaction_waits_until_enough_is_new(open_log: Open) -> None:
-    log = open_log(replace(CONFIG, min_cleanable_dirty_ratio=0.5))
-    for n in range(8):
-        put(log, (f"k{n}", "x"))
-    log.roll()
-    assert compact(log)
-    for n in range(9):
-        put(log, (f"n{n}", "x"))
-        log.roll()
-        assert compact(log) == (n == 8), n
-
-
-def test_records_stay_as_they_are_for_the_lag(open_log: Open) -> None:
-    log = open_log(replace(CONFIG, min_compaction_lag_ms=100))
-    put(log, ("a", "1"))
-    log.roll()
-    put(log, ("a", "2"), timestamp=NOW + 50)
-    log.roll()
-    assert not compact(log, NOW + 99)
-    compact(log, NOW + 149)
-    assert sorted(pairs(log)) == [0, 1], "the newer one still has to wait"
-    compact(log, NOW + 150)
-    assert sorted(pairs(log)) == [1]
-
-
-def test_old_records_are_compacted_however_few_there_are(open_log: Open) -> None:
-    config = replace(CONFIG, min_cleanable_dirty_ratio=0.9, max_compaction_lag_ms=100)
-    log = open_log(config)
-    for n in range(8):
-        put(log, (f"k{n}", "x"), timestamp=NOW)
-    log.roll()
-    assert compact(log)
-    put(log, ("k0", "y"), timestamp=NOW)
-    log.roll()
-    assert not compact(log, NOW + 100)
-    assert compact(log, NOW + 101)
-    assert 0 not in pairs(log)
-
-
-def test_the_active_segment_is_closed_when_its_records_are_too_old(open_log: Open) -> None:
-    log = open_log(CONFIG)
-    put(log, ("a", "1"))
-    log.roll_if_older(NOW)
-    assert len(log_files(log)) == 1
-    log.roll_if_older(NOW + 1)
-    assert len(log_files(log)) == 2
-
-
-def test_more_keys_than_there_is_memory_for_take_several_passes(open_log: Open) -> None:
-    log = open_log(CONFIG)
-    for n in range(20):
-        put(log, (f"k{n % 10}", str(n)))
-    log.roll()
-    passes = 0
-    while compact(log, max_keys=4):
-        passes += 1
-    assert passes == 5
-    assert pairs(log) == {n: (f"k{n % 10}", str(n)) for n in range(10, 20)}
-
-
 # -- deletion beside compaction
 
 
@@ -379,128 +231,6 @@ def test_deleted_records_are_left_out(open_log: Open) -> None:
     assert sorted(pairs(log)) == [3, 4, 5]
     log.close()
     assert open_log(CONFIG).log_start_offset == 3
-
-
-def test_a_pass_gives_up_when_its_segments_are_deleted_meanwhile(open_log: Open) -> None:
-    log = open_log(CONFIG)
-    put(log, ("a", "1"), ("a", "2"))
-    log.roll()
-    put(log, ("a", "3"))
-    plan = plan_compaction(log, NOW)
-    assert plan is not None
-    log.checkpoint()
-    compaction = Compaction(plan)
-    compaction.read_keys()
-    (group,) = plan.groups
-    rewritten = compaction.rewrite(group)
-    log.truncate_start(2)
-    assert rewritten is not None
-    assert not log.put_in_place(rewritten)
-    assert sorted(pairs(log)) == [2]
-    assert [path.name for path in log.directory.glob("*.tmp")] == []
-
-
-def test_a_pass_stops_when_it_is_told(open_log: Open) -> None:
-    log = open_log(CONFIG)
-    put(log, ("a", "1"), ("a", "2"))
-    log.roll()
-    plan = plan_compaction(log, NOW)
-    assert plan is not None
-    with pytest.raises(Stopped):
-        Compaction(plan, stopped=lambda: True).read_keys()
-    stop: list[bool] = []
-    compaction = Compaction(plan, stopped=lambda: bool(stop))
-    compaction.read_keys()
-    stop.append(True)
-    with pytest.raises(Stopped):
-        compaction.rewrite(next(plan.groups))
-    assert [path.name for path in log.directory.glob("*.tmp")] == []
-    assert sorted(pairs(log)) == [0, 1]
-
-
-def test_a_damaged_segment_is_left_alone(open_log: Open) -> None:
-    log = open_log(CONFIG)
-    put(log, ("a", "1"))
-    put(log, ("a", "2"))
-    log.roll()
-    path = log_files(log)[0]
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(LogCorrupt):
-        compact(log)
-    assert path.read_bytes() == data
-
-
-# -- producers and transactions
-
-
-def test_what_is_known_of_a_producer_survives_the_loss_of_its_records(open_log: Open) -> None:
-    log = open_log(CONFIG)
-    put(log, ("a", "1"), producer=(7, 0, 0))
-    put(log, ("a", "2"), producer=(7, 0, 1))
-    put(log, ("a", "3"))
-    log.roll()
-    compact(log)
-    assert pairs(log) == {2: ("a", "3")}
-    log.close()
-    for snapshot in log.directory.glob("*.snapshot"):
-        snapshot.unlink()
-    again = open_log(CONFIG)
-    assert put(again, ("x", "retry"), producer=(7, 0, 1)) == 1, "a duplicate"
-    assert put(again, ("x", "next"), producer=(7, 0, 2)) == 3
-
-
-def test_batches_of_forgotten_producers_leave_nothing(open_log: Open) -> None:
-    log = open_log(CONFIG)
-    put(log, ("a", "1"), producer=(7, 0, 0))
-    put(log, ("a", "2"))
-    log.roll()
-    log.producers.expire(NOW + 10**10)
-    compact(log)
-    header = next(next(log.segments()).batches(0, 0))
-    assert (header.producer_id, header.record_count, header.next_offset) == (-1, 0, 1)
-
-
-def test_aborted_records_go_and_replace_nothing(open_log: Open) -> None:
-    log = open_log(CONFIG)
-    put(log, ("a", "old"), ("b", "old"))
-    put(log, ("a", "aborted"), producer=(7, 0, 0), transactional=True)
-    put(log, ("b", "committed"), producer=(8, 0, 0), transactional=True)
-    end_transaction(log, 7, commit=False)
-    end_transaction(log, 8, commit=True)
-    put(log, ("a", "again"), producer=(7, 0, 1), transactional=True)
-    put(log, ("c", "plain"))
-    log.roll()
-    put(log, ("c", "more"), producer=(7, 0, 2), transactional=True)
-    end_transaction(log, 7, commit=True)
-    log.roll()
-    compact(log)
-    values = {offset: pair for offset, pair in pairs(log).items() if offset not in (4, 5, 9)}
-    assert values == {
-        3: ("b", "committed"),
-        6: ("a", "again"),
-        8: ("c", "more"),
-    }
-    markers = [record.offset for record in stored(log) if record.offset in (4, 5, 9)]
-    assert markers == [4, 5, 9], "markers stay"
-
-
-def test_nothing_of_an_open_transaction_is_compacted(open_log: Open) -> None:
-    log = open_log(CONFIG)
-    put(log, ("a", "1"))
-    log.roll()
-    put(log, ("a", "2"))
-    put(log, ("a", "3"), producer=(7, 0, 0), transactional=True)
-    log.roll()
-    put(log, ("a", "4"))
-    log.roll()
-    compact(log)
-    assert sorted(pairs(log)) == [0, 1, 2, 3]
-    end_transaction(log, 7, commit=False)
-    log.roll()
-    compact(log)
-    assert [offset for offset in pairs(log) if offset != 4] == [3]
 
 
 # -- crashes

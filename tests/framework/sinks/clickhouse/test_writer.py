@@ -2,82 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import clickhouse_connect
-import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from structlog.testing import capture_logs
 
-from framework.errors import SinkError, StrategyError
+from framework.errors import StrategyError
 from framework.record import Range, Rows
-from framework.reducer import Context, Empty, Flushed, FlushResult, Retry
-from framework.sinks.clickhouse.writer import ClickHouseWriter
+from framework.reducer import Empty, Flushed, Retry
+
+from .writing import OFFSETS, OpenWriter, flush, reasons, rows, written
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from clickhouse_connect.driver.client import Client
 
     from tests.framework.sinks.conftest import CreateTable, Proxy
-
-OFFSETS = "`partition` UInt32, `offset` UInt64"
-OpenWriter = Callable[..., Awaitable[ClickHouseWriter]]
-
-
-def rows(first: int, count: int, *, partition: int = 0, **columns: Any) -> Rows:
-    """Rows of consecutive offsets of one partition; `columns` besides `partition` and `offset`."""
-    offsets = np.arange(first, first + count)
-    table = pa.table({"partition": np.full(count, partition), "offset": offsets, **columns})
-    return Rows(table, (Range("topic", partition, first, first + count - 1),), offsets)
-
-
-def poisoned_offsets(result: FlushResult) -> list[int]:
-    assert isinstance(result, Flushed)
-    offsets: list[int] = []
-    for poisoned in result.poisoned:
-        assert poisoned.rows.offsets is not None
-        offsets += poisoned.rows.offsets.tolist()
-    return sorted(offsets)
-
-
-def reasons(result: FlushResult) -> list[str]:
-    assert isinstance(result, Flushed)
-    return [poisoned.reason for poisoned in result.poisoned]
-
-
-async def flush(writer: ClickHouseWriter, *added: Rows) -> FlushResult:
-    """A round as the reduce stage makes it."""
-    writer.reset()
-    for part in added:
-        writer.add(part)
-    return await writer.flush()
-
-
-def written(client: Client, table: str, column: str = "offset") -> list[Any]:
-    query = f"SELECT `{column}` FROM {table} ORDER BY `{column}`"
-    return [row[0] for row in client.query(query).result_rows]
-
-
-@pytest.fixture
-async def open_writer(clickhouse_url: str, context: Context) -> AsyncIterator[OpenWriter]:
-    """Opens writers, as a stage does, and closes them after the test."""
-    async with AsyncExitStack() as stack:
-
-        async def open_writer(table: str, **arguments: Any) -> ClickHouseWriter:
-            arguments.setdefault("url", clickhouse_url)
-            writer = ClickHouseWriter(table, **arguments).spawn()
-            stack.push_async_callback(writer.close)
-            await writer.open(context)
-            return writer
-
-        yield open_writer
 
 
 async def test_rows_are_written_and_nothing_is_written_without_rows(
@@ -192,83 +131,6 @@ async def test_a_server_at_its_limit_is_tried_again_later(
     assert await writer.flush() == Flushed(poisoned=[])
 
 
-async def test_values_that_do_not_fit_are_poison_and_the_rest_is_written(
-    client: Client, create_table: CreateTable, open_writer: OpenWriter
-) -> None:
-    table = create_table(OFFSETS + ", `age` UInt8, `name` String, `note` Nullable(String)")
-    writer = await open_writer(table)
-    first = rows(0, 4, age=[1, 300, 3, 4], name=["a", "b", None, "d"], note=[None] * 4)
-    second = rows(4, 2, age=["5", "six"], name=["e", "f"], note=["x", "y"])
-    result = await flush(writer, first, second)
-    assert written(client, table) == [0, 3, 4]
-    assert poisoned_offsets(result) == [1, 2, 5]
-    assert reasons(result) == [
-        "column age (UInt8) cannot hold 300",
-        "column name (String) cannot be null",
-        "column age (UInt8) cannot hold 'six'",
-    ]
-    assert isinstance(result, Flushed)
-    assert result.poisoned[0].rows.ranges == (Range("topic", 0, 1, 1),)
-    assert result.poisoned[0].rows.table.column("age").to_pylist() == [300]
-
-
-async def test_all_rows_of_a_flush_can_be_poison(
-    client: Client, create_table: CreateTable, open_writer: OpenWriter, proxy: Proxy
-) -> None:
-    table = create_table(OFFSETS + ", `x` UInt8")
-    writer = await open_writer(table, url=proxy.url)
-    result = await flush(writer, rows(0, 50, x=[-1] * 50))
-    assert poisoned_offsets(result) == list(range(50))
-    assert reasons(result) == ["column x (UInt8) cannot hold -1"]
-    assert proxy.tokens == []
-
-
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(bad=st.sets(st.integers(0, 63), max_size=5), cast=st.sets(st.integers(0, 63), max_size=5))
-async def test_rows_that_the_server_refuses_are_found_and_every_other_row_is_written_once(
-    client: Client,
-    create_table: CreateTable,
-    open_writer: OpenWriter,
-    bad: set[int],
-    cast: set[int],
-) -> None:
-    table = create_table(OFFSETS + ", `x` Int32, `address` IPv6, CONSTRAINT odd CHECK x != 7")
-    writer = await open_writer(table)
-    values = [7 if n in bad and n % 2 else 1 for n in range(64)]
-    addresses = ["nowhere" if n in bad and not n % 2 else "::1" for n in range(64)]
-    for n in cast:
-        values[n] = 2**31
-    result = await flush(
-        writer,
-        rows(0, 40, x=values[:40], address=addresses[:40]),
-        rows(40, 24, x=values[40:], address=addresses[40:]),
-    )
-    assert poisoned_offsets(result) == sorted(bad | cast)
-    assert written(client, table) == [n for n in range(64) if n not in bad | cast]
-
-
-async def test_an_interrupted_search_for_poison_goes_on_where_it_was(
-    client: Client, create_table: CreateTable, open_writer: OpenWriter, proxy: Proxy
-) -> None:
-    table = create_table(OFFSETS + ", CONSTRAINT small CHECK offset != 5", window=0)
-    writer = await open_writer(table, url=proxy.url)
-    whole = rows(0, 16)
-    for healthy in (
-        3,
-        2,
-    ):  # each attempt gets so many requests through, then the server is overloaded
-        proxy.faults = [*[""] * healthy, 745]
-        assert isinstance(await flush(writer, whole), Retry)
-    result = await flush(writer, whole)
-    assert poisoned_offsets(result) == [5]
-    assert "is violated" in reasons(result)[0]
-    assert written(client, table) == [n for n in range(16) if n != 5]
-    refused = [token for token in proxy.tokens if proxy.tokens.count(token) > 1]
-    assert len(refused) == 4, "only the two overloaded requests are repeated"
-
-
 async def test_a_failing_materialized_view_stops_instead_of_doubling_rows(
     client: Client, create_table: CreateTable, open_writer: OpenWriter
 ) -> None:
@@ -377,130 +239,3 @@ async def test_blocks_may_be_compressed(
     writer = await open_writer(table, compression=compression)
     await flush(writer, rows(0, 1000, text=["the same again"] * 1000))
     assert client.command(f"SELECT countIf(text = 'the same again') FROM {table}") == 1000
-
-
-async def test_a_missing_table_is_an_error_that_shows_how_to_create_one(
-    open_writer: OpenWriter,
-) -> None:
-    with pytest.raises(StrategyError, match=r"no table default\.nowhere.*CREATE TABLE"):
-        await open_writer("nowhere")
-
-
-async def test_a_database_can_be_named_in_the_table_the_url_or_an_argument(
-    client: Client, clickhouse_url: str, open_writer: OpenWriter
-) -> None:
-    client.command("CREATE DATABASE IF NOT EXISTS other")
-    client.command("DROP TABLE IF EXISTS other.t")
-    client.command(
-        f"CREATE TABLE other.t ({OFFSETS}) ENGINE = MergeTree ORDER BY offset "
-        "SETTINGS non_replicated_deduplication_window = 10000"
-    )
-    for first, (table, arguments) in enumerate(
-        [("other.t", {}), ("t", {"url": f"{clickhouse_url}/other"}), ("t", {"database": "other"})]
-    ):
-        assert await flush(await open_writer(table, **arguments), rows(first, 1)) == Flushed(
-            poisoned=[]
-        )
-    assert written(client, "other.t") == [0, 1, 2]
-    with pytest.raises(SinkError, match="nosuch does not exist"):
-        await open_writer("nosuch.t")
-
-
-async def test_a_server_that_does_not_answer_is_named_without_the_password(
-    open_writer: OpenWriter,
-) -> None:
-    with pytest.raises(SinkError, match=r"http://127\.0\.0\.1:1 did not answer") as raised:
-        await open_writer("t", url="http://user:secret@127.0.0.1:1", connect_timeout=0.01)
-    assert "secret" not in str(raised.value)
-
-
-async def test_too_small_a_deduplication_window_is_told_with_the_statement_that_mends_it(
-    clickhouse_url: str, create_table: CreateTable, open_writer: OpenWriter, context: Context
-) -> None:
-    with capture_logs() as logs:
-        await open_writer(create_table(OFFSETS))
-        assert logs == []
-        small = create_table(OFFSETS, window=5)
-        writer = ClickHouseWriter(small, url=clickhouse_url)
-        for copy in (writer.spawn(), writer.spawn()):
-            await copy.open(context)
-            await copy.close()
-        await open_writer(create_table(OFFSETS, engine="Memory"))
-    advice = [entry["advice"] for entry in logs]
-    assert len(advice) == 2, "the copies of a stage warn once"
-    assert f"ALTER TABLE `default`.`{small}` MODIFY SETTING" in advice[0]
-    assert "non_replicated_deduplication_window = 10000" in advice[0]
-    assert "Memory" in advice[1]
-
-
-async def test_the_url_comes_from_the_environment(
-    clickhouse_url: str,
-    create_table: CreateTable,
-    context: Context,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("KMR_CLICKHOUSE_URL", clickhouse_url)
-    writer = ClickHouseWriter(create_table(OFFSETS))
-    await writer.open(context)
-    assert await flush(writer, rows(0, 1)) == Flushed(poisoned=[])
-    await writer.close()
-
-
-async def test_the_embedded_engine_needs_no_server(tmp_path: Path, context: Context) -> None:
-    path = tmp_path / "data"
-    with clickhouse_connect.get_client(interface="chdb", path=str(path)) as client:
-        client.command(
-            f"CREATE TABLE t ({OFFSETS}, `x` UInt8) ENGINE = MergeTree ORDER BY offset "
-            "SETTINGS non_replicated_deduplication_window = 10000"
-        )
-        writers = [ClickHouseWriter("t", url=f"chdb://{path}") for _ in range(2)]
-        for writer in writers:
-            await writer.open(context)
-            result = await flush(
-                writer, rows(0, 3, x=[1, 300, 3]), rows(0, 2, partition=1, x=[1, 2])
-            )
-            assert poisoned_offsets(result) == [1]
-        for writer in writers:
-            await writer.close()
-        assert written(client, "t") == [0, 0, 1, 2]
-
-
-async def test_a_directory_that_another_process_has_open_is_refused_by_name(
-    clickhouse_url: str, client: Client, context: Context
-) -> None:
-    path = client.command("SELECT path FROM system.disks WHERE name = 'default'")
-    writer = ClickHouseWriter("t", url=f"chdb://{path}")
-    with pytest.raises(
-        SinkError, match=r"is in use by process \d+: .*KMR_CLICKHOUSE_URL"
-    ) as raised:
-        await writer.open(context)
-    assert f"process {os.getpid()}" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"table": ""}, "name of a table"),
-        ({"url": "ftp://user:secret@host"}, "not ftp://host"),
-        ({"settings": {"async_insert": 1}}, "sets async_insert itself"),
-        ({"concurrency": 0}, "at least 1"),
-        ({"timeout": 0}, "above 0"),
-    ],
-)
-def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(StrategyError, match=message):
-        ClickHouseWriter(**{"table": "t", **arguments})
-
-
-async def test_a_writer_that_was_not_opened_says_so() -> None:
-    writer = ClickHouseWriter("t")
-    writer.add(rows(0, 1))
-    with pytest.raises(SinkError, match="before it was opened"):
-        await writer.flush()
-
-
-async def test_a_setting_that_the_server_cannot_read_is_told_at_start(
-    open_writer: OpenWriter,
-) -> None:
-    with pytest.raises(SinkError, match="'many'"):
-        await open_writer("t", settings={"max_threads": "many"})

@@ -1,0 +1,54 @@
+"""Rows for ClickHouse tables, a flush of them, and what is in the table then."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from framework.record import Range, Rows
+from framework.reducer import Flushed, FlushResult
+from framework.sinks.clickhouse.writer import ClickHouseWriter
+
+if TYPE_CHECKING:
+    from clickhouse_connect.driver.client import Client
+
+
+OFFSETS = "`partition` UInt32, `offset` UInt64"
+OpenWriter = Callable[..., Awaitable[ClickHouseWriter]]
+
+
+def rows(first: int, count: int, *, partition: int = 0, **columns: Any) -> Rows:
+    """Rows of consecutive offsets of one partition; `columns` besides `partition` and `offset`."""
+    offsets = np.arange(first, first + count)
+    table = pa.table({"partition": np.full(count, partition), "offset": offsets, **columns})
+    return Rows(table, (Range("topic", partition, first, first + count - 1),), offsets)
+
+
+async def flush(writer: ClickHouseWriter, *added: Rows) -> FlushResult:
+    """A round as the reduce stage makes it."""
+    writer.reset()
+    for part in added:
+        writer.add(part)
+    return await writer.flush()
+
+
+def written(client: Client, table: str, column: str = "offset") -> list[Any]:
+    query = f"SELECT `{column}` FROM {table} ORDER BY `{column}`"
+    return [row[0] for row in client.query(query).result_rows]
+
+
+def poisoned_offsets(result: FlushResult) -> list[int]:
+    assert isinstance(result, Flushed)
+    offsets: list[int] = []
+    for poisoned in result.poisoned:
+        assert poisoned.rows.offsets is not None
+        offsets += poisoned.rows.offsets.tolist()
+    return sorted(offsets)
+
+
+def reasons(result: FlushResult) -> list[str]:
+    assert isinstance(result, Flushed)
+    return [poisoned.reason for poisoned in result.poisoned]
