@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from broker.security.acls import Authorizer, Operation, Resource
     from broker.security.quotas import Quotas
     from broker.security.sasl import SaslExchange
+    from broker.security.users import Users
     from broker.settings import BrokerSettings
     from broker.telemetry.metrics import Metrics
     from broker.telemetry.requests import RequestMeters
@@ -80,6 +81,7 @@ class Services:
     transactions: TransactionCoordinator
     metrics: Metrics
     requests: RequestMeters
+    users: Users | None = None  # None: nobody has to authenticate by SASL
     authorizer: Authorizer | None = None  # None: everybody may do everything
     quotas: Quotas | None = None  # None: as much as they like
 

@@ -138,6 +138,7 @@ class Broker:
                 transactions=transactions,
                 metrics=self.metrics,
                 requests=RequestMeters({api.key: api.name for api in SERVED}),
+                users=users,
                 authorizer=authorizer,
                 quotas=_quotas(settings),
             )

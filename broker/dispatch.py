@@ -36,6 +36,7 @@ from broker.apis import (
     topics,
     transaction_markers,
     transactions,
+    users,
     versions,
 )
 from broker.apis.guards import guarded
@@ -85,6 +86,7 @@ SERVED: Sequence[AnyApi] = (
     *auth.APIS,
     *acls.APIS,
     *quorum.APIS,
+    *users.APIS,
 )
 """Every API of this broker."""
 

@@ -99,11 +99,6 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
         (48, 49),
     ),
     Unsupported(
-        "SCRAM users by protocol (KIP-554)",
-        "Users are in a file, made by `kmr broker user`, which may change while the broker runs.",
-        (50, 51),
-    ),
-    Unsupported(
         "Client telemetry (KIP-714)",
         "Clients see that the broker does not collect their metrics and send none.",
         (71, 72),

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import zlib
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
 def anyio_backend() -> str:
     """The engine builds on aiokafka, so asyncio is the only backend."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c_is_heard() -> None:
+    """A shell has what it starts with `&` ignore Ctrl-C; the processes that tests press it in inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Certificates(NamedTuple):

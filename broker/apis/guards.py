@@ -116,6 +116,10 @@ GUARDED: Final[dict[int, Guard]] = {
     45: _ADMINISTRATION,  # AlterPartitionReassignments
     46: Rule(whole=((Operation.DESCRIBE, Resource.CLUSTER, ""),)),  # ListPartitionReassignments
     47: Rule(whole=(_DELETES_GROUP,), field="topics", each=_topics(Operation.READ)),  # OffsetDelete
+    50: Rule(  # DescribeUserScramCredentials
+        whole=((Operation.DESCRIBE, Resource.CLUSTER, ""),), lists=False
+    ),
+    51: special_guards.alter_users,
     55: Rule(whole=((Operation.DESCRIBE, Resource.CLUSTER, ""),)),  # DescribeQuorum
     61: Rule(field="topics", each=_topics(Operation.READ)),  # DescribeProducers
     65: Rule(  # DescribeTransactions

@@ -32,7 +32,7 @@ _NOTHING: Final = {
 }
 """What stands where there is no such thing, if that is not what fields are by default."""
 
-_NAMES: Final = ("name", "topic", "topic_name", "group_id", "key", "transactional_id")
+_NAMES: Final = ("name", "topic", "topic_name", "group_id", "key", "transactional_id", "user")
 _INDEXES: Final = ("partition_index", "partition", "index", "partition_id")
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "add_partitions",
     "alter_replica_log_dirs",
+    "alter_users",
     "delete_topics",
     "describe_topics",
     "find_coordinator",
@@ -107,6 +108,17 @@ async def alter_replica_log_dirs(call: Call) -> Any:
     code = ErrorCode.cluster_authorization_failed
     refusals = (refusal(element, t, code) for each in call.request.dirs for t in each.topics)
     return replace(call.refuse(code, lists=False), **{name: tuple(refusals)})
+
+
+async def alter_users(call: Call) -> Any:
+    """A request has two lists of users, and the answer one result for each user."""
+    if not call.lacks(Need(Operation.ALTER, Resource.CLUSTER)):
+        return await call.answer()
+    name, element = answer_list(call.api.response)
+    users = sorted({each.name for each in (*call.request.deletions, *call.request.upsertions)})
+    code = ErrorCode.cluster_authorization_failed
+    refusals = tuple(refusal(element, user, code) for user in users)
+    return replace(call.refuse(code, lists=False), **{name: refusals})
 
 
 async def delete_topics(call: Call) -> Any:

@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 from broker.cli.errors import CommandError, UsageError, reports
 from broker.cli.text import required, say
 from broker.security.scram import DEFAULT_ITERATIONS
-from broker.security.users import make_user, read_users, write_users
+from broker.security.users import is_user_name, make_user, read_users, write_users
 
 __all__ = ["app"]
 
@@ -53,7 +53,7 @@ def add(
     replace
         Give a user that exists already a new password.
     """
-    if not name or "\0" in name:
+    if not is_user_name(name):
         raise UsageError("the name of a user must not be empty")
     existing = read_users(users) if users.exists() else {}
     if name in existing and not replace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -50,7 +51,8 @@ def write_private(path: Path, data: bytes) -> None:
 class WatchedFile(Generic[Content]):
     """The content of a file that may be replaced at any time.
 
-    A file that cannot be read any more is reported once, and what it said last goes on to hold.
+    A file that cannot be read any more is reported once, and what it said last goes on to hold. Any
+    thread may ask for it.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class WatchedFile(Generic[Content]):
         self._parse = parse
         self._what = what
         self._interval = interval
+        self._looking = threading.Lock()  # who read it first must not be the last to say so
         self._looked_at = time.monotonic()
         self._version = self._stat()
         self._content = read_private(path, parse, what)
@@ -74,11 +77,12 @@ class WatchedFile(Generic[Content]):
 
     def look(self) -> None:
         """Look at the file now, however short a time ago it was looked at."""
-        self._looked_at = time.monotonic()
-        version = self._stat()
-        if version != self._version:
-            self._version = version
-            self._read_again()
+        with self._looking:
+            self._looked_at = time.monotonic()
+            version = self._stat()
+            if version != self._version:
+                self._version = version
+                self._read_again()
 
     def _stat(self) -> tuple[int, int, int] | None:
         try:

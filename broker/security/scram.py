@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_ITERATIONS",
     "HASHES",
+    "MAX_ITERATIONS",
     "MIN_ITERATIONS",
     "Credential",
     "ScramError",
     "ScramExchange",
     "ScramMechanism",
+    "credential_of",
     "hash_password",
     "password_matches",
 ]
@@ -35,8 +37,9 @@ ScramMechanism = Literal["SCRAM-SHA-256", "SCRAM-SHA-512"]
 HASHES: Final[dict[ScramMechanism, str]] = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 MIN_ITERATIONS = 4096
 """Clients refuse fewer."""
-DEFAULT_ITERATIONS = 16_384
+MAX_ITERATIONS = 16_384
 """The most that Kafka allows; both sides take about 10 ms for it."""
+DEFAULT_ITERATIONS = MAX_ITERATIONS
 
 _SALT_BYTES = 24
 
@@ -63,10 +66,19 @@ def hash_password(
 ) -> Credential:
     """The credential of a password, by default with a new random salt."""
     salt = secrets.token_bytes(_SALT_BYTES) if salt is None else salt
+    salted = hashlib.pbkdf2_hmac(HASHES[mechanism], password.encode(), salt, iterations)
+    return credential_of(mechanism, salted, salt=salt, iterations=iterations)
+
+
+def credential_of(
+    mechanism: ScramMechanism, salted_password: bytes, *, salt: bytes, iterations: int
+) -> Credential:
+    """The credential of a password that was salted so, which is all that the server has to know of it."""
     name = HASHES[mechanism]
-    salted = hashlib.pbkdf2_hmac(name, password.encode(), salt, iterations)
-    stored_key = hashlib.new(name, hmac.digest(salted, b"Client Key", name)).digest()
-    return Credential(salt, iterations, stored_key, hmac.digest(salted, b"Server Key", name))
+    client_key = hmac.digest(salted_password, b"Client Key", name)
+    stored_key = hashlib.new(name, client_key).digest()
+    server_key = hmac.digest(salted_password, b"Server Key", name)
+    return Credential(salt, iterations, stored_key, server_key)
 
 
 def password_matches(mechanism: ScramMechanism, credential: Credential, password: str) -> bool:
