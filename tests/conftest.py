@@ -30,7 +30,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def _ctrl_c_is_heard() -> None:
-    """A shell has what it starts with `&` ignore Ctrl-C, and so would the processes that tests press it in."""
+    """A shell has what it starts with `&` ignore Ctrl-C, as would the processes that tests press it in."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
