@@ -28,11 +28,11 @@ from broker.server.outbox import Outbox
 from broker.wire.header import MIN_REQUEST_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from broker.api import RawResponse
     from broker.dispatch import Answer
-    from broker.server.server import Server
+    from broker.server.shared import Shared
 
 __all__ = ["Connection"]
 
@@ -51,13 +51,25 @@ _LENGTH = Struct(">i").unpack_from
 class Connection(asyncio.BufferedProtocol):
     """The protocol object of one connection."""
 
-    def __init__(self, server: Server, host: str) -> None:
-        """`host`: the client's address."""
-        self._server = server
-        self._dispatcher = server.dispatcher
-        self._appends = server.appends
-        self._buffers = server.request_buffers
-        self._settings = server.settings
+    def __init__(
+        self,
+        shared: Shared,
+        host: str,
+        *,
+        on_open: Callable[[Connection], None],
+        on_close: Callable[[Connection], None],
+    ) -> None:
+        """`host`: the client's address; `on_open` and `on_close`: who keeps count of connections."""
+        self._users = shared.users
+        self._metrics = shared.metrics
+        self._admission = shared.admission
+        self._password_checks = shared.password_checks
+        self._dispatcher = shared.dispatcher
+        self._appends = shared.appends
+        self._buffers = shared.request_buffers
+        self._settings = shared.settings
+        self._on_open = on_open
+        self._on_close = on_close
         self._loop = asyncio.get_running_loop()
         self._host = host
         self._transport: asyncio.Transport
@@ -103,18 +115,18 @@ class Connection(asyncio.BufferedProtocol):
         certificate = self._transport.get_extra_info("peercert")
         if certificate:
             self._client.principal = certificate_principal(certificate)
-        if self._server.users is None:
-            self._server.settled()
+        if self._users is None:
+            self._admission.settled()
         else:
             self._min_request_bytes = 0
             self._max_request_bytes = _UNAUTHENTICATED_BYTES
             self._client.sasl = SaslExchange(
-                self._server.users,
+                self._users,
                 on_success=self._authenticated,
                 on_failure=self._refused,
-                checks=self._server.password_checks,
+                checks=self._password_checks,
             )
-        self._server.connected(self)
+        self._on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
@@ -130,7 +142,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._muted is not None:
             self._muted.cancel()
         self._outbox.close()
-        self._server.disconnected(self, self._host, settled=self._client.sasl is None)
+        self._admission.left(self._host, settled=self._client.sasl is None)
+        self._on_close(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._partial is not None:
@@ -209,7 +222,7 @@ class Connection(asyncio.BufferedProtocol):
     def abort(self, reason: str) -> None:
         """Close at once, after the answers that are ready, and say why in the log."""
         self._outbox.send()
-        self._server.metrics.connections_aborted.inc()
+        self._metrics.connections_aborted.inc()
         logger.warning("connection closed", client_host=self._client.host, reason=reason)
         self._lost = True
         self._transport.abort()
@@ -324,10 +337,10 @@ class Connection(asyncio.BufferedProtocol):
         client.contexts.clear()
         self._min_request_bytes = MIN_REQUEST_BYTES
         self._max_request_bytes = self._settings.request_max_bytes
-        self._server.settled()
+        self._admission.settled()
 
     def _refused(self, reason: str) -> None:
-        self._server.metrics.authentication_failures.labels("SASL").inc()
+        self._metrics.authentication_failures.labels("SASL").inc()
         logger.warning("authentication failed", client_host=self._host, reason=reason)
         # Not at once: some clients do not read the reason any more when they see the end.
         self._loop.call_later(_FAREWELL, self.finish)

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
-from broker.buffers import BufferPool
 from broker.errors import BrokerError
 from broker.health.progress import unwatched
-from broker.security.admission import Admission
 from broker.server.connection import Connection
+from broker.server.shared import Shared
 from service.repetition import Repetition
 
 if TYPE_CHECKING:
@@ -22,7 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from broker.appends import Appends
+    from broker.buffers import BufferPool
     from broker.dispatch import Dispatcher
+    from broker.security.admission import Admission
     from broker.security.users import Users
     from broker.settings import BrokerSettings
     from broker.telemetry.metrics import Metrics
@@ -35,7 +36,6 @@ SWEEP_INTERVAL = 1.0
 """Seconds between two looks at all connections."""
 _BACKLOG = 1024
 _TLS_GOODBYE = 1.0  # seconds that a client has to answer that it knows of the end
-_PASSWORD_CHECKS = 2  # at the same time
 _ACCEPTED_AT_ONCE = 100
 _ACCEPT_PAUSE = 1.0
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -78,19 +78,10 @@ class Server:
         users: Users | None = None,
     ) -> None:
         """`tls`: what connections are encrypted by; `users`: who may authenticate, as all must then."""
-        self.settings = settings
-        self.dispatcher = dispatcher
-        self.appends = appends
-        self.metrics = metrics
-        self.users = users
-        self.request_buffers = BufferPool(settings.request_memory_bytes)
-        self.password_checks = anyio.CapacityLimiter(_PASSWORD_CHECKS)
+        self._shared = Shared(settings, dispatcher, appends, metrics, users)
+        self._settings = settings
+        self._metrics = metrics
         self._tls = tls
-        self.admission = Admission(
-            total=settings.max_connections,
-            per_address=settings.max_connections_per_address,
-            unsettled=settings.max_unauthenticated_connections,
-        )
         self._refusals = Repetition()
         self._connections: set[Connection] = set()
         self._listener: socket.socket | None = None
@@ -100,6 +91,16 @@ class Server:
     def __iter__(self) -> Iterator[Connection]:
         """The connections that are open."""
         return iter(self._connections)
+
+    @property
+    def admission(self) -> Admission:
+        """How many connections there are, and how many of them have not shown who they are."""
+        return self._shared.admission
+
+    @property
+    def request_buffers(self) -> BufferPool:
+        """What requests are received into."""
+        return self._shared.request_buffers
 
     def listen(self, listener: socket.socket) -> None:
         """Accept connections from now on."""
@@ -130,7 +131,7 @@ class Server:
 
     async def drain(self) -> None:
         """After `stop`: wait until all connections are closed; aborts them at the timeout."""
-        with anyio.move_on_after(self.settings.shutdown_timeout):
+        with anyio.move_on_after(self._settings.shutdown_timeout):
             if self._opening:
                 await asyncio.wait(self._opening)
             while self._connections:
@@ -138,21 +139,6 @@ class Server:
                 await self._all_closed.wait()
         for connection in tuple(self._connections):
             connection.abort("the broker stops, and the client did not take its response in time")
-
-    # -- for connections ---------------------------------------------------------------------------
-
-    def connected(self, connection: Connection) -> None:
-        self._connections.add(connection)
-
-    def settled(self) -> None:
-        """A client has shown who it is, or need not."""
-        self.admission.settled()
-
-    def disconnected(self, connection: Connection, host: str, *, settled: bool) -> None:
-        self._connections.discard(connection)
-        self.admission.left(host, settled=settled)
-        if not self._connections:
-            self._all_closed.set()
 
     # -- accepting ---------------------------------------------------------------------------------
 
@@ -181,7 +167,7 @@ class Server:
     def _admit(self, client: socket.socket, host: str) -> None:
         refusal = self.admission.admit(host)
         if refusal is not None:
-            self.metrics.connections_rejected.labels(refusal.setting).inc()
+            self._metrics.connections_rejected.labels(refusal.setting).inc()
             times = self._refusals.times(refusal.setting)
             if times:
                 logger.warning(
@@ -189,17 +175,19 @@ class Server:
                 )
             client.close()
             return
-        self.metrics.connections_accepted.inc()
+        self._metrics.connections_accepted.inc()
         opening = asyncio.get_running_loop().create_task(self._open(client, host))
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
 
     async def _open(self, client: socket.socket, host: str) -> None:
         """Encrypt a connection if need be, and hand it over."""
-        connection = Connection(self, host)
+        connection = Connection(
+            self._shared, host, on_open=self._connections.add, on_close=self._closed
+        )
         times: dict[str, float] = {}
         if self._tls is not None:
-            times["ssl_handshake_timeout"] = self.settings.authentication_timeout
+            times["ssl_handshake_timeout"] = self._settings.authentication_timeout
             times["ssl_shutdown_timeout"] = _TLS_GOODBYE
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -210,7 +198,12 @@ class Server:
                 why = str(error) or "the client closed it"
                 reason = f"no TLS connection came about: {why}"
                 logger.warning("connection closed", client_host=host, reason=reason)
-                self.metrics.authentication_failures.labels("TLS").inc()
+                self._metrics.authentication_failures.labels("TLS").inc()
         finally:
             if not connection.was_made:
                 self.admission.left(host, settled=False)
+
+    def _closed(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            self._all_closed.set()
