@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import stat
+from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Event
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,7 +22,16 @@ from broker.security.acls import (
     write_rules,
 )
 from broker.security.files import WatchedFile, write_private
-from broker.security.users import Users, make_user, read_users, write_users
+from broker.security.scram import hash_password
+from broker.security.users import (
+    Alteration,
+    User,
+    Users,
+    altered,
+    make_user,
+    read_users,
+    write_users,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,6 +103,119 @@ def test_a_file_that_is_broken_later_leaves_what_it_said_before(tmp_path: Path) 
         assert users.check_password("alice", "a")
     assert [each["log_level"] for each in logs] == ["error", "error"]
     assert str(path) in logs[0]["reason"]
+
+
+EARLIER = """{
+  "users": {
+    "alice": {
+      "scram_sha_256": {
+        "salt": "MDEyMzQ1Njc4OQ==",
+        "iterations": 4096,
+        "stored_key": "PVY0Ag57kXo75soTLH61ponacJhJZl7abaudmNrY8jw=",
+        "server_key": "S2bwWJnYbROj1vUnJ9ueXLuzzNPMjvcAuLmG79p6mSU="
+      },
+      "scram_sha_512": {
+        "salt": "OTg3NjU0MzIxMA==",
+        "iterations": 4096,
+        "stored_key": "SW9+wNaBrN8UdBh4J8qgGJe1EgChrmKE52sue7Ov\
+zBeIdUnWhokgIzPKOrwfeUCGMe1kaGPABnAAvefU/xzGyQ==",
+        "server_key": "ZjwThgCCMjEcJd0PuP7OjF4ssx9z5eIH9/lCtR0g\
+DVFKHZnp4KP7hTFQA+XNYLFSEemOYUxnWHa9lMjouEuGeA=="
+      }
+    }
+  }
+}
+"""
+
+
+def test_a_file_of_an_earlier_version_is_read_and_written_as_it_was(tmp_path: Path) -> None:
+    """Its users have always had both mechanisms."""
+    path = tmp_path / "users.json"
+    path.write_text(EARLIER)
+    assert Users(path).check_password("alice", "wonderland")
+    write_users(path, read_users(path))
+    assert path.read_text() == EARLIER
+
+
+def test_a_user_may_have_one_mechanism_only(tmp_path: Path) -> None:
+    path = tmp_path / "users.json"
+    one = User(scram_sha_256=hash_password("SCRAM-SHA-256", "wonderland", iterations=FAST))
+    write_users(path, {"alice": one})
+    assert "scram_sha_512" not in path.read_text()
+    assert read_users(path) == {"alice": one}
+    users = Users(path)
+    assert users.credential("alice", "SCRAM-SHA-256") == one.scram_sha_256
+    unprovable = users.credential("alice", "SCRAM-SHA-512")
+    assert unprovable == users.credential("alice", "SCRAM-SHA-512")
+    assert unprovable.salt != users.credential("bob", "SCRAM-SHA-512").salt
+    assert users.check_password("alice", "wonderland")
+    assert not users.check_password("alice", "looking glass")
+
+
+def test_a_password_for_either_mechanism_is_one_of_the_user(tmp_path: Path) -> None:
+    path = tmp_path / "users.json"
+    old, new = make_user("old", iterations=FAST), make_user("new", iterations=FAST)
+    write_users(path, {"alice": User(new.scram_sha_256, old.scram_sha_512)})
+    users = Users(path)
+    assert [users.check_password("alice", each) for each in ("old", "new", "none")] == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_users_are_altered_one_credential_at_a_time() -> None:
+    alice, bob = make_user("a", iterations=FAST), make_user("b", iterations=FAST)
+    users = {"alice": alice, "bob": bob, "carol": User(scram_sha_256=bob.scram_sha_256)}
+    alterations = {
+        "alice": Alteration("SCRAM-SHA-256", bob.scram_sha_256),
+        "bob": Alteration("SCRAM-SHA-512", None),
+        "carol": Alteration("SCRAM-SHA-256", None),
+        "dave": Alteration("SCRAM-SHA-512", alice.scram_sha_512),
+        "erin": Alteration("SCRAM-SHA-512", None),
+    }
+    assert altered(users, alterations) == {
+        "alice": User(bob.scram_sha_256, alice.scram_sha_512),
+        "bob": User(scram_sha_256=bob.scram_sha_256),
+        "dave": User(scram_sha_512=alice.scram_sha_512),
+    }
+    assert users["alice"] is alice
+
+
+def test_a_change_through_the_broker_keeps_what_others_have_written(tmp_path: Path) -> None:
+    path = tmp_path / "users.json"
+    alice, bob = make_user("a", iterations=FAST), make_user("b", iterations=FAST)
+    write_users(path, {"alice": alice})
+    users = Users(path)
+    write_users(path, {"alice": alice, "bob": bob})
+    users.alter({"alice": Alteration("SCRAM-SHA-256", None)})
+    expected = {"alice": User(scram_sha_512=alice.scram_sha_512), "bob": bob}
+    assert read_users(path) == users.by_name == expected
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_who_reads_slowly_does_not_bring_back_what_was_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_private(path, b"1")
+    slow, go_on = Event(), Event()
+
+    def parse(data: bytes) -> int:
+        if data == b"2":
+            slow.set()
+            assert go_on.wait(60)
+        return int(data)
+
+    watched = WatchedFile(path, parse, "the number")
+    with ThreadPoolExecutor(2) as threads:
+        write_private(path, b"2")
+        first = threads.submit(lambda: watched.content)
+        assert slow.wait(60)
+        write_private(path, b"3")
+        second = threads.submit(lambda: watched.content)
+        wait([second], timeout=0.1)  # what would be wrong is done by then
+        go_on.set()
+        assert (first.result(60), second.result(60)) == (2, 3)
+    assert watched.content == 3
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"users": {"a": {}}}', '{"people": {}}'])
