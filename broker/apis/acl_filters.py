@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from kio.schema.errors import ErrorCode
 
+from broker.apis.operations import KafkaOperation
 from broker.errors import RequestError
 from broker.security.acls import Operation, Resource
 
@@ -47,13 +48,7 @@ RESOURCES: Final[Mapping[Resource, int]] = {
 }
 
 OPERATIONS: Final[Mapping[Operation, int]] = {
-    Operation.ALL: 2,
-    Operation.READ: 3,
-    Operation.WRITE: 4,
-    Operation.CREATE: 5,
-    Operation.DELETE: 6,
-    Operation.ALTER: 7,
-    Operation.DESCRIBE: 8,
+    operation: KafkaOperation[operation.name] for operation in Operation
 }
 
 

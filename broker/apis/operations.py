@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from kio.static.primitive import i32
@@ -13,37 +14,52 @@ if TYPE_CHECKING:
 
     from broker.api import RequestContext
 
-__all__ = ["NOT_ASKED_FOR", "allowed_operations"]
+__all__ = ["NOT_ASKED_FOR", "KafkaOperation", "allowed_operations"]
 
 NOT_ASKED_FOR: Final = i32(-(2**31))
 """What a description has where nobody asked."""
 
-_READ, _WRITE, _CREATE, _DELETE, _ALTER, _DESCRIBE, _CLUSTER_ACTION = range(3, 10)
-_DESCRIBE_CONFIGS, _ALTER_CONFIGS, _IDEMPOTENT_WRITE = range(10, 13)
-_OF: Final[Mapping[Resource, Mapping[int, Operation]]] = {
+
+class KafkaOperation(IntEnum):
+    """The operations that the protocol knows, by their codes (`AclOperation` of the Java client)."""
+
+    ALL = 2
+    READ = 3
+    WRITE = 4
+    CREATE = 5
+    DELETE = 6
+    ALTER = 7
+    DESCRIBE = 8
+    CLUSTER_ACTION = 9
+    DESCRIBE_CONFIGS = 10
+    ALTER_CONFIGS = 11
+    IDEMPOTENT_WRITE = 12
+
+
+_OF: Final[Mapping[Resource, Mapping[KafkaOperation, Operation]]] = {
     Resource.TOPIC: {
-        _READ: Operation.READ,
-        _WRITE: Operation.WRITE,
-        _CREATE: Operation.CREATE,
-        _DELETE: Operation.DELETE,
-        _ALTER: Operation.ALTER,
-        _DESCRIBE: Operation.DESCRIBE,
-        _DESCRIBE_CONFIGS: Operation.DESCRIBE,
-        _ALTER_CONFIGS: Operation.ALTER,
+        KafkaOperation.READ: Operation.READ,
+        KafkaOperation.WRITE: Operation.WRITE,
+        KafkaOperation.CREATE: Operation.CREATE,
+        KafkaOperation.DELETE: Operation.DELETE,
+        KafkaOperation.ALTER: Operation.ALTER,
+        KafkaOperation.DESCRIBE: Operation.DESCRIBE,
+        KafkaOperation.DESCRIBE_CONFIGS: Operation.DESCRIBE,
+        KafkaOperation.ALTER_CONFIGS: Operation.ALTER,
     },
     Resource.GROUP: {
-        _READ: Operation.READ,
-        _DELETE: Operation.DELETE,
-        _DESCRIBE: Operation.DESCRIBE,
+        KafkaOperation.READ: Operation.READ,
+        KafkaOperation.DELETE: Operation.DELETE,
+        KafkaOperation.DESCRIBE: Operation.DESCRIBE,
     },
     Resource.CLUSTER: {
-        _CREATE: Operation.CREATE,
-        _ALTER: Operation.ALTER,
-        _DESCRIBE: Operation.DESCRIBE,
-        _CLUSTER_ACTION: Operation.ALTER,
-        _DESCRIBE_CONFIGS: Operation.DESCRIBE,
-        _ALTER_CONFIGS: Operation.ALTER,
-        _IDEMPOTENT_WRITE: Operation.WRITE,
+        KafkaOperation.CREATE: Operation.CREATE,
+        KafkaOperation.ALTER: Operation.ALTER,
+        KafkaOperation.DESCRIBE: Operation.DESCRIBE,
+        KafkaOperation.CLUSTER_ACTION: Operation.ALTER,
+        KafkaOperation.DESCRIBE_CONFIGS: Operation.DESCRIBE,
+        KafkaOperation.ALTER_CONFIGS: Operation.ALTER,
+        KafkaOperation.IDEMPOTENT_WRITE: Operation.WRITE,
     },
 }
 """Kafka's operations on a resource, and what allows them here."""
