@@ -17,6 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
+from kio.schema.types import BrokerId
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANONYMOUS",
-    "NODE_ID",
     "AdvertisedVersions",
     "Api",
     "Buffered",
@@ -50,9 +51,6 @@ __all__ = [
 
 ANONYMOUS = "User:ANONYMOUS"
 """The principal of all clients that do not authenticate."""
-
-NODE_ID = 0
-"""The one node of this cluster: every partition's leader and every group's coordinator."""
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -104,6 +102,11 @@ class RequestContext:
     services: Services
     mute: Callable[[float], None]
     sasl: SaslExchange | None = None
+
+    @property
+    def node_id(self) -> BrokerId:
+        """The one node of this cluster: every partition's leader and every group's coordinator."""
+        return BrokerId(self.services.settings.node_id)
 
     @property
     def quota_owner(self) -> str:

@@ -42,6 +42,7 @@ _SETTINGS: Final = (
         "Whether a topic is created when a client first asks for it.",
         ConfigType.BOOLEAN,
     ),
+    _Setting("broker.id", "node_id", "This node.", ConfigType.INT),
     _Setting(
         "connections.max.idle.ms",
         "connection_idle_seconds",
@@ -84,6 +85,7 @@ _SETTINGS: Final = (
         "Time between two searches for what is to be deleted.",
     ),
     _Setting("max.connections", "max_connections", "Most connections at a time.", ConfigType.INT),
+    _Setting("node.id", "node_id", "This node.", ConfigType.INT),
     _Setting(
         "num.partitions",
         "default_partitions",
@@ -128,9 +130,7 @@ _SETTINGS: Final = (
 )
 
 
-def describe_broker_config(
-    settings: BrokerSettings, node_id: int, listener: str
-) -> list[ConfigEntry]:
+def describe_broker_config(settings: BrokerSettings, listener: str) -> list[ConfigEntry]:
     """Every setting; none of them can be changed while the broker runs.
 
     `listener`: the URL of this node for the client that asks.
@@ -140,14 +140,11 @@ def describe_broker_config(
         _entry(each.name, each.type, each.documentation, each.value(settings), each.value(built_in))
         for each in _SETTINGS
     ]
-    node = str(node_id)
     entries += (
         _given("advertised.listeners", ConfigType.LIST, "Where clients connect to.", listener),
-        _entry("broker.id", ConfigType.INT, "This node.", node, node),
         _entry("default.replication.factor", ConfigType.INT, "There is one node.", "1", "1"),
         _entry("delete.topic.enable", ConfigType.BOOLEAN, "Topics can be deleted.", "true", "true"),
         _entry("min.insync.replicas", ConfigType.INT, "There is one replica.", "1", "1"),
-        _entry("node.id", ConfigType.INT, "This node.", node, node),
         *_topic_defaults(settings, built_in),
     )
     return sorted(entries, key=lambda entry: entry.name)

@@ -16,6 +16,8 @@ MIB = 1024 * KIB
 HOUR = 3600.0
 DAY = 24 * HOUR
 
+_MAX_NODE_ID = 2**31 - 1
+
 
 class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that can be set about a broker; times in seconds, sizes in bytes.
@@ -26,6 +28,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     # where
     data_dir: Path
+    node_id: int = 0  # as clients see this node; it is written nowhere and may change
     host: str = "127.0.0.1"
     port: int = 9092  # 0: any free port
     advertised_host: str | None = None  # default: the address that a client connected to
@@ -97,6 +100,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 65_535:
                 raise ValueError(f"{name} must be between 0 and 65535, not {value}")
+        if not 0 <= self.node_id <= _MAX_NODE_ID:
+            raise ValueError(f"node_id must be between 0 and {_MAX_NODE_ID}, not {self.node_id}")
         positive = (
             "default_partitions",
             "max_partitions",

@@ -67,7 +67,7 @@ class _Resource:
             if each.value is None and getattr(each, "config_operation", 0) != _Operation.DELETE
         ]
 
-    def check(self, times: int) -> None:
+    def check(self, context: RequestContext, times: int) -> None:
         """Raises RequestError for what no resource may be asked for."""
         twice = [name for name, count in Counter(self._names).items() if count > 1]
         if times > 1:
@@ -77,7 +77,7 @@ class _Resource:
         if self._nulls:
             raise _refused(f"{', '.join(self._nulls)}: a value is needed, not null")
         if self.type == ResourceType.BROKER:
-            check_broker(self.name)
+            check_broker(context, self.name)
             if self._names:
                 raise _refused(
                     f"{', '.join(self._names)}: the broker's settings cannot be changed while it runs;"
@@ -151,7 +151,7 @@ async def _alter(
     results: list[tuple[ErrorCode, str | None]] = []
     for resource in resources:
         try:
-            resource.check(times[resource.key])
+            resource.check(context, times[resource.key])
             if resource.type == ResourceType.TOPIC and validate_only:
                 topic = topics.get(resource.name)
                 own = topic.settings if topic else {}

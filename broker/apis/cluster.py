@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 from kio.static.primitive import i32
 
 from broker.api import Api
-from broker.apis.common import NO_THROTTLE, NODE
+from broker.apis.common import NO_THROTTLE
 from broker.apis.operations import allowed_operations
 from broker.security.acls import Resource
 
@@ -40,10 +40,13 @@ def _describe_cluster(
         throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none,
         cluster_id=context.services.cluster_id,
-        controller_id=NODE,
+        controller_id=context.node_id,
         brokers=(
             DescribeClusterBroker(
-                broker_id=NODE, host=context.node_host, port=i32(context.node_port), is_fenced=False
+                broker_id=context.node_id,
+                host=context.node_host,
+                port=i32(context.node_port),
+                is_fenced=False,
             ),
         ),
         cluster_authorized_operations=allowed_operations(

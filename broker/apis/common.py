@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from datetime import timedelta
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from kio.schema.errors import ErrorCode
-from kio.schema.types import BrokerId
 from kio.static.primitive import i32, i32Timedelta
 
-from broker.api import NODE_ID
 from broker.errors import RequestError
+
+if TYPE_CHECKING:
+    from broker.api import RequestContext
 
 __all__ = [
     "LEADER_EPOCH",
-    "NODE",
     "NO_THROTTLE",
     "STORAGE_FAILED",
     "ResourceType",
@@ -23,8 +24,6 @@ __all__ = [
 
 NO_THROTTLE = i32Timedelta.parse(timedelta(0))
 """Clients are slowed down by back-pressure, never by quotas."""
-
-NODE = BrokerId(NODE_ID)
 
 LEADER_EPOCH = i32(0)
 """There is one node, so no partition ever changes its leader."""
@@ -40,9 +39,9 @@ class ResourceType(IntEnum):
     BROKER = 4
 
 
-def check_broker(name: str) -> None:
+def check_broker(context: RequestContext, name: str) -> None:
     """Raises RequestError unless it is this node, or "", which means every node."""
-    if name not in {str(NODE_ID), ""}:
+    if name not in {str(context.node_id), ""}:
         raise RequestError(
-            ErrorCode.invalid_request, f"there is no broker {name!r}, only {NODE_ID}"
+            ErrorCode.invalid_request, f"there is no broker {name!r}, only {context.node_id}"
         )

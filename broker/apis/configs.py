@@ -21,7 +21,7 @@ from kio.schema.list_config_resources.v1 import (
 from kio.schema.list_config_resources.v1.response import ConfigResource
 from kio.static.primitive import i8
 
-from broker.api import NODE_ID, Api
+from broker.api import Api
 from broker.apis import alter_configs
 from broker.apis.common import NO_THROTTLE, ResourceType, check_broker
 from broker.broker_config import describe_broker_config
@@ -80,10 +80,10 @@ def _entries(context: RequestContext, resource: DescribeConfigsResource) -> list
             raise RequestError(ErrorCode.unknown_topic_or_partition, f"there is no topic {name!r}")
         return describe_topic_config(topic.settings, topics.defaults)
     if int(resource.resource_type) == ResourceType.BROKER:
-        check_broker(name)
+        check_broker(context, name)
         settings = context.services.settings
         address = f"{settings.security_protocol}://{context.node_host}:{context.node_port}"
-        return describe_broker_config(settings, NODE_ID, address)
+        return describe_broker_config(settings, address)
     raise RequestError(
         ErrorCode.invalid_request,
         f"resource type {resource.resource_type} has no settings here: ask for topics (2) or"
@@ -119,7 +119,7 @@ def _list_config_resources(
         wanted = {int(each) for each in request.resource_types} or _RESOURCE_TYPES
     found = [
         *((ResourceType.TOPIC, topic.name) for topic in context.services.topics),
-        (ResourceType.BROKER, str(NODE_ID)),
+        (ResourceType.BROKER, str(context.node_id)),
     ]
     known = wanted <= _RESOURCE_TYPES
     return ListConfigResourcesResponse(

@@ -19,7 +19,7 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i32
 
 from broker.api import Api
-from broker.apis.common import LEADER_EPOCH, NO_THROTTLE, NODE
+from broker.apis.common import LEADER_EPOCH, NO_THROTTLE
 from broker.apis.operations import allowed_operations
 from broker.errors import RequestError
 from broker.security.acls import Resource
@@ -75,6 +75,7 @@ def _describe_topic_partitions(
 def _describe(
     context: RequestContext, topic: Topic, indexes: Iterable[int]
 ) -> DescribeTopicPartitionsResponseTopic:
+    node = context.node_id
     return DescribeTopicPartitionsResponseTopic(
         error_code=ErrorCode.none,
         name=TopicName(topic.name),
@@ -84,10 +85,10 @@ def _describe(
             DescribeTopicPartitionsResponsePartition(
                 error_code=ErrorCode.none,
                 partition_index=i32(index),
-                leader_id=NODE,
+                leader_id=node,
                 leader_epoch=LEADER_EPOCH,
-                replica_nodes=(NODE,),
-                isr_nodes=(NODE,),
+                replica_nodes=(node,),
+                isr_nodes=(node,),
                 eligible_leader_replicas=(),
                 last_known_elr=(),
             )

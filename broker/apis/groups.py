@@ -20,7 +20,7 @@ from kio.static.primitive import i32
 
 from broker.api import Api
 from broker.apis import membership, offset_delete, offsets
-from broker.apis.common import NO_THROTTLE, NODE
+from broker.apis.common import NO_THROTTLE
 from broker.apis.membership import error_code
 from broker.apis.operations import allowed_operations
 from broker.log.errors import LogError
@@ -79,7 +79,7 @@ def _coordinator(context: RequestContext, key: str, key_type: int) -> Coordinato
         )
     return Coordinator(
         key=key,
-        node_id=NODE,
+        node_id=context.node_id,
         host=context.node_host,
         port=i32(context.node_port),
         error_code=ErrorCode.none,

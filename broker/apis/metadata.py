@@ -18,7 +18,7 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i32
 
 from broker.api import Api
-from broker.apis.common import LEADER_EPOCH, NO_THROTTLE, NODE
+from broker.apis.common import LEADER_EPOCH, NO_THROTTLE
 from broker.apis.operations import allowed_operations
 from broker.errors import RequestError
 from broker.log.errors import LogError
@@ -51,11 +51,11 @@ async def _metadata(context: RequestContext, request: MetadataRequest) -> Metada
         throttle_time=NO_THROTTLE,
         brokers=(
             MetadataResponseBroker(
-                node_id=NODE, host=context.node_host, port=i32(context.node_port)
+                node_id=context.node_id, host=context.node_host, port=i32(context.node_port)
             ),
         ),
         cluster_id=services.cluster_id,
-        controller_id=NODE,
+        controller_id=context.node_id,
         topics=topics,
         error_code=ErrorCode.none,
     )
@@ -108,6 +108,7 @@ def _missing_id(wanted: MetadataRequestTopic) -> MetadataResponseTopic:
 
 
 def _describe(context: RequestContext, topic: Topic, *, operations: bool) -> MetadataResponseTopic:
+    node = context.node_id
     return MetadataResponseTopic(
         error_code=ErrorCode.none,
         name=TopicName(topic.name),
@@ -117,10 +118,10 @@ def _describe(context: RequestContext, topic: Topic, *, operations: bool) -> Met
             MetadataResponsePartition(
                 error_code=ErrorCode.none,
                 partition_index=i32(partition.index),
-                leader_id=NODE,
+                leader_id=node,
                 leader_epoch=LEADER_EPOCH,
-                replica_nodes=(NODE,),
-                isr_nodes=(NODE,),
+                replica_nodes=(node,),
+                isr_nodes=(node,),
             )
             for partition in topic.partitions
         ),

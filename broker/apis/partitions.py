@@ -17,7 +17,7 @@ from kio.schema.errors import ErrorCode
 from kio.static.primitive import i64
 
 from broker.api import Api
-from broker.apis.common import NO_THROTTLE, NODE, STORAGE_FAILED
+from broker.apis.common import NO_THROTTLE, STORAGE_FAILED
 from broker.errors import RequestError
 from broker.log.errors import LogError, OffsetOutOfRange
 from broker.topics.names import INTERNAL_TOPICS
@@ -37,12 +37,13 @@ logger = structlog.get_logger(__name__)
 _HIGH_WATERMARK = -1
 
 
-def check_replicas(assignments: Iterable[Sequence[int]]) -> None:
+def check_replicas(context: RequestContext, assignments: Iterable[Sequence[int]]) -> None:
     """Raises RequestError (INVALID_REPLICA_ASSIGNMENT) unless each partition is put on this node."""
-    if any(tuple(nodes) != (NODE,) for nodes in assignments):
+    node = context.node_id
+    if any(tuple(nodes) != (node,) for nodes in assignments):
         raise RequestError(
             ErrorCode.invalid_replica_assignment,
-            f"each partition must be assigned to node {NODE} alone",
+            f"each partition must be assigned to node {node} alone",
         )
 
 
@@ -85,7 +86,7 @@ async def _grow(
                 ErrorCode.invalid_replica_assignment,
                 f"{added} partitions are added, but {len(wanted.assignments)} assigned",
             )
-        check_replicas(each.broker_ids for each in wanted.assignments)
+        check_replicas(context, (each.broker_ids for each in wanted.assignments))
     if not validate_only:
         await topics.grow(wanted.name, wanted.count)
 

@@ -23,7 +23,7 @@ from kio.schema.types import BrokerId
 from kio.static.primitive import i32, i64, u16
 
 from broker.api import Api
-from broker.apis.common import LEADER_EPOCH, NODE
+from broker.apis.common import LEADER_EPOCH
 
 if TYPE_CHECKING:
     from broker.api import RequestContext
@@ -42,7 +42,7 @@ def _describe_quorum(
         TopicData(
             topic_name=topic.topic_name,
             partitions=tuple(
-                _leads(each.partition_index)
+                _leads(context.node_id, each.partition_index)
                 if (topic.topic_name, each.partition_index) == (_METADATA, 0)
                 else _unknown(each.partition_index)
                 for each in topic.partitions
@@ -59,13 +59,13 @@ def _describe_quorum(
         error_code=ErrorCode.none,
         error_message=None,
         topics=topics,
-        nodes=(Node(node_id=NODE, listeners=(listener,)),),
+        nodes=(Node(node_id=context.node_id, listeners=(listener,)),),
     )
 
 
-def _leads(partition: i32) -> PartitionData:
+def _leads(node: BrokerId, partition: i32) -> PartitionData:
     alone = ReplicaState(
-        replica_id=NODE,
+        replica_id=node,
         replica_directory_id=None,
         log_end_offset=_END,
         last_caught_up_timestamp=i64(int(time.time() * 1000)),  # of the leader: now
@@ -74,7 +74,7 @@ def _leads(partition: i32) -> PartitionData:
         partition_index=partition,
         error_code=ErrorCode.none,
         error_message=None,
-        leader_id=NODE,
+        leader_id=node,
         leader_epoch=LEADER_EPOCH,
         high_watermark=_END,
         current_voters=(alone,),

@@ -221,7 +221,7 @@ def _reassign(
             raise RequestError(ErrorCode.unknown_topic_or_partition, "there is no such partition")
         if wanted.replicas is None:
             raise RequestError(ErrorCode.no_reassignment_in_progress, "there is nothing to cancel")
-        check_replicas([wanted.replicas])
+        check_replicas(context, [wanted.replicas])
     except RequestError as error:
         code, message = error.code, error.message
     return ReassignablePartitionResponse(

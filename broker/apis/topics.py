@@ -69,7 +69,7 @@ async def _create(
     context: RequestContext, wanted: CreatableTopic, *, validate_only: bool
 ) -> CreatableTopicResult:
     topics = context.services.topics
-    partitions = _partition_count(wanted, context.services.settings.default_partitions)
+    partitions = _partition_count(context, wanted)
     settings = _settings(wanted)
     topic_id = _NO_ID
     if validate_only:
@@ -87,13 +87,14 @@ async def _create(
     )
 
 
-def _partition_count(wanted: CreatableTopic, default: int) -> int:
+def _partition_count(context: RequestContext, wanted: CreatableTopic) -> int:
     if not wanted.assignments:
         if wanted.replication_factor not in (1, _DEFAULT):
             raise RequestError(
                 ErrorCode.invalid_replication_factor,
                 f"replication factor {wanted.replication_factor}: must be 1, there is one node",
             )
+        default = context.services.settings.default_partitions
         return default if wanted.num_partitions == _DEFAULT else wanted.num_partitions
     if wanted.num_partitions != _DEFAULT or wanted.replication_factor != _DEFAULT:
         raise RequestError(
@@ -106,7 +107,7 @@ def _partition_count(wanted: CreatableTopic, default: int) -> int:
             ErrorCode.invalid_replica_assignment,
             "replicas must be assigned to partitions 0 to n - 1, once each",
         )
-    check_replicas(each.broker_ids for each in wanted.assignments)
+    check_replicas(context, (each.broker_ids for each in wanted.assignments))
     return len(indexes)
 
 

@@ -35,6 +35,7 @@ NO_LIMIT: Final = object()
 HELP: Final[dict[str, dict[str, str]]] = {
     "Address and data": {
         "data_dir": "Directory for all data; created if missing. One broker at a time can use it.",
+        "node_id": "Id of this node, as clients see it; another one may be given at any start.",
         "host": "Address to listen on; 0.0.0.0 for every interface, which asks for TLS and users.",
         "port": "Port to listen on; 0 takes any free one.",
         "advertised_host": "Name that clients are told to connect to; default: the one they came to.",
