@@ -12,6 +12,8 @@ from broker import BrokerSettings
         ({"port": 65_536}, "port must be between 0 and 65535"),
         ({"port": -1}, "port must be"),
         ({"advertised_port": 70_000}, "advertised_port must be"),
+        ({"node_id": -1}, "node_id must be between 0 and 2147483647, not -1"),
+        ({"node_id": 2**31}, "node_id must be"),
         ({"default_partitions": 0}, "default_partitions must be greater than 0"),
         ({"retention_bytes": 0}, "retention_bytes must be greater than 0"),
         ({"fsync": "never"}, "fsync must be always, interval or os, not 'never'"),

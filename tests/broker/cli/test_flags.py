@@ -49,12 +49,13 @@ def test_only_what_was_given_is_set() -> None:
 
 def test_a_flag_for_each_kind_of_setting() -> None:
     given = settings(
-        *("--data", "d", "--port", "0", "--partitions", "4", "--fsync", "always"),
+        *("--data", "d", "--node-id", "1", "--port", "0", "--partitions", "4", "--fsync", "always"),
         *("--segment-bytes", "16MiB", "--retention-seconds", "7d", "--retention-bytes", "none"),
         *("--no-auto-create-topics", "--other", "x"),
     )
     assert BrokerSettings(**given) == BrokerSettings(
         data_dir=Path("d"),
+        node_id=1,
         port=0,
         default_partitions=4,
         fsync="always",
