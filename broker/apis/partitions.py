@@ -122,7 +122,7 @@ def _delete_below(
         error = ErrorCode.invalid_topic_exception
     elif partition is None:
         error = ErrorCode.unknown_topic_or_partition
-    elif not partition.log.config.deletes:
+    elif partition.log.config.compacts and not partition.log.config.deletes:
         error = ErrorCode.policy_violation  # compaction promises to keep the latest of each key
     else:
         log, end = partition.log, partition.high_watermark

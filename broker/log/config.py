@@ -62,7 +62,7 @@ class LogConfig:
         retention_ms: segments go when their newest record is older than this, by the records'
             timestamps; -1: never.
         cleanup_policy: "delete" (old segments go), "compact" (only the latest record of each key
-            stays), or both, separated by a comma.
+            stays), or both, separated by a comma; empty: everything is kept (KIP-1161).
         delete_retention_ms: how long a tombstone is kept once its key's older records are gone.
         min_compaction_lag_ms: a record stays as it is for at least this long.
         max_compaction_lag_ms: after this long a record is compacted however little there is to gain.
@@ -135,9 +135,10 @@ class LogConfig:
                 raise ValueError(
                     f"{name} = {getattr(self, name)!r}: must be one of {', '.join(allowed)}"
                 )
-        if not {each.strip() for each in self.cleanup_policy.split(",")} <= _CLEANUP_POLICIES:
+        policies = {each.strip() for each in self.cleanup_policy.split(",")}
+        if policies != {""} and not policies <= _CLEANUP_POLICIES:
             raise ValueError(
-                f"cleanup_policy = {self.cleanup_policy!r}: must be delete, compact, or both"
+                f"cleanup_policy = {self.cleanup_policy!r}: must be delete, compact, both, or empty"
             )
         self._check_syncs()
 

@@ -47,7 +47,7 @@ _ALL: Final = (
         "cleanup.policy",
         ConfigType.LIST,
         "What happens to old records: delete (by age and bytes), compact (the latest of each key"
-        " stays), or both.",
+        " stays), or both; nothing where it is empty.",
         "log.cleanup.policy",
         field="cleanup_policy",
     ),

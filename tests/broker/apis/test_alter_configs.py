@@ -83,6 +83,19 @@ async def test_single_settings_are_set_deleted_and_edited(
     assert "retention.ms" not in own(broker)
 
 
+async def test_a_topic_without_any_cleanup_policy_keeps_everything(
+    broker: Broker, connect: Connect
+) -> None:
+    await broker.topics.create("t", 1, {"retention.ms": "0"})
+    client = await connect(broker)
+    changes = [resource("t", ("cleanup.policy", SUBTRACT, "delete"))]
+    response = await client.call(INCREMENTAL, 1, resources=changes)
+    assert response.responses[0].error_code is ErrorCode.none
+    assert own(broker)["cleanup.policy"] == ""
+    config = topic(broker).partitions[0].log.config
+    assert (config.compacts, config.deletes) == (False, False)
+
+
 async def test_a_setting_that_is_not_there_can_be_deleted(broker: Broker, connect: Connect) -> None:
     await broker.topics.create("t")
     client = await connect(broker)
@@ -165,7 +178,6 @@ async def test_validation_changes_nothing(broker: Broker, connect: Connect) -> N
         (resource("t", ("retention.ms", SET, "soon")), ErrorCode.invalid_config),
         (resource("t", ("retention.ms", SET, None)), ErrorCode.invalid_request),
         (resource("t", ("retention.ms", APPEND, "1")), ErrorCode.invalid_config),
-        (resource("t", ("cleanup.policy", SUBTRACT, "delete")), ErrorCode.invalid_config),
         (resource("t", ("retention.ms", 4, "1")), ErrorCode.invalid_request),
         (
             resource("t", ("retention.ms", SET, "1"), ("retention.ms", SET, "2")),

@@ -210,9 +210,17 @@ async def test_a_partition_that_is_not_there_is_named(broker: Broker, connect: C
     )
 
 
+@pytest.mark.parametrize(
+    ("policy", "code"),
+    [
+        ("compact", ErrorCode.policy_violation),
+        ("compact,delete", ErrorCode.none),
+        ("", ErrorCode.none),
+    ],
+)
 async def test_records_of_a_topic_that_is_only_compacted_stay(
-    broker: Broker, connect: Connect
+    broker: Broker, connect: Connect, policy: str, code: ErrorCode
 ) -> None:
-    await broker.topics.create("t", 1, {"cleanup.policy": "compact"})
+    await broker.topics.create("t", 1, {"cleanup.policy": policy})
     client = await connect(broker)
-    assert (await delete(client, -1)).error_code is ErrorCode.policy_violation
+    assert (await delete(client, -1)).error_code is code

@@ -78,9 +78,10 @@ def test_a_setting_falls_back_to_the_brokers_and_then_to_the_built_in_one() -> N
         ("compact", False, True),
         ("compact,delete", True, True),
         (" delete , compact ", True, True),
+        ("", False, False),
     ],
 )
-def test_a_topic_may_be_compacted_and_deleted(policy: str, deletes: bool, compacts: bool) -> None:
+def test_a_topic_may_be_compacted_and_deleted_both_or_neither(policy: str, deletes: bool, compacts: bool) -> None:
     config = log_config(DEFAULTS, [("cleanup.policy", policy)])
     assert (config.deletes, config.compacts) == (deletes, compacts)
 
@@ -94,8 +95,8 @@ def test_a_topic_may_be_compacted_and_deleted(policy: str, deletes: bool, compac
         ("segment.bytes", "1_000", "segment.bytes = '1_000': must be a whole number"),
         ("retention.ms", str(2**63), "retention.ms = 9223372036854775808: must be less than"),
         ("delete.retention.ms", "-1", "delete.retention.ms = -1: must be at least 0"),
-        ("cleanup.policy", "", "cleanup.policy = '': must be delete, compact, or both"),
-        ("cleanup.policy", "shred", "cleanup.policy = 'shred': must be delete, compact, or both"),
+        ("cleanup.policy", "delete,", "cleanup.policy = 'delete,': must be delete, compact, both"),
+        ("cleanup.policy", "shred", "cleanup.policy = 'shred': must be delete, compact, both"),
         ("compression.type", "best", "compression.type = 'best': must be one of producer"),
         ("min.cleanable.dirty.ratio", "1.1", "min.cleanable.dirty.ratio = 1.1: must be 0 to 1"),
         ("min.cleanable.dirty.ratio", "nan", "min.cleanable.dirty.ratio = nan: must be 0 to 1"),
