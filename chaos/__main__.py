@@ -20,7 +20,7 @@ from chaos.course import carry_out
 from chaos.report import write_report
 from chaos.scenarios import LONG, SCENARIOS, SHORT
 from chaos.services import ServiceFailed
-from chaos.site import Outside
+from chaos.shape import Outside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

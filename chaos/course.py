@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from chaos.checkers import check
-from chaos.faults import FAULTS, Strike, plan
+from chaos.faults import Strike, plan
 from chaos.history import History, Recorder
 from chaos.services import ServiceFailed
-from chaos.site import Outside, Site
+from chaos.shape import Outside
+from chaos.site import Site
 from chaos.tables import collect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
-    from chaos.faults import Fault
     from chaos.scenarios import Scenario
     from chaos.verdicts import Result
 
@@ -89,9 +89,7 @@ async def carry_out(
         setup["until"] = time.time_ns()
         promises = scenario.promises(site.groups, site.topic)
         try:
-            await _Course(scenario, site, recorder, say, FAULTS | outside.faults).run(
-                seed, schedule
-            )
+            await _Course(scenario, site, recorder, say).run(seed, schedule)
         except (TimeoutError, ServiceFailed) as error:
             recorder.event("given up", "course", str(error))
             say(f"given up: {error}")
@@ -117,13 +115,11 @@ class _Course:
         site: Site,
         recorder: Recorder,
         say: Callable[[str], None],
-        faults: Mapping[str, Fault],
     ) -> None:
         self._scenario = scenario
         self._site = site
         self._recorder = recorder
         self._say = say
-        self._faults = faults
 
     async def run(self, seed: int, schedule: list[Strike]) -> None:
         """Raises TimeoutError that names what did not come about, and ServiceFailed."""
@@ -143,7 +139,7 @@ class _Course:
         await self._in_time("the last commits", site.until_settled())
 
     async def _strike(self, strike: Strike) -> None:
-        fault = self._faults[strike.fault]
+        fault = self._scenario.fault(strike.fault)
         event = self._recorder.event("fault", fault.name)
         random = Random(strike.seed)  # noqa: S311  no secrets
         self._say(f"{fault.name}: {fault.__doc__ or ''}".splitlines()[0])

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, cast
 
 from chaos.faults import FAULTS
-from chaos.site import GroupSpec, Shape
+from chaos.shape import GroupSpec, Shape
 from chaos.verdicts import Delivery, Promise
 from chaos.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from chaos.faults import Need
-    from chaos.site import Outside
+    from chaos.faults import Fault, Need
+    from chaos.shape import Outside
     from chaos.workload import Mode
 
 __all__ = ["LONG", "SCENARIOS", "SHORT", "Scenario"]
@@ -28,6 +28,7 @@ class Scenario:
 
     Attributes:
         faults: their names; all of them once a round, in an order that the seed decides.
+        more_faults: by name, what can strike besides `FAULTS`.
         between: records that must be acknowledged between two faults.
         finds: checkers that must find a violation, because the guarantee is switched off.
         patience: seconds for a fault to have its effect, and as many again for the system to recover.
@@ -39,6 +40,7 @@ class Scenario:
     shape: Shape
     faults: Sequence[str]
     rounds: int = 1
+    more_faults: Mapping[str, Fault] = field(default_factory=dict)
     between: int = 1_000
     finds: frozenset[str] = frozenset()
     patience: float = 90.0
@@ -66,8 +68,11 @@ class Scenario:
             lacking.add("links")
         if any(spec.workers < 2 for spec in self.shape.groups):
             lacking.add("peers")
-        known = FAULTS | outside.faults
-        return [name for name in self.faults if known[name].needs & lacking]
+        return [name for name in self.faults if self.fault(name).needs & lacking]
+
+    def fault(self, name: str) -> Fault:
+        """What the scenario means by this name."""
+        return self.more_faults[name] if name in self.more_faults else FAULTS[name]
 
     def of_mode(self, mode: Mode) -> Scenario:
         """The same, delivered in another way."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Final, Self
 
@@ -20,68 +20,18 @@ from chaos.services import START_TIMEOUT, ServiceFailed, Services, free_port
 from chaos.view import View, watch_memory
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from anyio.abc import TaskGroup
 
-    from chaos.faults import Fault
     from chaos.history import Recorder
     from chaos.services import Service
-    from chaos.workload import Workload
+    from chaos.shape import GroupSpec, Outside, Shape
 
-__all__ = ["GroupSpec", "Outside", "Shape", "Site", "Worker"]
+__all__ = ["Site", "Worker"]
 
 SESSION_TIMEOUT: Final = 6.0  # seconds; the shortest that brokers accept
-
-
-@dataclass(frozen=True)
-class GroupSpec:
-    """A consumer group: what it does, and with how many workers."""
-
-    name: str
-    workload: Workload
-    workers: int = 2
-
-    def with_suffix(self, suffix: str) -> GroupSpec:
-        """The same under other names."""
-        return replace(self, name=self.name + suffix, workload=self.workload.with_suffix(suffix))
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a site is made of.
-
-    Attributes:
-        rate: records per second.
-        links: whether workers reach broker and ClickHouse through proxies.
-        poison_every: one record in so many fails in the map; 0: none.
-        flags: more flags of `kmr run`.
-    """
-
-    groups: Sequence[GroupSpec]
-    partitions: int = 6
-    rate: float = 2_500.0
-    links: bool = False
-    poison_every: int = 1_000
-    flags: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Outside:
-    """Services that are there already; None: the site starts its own.
-
-    Attributes:
-        suffix: of topics, groups and tables, so that runs do not meet.
-        replicas: how many brokers keep each record of the topics.
-        faults: what else can strike it, by the names that scenarios have for that.
-    """
-
-    bootstrap_servers: str | None = None
-    clickhouse_url: str | None = None
-    suffix: str = ""
-    replicas: int = 1
-    faults: dict[str, Fault] = field(default_factory=dict)
 
 
 @dataclass(eq=False)

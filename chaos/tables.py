@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from clickhouse_connect.driver.asyncclient import AsyncClient
 
     from chaos.history import Recorder
-    from chaos.site import GroupSpec
+    from chaos.shape import GroupSpec
     from chaos.workload import Workload
 
 __all__ = ["collect", "create", "drop"]

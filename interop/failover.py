@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import anyio
@@ -12,7 +13,7 @@ from aiokafka.errors import KafkaError
 
 from chaos.faults import Fault
 from chaos.scenarios import Scenario
-from chaos.site import GroupSpec, Shape
+from chaos.shape import GroupSpec, Shape
 from chaos.workload import Workload
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from chaos.site import Site
     from interop.nodes import Cluster
 
-__all__ = ["FAILOVER", "KillCoordinator", "KillLeader", "failover_faults"]
+__all__ = ["FAILOVER", "KillCoordinator", "KillLeader", "failover_of"]
 
 _POLL: Final = 0.25
 _REQUEST_TIMEOUT_MS: Final = 5_000
@@ -106,9 +107,10 @@ FAILOVER: Final = Scenario(
 )
 
 
-def failover_faults(cluster: Cluster) -> dict[str, Fault]:
-    """What can strike a cluster, by name."""
-    return {fault.name: fault for fault in (KillLeader(cluster), KillCoordinator(cluster))}
+def failover_of(cluster: Cluster) -> Scenario:
+    """FAILOVER, as it strikes this cluster."""
+    faults = (KillLeader(cluster), KillCoordinator(cluster))
+    return replace(FAILOVER, more_faults={fault.name: fault for fault in faults})
 
 
 @asynccontextmanager

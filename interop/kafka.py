@@ -15,6 +15,7 @@ import sys
 import tempfile
 import uuid
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,11 +26,11 @@ from rich.markup import escape
 from chaos.course import carry_out
 from chaos.report import write_report
 from chaos.scenarios import SCENARIOS
-from chaos.site import Outside
+from chaos.shape import Outside
 from demo.processes import Children
 from framework.spark.jvm import JvmNotFound, cache_directory, find_jvm
 from interop.checks import CheckFailed, Checks
-from interop.failover import FAILOVER, failover_faults
+from interop.failover import FAILOVER, failover_of
 from interop.lock import LOCK
 from interop.maven import FetchFailed, fetch, read_lock
 from interop.nodes import Cluster, NodeFailed
@@ -137,12 +138,8 @@ class _Run:
         """The workers go on when nodes are killed."""
         subject = "three nodes"
         async with self._cluster(subject, 3) as cluster:
-            outside = Outside(
-                cluster.bootstrap_servers,
-                replicas=cluster.replicas,
-                faults=failover_faults(cluster),
-            )
-            await self._scenario(subject, FAILOVER, outside)
+            outside = Outside(cluster.bootstrap_servers, replicas=cluster.replicas)
+            await self._scenario(subject, failover_of(cluster), outside)
 
     @asynccontextmanager
     async def _cluster(self, subject: str, nodes: int) -> AsyncIterator[Cluster]:
@@ -161,7 +158,7 @@ class _Run:
             self._console.print(f"  [dim]{scenario.name}: {escape(text)}[/]")
 
         suffix = f"_{uuid.uuid4().hex[:8]}"
-        outside = Outside(outside.bootstrap_servers, None, suffix, outside.replicas, outside.faults)
+        outside = replace(outside, suffix=suffix)
         directory = self._data / f"{scenario.name}{suffix}"
         report = self._output / f"{scenario.name}-{self._seed}"
         run = await carry_out(scenario, self._seed, directory, outside, say)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from chaos.faults import FAULTS, plan
 from chaos.scenarios import LONG, SCENARIOS, SHORT, Scenario
-from chaos.site import Outside
+from chaos.shape import Outside
 from chaos.workload import Workload
 
 seeds = st.integers(0, 2**32 - 1)

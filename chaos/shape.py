@@ -1,0 +1,60 @@
+"""What a site is made of, and what of it is there already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from chaos.workload import Workload
+
+__all__ = ["GroupSpec", "Outside", "Shape"]
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """A consumer group: what it does, and with how many workers."""
+
+    name: str
+    workload: Workload
+    workers: int = 2
+
+    def with_suffix(self, suffix: str) -> GroupSpec:
+        """The same under other names."""
+        return replace(self, name=self.name + suffix, workload=self.workload.with_suffix(suffix))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a site is made of.
+
+    Attributes:
+        rate: records per second.
+        links: whether workers reach broker and ClickHouse through proxies.
+        poison_every: one record in so many fails in the map; 0: none.
+        flags: more flags of `kmr run`.
+    """
+
+    groups: Sequence[GroupSpec]
+    partitions: int = 6
+    rate: float = 2_500.0
+    links: bool = False
+    poison_every: int = 1_000
+    flags: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Outside:
+    """Services that are there already; None: the site starts its own.
+
+    Attributes:
+        suffix: of topics, groups and tables, so that runs do not meet.
+        replicas: how many brokers keep each record of the topics.
+    """
+
+    bootstrap_servers: str | None = None
+    clickhouse_url: str | None = None
+    suffix: str = ""
+    replicas: int = 1
