@@ -1,6 +1,7 @@
 """DescribeUserScramCredentials, AlterUserScramCredentials: the users of a broker with --users (KIP-554).
 
 Answers are those of Kafka 4: one for each user, who may be altered once in a request, whatever the mechanism.
+Without --users there is nobody, and making somebody is refused with SECURITY_DISABLED.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from broker.api import RequestContext
-    from broker.security.scram import ScramMechanism
-    from broker.security.users import User, Users
+    from broker.security.scram import Credential, ScramMechanism
+    from broker.security.users import User
 
 __all__ = ["APIS"]
 
 logger = structlog.get_logger(__name__)
 
-_NO_USERS: Final = "this broker has no users: it is started without --users"
+_NO_FILE: Final = "this broker has no users: it is started without --users"
 _FILE_FAILED: Final = "the file of users cannot be changed; the broker's log says why"
 _MECHANISMS: Final[Mapping[int, ScramMechanism]] = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
 _CODES: Final = {mechanism: code for code, mechanism in _MECHANISMS.items()}
@@ -60,15 +61,7 @@ _Asked: TypeAlias = ScramCredentialDeletion | ScramCredentialUpsertion
 def _describe(
     context: RequestContext, request: DescribeUserScramCredentialsRequest
 ) -> DescribeUserScramCredentialsResponse:
-    try:
-        users = _users(context).by_name
-    except RequestError as error:
-        return DescribeUserScramCredentialsResponse(
-            throttle_time=NO_THROTTLE,
-            error_code=error.code,
-            error_message=error.message,
-            results=(),
-        )
+    users = _by_name(context)
     times = Counter(each.name for each in request.users) if request.users else Counter(users.keys())
     return DescribeUserScramCredentialsResponse(
         throttle_time=NO_THROTTLE,
@@ -80,18 +73,20 @@ def _describe(
 
 def _described(name: str, user: User | None, times: int) -> DescribeUserScramCredentialsResult:
     code, message = ErrorCode.none, None
+    credentials: Mapping[ScramMechanism, Credential] = {}
     if times > 1:
         code, message = ErrorCode.duplicate_resource, f"{name!r} is in the request more than once"
     elif user is None:
         code, message = ErrorCode.resource_not_found, f"there is no user {name!r}"
-    known = {} if user is None or times > 1 else user.credentials
+    else:
+        credentials = user.credentials
     return DescribeUserScramCredentialsResult(
         user=name,
         error_code=code,
         error_message=message,
         credential_infos=tuple(
             CredentialInfo(mechanism=i8(_CODES[mechanism]), iterations=i32(credential.iterations))
-            for mechanism, credential in known.items()
+            for mechanism, credential in credentials.items()
         ),
     )
 
@@ -113,7 +108,7 @@ def _alter(
                 raise RequestError(
                     ErrorCode.duplicate_resource, "a user can be altered once in a request"
                 )
-            outcomes[wanted.name] = _alteration(_users(context), wanted)
+            outcomes[wanted.name] = _alteration(context, wanted)
         except RequestError as error:
             outcomes[wanted.name] = error
     alterations = {name: each for name, each in outcomes.items() if isinstance(each, Alteration)}
@@ -135,7 +130,7 @@ def _altered(name: str, error: RequestError | None) -> AlterUserScramCredentials
     )
 
 
-def _alteration(users: Users, wanted: _Asked) -> Alteration:
+def _alteration(context: RequestContext, wanted: _Asked) -> Alteration:
     """What is to become of one user. Raises RequestError."""
     if not is_user_name(wanted.name):
         raise _unacceptable("the name of a user must not be empty, or have a NUL")
@@ -147,7 +142,7 @@ def _alteration(users: Users, wanted: _Asked) -> Alteration:
         )
     if isinstance(wanted, ScramCredentialUpsertion):
         return _upsertion(mechanism, wanted)
-    user = users.by_name.get(wanted.name)
+    user = _by_name(context).get(wanted.name)
     if user is None or mechanism not in user.credentials:
         raise RequestError(
             ErrorCode.resource_not_found, f"user {wanted.name!r} has no credential for {mechanism}"
@@ -172,17 +167,18 @@ def _unacceptable(reason: str) -> RequestError:
     return RequestError(ErrorCode.unacceptable_credential, reason)
 
 
-def _users(context: RequestContext) -> Users:
+def _by_name(context: RequestContext) -> Mapping[str, User]:
     users = context.services.users
-    if users is None:
-        raise RequestError(ErrorCode.security_disabled, _NO_USERS)
-    return users
+    return {} if users is None else users.by_name
 
 
 def _change(context: RequestContext, alterations: Mapping[str, Alteration]) -> RequestError | None:
     """Write the file of users, which holds at once; the error if that fails."""
+    users = context.services.users
+    if users is None:
+        return RequestError(ErrorCode.security_disabled, _NO_FILE)
     try:
-        _users(context).alter(alterations)
+        users.alter(alterations)
     except BrokerError as error:
         logger.error("users cannot be changed", reason=str(error))
         return RequestError(ErrorCode.kafka_storage_error, _FILE_FAILED)

@@ -23,7 +23,6 @@ final class RefusalChecks {
     }
 
     void run(Checks checks) {
-        refused(checks, "describeUserScramCredentials", admin -> admin.describeUserScramCredentials().all());
         refused(checks, "describeClientQuotas", admin -> admin.describeClientQuotas(ClientQuotaFilter.all()).entities());
         refused(checks, "createDelegationToken", admin -> admin.createDelegationToken().delegationToken());
         refused(checks, "describeDelegationToken", admin -> admin.describeDelegationToken().delegationTokens());

@@ -25,6 +25,7 @@ final class Smoke {
         new TopicAdminChecks(site).run(checks);
         new ConfigAdminChecks(site).run(checks);
         new GroupAdminChecks(site).run(checks);
+        new UserAdminChecks(site).run(checks);
         new TransactionAdminChecks(site).run(checks);
         new RefusalChecks(site).run(checks);
         System.exit(checks.passed() ? 0 : 1);

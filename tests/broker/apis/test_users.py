@@ -297,13 +297,22 @@ async def test_a_file_that_somebody_has_broken_is_left_to_them(
     assert await described(client) == EVERYBODY  # what was read last holds
 
 
-async def test_a_broker_without_users_says_so(broker: Broker, connect: Connect) -> None:
+async def test_a_broker_without_users_has_none_and_makes_none(
+    broker: Broker, connect: Connect
+) -> None:
+    """Kafka, which always has a place for them, describes nobody too."""
     client = await connect(broker)
-    answer = await client.call(DESCRIBE, 0, users=None)
-    assert (answer.error_code, answer.results) == (ErrorCode.security_disabled, ())
-    assert "--users" in answer.error_message
-    codes = await alter(client, upsertion(), upsertion(), deletions=(deletion("alice"),))
-    assert codes == dict.fromkeys(("alice", "bob"), ErrorCode.security_disabled)
+    assert await described(client) == {}
+    assert await described(client, "alice") == {"alice": NOT_FOUND}
+    wanted = [upsertion(), upsertion("dave", iterations=1), upsertion("erin"), upsertion("erin")]
+    response = await client.call(ALTER, 0, deletions=[deletion("alice")], upsertions=wanted)
+    assert {each.user: each.error_code for each in response.results} == {
+        "alice": NOT_FOUND,
+        "bob": ErrorCode.security_disabled,
+        "dave": UNACCEPTABLE,
+        "erin": DUPLICATE,
+    }
+    assert any("--users" in each.error_message for each in response.results)
 
 
 # -- access rules ----------------------------------------------------------------------------------
