@@ -81,7 +81,9 @@ def test_a_setting_falls_back_to_the_brokers_and_then_to_the_built_in_one() -> N
         ("", False, False),
     ],
 )
-def test_a_topic_may_be_compacted_and_deleted_both_or_neither(policy: str, deletes: bool, compacts: bool) -> None:
+def test_a_topic_may_be_compacted_and_deleted_both_or_neither(
+    policy: str, deletes: bool, compacts: bool
+) -> None:
     config = log_config(DEFAULTS, [("cleanup.policy", policy)])
     assert (config.deletes, config.compacts) == (deletes, compacts)
 
