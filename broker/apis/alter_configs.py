@@ -61,11 +61,13 @@ class _Resource:
         self.type, self.name = self.key
         self.change = change
         self._names: Sequence[str] = [each.name for each in resource.configs]
-        self._nulls = [
-            each.name
+        given = [
+            each
             for each in resource.configs
-            if each.value is None and getattr(each, "config_operation", 0) != _Operation.DELETE
+            if getattr(each, "config_operation", _Operation.SET) != _Operation.DELETE
         ]
+        self._given: Sequence[str] = [each.name for each in given]
+        self._nulls: Sequence[str] = [each.name for each in given if each.value is None]
 
     def check(self, context: RequestContext, times: int) -> None:
         """Raises RequestError for what no resource may be asked for."""
@@ -78,9 +80,9 @@ class _Resource:
             raise _refused(f"{', '.join(self._nulls)}: a value is needed, not null")
         if self.type == ResourceType.BROKER:
             check_broker(context, self.name)
-            if self._names:
+            if self._given:  # nothing was changed, so whatever is deleted is gone
                 raise _refused(
-                    f"{', '.join(self._names)}: the broker's settings cannot be changed while it runs;"
+                    f"{', '.join(self._given)}: the broker's settings cannot be changed while it runs;"
                     " start it with others, or set those of topics"
                 )
         elif self.type != ResourceType.TOPIC:

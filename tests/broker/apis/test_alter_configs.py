@@ -104,6 +104,16 @@ async def test_a_setting_that_is_not_there_can_be_deleted(broker: Broker, connec
     assert response.responses[0].error_code is ErrorCode.none
 
 
+async def test_a_setting_of_the_broker_can_be_deleted_as_none_was_changed(
+    broker: Broker, connect: Connect
+) -> None:
+    """As `kafka-reassign-partitions --verify` does, which ends the throttling of replicas."""
+    client = await connect(broker)
+    changes = [resource("0", ("leader.replication.throttled.rate", DELETE, ""), kind=BROKER)]
+    response = await client.call(INCREMENTAL, 1, resources=changes)
+    assert response.responses[0].error_code is ErrorCode.none
+
+
 async def test_what_was_altered_is_there_after_a_restart(start: Start, connect: Connect) -> None:
     broker = await start()
     await broker.topics.create("t")
