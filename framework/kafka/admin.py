@@ -13,16 +13,16 @@ import anyio
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import KafkaError
-from aiokafka.protocol.commit import OffsetFetchRequest
 
-from framework.consumer import CommitOffset
 from framework.errors import ConsumerError, OffsetOutOfRange
 from framework.kafka.connecting import connect
+from framework.kafka.offset_fetch import OffsetFetch, committed_offsets
 from framework.record import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 
+    from framework.consumer import CommitOffset
     from framework.kafka.connection import ConnectionConfig
 
 __all__ = ["Admin", "Group", "GroupMember", "connect_admin"]
@@ -133,21 +133,12 @@ class Admin:
     async def list_group_offsets(self, group: str) -> dict[TopicPartition, CommitOffset]:
         """Everything that a group has committed."""
 
-        async def ask() -> Any:
-            # Not aiokafka's own method, which takes a coordinator that is loading for one without offsets.
+        async def ask() -> dict[TopicPartition, CommitOffset]:
             node = await self._client.find_coordinator(group)
-            response = await self._client._send_request(OffsetFetchRequest(group, None), node)
-            _check(response.error_code, group)
-            return response
+            response = await self._client._send_request(OffsetFetch(group, None), node)
+            return committed_offsets(response)
 
-        response = await self._ask_coordinator(f"offsets of group {group}", ask)
-        found = {}
-        for topic, partitions in response.topics:
-            for partition, offset, metadata, code in partitions:
-                _check(code, f"{topic}-{partition}")
-                if offset >= 0:
-                    found[TopicPartition(topic, partition)] = CommitOffset(offset, metadata)
-        return found
+        return await self._ask_coordinator(f"offsets of group {group}", ask)
 
     async def group_members(self, group: str) -> Group:
         """The state of a group and its members."""

@@ -33,7 +33,6 @@ _COORDINATOR_METHODS: dict[str, tuple[str, ...]] = {
     "_send_req": ("self", "request"),
     "ensure_coordinator_known": ("self",),
     "coordinator_dead": ("self",),
-    "fetch_committed_offsets": ("self", "partitions"),
     "check_errors": ("self",),
 }
 _FETCHER_ATTRIBUTES = (

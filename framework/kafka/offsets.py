@@ -8,21 +8,26 @@ that would be the new one, and offsets of partitions that now belong to somebody
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import aiokafka.errors
 import anyio
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.commit import OffsetCommitRequest
 
-from framework.consumer import CommitOffset
 from framework.errors import CommitFenced, ConsumerError
+from framework.kafka.offset_fetch import OffsetFetch, committed_offsets
 from framework.record import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+
+    from framework.consumer import CommitOffset
 
 __all__ = ["Membership", "commit_offsets", "fetch_offsets"]
+
+T = TypeVar("T")
 
 _RETRY_AFTER = 0.1  # seconds
 _ILLEGAL_GENERATION, _UNKNOWN_MEMBER, _REBALANCING, _FENCED_INSTANCE = 22, 25, 27, 82
@@ -74,30 +79,19 @@ async def commit_offsets(
         OffsetCommitRequest.DEFAULT_RETENTION_TIME,
         list(topics.items()),
     )
-    reason = "the coordinator was not found"
-    with anyio.move_on_after(timeout):
-        while True:
-            try:
-                await coordinator.ensure_coordinator_known()
-                response = await coordinator._send_req(request)
-            except KafkaError as error:
-                if not error.retriable:
-                    raise _refused(coordinator, error) from error
-                reason = repr(error)
-            else:
-                retry = _judge(coordinator, response)
-                if retry is None:
-                    return
-                reason = retry
-            await anyio.sleep(_RETRY_AFTER)
-    raise ConsumerError(
-        f"group {coordinator.group_id}: commit not acknowledged in {timeout:g} s: {reason}"
-    )
+    try:
+        await _ask(coordinator, request, partial(_judge, coordinator), timeout)
+    except KafkaError as error:
+        raise _refused(coordinator, error) from error
+    except TimeoutError as error:
+        raise ConsumerError(
+            f"group {coordinator.group_id}: commit not acknowledged in {timeout:g} s: {error}"
+        ) from None
 
 
-def _judge(coordinator: Any, response: Any) -> str | None:
-    """None if everything is committed, the reason if it should be tried again; else raises."""
-    again = None
+def _judge(coordinator: Any, response: Any) -> None:
+    """Raises CommitFenced, ConsumerError, or KafkaError for what should be tried again."""
+    again: KafkaError | None = None
     for topic, partitions in response.topics:
         for partition, code in partitions:
             if code == 0:
@@ -109,12 +103,11 @@ def _judge(coordinator: Any, response: Any) -> str | None:
                     f"group {coordinator.group_id}: the group has moved on to a new generation,"
                     f" the commit was refused ({where})"
                 )
-            if code in _COORDINATOR_GONE:
-                coordinator.coordinator_dead()
-            elif code == _UNKNOWN_TOPIC or not error.retriable:
+            if code == _UNKNOWN_TOPIC or not error.retriable:
                 raise _refused(coordinator, where)
-            again = where
-    return again
+            again = error(where)
+    if again is not None:
+        raise again
 
 
 def _refused(coordinator: Any, reason: object) -> ConsumerError:
@@ -129,17 +122,40 @@ async def fetch_offsets(
     Raises `ConsumerError` when the broker refuses or has not answered within `timeout` seconds.
     """
     found: dict[TopicPartition, CommitOffset | None] = dict.fromkeys(partitions)
+    if not found:
+        return found
+    # Not aiokafka's own method, which takes a coordinator that is loading for one without offsets.
+    request = OffsetFetch(coordinator.group_id, found)
     try:
-        with anyio.fail_after(timeout):
-            entries = await coordinator.fetch_committed_offsets(list(found))
+        found |= await _ask(coordinator, request, committed_offsets, timeout)
     except KafkaError as error:
         raise ConsumerError(
             f"group {coordinator.group_id}: cannot read committed offsets: {error}"
         ) from error
-    except TimeoutError:
+    except TimeoutError as error:
         raise ConsumerError(
-            f"group {coordinator.group_id}: no answer about committed offsets in {timeout:g} s"
+            f"group {coordinator.group_id}: no answer about committed offsets in {timeout:g} s: {error}"
         ) from None
-    for partition, entry in entries.items():
-        found[TopicPartition(*partition)] = CommitOffset(entry.offset, entry.metadata)
     return found
+
+
+async def _ask(coordinator: Any, request: Any, judge: Callable[[Any], T], timeout: float) -> T:
+    """What the judge makes of the coordinator's answer, who is asked again while that may help.
+
+    Raises what the judge raises, but KafkaErrors only if they are not retriable, and TimeoutError with the
+    reason why there is no answer.
+    """
+    reason = "the coordinator was not found"
+    with anyio.move_on_after(timeout):
+        while True:
+            try:
+                await coordinator.ensure_coordinator_known()
+                return judge(await coordinator._send_req(request))
+            except KafkaError as error:
+                if not error.retriable:
+                    raise
+                if getattr(error, "errno", None) in _COORDINATOR_GONE:
+                    coordinator.coordinator_dead()
+                reason = str(error)
+            await anyio.sleep(_RETRY_AFTER)
+    raise TimeoutError(reason)

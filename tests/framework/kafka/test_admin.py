@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from aiokafka.protocol.commit import OffsetFetchResponse_v3
 from kio.schema.errors import ErrorCode
 
 from broker.apis import groups
@@ -141,22 +140,6 @@ async def test_a_coordinator_that_is_not_there_yet_is_asked_for_again(
     assert await admin.list_group_offsets("g") == {T1: CommitOffset(2, "")}
     coordinator_refuses(ErrorCode.not_coordinator, 2)
     assert await admin.group_members("g") == Group("g", "Empty", ())
-
-
-async def test_the_offsets_of_a_coordinator_that_loads_are_not_taken_for_none(
-    admin: Admin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await admin.reset_offsets("g", {T1: 2})
-    send, loading = admin._client._send_request, [14, 14]
-
-    async def answer(request: Any, node: int | None = None) -> Any:
-        response = await send(request, node)
-        if isinstance(response, OffsetFetchResponse_v3) and loading:
-            response.error_code, response.topics = loading.pop(), []
-        return response
-
-    monkeypatch.setattr(admin._client, "_send_request", answer)
-    assert await admin.list_group_offsets("g") == {T1: CommitOffset(2, "")}
 
 
 async def test_a_coordinator_that_does_not_come_is_named_as_the_reason(

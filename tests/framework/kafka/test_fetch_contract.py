@@ -134,15 +134,15 @@ async def test_when_the_fetcher_has_changed_the_public_way_is_taken_with_one_war
 async def test_when_group_membership_has_changed_nothing_is_started(
     consumer: KafkaConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fetch_committed_offsets(self: Any, partitions: Any, timeout: float) -> None: ...
+    async def _send_req(self: Any, request: Any, timeout: float) -> None: ...
 
     monkeypatch.setattr(
         aiokafka.consumer.group_coordinator.GroupCoordinator,
-        "fetch_committed_offsets",
-        fetch_committed_offsets,
+        "_send_req",
+        _send_req,
     )
     with pytest.raises(
         ConsumerError,
-        match=r"aiokafka 0\.14\.\d+ does not fit .*fetch_committed_offsets.*install aiokafka 0\.14",
+        match=r"aiokafka 0\.14\.\d+ does not fit .*_send_req.*install aiokafka 0\.14",
     ):
         await consumer.start(Silent())
