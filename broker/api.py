@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from kio.schema.types import BrokerId
 
+from broker.security.acls import Question
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
@@ -118,7 +120,10 @@ class RequestContext:
     def allows(self, operation: Operation, resource: Resource, name: str) -> bool:
         """Whether this client may do so."""
         authorizer = self.services.authorizer
-        return authorizer is None or authorizer.allows(self.principal, operation, resource, name)
+        if authorizer is None:
+            return True
+        question = Question(self.principal, operation, resource, name, self.client_host)
+        return authorizer.allows(question)
 
 
 class CloseConnection(Exception):

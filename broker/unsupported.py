@@ -89,11 +89,6 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
         "There is one, which is encrypted or not.",
     ),
     Unsupported(
-        "Access rules that deny, or that hold for one host",
-        "CreateAcls refuses them with INVALID_REQUEST; what no rule allows is denied. Rules allow read,"
-        " write, create, delete, alter, describe and all: alter is altering configurations too.",
-    ),
-    Unsupported(
         "Client quotas by protocol (KIP-546); of requests (KIP-124)",
         "One quota for each user, or client id, by --produce-quota-bytes and --fetch-quota-bytes.",
         (48, 49),

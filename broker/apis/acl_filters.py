@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final, Self
 
 from kio.schema.errors import ErrorCode
 
-from broker.apis.operations import KafkaOperation
+from broker.apis.operations import OPERATIONS
 from broker.errors import RequestError
-from broker.security.acls import Operation, Resource
+from broker.security.acls import Resource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,24 +21,22 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALLOW",
-    "ANY_HOST",
+    "DENY",
     "LITERAL",
-    "OPERATIONS",
     "PREFIXED",
     "RESOURCES",
     "AclFilter",
     "pattern_type",
+    "permission",
 ]
 
 _UNKNOWN, _ANY = 0, 1
 _MATCH, LITERAL, PREFIXED = 2, 3, 4
 _RESOURCE_TYPES, _PATTERN_TYPES, _OPERATIONS, _PERMISSIONS = 7, 4, 15, 3  # the highest of each
 
+DENY: Final = 2
 ALLOW: Final = 3
-"""The permission of every rule."""
-
-ANY_HOST: Final = "*"
-"""The host of every rule."""
+"""The two permissions."""
 
 RESOURCES: Final[Mapping[Resource, int]] = {
     Resource.TOPIC: 2,
@@ -47,14 +45,15 @@ RESOURCES: Final[Mapping[Resource, int]] = {
     Resource.TRANSACTIONAL_ID: 5,
 }
 
-OPERATIONS: Final[Mapping[Operation, int]] = {
-    operation: KafkaOperation[operation.name] for operation in Operation
-}
-
 
 def pattern_type(binding: Binding) -> int:
     """How its name is meant."""
     return PREFIXED if binding.prefixed else LITERAL
+
+
+def permission(binding: Binding) -> int:
+    """Whether it allows or denies."""
+    return DENY if binding.denied else ALLOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +95,9 @@ class AclFilter:
         return (
             self.resource in (_ANY, RESOURCES[binding.resource])
             and self.operation in (_ANY, OPERATIONS[binding.operation])
-            and self.permission in (_ANY, ALLOW)
+            and self.permission in (_ANY, permission(binding))
             and self.principal in (None, binding.principal)
-            and self.host in (None, ANY_HOST)
+            and self.host in (None, binding.host)
             and self._names(binding)
         )
 

@@ -1,7 +1,7 @@
 """DescribeAcls, CreateAcls, DeleteAcls: the rules of a broker that is started with --acls (KIP-11, KIP-290).
 
-What rules of ours cannot say is refused with INVALID_REQUEST: permissions that deny, or that hold for one
-host only; principals that are no users; operations that are part of others here (see `broker.apis.guards`).
+What rules of ours cannot say is refused with INVALID_REQUEST: principals that are no users, and resources
+that are no topics, groups, transactional ids or the cluster.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from kio.static.primitive import i8
 from broker.api import Api
 from broker.apis.acl_filters import (
     ALLOW,
-    ANY_HOST,
+    DENY,
     LITERAL,
-    OPERATIONS,
     PREFIXED,
     RESOURCES,
     AclFilter,
     pattern_type,
+    permission,
 )
 from broker.apis.common import NO_THROTTLE
+from broker.apis.operations import OPERATIONS
 from broker.errors import BrokerError, RequestError
 from broker.security.acls import CLUSTER, Resource
 from broker.security.bindings import (
@@ -97,9 +98,9 @@ def _described(bindings: list[Binding]) -> DescribeAclsResource:
         acls=tuple(
             AclDescription(
                 principal=each.principal,
-                host=ANY_HOST,
+                host=each.host,
                 operation=i8(OPERATIONS[each.operation]),
-                permission_type=i8(ALLOW),
+                permission_type=i8(permission(each)),
             )
             for each in bindings
         ),
@@ -167,9 +168,9 @@ def _deleted(outcome: list[Binding] | RequestError) -> DeleteAclsFilterResult:
                 resource_name=each.name,
                 pattern_type=i8(pattern_type(each)),
                 principal=each.principal,
-                host=ANY_HOST,
+                host=each.host,
                 operation=i8(OPERATIONS[each.operation]),
-                permission_type=i8(ALLOW),
+                permission_type=i8(permission(each)),
             )
             for each in outcome
         ),
@@ -199,23 +200,20 @@ def _change(
 
 
 def _binding(creation: AclCreation) -> Binding:
-    """What is to be allowed. Raises RequestError for what rules cannot say."""
+    """What is to be allowed or denied. Raises RequestError for what rules cannot say."""
     resource = _RESOURCES.get(creation.resource_type)
     operation = _OPERATIONS.get(creation.operation)
     name, prefixed = creation.resource_name, creation.resource_pattern_type == PREFIXED
     if resource is None:
         raise _refused(f"there are no rules for resources of type {creation.resource_type}")
     if operation is None:
-        raise _refused(
-            f"operation {creation.operation} has no rules of its own: alter allows to alter configurations,"
-            " describe to describe them; see `kmr broker acl allow --help`"
-        )
+        raise _refused(f"there is no operation {creation.operation} to allow or deny")
     if creation.resource_pattern_type not in (LITERAL, PREFIXED):
         raise _refused("a resource is named literally, or by what its name begins with")
-    if creation.permission_type != ALLOW:
-        raise _refused("rules allow, and deny nothing: what no rule allows is denied")
-    if creation.host != ANY_HOST:
-        raise _refused(f"rules hold for clients of every host, *, not only for {creation.host!r}")
+    if creation.permission_type not in (ALLOW, DENY):
+        raise _refused("rules allow or deny")
+    if not creation.host:
+        raise _refused("the host is empty; * is every one")
     if not name:
         raise _refused("the name of the resource is empty")
     if resource is Resource.CLUSTER and (name != CLUSTER or prefixed):
@@ -223,7 +221,8 @@ def _binding(creation: AclCreation) -> Binding:
     if not prefixed and name != WILDCARD and name.endswith(WILDCARD):
         raise _refused(f"{name!r}: rules cannot name a resource whose name ends with a *")
     _check_principal(creation.principal)
-    return Binding(creation.principal, operation, resource, name, prefixed)
+    denied = creation.permission_type == DENY
+    return Binding(creation.principal, operation, resource, name, prefixed, creation.host, denied)
 
 
 def _check_principal(principal: str) -> None:

@@ -1,8 +1,7 @@
 """What a client must be allowed to do for each API, and what is answered when it is not.
 
-Requirements and error codes are those of Kafka's authorizer, with one difference: `alter` stands for
-ALTER and ALTER_CONFIGS, and who may describe a resource may read its configuration. Produce and Fetch,
-which read their requests themselves, ask `RequestContext.allows` on their own.
+Requirements and error codes are those of Kafka's authorizer. Produce and Fetch, which read their requests
+themselves, ask `RequestContext.allows` on their own.
 """
 
 from __future__ import annotations
@@ -105,14 +104,16 @@ GUARDED: Final[dict[int, Guard]] = {
     29: Rule(whole=((Operation.DESCRIBE, Resource.CLUSTER, ""),), lists=False),  # DescribeAcls
     30: _ADMINISTRATION,  # CreateAcls
     31: _ADMINISTRATION,  # DeleteAcls
-    32: Rule(field="resources", each=_configured(Operation.DESCRIBE)),  # DescribeConfigs
-    33: Rule(field="resources", each=_configured(Operation.ALTER)),  # AlterConfigs
+    32: Rule(field="resources", each=_configured(Operation.DESCRIBE_CONFIGS)),  # DescribeConfigs
+    33: Rule(field="resources", each=_configured(Operation.ALTER_CONFIGS)),  # AlterConfigs
     34: special_guards.alter_replica_log_dirs,
     35: Rule(whole=((Operation.DESCRIBE, Resource.CLUSTER, ""),), lists=False),  # DescribeLogDirs
     37: Rule(field="topics", each=_topics(Operation.ALTER)),  # CreatePartitions
     42: Rule(field="groups_names", each=_groups(Operation.DELETE)),  # DeleteGroups
     43: _ADMINISTRATION,  # ElectLeaders
-    44: Rule(field="resources", each=_configured(Operation.ALTER)),  # IncrementalAlterConfigs
+    44: Rule(
+        field="resources", each=_configured(Operation.ALTER_CONFIGS)
+    ),  # IncrementalAlterConfigs
     45: _ADMINISTRATION,  # AlterPartitionReassignments
     46: Rule(whole=((Operation.DESCRIBE, Resource.CLUSTER, ""),)),  # ListPartitionReassignments
     47: Rule(whole=(_DELETES_GROUP,), field="topics", each=_topics(Operation.READ)),  # OffsetDelete
@@ -127,7 +128,7 @@ GUARDED: Final[dict[int, Guard]] = {
         each=lambda each: [Need(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, each)],
     ),
     66: special_guards.list_transactions,
-    74: Rule(whole=((Operation.DESCRIBE, Resource.CLUSTER, ""),)),  # ListConfigResources
+    74: Rule(whole=((Operation.DESCRIBE_CONFIGS, Resource.CLUSTER, ""),)),  # ListConfigResources
     75: special_guards.describe_topics,
 }
 """By API key; all others are for administrators of the cluster."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from kio.static.primitive import i32
@@ -10,59 +9,56 @@ from kio.static.primitive import i32
 from broker.security.acls import CLUSTER, Operation, Resource
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from broker.api import RequestContext
 
-__all__ = ["NOT_ASKED_FOR", "KafkaOperation", "allowed_operations"]
+__all__ = ["NOT_ASKED_FOR", "OPERATIONS", "allowed_operations"]
 
 NOT_ASKED_FOR: Final = i32(-(2**31))
 """What a description has where nobody asked."""
 
 
-class KafkaOperation(IntEnum):
-    """The operations that the protocol knows, by their codes (`AclOperation` of the Java client)."""
-
-    ALL = 2
-    READ = 3
-    WRITE = 4
-    CREATE = 5
-    DELETE = 6
-    ALTER = 7
-    DESCRIBE = 8
-    CLUSTER_ACTION = 9
-    DESCRIBE_CONFIGS = 10
-    ALTER_CONFIGS = 11
-    IDEMPOTENT_WRITE = 12
-
-
-_OF: Final[Mapping[Resource, Mapping[KafkaOperation, Operation]]] = {
-    Resource.TOPIC: {
-        KafkaOperation.READ: Operation.READ,
-        KafkaOperation.WRITE: Operation.WRITE,
-        KafkaOperation.CREATE: Operation.CREATE,
-        KafkaOperation.DELETE: Operation.DELETE,
-        KafkaOperation.ALTER: Operation.ALTER,
-        KafkaOperation.DESCRIBE: Operation.DESCRIBE,
-        KafkaOperation.DESCRIBE_CONFIGS: Operation.DESCRIBE,
-        KafkaOperation.ALTER_CONFIGS: Operation.ALTER,
-    },
-    Resource.GROUP: {
-        KafkaOperation.READ: Operation.READ,
-        KafkaOperation.DELETE: Operation.DELETE,
-        KafkaOperation.DESCRIBE: Operation.DESCRIBE,
-    },
-    Resource.CLUSTER: {
-        KafkaOperation.CREATE: Operation.CREATE,
-        KafkaOperation.ALTER: Operation.ALTER,
-        KafkaOperation.DESCRIBE: Operation.DESCRIBE,
-        KafkaOperation.CLUSTER_ACTION: Operation.ALTER,
-        KafkaOperation.DESCRIBE_CONFIGS: Operation.DESCRIBE,
-        KafkaOperation.ALTER_CONFIGS: Operation.ALTER,
-        KafkaOperation.IDEMPOTENT_WRITE: Operation.WRITE,
-    },
+OPERATIONS: Final[Mapping[Operation, int]] = {
+    Operation.ALL: 2,
+    Operation.READ: 3,
+    Operation.WRITE: 4,
+    Operation.CREATE: 5,
+    Operation.DELETE: 6,
+    Operation.ALTER: 7,
+    Operation.DESCRIBE: 8,
+    Operation.CLUSTER_ACTION: 9,
+    Operation.DESCRIBE_CONFIGS: 10,
+    Operation.ALTER_CONFIGS: 11,
+    Operation.IDEMPOTENT_WRITE: 12,
 }
-"""Kafka's operations on a resource, and what allows them here."""
+"""The codes of the protocol (`AclOperation` of the Java client)."""
+
+_ON_TOPIC: Final = (
+    Operation.READ,
+    Operation.WRITE,
+    Operation.CREATE,
+    Operation.DELETE,
+    Operation.ALTER,
+    Operation.DESCRIBE,
+    Operation.DESCRIBE_CONFIGS,
+    Operation.ALTER_CONFIGS,
+)
+_ON_GROUP: Final = (Operation.READ, Operation.DELETE, Operation.DESCRIBE)
+_ON_CLUSTER: Final = (
+    Operation.CREATE,
+    Operation.ALTER,
+    Operation.DESCRIBE,
+    Operation.CLUSTER_ACTION,
+    Operation.DESCRIBE_CONFIGS,
+    Operation.ALTER_CONFIGS,
+    Operation.IDEMPOTENT_WRITE,
+)
+_OF: Final[Mapping[Resource, Sequence[Operation]]] = {
+    Resource.TOPIC: _ON_TOPIC,
+    Resource.GROUP: _ON_GROUP,
+    Resource.CLUSTER: _ON_CLUSTER,
+}
 
 
 def allowed_operations(
@@ -71,5 +67,5 @@ def allowed_operations(
     """Bit n is set if this client may do Kafka's operation n; without an authorizer, everything."""
     if not wanted:
         return NOT_ASKED_FOR
-    operations = _OF[resource].items()
-    return i32(sum(1 << code for code, need in operations if context.allows(need, resource, name)))
+    allowed = [each for each in _OF[resource] if context.allows(each, resource, name)]
+    return i32(sum(1 << OPERATIONS[each] for each in allowed))

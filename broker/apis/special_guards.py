@@ -213,7 +213,7 @@ async def init_producer_id(call: Call) -> Any:
         if call.lacks(Need(Operation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id)):
             return call.refuse(ErrorCode.transactional_id_authorization_failed)
     elif call.lacks(Need(Operation.WRITE, Resource.TOPIC, ANY_NAME)) and call.lacks(
-        Need(Operation.WRITE, Resource.CLUSTER)
+        Need(Operation.IDEMPOTENT_WRITE, Resource.CLUSTER)
     ):
         return call.refuse(ErrorCode.cluster_authorization_failed)
     return await call.answer()

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from cyclopts import App, Parameter
 
 from broker.cli.errors import CommandError, UsageError, reports
 from broker.cli.text import columns, required, say
-from broker.security.acls import Operation, Rule, read_rules, write_rules
+from broker.security.acls import (
+    EVERY_HOST,
+    Denial,
+    Operation,
+    Resource,
+    Rule,
+    read_rules,
+    write_rules,
+)
 
 __all__ = ["app"]
 
@@ -22,7 +30,7 @@ AclFile = Annotated[
     Path, Parameter("--acls", env_var="KMR_BROKER__ACL_FILE", help="The file of rules.")
 ]
 Names = Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)]
-Cluster = Annotated[bool, Parameter(negative=(), show_default=False)]
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
 @app.command
@@ -33,13 +41,15 @@ def allow(
     topic: Names = (),
     group: Names = (),
     transactional_id: Names = (),
-    cluster: Cluster = False,
+    cluster: Flag = False,
+    host: Names = (),
     acls: AclFile,
 ) -> None:
     """Allow operations on what is named; creates the file if it is missing.
 
-    Reading, writing, deleting and altering allow to describe too. A consumer needs read for its topics
-    and its group; a producer write for its topics, and for its transactional id if it has one.
+    Reading, writing, deleting and altering allow to describe too, alter-configs describe-configs. A consumer
+    needs read for its topics and its group; a producer write for its topics, and for its transactional id if
+    it has one.
 
     Parameters
     ----------
@@ -47,7 +57,8 @@ def allow(
         User:NAME or just NAME, User:CN=... for the subject of a client's certificate, User:ANONYMOUS for
         who does not authenticate, User:* for everybody.
     operations
-        What is allowed: read, write, create, delete, alter, describe or all.
+        What is allowed: read, write, create, delete, alter (partitions), describe, alter-configs,
+        describe-configs, or all; of the cluster also idempotent-write.
     topic
         A topic; one that ends with * stands for all that begin so. May be repeated, as the next ones.
     group
@@ -55,14 +66,34 @@ def allow(
     transactional_id
         A transactional id.
     cluster
-        The cluster: create is any topic, describe its groups and logs, alter its settings.
+        The cluster: create is any topic, describe its groups and logs, alter its rules, users and
+        replicas.
+    host
+        An address that the client must have; without, any.
     """
-    rule = _rule(principal, operations, topic, group, transactional_id, cluster=cluster)
-    rules = read_rules(acls) if acls.exists() else ()
-    if rule in rules:
-        raise CommandError(f"{acls} has this rule already")
-    write_rules(acls, (*rules, rule))
-    say(f"{rule.principal}: allowed")
+    named = _Named(topic, group, transactional_id, host, cluster=cluster)
+    _add(acls, named.rule(Rule, principal, operations), "allowed")
+
+
+@app.command
+@reports
+def deny(
+    principal: str,
+    *operations: Operation,
+    topic: Names = (),
+    group: Names = (),
+    transactional_id: Names = (),
+    cluster: Flag = False,
+    host: Names = (),
+    acls: AclFile,
+) -> None:
+    """Deny operations on what is named, whatever rules allow them; parameters as for `allow`.
+
+    What no rule allows is denied anyway: this takes something out of what others allow. To deny to read does
+    not deny to describe.
+    """
+    named = _Named(topic, group, transactional_id, host, cluster=cluster)
+    _add(acls, named.rule(Denial, principal, operations), "denied")
 
 
 @app.command
@@ -73,15 +104,24 @@ def revoke(
     topic: Names = (),
     group: Names = (),
     transactional_id: Names = (),
-    cluster: Cluster = False,
+    cluster: Flag = False,
+    host: Names = (),
+    denied: Flag = False,
     acls: AclFile,
 ) -> None:
-    """Remove a rule, given as it was to `allow`; without operations, all rules of the principal."""
+    """Remove a rule, given as it was to `allow`; without operations, all rules of the principal.
+
+    Parameters
+    ----------
+    denied
+        The rule was given to `deny`.
+    """
     rules = read_rules(acls)
+    named = _Named(topic, group, transactional_id, host, cluster=cluster)
     if operations:
-        rule = _rule(principal, operations, topic, group, transactional_id, cluster=cluster)
+        rule = named.rule(Denial if denied else Rule, principal, operations)
         rest = tuple(each for each in rules if each != rule)
-    elif topic or group or transactional_id or cluster:
+    elif denied or any(named):
         raise UsageError("name the operations too, or only the principal to remove all its rules")
     else:
         rest = tuple(each for each in rules if each.principal != _principal(principal))
@@ -96,39 +136,52 @@ def revoke(
 def list_rules(*, acls: AclFile) -> None:
     """List the rules."""
     rows = [
-        (rule.principal, ",".join(rule.operations), kind, name)
+        (
+            rule.principal,
+            "deny" if isinstance(rule, Denial) else "allow",
+            ",".join(rule.operations),
+            str(resource),
+            "" if resource is Resource.CLUSTER else name,
+            ",".join(rule.hosts),
+        )
         for rule in read_rules(acls)
-        for kind, names in (
-            ("topic", rule.topics),
-            ("group", rule.groups),
-            ("transactional id", rule.transactional_ids),
-            ("cluster", ("",) if rule.cluster else ()),
-        )
-        for name in names
+        for resource in Resource
+        for name in rule.names(resource)
     ]
-    say(*columns(["PRINCIPAL", "OPERATIONS", "RESOURCE", "NAME"], rows))
+    say(*columns(["PRINCIPAL", "PERMISSION", "OPERATIONS", "RESOURCE", "NAME", "HOST"], rows))
 
 
-def _rule(
-    principal: str,
-    operations: tuple[Operation, ...],
-    topics: tuple[str, ...],
-    groups: tuple[str, ...],
-    transactional_ids: tuple[str, ...],
-    *,
-    cluster: bool,
-) -> Rule:
-    try:
-        return Rule(
-            principal=_principal(principal),
-            operations=required(operations, "operation"),
-            topics=topics,
-            groups=groups,
-            transactional_ids=transactional_ids,
-            cluster=cluster,
-        )
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+class _Named(NamedTuple):
+    """What a rule is about, as the flags say it."""
+
+    topics: tuple[str, ...]
+    groups: tuple[str, ...]
+    transactional_ids: tuple[str, ...]
+    hosts: tuple[str, ...]
+    cluster: bool
+
+    def rule(self, kind: type[Rule], principal: str, operations: tuple[Operation, ...]) -> Rule:
+        """A rule of that kind about it. Raises UsageError."""
+        try:
+            return kind(
+                principal=_principal(principal),
+                operations=required(operations, "operation"),
+                topics=self.topics,
+                groups=self.groups,
+                transactional_ids=self.transactional_ids,
+                cluster=self.cluster,
+                hosts=self.hosts or (EVERY_HOST,),
+            )
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+
+
+def _add(acls: Path, rule: Rule, what: str) -> None:
+    rules = read_rules(acls) if acls.exists() else ()
+    if rule in rules:
+        raise CommandError(f"{acls} has this rule already")
+    write_rules(acls, (*rules, rule))
+    say(f"{rule.principal}: {what}")
 
 
 def _principal(name: str) -> str:

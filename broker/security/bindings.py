@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from broker.security.acls import CLUSTER, Operation, Resource, Rule
+from broker.security.acls import EVERY_HOST, Denial, Operation, Resource, Rule
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -22,13 +22,18 @@ WILDCARD = "*"
 
 
 class Binding(NamedTuple):
-    """Allows a principal one operation on one resource, or on all whose names begin so if `prefixed`."""
+    """Allows a principal one operation on one resource, or on all whose names begin so if `prefixed`.
+
+    It holds for clients of one `host`; `denied` says that it denies it instead.
+    """
 
     principal: str
     operation: Operation
     resource: Resource
     name: str
     prefixed: bool = False
+    host: str = EVERY_HOST
+    denied: bool = False
 
     @property
     def pattern(self) -> str:
@@ -65,41 +70,48 @@ def without_bindings(rules: Sequence[Rule], removed: Collection[Binding]) -> tup
 
 
 def _bindings(rule: Rule) -> list[Binding]:
-    named = [
-        *((Resource.TOPIC, name) for name in rule.topics),
-        *((Resource.GROUP, name) for name in rule.groups),
-        *((Resource.TRANSACTIONAL_ID, name) for name in rule.transactional_ids),
-        *((Resource.CLUSTER, CLUSTER) for _ in range(rule.cluster)),
-    ]
+    denied = isinstance(rule, Denial)
     return [
-        _binding(rule.principal, operation, resource, name)
-        for resource, name in named
+        _binding(rule.principal, operation, resource, pattern, host, denied=denied)
+        for resource in Resource
+        for pattern in rule.names(resource)
         for operation in rule.operations
+        for host in rule.hosts
     ]
 
 
-def _binding(principal: str, operation: Operation, resource: Resource, pattern: str) -> Binding:
+def _binding(
+    principal: str,
+    operation: Operation,
+    resource: Resource,
+    pattern: str,
+    host: str,
+    *,
+    denied: bool,
+) -> Binding:
     prefixed = pattern.endswith("*") and pattern != WILDCARD
     name = pattern[:-1] if prefixed else pattern
-    return Binding(principal, operation, resource, name, prefixed)
+    return Binding(principal, operation, resource, name, prefixed, host, denied)
 
 
 def _rules(bindings: Iterable[Binding]) -> list[Rule]:
-    """One for each principal and resource, with all of its operations."""
-    grouped: dict[tuple[str, Resource, str], list[Operation]] = {}
+    """One for each principal, host and resource, with all of its operations."""
+    grouped: dict[Binding, list[Operation]] = {}
     for each in bindings:
-        grouped.setdefault((each.principal, each.resource, each.pattern), []).append(each.operation)
-    return [_rule(*key, tuple(operations)) for key, operations in grouped.items()]
+        alike = each._replace(operation=Operation.ALL)
+        grouped.setdefault(alike, []).append(each.operation)
+    return [_rule(alike, tuple(operations)) for alike, operations in grouped.items()]
 
 
-def _rule(
-    principal: str, resource: Resource, pattern: str, operations: tuple[Operation, ...]
-) -> Rule:
-    return Rule(
-        principal=principal,
+def _rule(binding: Binding, operations: tuple[Operation, ...]) -> Rule:
+    resource, pattern = binding.resource, binding.pattern
+    kind = Denial if binding.denied else Rule
+    return kind(
+        principal=binding.principal,
         operations=operations,
         topics=(pattern,) if resource is Resource.TOPIC else (),
         groups=(pattern,) if resource is Resource.GROUP else (),
         transactional_ids=(pattern,) if resource is Resource.TRANSACTIONAL_ID else (),
         cluster=resource is Resource.CLUSTER,
+        hosts=(binding.host,),
     )

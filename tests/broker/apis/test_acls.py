@@ -15,7 +15,8 @@ Connect = Callable[[Broker], Awaitable[Any]]
 
 METADATA, DESCRIBE, CREATE, DELETE = 3, 29, 30, 31
 TOPIC, GROUP, CLUSTER, TRANSACTIONAL_ID = 2, 3, 4, 5
-ALL, READ, WRITE, DESCRIBE_CONFIGS = 2, 3, 4, 10
+ALL, READ, WRITE = 2, 3, 4
+TWO_PHASE_COMMIT = 15
 ANY, MATCH, LITERAL, PREFIXED = 1, 2, 3, 4
 DENY, ALLOW = 2, 3
 ADMINISTRATORS = Rule(principal="User:ANONYMOUS", operations=(Operation.ALL,), cluster=True)
@@ -182,14 +183,13 @@ async def test_one_permission_of_a_rule_can_be_deleted(client: Any, acls: Path) 
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"permission_type": DENY}, "rules allow, and deny nothing"),
-        ({"permission_type": 1}, "rules allow, and deny nothing"),
-        ({"host": "10.0.0.1"}, "rules hold for clients of every host"),
+        ({"permission_type": 1}, "rules allow or deny"),
+        ({"host": ""}, "the host is empty"),
         ({"principal": "Group:staff"}, "a principal is a user, User:NAME"),
         ({"principal": "User:"}, "a principal is a user, User:NAME"),
         ({"principal": "alice"}, "a principal is a user, User:NAME"),
-        ({"operation": DESCRIBE_CONFIGS}, "operation 10 has no rules of its own"),
-        ({"operation": ANY}, "operation 1 has no rules of its own"),
+        ({"operation": TWO_PHASE_COMMIT}, "there is no operation 15 to allow or deny"),
+        ({"operation": ANY}, "there is no operation 1 to allow or deny"),
         ({"resource_type": 6}, "no rules for resources of type 6"),
         ({"resource_type": ANY}, "no rules for resources of type 1"),
         ({"resource_pattern_type": MATCH}, "named literally, or by what its name begins with"),
@@ -224,6 +224,45 @@ async def test_every_kind_of_resource_can_be_allowed(client: Any) -> None:
         ("User:ANONYMOUS", WRITE, TRANSACTIONAL_ID, "x", LITERAL),
         ("User:ANONYMOUS", WRITE, CLUSTER, "kafka-cluster", LITERAL),
     }
+
+
+async def test_what_is_denied_is_denied_at_once_and_is_found_and_deleted_as_such(
+    client: Any, acls: Path
+) -> None:
+    async def error() -> ErrorCode:
+        (topic,) = (await client.call(METADATA, 12, topics=[{"name": "new"}])).topics
+        return topic.error_code  # type: ignore[no-any-return]
+
+    denial = creation(operation=ALL, permission_type=DENY, host="127.0.0.1")
+    elsewhere = creation(operation=ALL, permission_type=DENY, host="10.0.0.1")
+    await client.call(CREATE, 3, creations=[creation(), elsewhere])
+    assert await error() is ErrorCode.none
+    response = await client.call(CREATE, 3, creations=[denial, denial])
+    assert [each.error_code for each in response.results] == [ErrorCode.none] * 2
+    assert await error() is ErrorCode.topic_authorization_failed
+
+    for asked in ({"permission_type": DENY}, {"permission_type": DENY, "host_filter": "127.0.0.1"}):
+        found = await client.call(DESCRIBE, 3, **wanted(**asked))
+        (topic,) = found.resources
+        hosts = {(acl.host, acl.operation, acl.permission_type) for acl in topic.acls}
+        everywhere = {("127.0.0.1", ALL, DENY), ("10.0.0.1", ALL, DENY)}
+        assert hosts == (everywhere if len(asked) == 1 else {("127.0.0.1", ALL, DENY)})
+    assert [each.hosts for each in read_rules(acls)[-2:]] == [("10.0.0.1",), ("127.0.0.1",)]
+
+    asked = {"permission_type": DENY, "host_filter": "127.0.0.1"}
+    response = await client.call(DELETE, 3, filters=[wanted(**asked)])
+    (matching,) = response.filter_results[0].matching_acls
+    assert (matching.host, matching.permission_type) == ("127.0.0.1", DENY)
+    assert await error() is ErrorCode.none
+
+
+async def test_every_operation_of_kafka_can_be_allowed(client: Any) -> None:
+    codes = set(range(ALL, 13))
+    kinds = [creation(operation=code) for code in codes]
+    response = await client.call(CREATE, 3, creations=kinds)
+    assert {each.error_code for each in response.results} == {ErrorCode.none}
+    found = await described(client, resource_type_filter=TOPIC, resource_name_filter="new")
+    assert {operation for _, operation, *_ in found} == codes
 
 
 @pytest.fixture

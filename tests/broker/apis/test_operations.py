@@ -57,8 +57,8 @@ ON_CLUSTER = CREATE | ALTER | DESCRIBE | CLUSTER_ACTION | DESCRIBE_CONFIGS | ALT
 @pytest.mark.parametrize(
     ("described", "everything", "for_a_reader"),
     [
-        (of_topic, ON_TOPIC, READ | DESCRIBE | DESCRIBE_CONFIGS),
-        (of_page, ON_TOPIC, READ | DESCRIBE | DESCRIBE_CONFIGS),
+        (of_topic, ON_TOPIC, READ | DESCRIBE),
+        (of_page, ON_TOPIC, READ | DESCRIBE),
         (of_group, ON_GROUP, READ | DESCRIBE),
         (of_cluster, ON_CLUSTER | IDEMPOTENT_WRITE, 0),
         (of_cluster_once, ON_CLUSTER | IDEMPOTENT_WRITE, 0),

@@ -96,15 +96,22 @@ def test_rules_are_allowed_listed_and_revoked(kmr: Kmr) -> None:
     )
     kmr("acl", "allow", "User:admin", "all", "--cluster", "--transactional-id", "*")
     kmr("acl", "allow", "alice", "delete", "--topic", "orders-1")
+    refused = ("alice", "all", "--topic", "orders-2", "--host", "10.0.0.1", "--host", "::1")
+    assert kmr("acl", "deny", *refused)[:2] == (0, "User:alice: denied\n")
     _, out, _ = kmr("acl", "list")
     assert [line.split() for line in out.splitlines()] == [
-        ["PRINCIPAL", "OPERATIONS", "RESOURCE", "NAME"],
-        ["User:alice", "read,write", "topic", "orders*"],
-        ["User:alice", "read,write", "group", "g"],
-        ["User:admin", "all", "transactional", "id", "*"],
-        ["User:admin", "all", "cluster"],
-        ["User:alice", "delete", "topic", "orders-1"],
+        ["PRINCIPAL", "PERMISSION", "OPERATIONS", "RESOURCE", "NAME", "HOST"],
+        ["User:alice", "allow", "read,write", "topic", "orders*", "*"],
+        ["User:alice", "allow", "read,write", "group", "g", "*"],
+        ["User:admin", "allow", "all", "transactional", "id", "*", "*"],
+        ["User:admin", "allow", "all", "cluster", "*"],
+        ["User:alice", "allow", "delete", "topic", "orders-1", "*"],
+        ["User:alice", "deny", "all", "topic", "orders-2", "10.0.0.1,::1"],
     ]
+    assert kmr("acl", "revoke", *refused)[0] == 1  # nothing of the kind is allowed
+    assert kmr("acl", "revoke", "alice", "--denied")[0] == 2
+    assert kmr("acl", "revoke", *refused, "--denied")[0] == 0
+    assert "deny" not in kmr("acl", "list")[1]
     assert kmr("acl", "revoke", "alice", "delete", "--topic", "orders-1")[0] == 0
     assert "delete" not in kmr("acl", "list")[1]
     assert kmr("acl", "revoke", "alice") == (0, "User:alice: 1 rules removed\n", "")
@@ -118,6 +125,7 @@ def test_rules_are_allowed_listed_and_revoked(kmr: Kmr) -> None:
         (["allow", "alice", "read"], 2),
         (["revoke", "alice", "read", "--topic", "t"], 1),
         (["revoke", "alice", "--topic", "t"], 1),
+        (["deny", "alice", "read"], 2),
         (["list"], 1),
     ],
 )

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from broker.errors import BrokerError
 from broker.security.acls import (
     ANY_NAME,
     Authorizer,
+    Denial,
     Operation,
+    Question,
     Resource,
     Rule,
     read_rules,
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FAST = 4096
+HOST = "10.0.0.1"
 ALICE = Rule(
     principal="User:alice",
     operations=(Operation.READ,),
@@ -257,32 +261,103 @@ def test_what_no_rule_allows_is_denied(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     allows = Authorizer(path).allows
     topic, group = Resource.TOPIC, Resource.GROUP
-    assert allows("User:alice", READ, topic, "orders")
-    assert allows("User:alice", DESCRIBE, topic, "orders")
-    assert allows("User:alice", READ, topic, "logs-eu")
-    assert allows("User:alice", READ, group, "billing")
-    assert allows("User:alice", READ, topic, ANY_NAME)
-    assert not allows("User:alice", WRITE, topic, "orders")
-    assert not allows("User:alice", READ, topic, "orders2")
-    assert not allows("User:alice", READ, topic, "log")
-    assert not allows("User:alice", READ, group, "orders")
-    assert not allows("User:alice", READ, Resource.TRANSACTIONAL_ID, ANY_NAME)
-    assert not allows("User:alice", DESCRIBE, Resource.CLUSTER, "kafka-cluster")
-    assert not allows("User:bob", READ, topic, "orders")
+    assert allows(Question("User:alice", READ, topic, "orders", HOST))
+    assert allows(Question("User:alice", DESCRIBE, topic, "orders", HOST))
+    assert allows(Question("User:alice", READ, topic, "logs-eu", HOST))
+    assert allows(Question("User:alice", READ, group, "billing", HOST))
+    assert allows(Question("User:alice", READ, topic, ANY_NAME, HOST))
+    assert not allows(Question("User:alice", WRITE, topic, "orders", HOST))
+    assert not allows(Question("User:alice", READ, topic, "orders2", HOST))
+    assert not allows(Question("User:alice", READ, topic, "log", HOST))
+    assert not allows(Question("User:alice", READ, group, "orders", HOST))
+    assert not allows(Question("User:alice", READ, Resource.TRANSACTIONAL_ID, ANY_NAME, HOST))
+    assert not allows(Question("User:alice", DESCRIBE, Resource.CLUSTER, "kafka-cluster", HOST))
+    assert not allows(Question("User:bob", READ, topic, "orders", HOST))
 
 
 def test_everybody_and_everything_can_be_allowed() -> None:
     everybody = Rule(principal="User:*", operations=(Operation.DESCRIBE,), topics=("*",))
     admin = Rule(principal="User:admin", operations=(Operation.ALL,), cluster=True)
-    assert everybody.allows("User:x", DESCRIBE, Resource.TOPIC, "t")
-    assert not everybody.allows("User:x", READ, Resource.TOPIC, "t")
-    assert admin.allows("User:admin", ALTER, Resource.CLUSTER, "kafka-cluster")
-    assert not admin.allows("User:admin", READ, Resource.TOPIC, "t")
+    assert everybody.allows(Question("User:x", DESCRIBE, Resource.TOPIC, "t", HOST))
+    assert not everybody.allows(Question("User:x", READ, Resource.TOPIC, "t", HOST))
+    assert admin.allows(Question("User:admin", ALTER, Resource.CLUSTER, "kafka-cluster", HOST))
+    assert not admin.allows(Question("User:admin", READ, Resource.TOPIC, "t", HOST))
 
 
 def test_creating_does_not_allow_to_look() -> None:
     rule = Rule(principal="User:a", operations=(Operation.CREATE,), topics=("t",))
-    assert not rule.allows("User:a", DESCRIBE, Resource.TOPIC, "t")
+    assert not rule.allows(Question("User:a", DESCRIBE, Resource.TOPIC, "t", HOST))
+
+
+def test_what_one_rule_denies_no_other_can_allow(tmp_path: Path) -> None:
+    path = tmp_path / "acls.json"
+    denial = Denial(principal="User:*", operations=(READ,), topics=("orders-secret*",))
+    everything = Rule(principal="User:alice", operations=(Operation.ALL,), topics=("*",))
+    write_rules(path, [denial, everything])
+    assert read_rules(path) == (everything, denial)
+    allows = Authorizer(path).allows
+    topic = Resource.TOPIC
+    assert allows(Question("User:alice", READ, topic, "orders", HOST))
+    assert not allows(Question("User:alice", READ, topic, "orders-secret-1", HOST))
+    assert allows(Question("User:alice", WRITE, topic, "orders-secret-1", HOST))
+    assert allows(Question("User:alice", DESCRIBE, topic, "orders-secret-1", HOST))
+    assert not allows(Question("User:bob", READ, topic, "orders", HOST))  # a denial allows nothing
+    write_rules(path, [replace(denial, operations=(Operation.ALL,)), everything])
+    assert not Authorizer(path).allows(
+        Question("User:alice", DESCRIBE, topic, "orders-secret-1", HOST)
+    )
+
+
+@pytest.mark.parametrize(
+    ("allowed", "denied", "some"),
+    [
+        (("*",), ("a",), True),
+        (("*",), ("*",), False),
+        (("a*",), ("*",), False),
+        (("ab*",), ("a*",), False),
+        (("a*",), ("ab*",), True),
+        (("ab",), ("a*",), False),
+        (("ab",), ("ab",), False),
+        (("ab",), ("abc",), True),
+        (("ab", "c"), ("ab",), True),
+    ],
+)
+def test_any_resource_is_one_that_is_not_denied(
+    tmp_path: Path, allowed: tuple[str, ...], denied: tuple[str, ...], some: bool
+) -> None:
+    path = tmp_path / "acls.json"
+    rules = [
+        Rule(principal="User:alice", operations=(WRITE,), topics=allowed),
+        Rule(principal="User:bob", operations=(WRITE,), topics=("elsewhere",)),
+        Denial(principal="User:alice", operations=(WRITE,), topics=denied),
+    ]
+    write_rules(path, rules)
+    question = Question("User:alice", WRITE, Resource.TOPIC, ANY_NAME, HOST)
+    assert Authorizer(path).allows(question) is some
+
+
+def test_a_rule_may_hold_for_clients_of_some_hosts(tmp_path: Path) -> None:
+    path = tmp_path / "acls.json"
+    rule = Rule(principal="User:a", operations=(READ,), topics=("*",), hosts=(HOST, "::1"))
+    everywhere = Rule(principal="User:b", operations=(READ,), topics=("*",))
+    denial = Denial(principal="User:b", operations=(READ,), topics=("t",), hosts=(HOST,))
+    write_rules(path, [rule, everywhere, denial])
+    allows = Authorizer(path).allows
+    for host, of_a, of_b in ((HOST, True, False), ("::1", True, True), ("10.0.0.2", False, True)):
+        assert allows(Question("User:a", READ, Resource.TOPIC, "t", host)) is of_a
+        assert allows(Question("User:b", READ, Resource.TOPIC, "t", host)) is of_b
+
+
+def test_configurations_are_operations_of_their_own() -> None:
+    def may(operation: Operation, wanted: Operation) -> bool:
+        rule = Rule(principal="User:a", operations=(operation,), topics=("t",))
+        return rule.allows(Question("User:a", wanted, Resource.TOPIC, "t", HOST))
+
+    assert not may(ALTER, Operation.ALTER_CONFIGS)
+    assert not may(DESCRIBE, Operation.DESCRIBE_CONFIGS)
+    assert may(Operation.ALTER_CONFIGS, Operation.DESCRIBE_CONFIGS)
+    assert not may(Operation.ALTER_CONFIGS, DESCRIBE)
+    assert may(Operation.ALL, Operation.ALTER_CONFIGS)
 
 
 def test_a_changed_rule_holds_without_a_restart(
@@ -292,9 +367,9 @@ def test_a_changed_rule_holds_without_a_restart(
     path = tmp_path / "acls.json"
     write_rules(path, [ALICE])
     authorizer = Authorizer(path)
-    assert authorizer.allows("User:alice", READ, Resource.TOPIC, "orders")
+    assert authorizer.allows(Question("User:alice", READ, Resource.TOPIC, "orders", HOST))
     write_rules(path, [])
-    assert not authorizer.allows("User:alice", READ, Resource.TOPIC, "orders")
+    assert not authorizer.allows(Question("User:alice", READ, Resource.TOPIC, "orders", HOST))
 
 
 @pytest.mark.parametrize(
@@ -306,10 +381,13 @@ def test_a_changed_rule_holds_without_a_restart(
         {"principal": "User:a", "operations": ["read"]},
         {"principal": "User:a", "operations": ["fly"], "topics": ["t"]},
         {"principal": "User:a", "operations": ["read"], "topic": ["t"]},
+        {"principal": "User:a", "operations": ["read"], "topics": ["t"], "hosts": []},
+        {"principal": "User:a", "operations": ["read"], "topics": ["t"], "hosts": [""]},
     ],
 )
 def test_a_rule_that_makes_no_sense_is_refused(tmp_path: Path, rule: object) -> None:
     path = tmp_path / "acls.json"
-    path.write_bytes(msgspec.json.encode({"allow": [rule]}))
-    with pytest.raises(BrokerError, match=r"acls\.json makes no sense"):
-        read_rules(path)
+    for rules in ({"allow": [rule]}, {"allow": [], "deny": [rule]}):
+        path.write_bytes(msgspec.json.encode(rules))
+        with pytest.raises(BrokerError, match=r"acls\.json makes no sense"):
+            read_rules(path)

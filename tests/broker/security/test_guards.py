@@ -287,13 +287,21 @@ async def test_topics_of_a_transaction_are_added_together_or_not_at_all(
     assert codes(answer) == {NONE}
 
 
+@pytest.mark.parametrize(
+    ("allowed", "code"),
+    [
+        ({"operations": (Operation.WRITE,), "topics": ("t*",)}, NONE),
+        ({"operations": (Operation.IDEMPOTENT_WRITE,), "cluster": True}, NONE),
+        ({"operations": (Operation.WRITE,), "cluster": True}, CLUSTER),
+    ],
+)
 async def test_an_idempotent_producer_has_to_be_allowed_to_write_somewhere(
-    client_with: Guarded,
+    client_with: Guarded, allowed: dict[str, Any], code: ErrorCode
 ) -> None:
-    client = await client_with({"operations": (Operation.WRITE,), "topics": ("t",)})
+    client = await client_with(allowed)
     answer = await client.call(22, 4, transactional_id=None, transaction_timeout=MINUTE)
-    assert answer.error_code is NONE
-    assert answer.producer_id >= 0
+    assert answer.error_code is code
+    assert (answer.producer_id >= 0) is (code is NONE)
 
 
 async def test_produce_and_fetch_take_what_is_allowed_of_one_request(
@@ -337,3 +345,28 @@ async def test_lists_show_only_what_may_be_seen(client_with: Guarded) -> None:
     await client.call(22, 4, transactional_id="mine", transaction_timeout=MINUTE)
     answer = await client.call(66, 0)
     assert [each.transactional_id for each in answer.transaction_states] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("operation", "described", "altered", "listed"),
+    [
+        (Operation.DESCRIBE, TOPIC, TOPIC, CLUSTER),
+        (Operation.ALTER, TOPIC, TOPIC, CLUSTER),
+        (Operation.DESCRIBE_CONFIGS, NONE, TOPIC, NONE),
+        (Operation.ALTER_CONFIGS, NONE, NONE, NONE),
+    ],
+)
+async def test_configurations_have_operations_of_their_own(
+    client_with: Guarded,
+    operation: Operation,
+    described: ErrorCode,
+    altered: ErrorCode,
+    listed: ErrorCode,
+) -> None:
+    client = await client_with({"operations": (operation,), "topics": ("t",), "cluster": True})
+    resources = [{"resource_type": 2, "resource_name": "t"}]
+    assert codes((await client.call(32, 4, resources=resources)).results) == {described}
+    for key, version in ((33, 2), (44, 1)):
+        answer = await client.call(key, version, resources=resources)
+        assert codes(answer.responses) == {altered}
+    assert (await client.call(74, 1)).error_code is listed
