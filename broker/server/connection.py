@@ -16,7 +16,7 @@ from functools import partial
 from inspect import iscoroutine
 from socket import SO_KEEPALIVE, SOL_SOCKET
 from struct import Struct
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import structlog
 
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from broker.dispatch import Answer
     from broker.server.shared import Shared
 
-__all__ = ["Connection"]
+__all__ = ["IPV4_MAPPED", "Connection"]
+
+IPV4_MAPPED: Final = "::ffff:"
+"""Before the addresses by which an IPv6 listener knows those who came by IPv4."""
 
 logger = structlog.get_logger(__name__)
 
@@ -110,7 +113,7 @@ class Connection(asyncio.BufferedProtocol):
         # A client that vanished in the middle of a long wait is found out.
         self._transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
         host, port = self._transport.get_extra_info("sockname")[:2]
-        self._client.node_host = self._settings.advertised_host or host
+        self._client.node_host = self._settings.advertised_host or host.removeprefix(IPV4_MAPPED)
         self._client.node_port = self._settings.advertised_port or port
         certificate = self._transport.get_extra_info("peercert")
         if certificate:

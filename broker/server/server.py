@@ -12,7 +12,7 @@ import structlog
 
 from broker.errors import BrokerError
 from broker.health.progress import unwatched
-from broker.server.connection import Connection
+from broker.server.connection import IPV4_MAPPED, Connection
 from broker.server.shared import Shared
 from service.repetition import Repetition
 
@@ -38,7 +38,6 @@ _BACKLOG = 1024
 _TLS_GOODBYE = 1.0  # seconds that a client has to answer that it knows of the end
 _ACCEPTED_AT_ONCE = 100
 _ACCEPT_PAUSE = 1.0
-_IPV4_MAPPED = "::ffff:"  # how an IPv6 listener sees IPv4 clients
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -152,7 +151,7 @@ class Server:
                     self._pause_accepting(error)
                 return  # else it was closed before we came to it, or there is none
             client.setblocking(False)  # noqa: FBT003
-            self._admit(client, str(address[0]).removeprefix(_IPV4_MAPPED))
+            self._admit(client, str(address[0]).removeprefix(IPV4_MAPPED))
 
     def _pause_accepting(self, error: OSError) -> None:
         logger.warning("no more connections can be accepted for now", reason=str(error))

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
 from struct import pack, unpack_from
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,7 +22,7 @@ Connect = Callable[[Broker], Awaitable[Any]]
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 Batch = Callable[..., bytes]
 
-PRODUCE, FETCH, LIST_OFFSETS = 0, 1, 2
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, JOIN_GROUP, DESCRIBE_GROUPS = 0, 1, 2, 3, 11, 15
 THIRTY_SECONDS = timedelta(seconds=30)
 MIB = 1024 * 1024
 ASK_VERSIONS = ApiVersionsRequest()
@@ -426,3 +427,25 @@ async def test_an_unknown_failure_during_a_long_poll_closes_the_connection_too(
     partition.wake()
     assert await client.is_closed_by_broker()
     assert "a bug" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+async def test_addresses_are_plain_for_who_comes_by_ipv4_to_an_ipv6_listener(
+    start: Start, connect: Connect
+) -> None:
+    broker = await start(host="::", insecure=True)
+    port = broker.bootstrap_servers.rpartition(":")[2]
+    client = await connect(cast("Broker", SimpleNamespace(bootstrap_servers=f"127.0.0.1:{port}")))
+    (node,) = (await client.call(METADATA, 12, topics=[])).brokers
+    assert (node.host, node.port) == ("127.0.0.1", int(port))
+    await client.call(
+        JOIN_GROUP,
+        3,
+        group_id="g",
+        protocol_type="consumer",
+        protocols=[{"name": "range", "metadata": b""}],
+        session_timeout=THIRTY_SECONDS,
+        rebalance_timeout=THIRTY_SECONDS,
+    )
+    (group,) = (await client.call(DESCRIBE_GROUPS, 5, groups=["g"])).groups
+    assert [member.client_host for member in group.members] == ["/127.0.0.1"]
