@@ -37,6 +37,7 @@ __all__ = [
     "InvalidTimestamp",
     "NewRecord",
     "StoredRecord",
+    "TruncatedBatch",
     "UnsupportedFormat",
     "build_batch",
     "check_batch",
@@ -97,6 +98,11 @@ class BatchError(Exception):
 
 class CorruptBatch(BatchError):
     """The bytes are not a whole, intact batch (CORRUPT_MESSAGE)."""
+
+
+class TruncatedBatch(CorruptBatch):
+    """The bytes end before the batch does: of a client, whose next attempt would be no better, that is
+    INVALID_RECORD (as Kafka answers), which it does not retry."""
 
 
 class UnsupportedFormat(BatchError):
@@ -200,14 +206,14 @@ def parse_header(data: memoryview | bytearray | bytes, position: int = 0) -> Bat
     """
     left = len(data) - position
     if left <= _MAGIC_AT:
-        raise CorruptBatch(f"{left} bytes are too few for a header")
+        raise TruncatedBatch(f"{left} bytes are too few for a header")
     magic = data[position + _MAGIC_AT]
     if magic != _MAGIC:
         if magic < _MAGIC:
             raise UnsupportedFormat(f"format v{magic}; only v2 is supported (Kafka 0.11 and later)")
         raise CorruptBatch(f"magic byte {magic} instead of {_MAGIC}")
     if left < HEADER_BYTES:
-        raise CorruptBatch(f"{left} bytes are too few for a header")
+        raise TruncatedBatch(f"{left} bytes are too few for a header")
     header = BatchHeader(position, *_HEADER.unpack_from(data, position))
     if header.length < HEADER_BYTES - _PREFIX_BYTES:
         raise CorruptBatch(f"impossible length {header.length}")
@@ -217,10 +223,11 @@ def parse_header(data: memoryview | bytearray | bytes, position: int = 0) -> Bat
 
 
 def check_batch(data: memoryview, header: BatchHeader) -> None:
-    """Raises `CorruptBatch` unless `data` holds the whole batch of `header` with a matching CRC."""
+    """Raises `CorruptBatch` unless `data` holds the batch of `header` with a matching CRC, and its kind
+    `TruncatedBatch` unless it holds the whole of it."""
     if header.end > len(data):
         left = len(data) - header.position
-        raise CorruptBatch(f"{header.size} bytes announced, {left} are there")
+        raise TruncatedBatch(f"{header.size} bytes announced, {left} are there")
     crc = crc32c(data[header.position + CRC_START : header.end])
     if crc != header.crc:
         raise CorruptBatch(f"its CRC is {crc:#010x}, the header says {header.crc:#010x}")

@@ -25,6 +25,7 @@ from broker.records import (
     CorruptBatch,
     InvalidBatch,
     InvalidTimestamp,
+    TruncatedBatch,
     UnsupportedFormat,
     split_batches,
 )
@@ -50,6 +51,7 @@ before 2.11.1 sends no compressed records to a broker that does not (kio has no 
 _FIRST_WITH_TRANSACTION_ABORTABLE = 11
 _ACKS = (-1, 0, 1)
 _ERRORS: tuple[tuple[type[Exception], ErrorCode], ...] = (
+    (TruncatedBatch, ErrorCode.invalid_record),  # before its base class
     (CorruptBatch, ErrorCode.corrupt_message),
     (BatchTooLarge, ErrorCode.message_too_large),
     (UnsupportedFormat, ErrorCode.unsupported_for_message_format),

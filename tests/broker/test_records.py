@@ -19,6 +19,7 @@ from broker.records import (
     CorruptBatch,
     InvalidBatch,
     NewRecord,
+    TruncatedBatch,
     UnsupportedFormat,
     build_batch,
     check_batch,
@@ -93,9 +94,9 @@ def test_any_flipped_bit_that_the_crc_covers_is_found(data: st.DataObject) -> No
 
 
 @given(st.integers(min_value=1, max_value=199))
-def test_a_truncated_batch_is_corrupt(cut: int) -> None:
+def test_a_batch_that_is_not_whole_is_told_from_a_damaged_one(cut: int) -> None:
     batch = plain(20)
-    with pytest.raises(CorruptBatch):
+    with pytest.raises(TruncatedBatch):
         split_batches(batch[: len(batch) * cut // 200 or 1])
 
 

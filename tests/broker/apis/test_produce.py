@@ -112,8 +112,9 @@ MAGIC_AT = 16
     ("data", "code"),
     [
         (lambda batch: damaged(batch(b"a")), ErrorCode.corrupt_message),
-        (lambda batch: batch(b"a")[:-1], ErrorCode.corrupt_message),
-        (lambda batch: batch(b"a")[:30], ErrorCode.corrupt_message),
+        (lambda batch: batch(b"a")[:-1], ErrorCode.invalid_record),
+        (lambda batch: batch(b"a")[:30], ErrorCode.invalid_record),
+        (lambda batch: batch(b"a")[:8], ErrorCode.invalid_record),
         (lambda _: b"x" * 100, ErrorCode.corrupt_message),
         (lambda batch: damaged(batch(b"a"), MAGIC_AT)[:17] + bytes(60), ErrorCode.corrupt_message),
         (lambda _: b"", ErrorCode.invalid_record),
