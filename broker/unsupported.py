@@ -60,9 +60,10 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
     ),
     Unsupported(
         "The consumer group protocol of KIP-848",
-        "Consumers with group.protocol=consumer are told that it is not supported; classic groups"
-        " (eager, cooperative-sticky, static members) are.",
-        (68, 69),
+        "Consumers with group.protocol=consumer are told that it is not supported: ConsumerGroupHeartbeat is"
+        " answered with UNSUPPORTED_VERSION; classic groups (eager, cooperative-sticky, static members)"
+        " are.",
+        (69,),
     ),
     Unsupported(
         "Share groups (KIP-932)",
