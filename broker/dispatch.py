@@ -22,6 +22,7 @@ from broker.api import (
 from broker.apis import (
     acls,
     auth,
+    client_quotas,
     cluster,
     configs,
     describe_transactions,
@@ -89,6 +90,7 @@ SERVED: Sequence[AnyApi] = (
     *acls.APIS,
     *quorum.APIS,
     *users.APIS,
+    *client_quotas.APIS,
 )
 """Every API of this broker."""
 

@@ -90,9 +90,10 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
         "There is one, which is encrypted or not.",
     ),
     Unsupported(
-        "Client quotas by protocol (KIP-546); of requests (KIP-124)",
-        "One quota for each user, or client id, by --produce-quota-bytes and --fetch-quota-bytes.",
-        (48, 49),
+        "Altering client quotas (KIP-546); quotas of requests (KIP-124)",
+        "One quota for each user, or client id, by --produce-quota-bytes and --fetch-quota-bytes;"
+        " DescribeClientQuotas shows it.",
+        (49,),
     ),
     Unsupported(
         "Client telemetry (KIP-714)",

@@ -117,6 +117,9 @@ GUARDED: Final[dict[int, Guard]] = {
     45: _ADMINISTRATION,  # AlterPartitionReassignments
     46: Rule(whole=((Operation.DESCRIBE, Resource.CLUSTER, ""),)),  # ListPartitionReassignments
     47: Rule(whole=(_DELETES_GROUP,), field="topics", each=_topics(Operation.READ)),  # OffsetDelete
+    48: Rule(  # DescribeClientQuotas
+        whole=((Operation.DESCRIBE_CONFIGS, Resource.CLUSTER, ""),), lists=False
+    ),
     50: Rule(  # DescribeUserScramCredentials
         whole=((Operation.DESCRIBE, Resource.CLUSTER, ""),), lists=False
     ),

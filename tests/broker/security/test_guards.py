@@ -102,6 +102,7 @@ CASES: list[tuple[int, int, dict[str, Any], set[ErrorCode]]] = [
     (45, 0, {"topics": TOPICS}, {CLUSTER}),
     (46, 0, {"topics": None}, {CLUSTER}),
     (47, 0, {"group_id": "g", "topics": TOPICS}, {GROUP}),
+    (48, 1, {"components": [], "strict": False}, {CLUSTER}),
     (50, 0, {"users": None}, {CLUSTER}),
     (51, 0, {"deletions": [{"name": "b"}], "upsertions": [{"name": "a"}, {"name": "b"}]}, {CLUSTER}),
     (55, 2, {"topics": [{"topic_name": "t", "partitions": [{"partition_index": 0}]}]}, {CLUSTER}),
