@@ -1,4 +1,5 @@
 import java.time.Duration;
+import java.util.Collections;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.Future;
@@ -6,7 +7,8 @@ import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.consumer.KafkaShareConsumer;
 import org.apache.kafka.common.errors.UnsupportedVersionException;
-import org.apache.kafka.common.quota.ClientQuotaFilter;
+import org.apache.kafka.common.quota.ClientQuotaAlteration;
+import org.apache.kafka.common.quota.ClientQuotaEntity;
 import org.apache.kafka.common.serialization.StringDeserializer;
 
 /** What this broker does not have is refused at once, by name; clients do not hang. */
@@ -23,7 +25,7 @@ final class RefusalChecks {
     }
 
     void run(Checks checks) {
-        refused(checks, "describeClientQuotas", admin -> admin.describeClientQuotas(ClientQuotaFilter.all()).entities());
+        refused(checks, "alterClientQuotas", admin -> admin.alterClientQuotas(List.of(quota())).all());
         refused(checks, "createDelegationToken", admin -> admin.createDelegationToken().delegationToken());
         refused(checks, "describeDelegationToken", admin -> admin.describeDelegationToken().delegationTokens());
         refused(checks, "unregisterBroker", admin -> admin.unregisterBroker(17).all());
@@ -31,6 +33,11 @@ final class RefusalChecks {
         refused(checks, "describeStreamsGroups", admin -> admin.describeStreamsGroups(List.of("any")).all());
         checks.check("unsupported, consumer with group.protocol=consumer", this::consumerProtocol);
         checks.check("unsupported, share consumer", this::shareConsumer);
+    }
+
+    private static ClientQuotaAlteration quota() {
+        ClientQuotaEntity everybody = new ClientQuotaEntity(Collections.singletonMap(ClientQuotaEntity.USER, null));
+        return new ClientQuotaAlteration(everybody, List.of(new ClientQuotaAlteration.Op("producer_byte_rate", 1e6)));
     }
 
     private void refused(Checks checks, String name, Asked asked) {

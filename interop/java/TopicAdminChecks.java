@@ -42,6 +42,7 @@ import org.apache.kafka.common.errors.SecurityDisabledException;
 import org.apache.kafka.common.errors.TopicExistsException;
 import org.apache.kafka.common.errors.UnknownTopicIdException;
 import org.apache.kafka.common.errors.UnknownTopicOrPartitionException;
+import org.apache.kafka.common.quota.ClientQuotaFilter;
 import org.apache.kafka.common.resource.PatternType;
 import org.apache.kafka.common.resource.ResourcePattern;
 import org.apache.kafka.common.resource.ResourceType;
@@ -197,6 +198,7 @@ final class TopicAdminChecks {
         Set<AclOperation> operations = Site.get(admin.describeCluster(
             new DescribeClusterOptions().includeAuthorizedOperations(true)).authorizedOperations());
         Checks.that(operations.containsAll(Set.of(AclOperation.CREATE, AclOperation.ALTER)), "everything is allowed");
+        Checks.that(Site.get(admin.describeClientQuotas(ClientQuotaFilter.all()).entities()).isEmpty(), "there are no quotas");
     }
 
     private void describeQuorum(Admin admin) throws Exception {
