@@ -60,10 +60,10 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
     ),
     Unsupported(
         "The consumer group protocol of KIP-848",
-        "Consumers with group.protocol=consumer are told that it is not supported: ConsumerGroupHeartbeat is"
-        " answered with UNSUPPORTED_VERSION; classic groups (eager, cooperative-sticky, static members)"
-        " are.",
-        (69,),
+        "Consumers with group.protocol=consumer are told that it is not supported (librdkafka's say so"
+        " with debug=cgrp only, as with brokers before Kafka 3.7); classic groups (eager,"
+        " cooperative-sticky, static members) are.",
+        (68, 69),
     ),
     Unsupported(
         "Share groups (KIP-932)",

@@ -131,7 +131,6 @@ GUARDED: Final[dict[int, Guard]] = {
         each=lambda each: [Need(Operation.DESCRIBE, Resource.TRANSACTIONAL_ID, each)],
     ),
     66: special_guards.list_transactions,
-    68: _MEMBERSHIP,  # ConsumerGroupHeartbeat
     74: Rule(whole=((Operation.DESCRIBE_CONFIGS, Resource.CLUSTER, ""),)),  # ListConfigResources
     75: special_guards.describe_topics,
 }

@@ -66,7 +66,6 @@ ADVERTISED = {
     61: (0, 0),  # DescribeProducers
     65: (0, 0),  # DescribeTransactions
     66: (0, 2),  # ListTransactions
-    68: (0, 1),  # ConsumerGroupHeartbeat
     74: (0, 1),  # ListConfigResources
     75: (0, 0),  # DescribeTopicPartitions
 }

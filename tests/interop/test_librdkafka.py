@@ -7,7 +7,7 @@ from base64 import b64encode
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicCollection, TopicPartition
+from confluent_kafka import IsolationLevel, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from .clients.base import Message
@@ -51,27 +51,3 @@ async def test_offsets_are_listed_by_what_they_are_for(broker: Broker, admin: Ad
     ):
         listed = admin.list_offsets({where: spec}, isolation_level=IsolationLevel.READ_COMMITTED)
         assert (await result(listed[where])).offset in offsets
-
-
-async def test_a_consumer_of_the_new_group_protocol_hears_that_it_is_not_there(
-    broker: Broker,
-) -> None:
-    """Were the API not served at all, librdkafka would wait for a coordinator in silence."""
-    await broker.topics.create("t")
-    consumer = Consumer(
-        {
-            "bootstrap.servers": broker.bootstrap_servers,
-            "group.id": "g",
-            "group.protocol": "consumer",
-        }
-    )
-    consumer.subscribe(["t"])
-    try:
-        message = await asyncio.to_thread(consumer.poll, 60)
-        assert message is not None
-        error = message.error()
-        assert error is not None
-        assert error.code() == KafkaError._FATAL
-        assert "version not supported" in str(error)
-    finally:
-        await asyncio.to_thread(consumer.close)

@@ -109,7 +109,6 @@ CASES: list[tuple[int, int, dict[str, Any], set[ErrorCode]]] = [
     (61, 0, {"topics": INDEXES}, {TOPIC}),
     (65, 0, {"transactional_ids": ["x"]}, {TRANSACTION}),
     (66, 1, {}, {NONE}),
-    (68, 1, {**MEMBER, "subscribed_topic_names": ["t"]}, {GROUP}),
     (74, 1, {}, {CLUSTER}),
     (75, 0, {"topics": [{"name": "t"}], "response_partition_limit": 9, "cursor": None}, {TOPIC}),
     (75, 0, {"topics": [], "response_partition_limit": 9, "cursor": None}, set()),
