@@ -61,8 +61,7 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
     Unsupported(
         "The consumer group protocol of KIP-848",
         "Consumers with group.protocol=consumer are told that it is not supported (librdkafka's say so"
-        " with debug=cgrp only, as with brokers before Kafka 3.7); classic groups (eager,"
-        " cooperative-sticky, static members) are.",
+        " with debug=cgrp only); classic groups (eager, cooperative-sticky, static members) are.",
         (68, 69),
     ),
     Unsupported(
