@@ -18,6 +18,8 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 HEARTBEAT_MS = 100
 SESSION_MS = 6_000
+METADATA_MS = 1_000
+"""After so long a group's leader that knew no partitions, as its question met a kill, asks for them again."""
 POLL_SECONDS = 0.1
 TIMEOUT = 60.0
 

@@ -14,6 +14,7 @@ from aiokafka.errors import IllegalStateError, KafkaError, MessageSizeTooLargeEr
 
 from .base import (
     HEARTBEAT_MS,
+    METADATA_MS,
     POLL_SECONDS,
     SESSION_MS,
     TIMEOUT,
@@ -153,6 +154,7 @@ async def _run(servers: str, group: str, topic: str, member: Member, stop: async
         enable_auto_commit=False,
         heartbeat_interval_ms=HEARTBEAT_MS,
         session_timeout_ms=SESSION_MS,
+        metadata_max_age_ms=METADATA_MS,
     ) as consumer:
         consumer.subscribe([topic], listener=_Listener(member))
         uncommitted = False

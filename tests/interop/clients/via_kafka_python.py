@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .base import (
     HEARTBEAT_MS,
+    METADATA_MS,
     POLL_SECONDS,
     SESSION_MS,
     TIMEOUT,
@@ -196,6 +197,7 @@ def _run(servers: str, group: str, topic: str, member: Member, stop: threading.E
         enable_auto_commit=False,
         heartbeat_interval_ms=HEARTBEAT_MS,
         session_timeout_ms=SESSION_MS,
+        metadata_max_age_ms=METADATA_MS,
         **RECONNECT,
     )
     consumer.subscribe([topic], listener=_Listener(member))
