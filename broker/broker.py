@@ -23,6 +23,7 @@ from broker.security.quotas import Quotas, Rate
 from broker.security.tls import server_context
 from broker.security.users import Users
 from broker.server.server import SWEEP_INTERVAL, Server, bind
+from broker.server.shared import Shared
 from broker.storage import Storage
 from broker.telemetry.collector import BrokerCollector
 from broker.telemetry.metrics import Metrics
@@ -143,7 +144,8 @@ class Broker:
                 quotas=_quotas(settings),
             )
             dispatcher = Dispatcher(SERVED, services)
-            server = Server(settings, dispatcher, appends, self.metrics, tls=tls, users=users)
+            shared = Shared(settings, dispatcher, appends, self.metrics, users)
+            server = Server(shared, tls=tls)
             collector = BrokerCollector(services, server, storage.internal_logs)
             self.metrics.registry.register(collector)
             stack.callback(self.metrics.registry.unregister, collector)

@@ -13,20 +13,15 @@ import structlog
 from broker.errors import BrokerError
 from broker.health.progress import unwatched
 from broker.server.connection import IPV4_MAPPED, Connection
-from broker.server.shared import Shared
 from service.repetition import Repetition
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterator
 
-    from broker.appends import Appends
     from broker.buffers import BufferPool
-    from broker.dispatch import Dispatcher
     from broker.security.admission import Admission
-    from broker.security.users import Users
-    from broker.settings import BrokerSettings
-    from broker.telemetry.metrics import Metrics
+    from broker.server.shared import Shared
 
 __all__ = ["SWEEP_INTERVAL", "Server", "bind"]
 
@@ -67,20 +62,11 @@ def bind(host: str, port: int) -> socket.socket:
 class Server:
     """Accepts connections and looks after them."""
 
-    def __init__(
-        self,
-        settings: BrokerSettings,
-        dispatcher: Dispatcher,
-        appends: Appends,
-        metrics: Metrics,
-        *,
-        tls: ssl.SSLContext | None = None,
-        users: Users | None = None,
-    ) -> None:
-        """`tls`: what connections are encrypted by; `users`: who may authenticate, as all must then."""
-        self._shared = Shared(settings, dispatcher, appends, metrics, users)
-        self._settings = settings
-        self._metrics = metrics
+    def __init__(self, shared: Shared, *, tls: ssl.SSLContext | None = None) -> None:
+        """`tls`: what connections are encrypted by."""
+        self._shared = shared
+        self._settings = shared.settings
+        self._metrics = shared.metrics
         self._tls = tls
         self._refusals = Repetition()
         self._connections: set[Connection] = set()
