@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import aiokafka
-import aiokafka.errors
 import anyio
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import KafkaError
 
 from framework.errors import ConsumerError, OffsetOutOfRange
+from framework.kafka.codes import check_code
 from framework.kafka.connecting import connect
 from framework.kafka.offset_fetch import OffsetFetch, committed_offsets
 from framework.record import TopicPartition
@@ -146,7 +146,7 @@ class Admin:
         async def ask() -> Any:
             (response,) = await self._client.describe_consumer_groups([group])
             ((code, *described),) = response.groups
-            _check(code, group)
+            check_code(code, group)
             return described
 
         name, state, _, _, members, *_ = await self._ask_coordinator(f"group {group}", ask)
@@ -221,11 +221,6 @@ class Admin:
             raise ConsumerError(f"{what}: the broker refused: {error}") from error
         except TimeoutError:
             raise ConsumerError(f"{what}: the broker gave no answer in {seconds:g} s") from None
-
-
-def _check(code: int, what: str) -> None:
-    if code != 0:
-        raise aiokafka.errors.for_code(code)(what)
 
 
 def _ours(offsets: Mapping[Any, int]) -> dict[TopicPartition, int]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-import aiokafka.errors
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.commit import OffsetFetchRequest_v3
 from aiokafka.protocol.types import (
@@ -25,6 +24,7 @@ from aiokafka.protocol.types import (
 )
 
 from framework.consumer import CommitOffset
+from framework.kafka.codes import check_code
 from framework.record import TopicPartition
 
 if TYPE_CHECKING:
@@ -33,15 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["OffsetFetch", "committed_offsets"]
 
 _UNKNOWN_TOPIC = 3
-_UNSTABLE_OFFSET_COMMIT = 88
-
-
-class UnstableOffsetCommit(aiokafka.errors.BrokerResponseError):  # type: ignore[misc]
-    """A transaction is open that commits an offset; aiokafka does not know this error."""
-
-    errno = _UNSTABLE_OFFSET_COMMIT
-    message = "UNSTABLE_OFFSET_COMMIT"
-    retriable = True
 
 
 class _Response7(Response):  # type: ignore[misc]
@@ -124,21 +115,14 @@ def committed_offsets(response: Any) -> dict[TopicPartition, CommitOffset]:
     Raises KafkaError for an error of the group, which has no partitions with it, or of a partition.
     """
     answer = response.to_object()
-    _check(answer["error_code"], "the group")
+    check_code(answer["error_code"], "the group")
     found = {}
     for topic in answer["topics"]:
         for entry in topic["partitions"]:
             partition = TopicPartition(topic["topic"], entry["partition"])
             if entry["error_code"] == _UNKNOWN_TOPIC:  # deleted, and its offsets with it
                 continue
-            _check(entry["error_code"], partition)
+            check_code(entry["error_code"], partition)
             if entry["offset"] >= 0:
                 found[partition] = CommitOffset(entry["offset"], entry["metadata"] or "")
     return found
-
-
-def _check(code: int, what: object) -> None:
-    if code == _UNSTABLE_OFFSET_COMMIT:
-        raise UnstableOffsetCommit(str(what))
-    if code != 0:
-        raise aiokafka.errors.for_code(code)(str(what))

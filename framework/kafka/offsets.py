@@ -105,7 +105,8 @@ def _judge(coordinator: Any, response: Any) -> None:
                 )
             if code == _UNKNOWN_TOPIC or not error.retriable:
                 raise _refused(coordinator, where)
-            again = error(where)
+            if again is None or code in _COORDINATOR_GONE:
+                again = error(where)
     if again is not None:
         raise again
 
