@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from cyclopts import App, Parameter
 
@@ -29,8 +30,51 @@ app = App(
 AclFile = Annotated[
     Path, Parameter("--acls", env_var="KMR_BROKER__ACL_FILE", help="The file of rules.")
 ]
-Names = Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)]
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+
+
+def _names(text: str) -> Parameter:
+    return Parameter(negative=(), show_default=False, help=text)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Named:
+    """What a rule is about."""
+
+    topic: Annotated[
+        tuple[str, ...],
+        _names(
+            "A topic; one that ends with * stands for all that begin so. May be repeated, as the next ones."
+        ),
+    ] = ()
+    group: Annotated[tuple[str, ...], _names("A consumer group.")] = ()
+    transactional_id: Annotated[tuple[str, ...], _names("A transactional id.")] = ()
+    cluster: Annotated[
+        bool,
+        _names(
+            "The cluster: create is any topic, describe its groups and logs, alter its rules, users and"
+            " replicas."
+        ),
+    ] = False
+    host: Annotated[
+        tuple[str, ...], _names("An address that the client must have; without, any.")
+    ] = ()
+
+    def rule(self, kind: type[Rule], principal: str, operations: tuple[Operation, ...]) -> Rule:
+        """A rule of that kind about it. Raises UsageError."""
+        try:
+            return kind(
+                principal=_principal(principal),
+                operations=required(operations, "operation"),
+                topics=self.topic,
+                groups=self.group,
+                transactional_ids=self.transactional_id,
+                cluster=self.cluster,
+                hosts=self.host or (EVERY_HOST,),
+            )
+        except ValueError as error:
+            raise UsageError(str(error)) from error
 
 
 @app.command
@@ -38,11 +82,7 @@ Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 def allow(
     principal: str,
     *operations: Operation,
-    topic: Names = (),
-    group: Names = (),
-    transactional_id: Names = (),
-    cluster: Flag = False,
-    host: Names = (),
+    named: Named | None = None,
     acls: AclFile,
 ) -> None:
     """Allow operations on what is named; creates the file if it is missing.
@@ -59,20 +99,8 @@ def allow(
     operations
         What is allowed: read, write, create, delete, alter (partitions), describe, alter-configs,
         describe-configs, or all; of the cluster also idempotent-write.
-    topic
-        A topic; one that ends with * stands for all that begin so. May be repeated, as the next ones.
-    group
-        A consumer group.
-    transactional_id
-        A transactional id.
-    cluster
-        The cluster: create is any topic, describe its groups and logs, alter its rules, users and
-        replicas.
-    host
-        An address that the client must have; without, any.
     """
-    named = _Named(topic, group, transactional_id, host, cluster=cluster)
-    _add(acls, named.rule(Rule, principal, operations), "allowed")
+    _add(acls, (named or Named()).rule(Rule, principal, operations), "allowed")
 
 
 @app.command
@@ -80,11 +108,7 @@ def allow(
 def deny(
     principal: str,
     *operations: Operation,
-    topic: Names = (),
-    group: Names = (),
-    transactional_id: Names = (),
-    cluster: Flag = False,
-    host: Names = (),
+    named: Named | None = None,
     acls: AclFile,
 ) -> None:
     """Deny operations on what is named, whatever rules allow them; parameters as for `allow`.
@@ -92,8 +116,7 @@ def deny(
     What no rule allows is denied anyway: this takes something out of what others allow. To deny to read does
     not deny to describe.
     """
-    named = _Named(topic, group, transactional_id, host, cluster=cluster)
-    _add(acls, named.rule(Denial, principal, operations), "denied")
+    _add(acls, (named or Named()).rule(Denial, principal, operations), "denied")
 
 
 @app.command
@@ -101,11 +124,7 @@ def deny(
 def revoke(
     principal: str,
     *operations: Operation,
-    topic: Names = (),
-    group: Names = (),
-    transactional_id: Names = (),
-    cluster: Flag = False,
-    host: Names = (),
+    named: Named | None = None,
     denied: Flag = False,
     acls: AclFile,
 ) -> None:
@@ -117,11 +136,10 @@ def revoke(
         The rule was given to `deny`.
     """
     rules = read_rules(acls)
-    named = _Named(topic, group, transactional_id, host, cluster=cluster)
     if operations:
-        rule = named.rule(Denial if denied else Rule, principal, operations)
+        rule = (named or Named()).rule(Denial if denied else Rule, principal, operations)
         rest = tuple(each for each in rules if each != rule)
-    elif denied or any(named):
+    elif denied or named:
         raise UsageError("name the operations too, or only the principal to remove all its rules")
     else:
         rest = tuple(each for each in rules if each.principal != _principal(principal))
@@ -149,31 +167,6 @@ def list_rules(*, acls: AclFile) -> None:
         for name in rule.names(resource)
     ]
     say(*columns(["PRINCIPAL", "PERMISSION", "OPERATIONS", "RESOURCE", "NAME", "HOST"], rows))
-
-
-class _Named(NamedTuple):
-    """What a rule is about, as the flags say it."""
-
-    topics: tuple[str, ...]
-    groups: tuple[str, ...]
-    transactional_ids: tuple[str, ...]
-    hosts: tuple[str, ...]
-    cluster: bool
-
-    def rule(self, kind: type[Rule], principal: str, operations: tuple[Operation, ...]) -> Rule:
-        """A rule of that kind about it. Raises UsageError."""
-        try:
-            return kind(
-                principal=_principal(principal),
-                operations=required(operations, "operation"),
-                topics=self.topics,
-                groups=self.groups,
-                transactional_ids=self.transactional_ids,
-                cluster=self.cluster,
-                hosts=self.hosts or (EVERY_HOST,),
-            )
-        except ValueError as error:
-            raise UsageError(str(error)) from error
 
 
 def _add(acls: Path, rule: Rule, what: str) -> None:
