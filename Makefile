@@ -1,5 +1,7 @@
 # Everything is installed into .venv in this folder; nothing else is touched.
 .DEFAULT_GOAL := help
+# Else each of the hundreds of processes that tests start would compile the project anew.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help demo test check bench chaos interop interop-kafka clean
 
 help: ## this list
@@ -13,7 +15,7 @@ test: ## the checks and the whole test suite
 	@tools/install dev demo
 	@tools/kcat
 	@$(MAKE) --no-print-directory check
-	.venv/bin/pytest -n 2 --dist loadfile
+	.venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 check: ## formatting, lint, types, import contracts
 	.venv/bin/ruff format --check .
@@ -25,7 +27,7 @@ bench: ## side-by-side benchmarks, printed as ratios
 	@tools/install bench demo
 	@.venv/bin/python -m bench
 
-chaos: ## break the system on purpose, count what is missing or doubled (ARGS="--long", "--list", ...)
+chaos: ## break the system on purpose, count missing and doubled records (ARGS="--long", "--list", ...)
 	@tools/install dev demo
 	@.venv/bin/python -m chaos $(ARGS)
 
@@ -38,5 +40,5 @@ interop-kafka: ## the framework against Apache Kafka itself, fetched from Maven 
 	@tools/install dev demo
 	@.venv/bin/python -m interop.kafka $(ARGS)
 
-clean: ## remove what was built and what the demo left
+clean: ## remove everything that was built, and the demo's files
 	rm -rf .venv .kmr build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

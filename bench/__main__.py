@@ -21,8 +21,8 @@ import clickhouse_connect
 from rich.console import Console
 from rich.table import Table
 
-from broker.client.producer import BatchProducer
 from demo.processes import Children, free_port
+from kmr.broker.client import BatchProducer
 
 PARTITIONS = 4
 VALUE = b"x" * 100

@@ -17,27 +17,17 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
-import pyarrow as pa  # noqa: TC002  a strategy's annotations are read by nobody, but a user would write them
+import pyarrow as pa  # noqa: TC002  a user would write the annotations too
 
-from framework import (
-    Empty,
-    Flushed,
-    Reducer,
-    Rows,
-    Settings,
-    Strategy,
-    Worker,
-    map_batch,
-    map_record,
-)
-from framework.memory import freeze_modules, keep_freed_memory
-from framework.record import Record  # noqa: TC001
-from framework.sinks import ClickHouseWriter
+from kmr import Empty, Flushed, Reducer, Rows, Settings, Strategy, Worker, map_batch, map_record
+from kmr.record import Record  # noqa: TC001
+from kmr.service.process import freeze_modules, keep_freed_memory
+from kmr.sinks import ClickHouseWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from framework.reducer import FlushResult
+    from kmr.reducers.reducer import FlushResult
 
 FLUSH_ROWS = 131_072
 TABLE = "kmr_consumer_ingest"
@@ -114,7 +104,7 @@ def kmr(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(worker.run)
             await worker.ready()
-            while worker.status().consumed == 0:  # noqa: ASYNC110  the clock is what is asked for
+            while worker.status().consumed == 0:  # noqa: ASYNC110  samples the clock
                 await anyio.sleep(0.001)
             started = time.perf_counter()
             while worker.status().settled < job.records:  # noqa: ASYNC110

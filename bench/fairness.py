@@ -25,15 +25,15 @@ import numpy as np
 import structlog
 from rich.console import Console
 
-from broker.client.producer import BatchProducer
 from demo.processes import Children, free_port
-from framework import Flushed, Reducer, Rows, Settings, Strategy, Worker, map_batch
-from framework.memory import freeze_modules, keep_freed_memory
+from kmr import Flushed, Reducer, Rows, Settings, Strategy, Worker, map_batch
+from kmr.broker.client import BatchProducer
+from kmr.service.process import freeze_modules, keep_freed_memory
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from framework.reducer import FlushResult
+    from kmr.reducers.reducer import FlushResult
 
 TOPIC = "fairness"
 BACKLOG, *LIVE = range(4)
@@ -52,7 +52,7 @@ def locate(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @dataclass
 class Seen:
-    """What the sink was given: latencies of live records in seconds, and how many of the backlog.
+    """Records that reached the sink: latencies of live ones in seconds, and the number from the backlog.
 
     Attributes:
         since: time in seconds; live records that are older were left by an earlier measurement.
@@ -158,7 +158,7 @@ async def _measure(servers: str, producer: BatchProducer, name: str, backlog: in
             producing.start_soon(live)
             if not backlog:
                 await anyio.sleep(BASELINE)
-            while seen.backlog < backlog:  # noqa: ASYNC110  the clock is what is asked for
+            while seen.backlog < backlog:  # noqa: ASYNC110  samples the clock
                 await anyio.sleep(MAX_AGE)
             producing.cancel_scope.cancel()
         took = time.monotonic() - started

@@ -1,7 +1,7 @@
 """CPU of workers that have nothing to do: `python -m bench.idle` starts two real ones and watches.
 
-Two workers share a topic of one partition, so one of them has a partition and the other has none. Nobody
-produces. What is printed is processor time by wall time, of one core; it should be below 1 %.
+Two workers share a topic of one partition, so one of them has a partition and the other has none. No client
+produces. Prints processor time divided by wall time, of one core; it should be below 1 %.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rich.console import Console
 
 from bench.process import cpu_seconds
 from demo.processes import Children, free_port, give_up_after
-from framework import Strategy, map_batch
-from framework.sinks import StreamWriter
+from kmr import Strategy, map_batch
+from kmr.sinks import StreamWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +41,7 @@ def locate(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 strategy = Strategy(locate, [StreamWriter(sys.stdout)])
-"""What the idle workers run."""
+"""The strategy of the idle workers."""
 
 
 @dataclass(frozen=True)

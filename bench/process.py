@@ -1,4 +1,4 @@
-"""What a process took, as Linux tells it."""
+"""Resources that a process used, from Linux's accounting."""
 
 from __future__ import annotations
 

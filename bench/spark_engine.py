@@ -30,9 +30,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.spark_runs import QUERIES, SMALL, SMALL_BATCHES
-from broker.client.producer import BatchProducer
 from demo.processes import Children, free_port
-from framework.spark.jvm import JvmNotFound, find_jvm
+from kmr.broker.client import BatchProducer
+from kmr.spark.runtime.jvm import JvmNotFound, find_jvm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,7 @@ CONNECTOR: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 
 @dataclass(frozen=True)
 class Bench:
-    """What every session is told."""
+    """Options of every session."""
 
     servers: str
     clickhouse_url: str

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from bench.consume import TABLE, NullWriter, per_batch
-from framework import Settings, Strategy
-from framework.sinks import ClickHouseWriter
-from framework.spark.engine import SparkEngine
-from framework.spark.session import open_session
-from framework.spark.settings import EngineSettings
-from framework.spark.source import FORMAT, register
+from kmr import Settings, Strategy
+from kmr.sinks import ClickHouseWriter
+from kmr.spark.engine.engine import SparkEngine
+from kmr.spark.engine.engine_settings import EngineSettings
+from kmr.spark.runtime.session import open_session
+from kmr.spark.source.data_source import FORMAT, register
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
         QueryTerminatedEvent,
     )
 
-    from framework.reducer import Reducer
-    from framework.spark.settings import SourceKind
+    from kmr.reducers.reducer import Reducer
+    from kmr.spark.engine.engine_settings import SourceKind
 
 FLUSH_ROWS = 131_072
 SMALL = 1_000  # records of a micro-batch whose cost is all its own
@@ -80,7 +80,7 @@ class Watch(StreamingQueryListener):
         """Nothing to measure."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """All micro-batches have been told before."""
+        """Do nothing: every micro-batch was reported before."""
         self._over.set()
 
 
@@ -164,7 +164,7 @@ def main() -> None:
     session = open_session(
         options.master,
         settings={"spark.log.level": "ERROR", **settings},
-        # As `kmr run` does it; where Spark's own operators get the rows, nobody would.
+        # Only `kmr run` does this; a query with Spark's own operators would not.
         planning_only=options.source == "python" and "source" not in options.queries,
     )
     results: dict[str, Any] = {"session": time.perf_counter() - begun}

@@ -32,11 +32,11 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from framework.record import Range, Rows
-from framework.reducer import Context, Flushed
-from framework.sinks.spark.writer import SparkWriter
-from framework.spark.jvm import JvmNotFound, find_jvm
-from framework.spark.session import is_connect, open_session
+from kmr.record import Range, Rows
+from kmr.reducers.reducer import Context, Flushed
+from kmr.sinks.spark.writer import SparkWriter
+from kmr.spark.runtime.jvm import JvmNotFound, find_jvm
+from kmr.spark.runtime.session import is_connect, open_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

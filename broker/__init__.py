@@ -1,7 +1,12 @@
-"""A broker in one process that speaks Kafka's wire protocol."""
+"""A broker in one process that speaks Kafka's protocol and keeps its log on disk."""
 
-from broker.broker import Broker
-from broker.errors import BrokerError
-from broker.settings import BrokerSettings
+from typing import TYPE_CHECKING
 
-__all__ = ["Broker", "BrokerError", "BrokerSettings"]
+from kmr._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from .broker import Broker as Broker
+    from .errors import BrokerError as BrokerError
+    from .settings import BrokerSettings as BrokerSettings
+
+__getattr__, __dir__ = lazy_exports(__name__)

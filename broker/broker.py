@@ -1,4 +1,4 @@
-"""The broker: everything it is made of, started and stopped in the right order."""
+"""The broker: composes all its parts, starts them in order and stops them in reverse."""
 
 from __future__ import annotations
 
@@ -8,38 +8,32 @@ from typing import TYPE_CHECKING, Self
 
 import anyio
 
-from broker.api import Services
-from broker.appends import SYNC_THREADS, Appends
-from broker.buffers import BufferPool
-from broker.compactor import compact_logs
-from broker.datadir import DataDirectory
-from broker.dispatch import SERVED, Dispatcher, advertised_versions
-from broker.groups.coordinator import STORE_INTERVAL, GroupCoordinator
-from broker.health.health import BrokerState, Health
-from broker.maintenance import apply_retention, sync_due_logs
-from broker.membership import GroupSettings
-from broker.security.acls import Authorizer
-from broker.security.quotas import Quotas, Rate
-from broker.security.tls import server_context
-from broker.security.users import Users
-from broker.server.server import SWEEP_INTERVAL, Server, bind
-from broker.server.shared import Shared
-from broker.storage import Storage
-from broker.telemetry.collector import BrokerCollector
-from broker.telemetry.metrics import Metrics
-from broker.telemetry.requests import RequestMeters
-from broker.transactions.coordinator import TransactionCoordinator
-from broker.transactions.types import TransactionSettings
+from .apis.api import Services
+from .apis.catalogue import SERVED, advertised_versions
+from .apis.quotas import Quotas
+from .authorization.rules import Authorizer
+from .authorization.users import Users
+from .coordinators.group_coordinator import STORE_INTERVAL, GroupCoordinator
+from .coordinators.transaction_coordinator import CHECK_INTERVAL, TransactionCoordinator
+from .operations.health import BrokerState, Health
+from .operations.maintenance import Maintenance
+from .operations.metrics import BrokerCollector, Metrics, RequestMeters
+from .server.buffers import BufferPool
+from .server.dispatch import Dispatcher
+from .server.server import SWEEP_INTERVAL, Server, bind
+from .server.tls import server_context
+from .storage.data_directory import DataDirectory
+from .storage.group_commit import SYNC_THREADS, GroupCommit
+from .storage.storage import Storage
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Awaitable, Callable
     from types import TracebackType
 
     from anyio.abc import TaskGroup
 
-    from broker.settings import BrokerSettings
-    from broker.topics.topics import Topics
+    from .settings import BrokerSettings
+    from .topics.topics import Topics
 
 __all__ = ["Broker"]
 
@@ -52,10 +46,10 @@ class Broker:
         async with Broker(BrokerSettings(data_dir=path, port=0)) as broker:
             print(broker.bootstrap_servers)
 
-    It runs in the event loop of whoever enters it. On leaving, it answers the requests that it has
-    begun to handle, then writes, syncs and closes its logs.
+    It runs in the event loop that enters it. On exit it answers the requests that it has begun to handle,
+    then writes, syncs and closes its logs.
 
-    Entering raises BrokerError when the port or the data directory is in use, or when the data, the
+    Entering raises BrokerError if the port or the data directory is in use, or if the data, the
     certificate, the users or the access rules cannot be read.
     """
 
@@ -70,7 +64,7 @@ class Broker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """`HOST:PORT`, as clients on this machine, or where it is advertised, name it."""
+        """`HOST:PORT` for clients: the advertised address, or one that works on this machine."""
         host = self.settings.advertised_host or self.settings.host
         host = _ANY_ADDRESS.get(host, host)
         port = self.settings.advertised_port or self._port
@@ -78,12 +72,12 @@ class Broker:
 
     @property
     def http_url(self) -> str | None:
-        """Where `/live`, `/ready` and `/metrics` are served, if they are: `http://127.0.0.1:8080`."""
+        """Base URL of `/live`, `/ready` and `/metrics`, such as `http://127.0.0.1:8080`; None: not served."""
         return self._http_url
 
     @property
     def topics(self) -> Topics:
-        """The topics of a broker that is running."""
+        """The topics of a running broker. Raises RuntimeError if it does not run."""
         if self._topics is None:
             raise RuntimeError("the broker is not running: use it with `async with`")
         return self._topics
@@ -91,7 +85,11 @@ class Broker:
     async def __aenter__(self) -> Self:
         settings, expect = self.settings, self.health.progress.expect
         async with AsyncExitStack() as stack:
-            tls = _tls_context(settings)
+            tls = None
+            if settings.tls_certificate and settings.tls_key:
+                tls = server_context(
+                    settings.tls_certificate, settings.tls_key, settings.tls_client_ca
+                )
             users = Users(settings.users_file) if settings.users_file else None
             authorizer = Authorizer(settings.acl_file) if settings.acl_file else None
             await self._serve_http(stack)
@@ -106,25 +104,24 @@ class Broker:
             await storage.open()
             topics = storage.topics
 
-            appends = Appends(sync=settings.fsync == "always", executor=executor)
-            stack.push_async_callback(_shielded, appends.drain)
+            group_commit = GroupCommit(sync=settings.fsync == "always", executor=executor)
+            stack.push_async_callback(_shielded, group_commit.drain)
             tasks = await anyio.create_task_group().__aenter__()
             stack.push_async_callback(_cancel, tasks)
 
             groups = GroupCoordinator(
                 storage.offsets,
-                _group_settings(settings),
-                beat=expect("the care of committed offsets", STORE_INTERVAL),
+                settings,
+                beat=expect("the maintenance of committed offsets", STORE_INTERVAL),
             )
-            transaction_settings = _transaction_settings(settings)
             transactions = TransactionCoordinator(
                 storage.transactions,
                 topics=topics,
-                appends=appends,
-                groups=groups,
+                group_commit=group_commit,
+                offsets=storage.offsets,
                 new_producer_id=storage.producer_ids.next,
-                settings=transaction_settings,
-                beat=expect("the care of transactions", transaction_settings.check_interval),
+                settings=settings,
+                beat=expect("the maintenance of transactions", CHECK_INTERVAL),
             )
             topics.after_deletion = lambda name: groups.remove_topics([name])
             services = Services(
@@ -132,7 +129,7 @@ class Broker:
                 cluster_id=data.cluster_id,
                 versions=advertised_versions(SERVED),
                 topics=topics,
-                appends=appends,
+                group_commit=group_commit,
                 response_buffers=BufferPool(settings.response_memory_bytes),
                 producer_ids=storage.producer_ids,
                 groups=groups,
@@ -141,15 +138,15 @@ class Broker:
                 requests=RequestMeters({api.key: api.name for api in SERVED}),
                 users=users,
                 authorizer=authorizer,
-                quotas=_quotas(settings),
+                quotas=Quotas.of(settings),
             )
             dispatcher = Dispatcher(SERVED, services)
-            shared = Shared(settings, dispatcher, appends, self.metrics, users)
-            server = Server(shared, tls=tls)
-            collector = BrokerCollector(services, server, storage.internal_logs)
+            server = Server(settings, dispatcher, group_commit, self.metrics, users=users, tls=tls)
+            collector = BrokerCollector(services, server)
             self.metrics.registry.register(collector)
             stack.callback(self.metrics.registry.unregister, collector)
-            # At the end: no more requests, answers for who waits in a group or polls, then the rest.
+            # The stop, in reverse: accept no requests, end long polls, close the coordinators, which answers
+            # waiting members, let the server send its responses.
             stack.push_async_callback(_shielded, server.drain)
             await stack.enter_async_context(groups)
             await stack.enter_async_context(transactions)
@@ -157,8 +154,11 @@ class Broker:
             stack.callback(server.stop)
             server.listen(listener)
 
-            self._maintain(tasks, server, topics, executor)
-            self.health.watch(appends, topics, storage.internal_logs.values())
+            tasks.start_soon(
+                server.watch_connections, expect("the check of idle connections", SWEEP_INTERVAL)
+            )
+            Maintenance(topics, executor).start(tasks, settings, self.health.progress)
+            self.health.watch(group_commit, topics)
             self._topics = topics
             self._stack = stack.pop_all()
         return self
@@ -173,28 +173,12 @@ class Broker:
         self.health.state = BrokerState.STOPPING
         return await self._stack.__aexit__(exc_type, exc, traceback)
 
-    def _maintain(
-        self, tasks: TaskGroup, server: Server, topics: Topics, executor: ThreadPoolExecutor
-    ) -> None:
-        """Begin what is done from time to time."""
-        settings, expect = self.settings, self.health.progress.expect
-        tasks.start_soon(
-            server.watch_connections, expect("the watch over connections", SWEEP_INTERVAL)
-        )
-        every = settings.fsync_interval
-        beat = expect("the syncing of logs", every)
-        tasks.start_soon(sync_due_logs, topics, every, executor, beat)
-        every = settings.retention_check_interval
-        tasks.start_soon(apply_retention, topics, every, expect("retention", every))
-        every = settings.compaction_check_interval
-        tasks.start_soon(compact_logs, topics, every, expect("compaction", every))
-
     async def _serve_http(self, stack: AsyncExitStack) -> None:
-        """From before the logs are opened, which may take long, until they are closed."""
+        """Serve HTTP from before the logs are opened, which may take long, until they are closed."""
         settings = self.settings
         if settings.http_port is None:
             return
-        from broker.health.http import HealthServer  # its libraries take time to import
+        from .operations.endpoints import HealthServer  # starlette takes time to import
 
         server = HealthServer(
             settings.http_host, settings.http_port, self.health, self.metrics.registry
@@ -203,47 +187,13 @@ class Broker:
         self._http_url = server.url
 
 
-def _tls_context(settings: BrokerSettings) -> ssl.SSLContext | None:
-    if settings.tls_certificate is None or settings.tls_key is None:
-        return None
-    return server_context(settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
-
-
-def _quotas(settings: BrokerSettings) -> Quotas | None:
-    produce, fetch = settings.produce_quota_bytes, settings.fetch_quota_bytes
-    if produce is None and fetch is None:
-        return None
-    return Quotas(
-        produce=None if produce is None else Rate(produce),
-        fetch=None if fetch is None else Rate(fetch),
-    )
-
-
-def _group_settings(settings: BrokerSettings) -> GroupSettings:
-    return GroupSettings(
-        min_session_timeout=settings.group_min_session_timeout,
-        max_session_timeout=settings.group_max_session_timeout,
-        initial_rebalance_delay=settings.group_initial_rebalance_delay,
-        max_size=settings.group_max_size,
-        offsets_retention=settings.offsets_retention_seconds,
-        offset_metadata_max_bytes=settings.offset_metadata_max_bytes,
-    )
-
-
-def _transaction_settings(settings: BrokerSettings) -> TransactionSettings:
-    return TransactionSettings(
-        max_timeout_ms=round(settings.transaction_max_timeout * 1000),
-        id_expiration_ms=round(settings.transactional_id_expiration_seconds * 1000),
-    )
-
-
 async def _cancel(tasks: TaskGroup) -> None:
-    # Without the exception that leaves the broker, which the group would wrap.
+    # Pass no exception: the task group would wrap one that leaves the broker.
     tasks.cancel_scope.cancel()
     await tasks.__aexit__(None, None, None)
 
 
 async def _shielded(action: Callable[[], Awaitable[None]]) -> None:
-    """Run a part of the orderly stop, also when the broker's task is being cancelled."""
+    """Run a step of the stop, even if the broker's task is being cancelled."""
     with anyio.CancelScope(shield=True):
         await action()

@@ -1,4 +1,4 @@
-"""What can be wrong with a request or with starting the broker."""
+"""Errors of requests and of starting the broker."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["BrokerError", "RequestError"]
 
 
 class BrokerError(Exception):
-    """The broker cannot start or run; the message says what the operator can do."""
+    """The broker cannot start or run; the message says what to do."""
 
 
 class RequestError(Exception):
-    """A request is refused; handlers put `code` and the message into their response."""
+    """A request is refused; handlers answer with `code` and the message."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)

@@ -1,148 +1,261 @@
-"""The broker's settings."""
+"""Every setting of a broker; `kmr.config` makes flags and variables of them.
+
+Times are in seconds, sizes in bytes. Settings of topics (partitions, retention, segments, message size) are
+defaults: a topic's own configuration overrides them.
+"""
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from pathlib import Path  # noqa: TC003  msgspec reads the annotations at run time
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
-from broker.log.config import FsyncPolicy  # noqa: TC001
-from broker.security.exposure import is_loopback
+from kmr.config.layers import Conflict, Layers
+from kmr.config.schema import BYTES, SECONDS, Bytes, Count, Port, Seconds, about, check_values
 
-__all__ = ["BrokerSettings"]
+from .log.log_config import (
+    DEFAULT_FSYNC,
+    DEFAULT_FSYNC_INTERVAL,
+    DEFAULT_INDEX_INTERVAL_BYTES,
+    DEFAULT_MAX_MESSAGE_BYTES,
+    DEFAULT_PRODUCER_EXPIRATION_MS,
+    DEFAULT_RETENTION_MS,
+    DEFAULT_SEGMENT_MS,
+    FsyncPolicy,
+)
+
+__all__ = ["BROKER", "BrokerSettings", "is_loopback"]
 
 KIB = 1024
 MIB = 1024 * KIB
 HOUR = 3600.0
 DAY = 24 * HOUR
 
-_MAX_NODE_ID = 2**31 - 1
+NodeId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+SomeSeconds = Annotated[float, Meta(ge=0, extra={"unit": SECONDS})]
+SomeBytes = Annotated[int, Meta(ge=0, extra={"unit": BYTES})]
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether `host` can only be reached from this machine; of names, only localhost counts."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that can be set about a broker; times in seconds, sizes in bytes.
+    """Every setting of a broker.
 
-    Settings of topics (partitions, retention, segments, message size) are defaults: a topic's own
-    configuration goes before them. Raises ValueError that names the setting when a value makes no sense.
+    Raises:
+        SettingsError: a value is not allowed, or two do not fit together.
     """
 
-    # where
-    data_dir: Path
-    node_id: int = 0  # as clients see this node; it is written nowhere and may change
-    host: str = "127.0.0.1"
-    port: int = 9092  # 0: any free port
-    advertised_host: str | None = None  # default: the address that a client connected to
-    advertised_port: int | None = None  # default: the port that was bound
+    data_dir: Annotated[
+        Path,
+        about(
+            "Directory for all data; created if missing. One broker at a time can use it.",
+            flag="data",
+            section="Address and data",
+        ),
+    ]
+    node_id: Annotated[
+        NodeId, about("Id of this node, as clients see it; it may differ at every start.")
+    ] = 0
+    host: Annotated[
+        str, about("Address to listen on; 0.0.0.0 for every interface, which needs TLS and users.")
+    ] = "127.0.0.1"
+    port: Annotated[Port, about("Port to listen on; 0 takes any free one.")] = 9092
+    advertised_host: Annotated[
+        str | None,
+        about("Host name that clients connect to; default: the address they used first."),
+    ] = None
+    advertised_port: Annotated[
+        Port | None, about("Port that clients connect to; default: the bound port.")
+    ] = None
+    http_port: Annotated[
+        Port | None,
+        about("Port for /live, /ready and /metrics (Prometheus); 0 takes any free one."),
+    ] = None
+    http_host: Annotated[
+        str, about("Address of the HTTP port; any but loopback needs --insecure.")
+    ] = "127.0.0.1"
 
-    http_port: int | None = (
-        None  # for /live, /ready and /metrics; None: not served; 0: any free port
+    tls_certificate: Annotated[
+        Path | None,
+        about(
+            "Certificate chain (PEM); with it, connections must be encrypted by TLS.",
+            section="Security",
+        ),
+    ] = None
+    tls_key: Annotated[
+        Path | None, about("The private key (PEM) of the certificate, without a passphrase.")
+    ] = None
+    tls_client_ca: Annotated[
+        Path | None,
+        about("Authorities (PEM) that must have signed the clients' certificates: mutual TLS."),
+    ] = None
+    users_file: Annotated[
+        Path | None,
+        about(
+            "Users from `kmr broker user add`; with it, clients must authenticate by SASL.",
+            flag="users",
+        ),
+    ] = None
+    acl_file: Annotated[
+        Path | None,
+        about(
+            "Rules from `kmr broker acl allow`; with it, what no rule allows is denied.",
+            flag="acls",
+        ),
+    ] = None
+    insecure: Annotated[
+        bool,
+        about(
+            "Let other machines connect, or read the metrics, without encryption or authentication."
+        ),
+    ] = False
+    authentication_timeout: Annotated[
+        Seconds, about("Time that a client has for TLS, and again for SASL.")
+    ] = 10.0
+    max_unauthenticated_connections: Annotated[
+        Count, about("Most connections at a time that are not yet authenticated.")
+    ] = 1_000
+    produce_quota_bytes: Annotated[
+        Bytes | None,
+        about("Bytes per second that each user, or client id without users, may produce."),
+    ] = None
+    fetch_quota_bytes: Annotated[
+        Bytes | None,
+        about("Bytes per second that each user, or client id without users, may fetch."),
+    ] = None
+
+    auto_create_topics: Annotated[
+        bool, about("Create a topic when a client first asks for it.", section="Topics")
+    ] = True
+    default_partitions: Annotated[
+        Count, about("Partitions of topics that are created without a number.", flag="partitions")
+    ] = 1
+    max_partitions: Annotated[
+        Count, about("Most partitions of all topics together; each keeps files open.")
+    ] = 4_000
+    message_max_bytes: Annotated[
+        Bytes, about("Largest record batch that is accepted, as Kafka's message.max.bytes.")
+    ] = DEFAULT_MAX_MESSAGE_BYTES
+    retention_seconds: Annotated[
+        Seconds | None, about("Older records are deleted; none keeps them.")
+    ] = DEFAULT_RETENTION_MS / 1000
+    retention_bytes: Annotated[
+        Bytes | None,
+        about("Size of a partition above which its oldest records are deleted; none keeps them."),
+    ] = None
+    retention_check_interval: Annotated[
+        Seconds, about("Time between two searches for records to delete.")
+    ] = 60.0
+    compaction_check_interval: Annotated[
+        Seconds, about("Time between two searches for logs to compact.")
+    ] = 15.0
+    segment_bytes: Annotated[
+        Bytes, about("Size at which a partition's active segment is rolled.")
+    ] = 256 * MIB
+    segment_seconds: Annotated[
+        Seconds, about("Age at which a partition's active segment is rolled.")
+    ] = DEFAULT_SEGMENT_MS / 1000
+    index_interval_bytes: Annotated[
+        Bytes, about("Bytes of records between two entries of the index.")
+    ] = DEFAULT_INDEX_INTERVAL_BYTES
+
+    fsync: Annotated[
+        FsyncPolicy,
+        about(
+            "When acknowledged records are synced to disk: always (before the acknowledgement), "
+            "interval, or os (when the operating system does). All survive a kill of the broker; only "
+            "always survives a power failure without loss.",
+            section="Durability",
+        ),
+    ] = DEFAULT_FSYNC
+    fsync_interval: Annotated[Seconds, about("Time between two syncs with --fsync interval.")] = (
+        DEFAULT_FSYNC_INTERVAL
     )
-    http_host: str = "127.0.0.1"
 
-    # security
-    tls_certificate: Path | None = None  # a chain in PEM; with it, connections must be encrypted
-    tls_key: Path | None = None  # its private key in PEM
-    tls_client_ca: Path | None = None  # who signs the certificates that clients must then have
-    users_file: Path | None = None  # with it, clients must authenticate by SASL
-    acl_file: Path | None = None  # with it, what it does not allow is denied
-    insecure: bool = False  # other machines may connect without encryption or authentication
-    authentication_timeout: float = 10.0  # for TLS, and again for SASL
-    max_unauthenticated_connections: int = 1_000
-    produce_quota_bytes: int | None = None  # per second and user, or client id; None: no limit
-    fetch_quota_bytes: int | None = None  # the same
+    group_initial_rebalance_delay: Annotated[
+        SomeSeconds,
+        about("Time that an empty group waits for more members.", section="Consumer groups"),
+    ] = 0.0
+    group_min_session_timeout: Annotated[
+        Seconds, about("Shortest session timeout that a member may ask for.")
+    ] = 6.0
+    group_max_session_timeout: Annotated[
+        Seconds, about("Longest session timeout that a member may ask for.")
+    ] = 1800.0
+    group_max_size: Annotated[Count, about("Most members of one group.")] = 10_000
+    offsets_retention_seconds: Annotated[
+        Seconds, about("Time that offsets are kept after the last member has left.")
+    ] = 7 * DAY
+    offset_metadata_max_bytes: Annotated[
+        SomeBytes, about("Longest metadata that may be committed with an offset.")
+    ] = 4 * KIB
 
-    # topics
-    auto_create_topics: bool = True
-    default_partitions: int = 1
-    max_partitions: int = 4_000  # of all topics together; each keeps files open
-    message_max_bytes: int = 1_048_588  # of one record batch, as Kafka's message.max.bytes
-    retention_seconds: float | None = 7 * DAY  # None: no limit
-    retention_bytes: int | None = None  # of one partition; None: no limit
-    retention_check_interval: float = 60.0
-    compaction_check_interval: float = 15.0
-    segment_bytes: int = 256 * MIB
-    segment_seconds: float = 7 * DAY
-    index_interval_bytes: int = 4 * KIB
+    transaction_max_timeout: Annotated[
+        Seconds,
+        about("Longest time that a producer may keep a transaction open.", section="Transactions"),
+    ] = 900.0
+    transactional_id_expiration_seconds: Annotated[
+        Seconds, about("Time that an unused transactional id is kept.")
+    ] = 7 * DAY
+    producer_id_expiration_seconds: Annotated[
+        Seconds,
+        about(
+            "Time that an idle producer is remembered; until then a batch that it repeats is written "
+            "once."
+        ),
+    ] = DEFAULT_PRODUCER_EXPIRATION_MS / 1000
 
-    # durability
-    fsync: FsyncPolicy = "interval"
-    fsync_interval: float = 1.0
-
-    # consumer groups
-    group_initial_rebalance_delay: float = 0.0
-    group_min_session_timeout: float = 6.0
-    group_max_session_timeout: float = 1800.0
-    group_max_size: int = 10_000
-    offsets_retention_seconds: float = 7 * DAY
-    offset_metadata_max_bytes: int = 4 * KIB
-
-    # transactions and idempotent producers
-    transaction_max_timeout: float = 900.0
-    transactional_id_expiration_seconds: float = 7 * DAY
-    producer_id_expiration_seconds: float = DAY
-
-    # connections
-    request_max_bytes: int = 100 * MIB  # a larger request closes its connection
-    control_request_max_bytes: int = 4 * MIB  # the same, of all requests but Produce
-    request_memory_bytes: int = 256 * MIB  # all requests that are being received, together
-    fetch_max_bytes: int = 4 * MIB  # of one fetch response, unless its first batch is larger
-    response_memory_bytes: int = 256 * MIB  # all fetch responses that are being sent, together
-    max_connections: int = 10_000
-    max_connections_per_address: int | None = None
-    connection_idle_seconds: float = 600.0  # without a request
-    request_timeout: float = 30.0  # without progress of a request that has begun to arrive
-    response_timeout: float = 120.0  # without progress of a response that the client should read
-    shutdown_timeout: float = 5.0  # for responses that are being sent
-    shutdown_deadline: float = 25.0  # for the whole stop; then `kmr broker serve` ends its process
+    request_max_bytes: Annotated[
+        Bytes, about("Largest request; a larger one closes its connection.", section="Connections")
+    ] = 100 * MIB
+    control_request_max_bytes: Annotated[
+        Bytes, about("Largest request that is not a Produce request.")
+    ] = 4 * MIB
+    request_memory_bytes: Annotated[
+        Bytes, about("Memory for all requests that are being received.")
+    ] = 256 * MIB
+    fetch_max_bytes: Annotated[
+        Bytes, about("Largest fetch response, unless its first batch is larger.")
+    ] = 4 * MIB
+    response_memory_bytes: Annotated[
+        Bytes, about("Memory for all fetch responses that are being sent.")
+    ] = 256 * MIB
+    max_connections: Annotated[Count, about("Most connections at a time.")] = 10_000
+    max_connections_per_address: Annotated[
+        Count | None, about("Most connections at a time from one address.")
+    ] = None
+    connection_idle_seconds: Annotated[
+        Seconds, about("Time without a request after which a connection is closed.")
+    ] = 600.0
+    request_timeout: Annotated[
+        Seconds,
+        about("Time without progress of a request being received until its connection is closed."),
+    ] = 30.0
+    response_timeout: Annotated[
+        Seconds,
+        about("Time without progress of a response being sent until its connection is closed."),
+    ] = 120.0
+    shutdown_timeout: Annotated[
+        SomeSeconds, about("Time for responses that are being sent when the broker stops.")
+    ] = 5.0
+    shutdown_deadline: Annotated[
+        Seconds,
+        about("Time for the whole stop, logs included; then the process ends with exit code 3."),
+    ] = 25.0
 
     def __post_init__(self) -> None:
-        for name in ("port", "advertised_port", "http_port"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 65_535:
-                raise ValueError(f"{name} must be between 0 and 65535, not {value}")
-        if not 0 <= self.node_id <= _MAX_NODE_ID:
-            raise ValueError(f"node_id must be between 0 and {_MAX_NODE_ID}, not {self.node_id}")
-        positive = (
-            "default_partitions",
-            "max_partitions",
-            "message_max_bytes",
-            "retention_seconds",
-            "retention_bytes",
-            "retention_check_interval",
-            "compaction_check_interval",
-            "segment_seconds",
-            "index_interval_bytes",
-            "fsync_interval",
-            "group_min_session_timeout",
-            "group_max_size",
-            "offsets_retention_seconds",
-            "transaction_max_timeout",
-            "transactional_id_expiration_seconds",
-            "producer_id_expiration_seconds",
-            "request_memory_bytes",
-            "fetch_max_bytes",
-            "control_request_max_bytes",
-            "max_connections",
-            "max_connections_per_address",
-            "max_unauthenticated_connections",
-            "authentication_timeout",
-            "produce_quota_bytes",
-            "fetch_quota_bytes",
-            "connection_idle_seconds",
-            "request_timeout",
-            "response_timeout",
-        )
-        for name in positive:
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} must be greater than 0, not {value}")
-        for name in (
-            "group_initial_rebalance_delay",
-            "offset_metadata_max_bytes",
-            "shutdown_timeout",
-        ):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+        check_values(self)
         ordered = (
             ("default_partitions", "max_partitions"),
             ("group_min_session_timeout", "group_max_session_timeout"),
@@ -154,16 +267,16 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         )
         for low, high in ordered:
             if getattr(self, low) > getattr(self, high):
-                raise ValueError(
-                    f"{low} ({getattr(self, low)}) must not be greater than {high} ({getattr(self, high)})"
+                raise Conflict(
+                    (low, high),
+                    f"{low} ({getattr(self, low)}) must not be greater than {high} "
+                    f"({getattr(self, high)})",
                 )
         self._check_security()
-        if self.fsync not in ("always", "interval", "os"):
-            raise ValueError(f"fsync must be always, interval or os, not {self.fsync!r}")
 
     @property
     def security_protocol(self) -> str:
-        """How clients must connect, in Kafka's words."""
+        """The protocol that clients must speak, in Kafka's words."""
         encrypted, authenticated = self.tls_certificate is not None, self.users_file is not None
         if authenticated:
             return "SASL_SSL" if encrypted else "SASL_PLAINTEXT"
@@ -171,25 +284,39 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def _check_security(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key go together: set both or neither")
+            raise Conflict(
+                ("tls_certificate", "tls_key"),
+                "tls_certificate and tls_key go together: set both or neither",
+            )
         if self.tls_client_ca is not None and self.tls_certificate is None:
-            raise ValueError("tls_client_ca needs tls_certificate and tls_key")
+            raise Conflict(("tls_client_ca",), "tls_client_ca needs tls_certificate and tls_key")
         if self.insecure:
             return
         if self.http_port is not None and not is_loopback(self.http_host):
-            raise ValueError(
-                f"http_host {self.http_host!r} lets other machines read the metrics, with the names of"
-                " topics and groups, without encryption or authentication; set insecure if they may"
+            raise Conflict(
+                ("http_host",),
+                f"http_host {self.http_host!r} lets other machines read the metrics, with the names of "
+                "topics and groups, without encryption or authentication; set insecure (--insecure) to "
+                "allow it",
             )
         if is_loopback(self.host):
             return
         missing = []
         if self.tls_certificate is None:
-            missing.append("encryption: set tls_certificate and tls_key")
-        if self.users_file is None and self.tls_client_ca is None:
-            missing.append("authentication: set users_file (SASL) or tls_client_ca (mutual TLS)")
-        if missing:
-            raise ValueError(
-                f"host {self.host!r} lets other machines connect, without {'; without '.join(missing)};"
-                " or set insecure if whoever reaches it may read and write everything"
+            missing.append(
+                "encryption: set tls_certificate and tls_key (--tls-certificate, --tls-key)"
             )
+        if self.users_file is None and self.tls_client_ca is None:
+            missing.append(
+                "authentication: set users_file (--users) for SASL, or tls_client_ca (--tls-client-ca) "
+                "for mutual TLS"
+            )
+        if missing:
+            raise Conflict(
+                ("host",),
+                f"host {self.host!r} lets other machines connect, without {'; without '.join(missing)}; "
+                "or set insecure (--insecure) to let any client read and write everything",
+            )
+
+
+BROKER: Final = Layers(BrokerSettings, variables="KMR_BROKER__")

@@ -247,7 +247,7 @@ def check_memory(history: History, limit: int) -> Result:
 
 
 def check_stopped(history: History) -> Result:
-    """Every process ended, when and as it was told to: none by itself, none is left."""
+    """Every process ended by our signal, and none is left."""
     lines = history.processes.to_pylist()
     if not lines:
         return Result("stopped", "unknown", "no process was started")
@@ -258,14 +258,14 @@ def check_stopped(history: History) -> Result:
     ]
     if wrong:
         return Result("stopped", "violated", "; ".join(wrong), len(wrong))
-    return Result("stopped", "ok", f"{len(lines)} processes ended as they were told to")
+    return Result("stopped", "ok", f"{len(lines)} processes ended by our signal")
 
 
 def _wrong_end(line: dict[str, Any]) -> str:
     if line["code"] is None:
         return "still runs"
     if line["ending"] == "died":
-        return f"ended by itself with exit code {line['code']}"
+        return f"ended without our signal, with exit code {line['code']}"
     allowed = (0,) if line["ready"] else (0, -SIGTERM)  # it had not even begun to listen to signals
     if line["ending"] == "stopped" and line["code"] not in allowed:
         return f"ended with exit code {line['code']} after SIGTERM"

@@ -29,7 +29,7 @@ __all__ = ["Run", "carry_out"]
 
 @dataclass(frozen=True)
 class Run:
-    """What a scenario came to.
+    """The outcome of a scenario.
 
     Attributes:
         schedule: the faults as the seed planned them.
@@ -71,7 +71,7 @@ async def carry_out(
 
     Args:
         directory: takes the data and the logs of the services; new or empty.
-        say: is told what happens, while it happens.
+        say: called with each event as it happens.
 
     Raises:
         ServiceFailed: the system did not even come up.

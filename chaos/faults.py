@@ -128,7 +128,7 @@ class KillClickHouseWriting(Fault):
 
 
 class KillEverything(Fault):
-    """SIGKILL of everything at once: the power goes, and comes back (but for what is on its way to disk)."""
+    """SIGKILL of everything at once: a power failure that loses no page of the file system's cache."""
 
     name = "kill-everything"
     needs = frozenset({"broker", "clickhouse"})
@@ -303,7 +303,7 @@ class CutWorker(_PartedWorker):
 
 
 class SilentNetwork(_PartedWorker):
-    """The network between a worker and the broker swallows everything and tells nobody."""
+    """The network between a worker and the broker drops everything silently."""
 
     name = "silent-network"
 

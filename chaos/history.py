@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMAS", "Ending", "History", "Outcome", "Recorder", "where"]
 
 Outcome = Literal["acked", "aborted", "unknown"]
-"""Of a record: the broker said yes, its transaction was aborted, or nobody knows."""
+"""Of a record: acknowledged, aborted with its transaction, or unknown."""
 
 Ending = Literal["running", "stopped", "killed", "died"]
-"""Of a process: not yet; by our SIGTERM; by our SIGKILL; by itself."""
+"""Of a process: still running; ended by our SIGTERM; by our SIGKILL; without a signal of ours."""
 
 
 def _schema(text: str = "", number: str = "", **others: pa.DataType) -> pa.Schema:
@@ -36,23 +36,23 @@ def _schema(text: str = "", number: str = "", **others: pa.DataType) -> pa.Schem
 SCHEMAS: dict[str, pa.Schema] = {
     # One line per record; the offset is null unless it is known.
     "produced": _schema("topic outcome", "partition offset id time", poison=pa.bool_()),
-    # What is in the sink at the end, by group; `time` is when its INSERT began.
+    # The rows of the sink at the end, by group; `time` is the start of their INSERT.
     "rows": _schema("group topic", "partition offset id time"),
-    # What was given to the error sink.
+    # The records that the error sink received.
     "dead": _schema("group topic", "partition offset time"),
     # Committed offsets as the broker showed them at `time`.
     "commits": _schema("group topic", "partition offset time"),
     "memory": _schema("process", "bytes time"),
     # One line per process; `ended` and `code` are null while it runs.
     "processes": _schema("name ending", "pid started ended code", ready=pa.bool_()),
-    # The course of the run: phases, faults (from `time` to `until`), what was noticed.
+    # The course of the run: phases, faults (from `time` to `until`), observations.
     "events": _schema("kind name detail", "time until"),
 }
 
 
 @dataclass(frozen=True)
 class History:
-    """The tables of one run; `SCHEMAS` says what is in them.
+    """The tables of one run; `SCHEMAS` has their columns.
 
     Attributes:
         unread: tables that could not be read, as `table/group`, and why: what depends on them is
@@ -74,7 +74,7 @@ class History:
         tables: Mapping[str, Sequence[Mapping[str, Any]] | pa.Table],
         unread: Mapping[str, str] | None = None,
     ) -> History:
-        """A history from tables, or from lists of lines; what is not given is empty."""
+        """A history from tables, or from lists of lines; missing tables are empty."""
         made = {}
         for name, schema in SCHEMAS.items():
             table = tables.get(name, [])

@@ -1,6 +1,6 @@
 """A proxy for Kafka: brokers tell clients where to connect, so the addresses in their answers change too.
 
-Works with any broker or cluster, whatever it advertises, as long as the connection is not encrypted.
+Works with any broker or cluster and any advertised address, as long as the connection is not encrypted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class KafkaLink(Link):
         self._ports: dict[tuple[str, int], int] = {}
 
     async def bootstrap_servers(self) -> str:
-        """What a client behind this link is to be given."""
+        """The response that a client behind this link receives."""
         addresses = (part.strip().rpartition(":") for part in self._upstream.split(","))
         ports = [await self._stand_in(host, int(port)) for host, _, port in addresses]
         return ",".join(f"127.0.0.1:{port}" for port in ports)

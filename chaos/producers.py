@@ -1,4 +1,4 @@
-"""The load: producers that send records and take down what the broker said to each."""
+"""The load: producers that send records and log the broker's response to each."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _PADDING: Final = b"." * 80
 _POISON: Final = b"poison".ljust(ID_BYTES, b"!")
 _PAUSE: Final = 0.2  # seconds, before a producer that failed is replaced
 _ABORTED: Final = 0.25  # of all transactions
-_TRANSACTION_MS: Final = 10_000  # what the broker lets a transaction take
+_TRANSACTION_MS: Final = 10_000  # the broker's limit for a transaction
 
 
 class Load:
-    """Sends records to one topic, at a steady rate, until it is told to stop.
+    """Sends records to one topic at a steady rate until it is stopped.
 
     Half of the producers send each batch in a transaction and abort one in four. A batch is sent when
     the one before it was answered, so that of each record it is known whether it was acknowledged, and

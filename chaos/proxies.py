@@ -55,12 +55,12 @@ class Link(ABC):
             connection.cancel()
 
     def freeze(self) -> None:
-        """Let nothing pass, and tell nobody, until `heal`: what a broken network looks like."""
+        """Drop everything silently until `heal`, like a broken network."""
         if self._passable.is_set():
             self._passable = anyio.Event()
 
     def heal(self) -> None:
-        """Let everything pass; what was frozen goes on its way."""
+        """Let everything pass, frozen bytes first."""
         self._cut = False
         self._passable.set()
 
@@ -87,7 +87,7 @@ class Link(ABC):
         await self._passable.wait()
 
     async def _connect(self, client: SocketStream, host: str, port: int) -> None:
-        """One connection, from its beginning to its end; whatever ends it, both sides are reset."""
+        """Serve one connection to its end; then reset both sides."""
         try:
             with anyio.CancelScope() as scope:
                 self._open.add(scope)
@@ -110,7 +110,7 @@ class Link(ABC):
 
 
 async def _reset(stream: SocketStream) -> None:
-    """Close a connection so that what was sent and not read is lost."""
+    """Close a connection so that unread bytes are lost."""
     raw = stream.extra(SocketAttribute.raw_socket, None)  # noqa: S610
     if raw is not None and raw.fileno() >= 0:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
@@ -233,6 +233,6 @@ class HttpLink(Link):
 
 
 class _Exchange:
-    """What the last request on a connection was."""
+    """The last request on a connection."""
 
     inserts = False

@@ -1,4 +1,4 @@
-"""What a run leaves behind: report.json for machines, summary.md for people, timeline.svg to look at."""
+"""The files of a run: report.json for machines, summary.md for people, timeline.svg to look at."""
 
 from __future__ import annotations
 

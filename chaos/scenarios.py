@@ -1,4 +1,4 @@
-"""The scenarios: which system, which faults, and what is expected of it."""
+"""The scenarios: a system, its faults, and the expected outcome."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Scenario:
         return [name for name in self.faults if self.fault(name).needs & lacking]
 
     def fault(self, name: str) -> Fault:
-        """What the scenario means by this name."""
+        """The scenario's entry for a name."""
         return self.more_faults[name] if name in self.more_faults else FAULTS[name]
 
     def of_mode(self, mode: Mode) -> Scenario:

@@ -60,7 +60,7 @@ class Service:
     ) -> None:
         self.name = name
         self.wanted = False
-        """Whether it is meant to run: false from the moment that it is told to end."""
+        """Whether it should run: false from the moment that we signal it to end."""
         self.starts = 0
         """How often it was started; `arguments` may use it."""
         self._arguments = arguments
@@ -140,7 +140,7 @@ class Service:
         self._send(signal.SIGCONT)
 
     def limit_files(self, size: int | None) -> None:
-        """Let no file of the process grow beyond `size` bytes: what a full disk is like. None: no limit."""
+        """Let no file of the process grow beyond `size` bytes, like a full disk. None: no limit."""
         with suppress(ProcessLookupError):
             _, hard = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)
             soft = hard if size is None else size
@@ -179,7 +179,7 @@ class Service:
                 self._services.recorder.event(
                     "noticed", self.name, f"had not ended {STOP_TIMEOUT:g} s after {number.name}"
                 )
-                self._line["ending"] = "died"  # not as it was told to
+                self._line["ending"] = "died"  # not by our signal
                 self._send(signal.SIGKILL)
             await self._ended.wait()
 
@@ -192,7 +192,9 @@ class Service:
             if line["ending"] == "running":
                 line["ending"] = "died"
                 self._services.recorder.event(
-                    "noticed", self.name, f"ended by itself with exit code {code}: {self.tail()}"
+                    "noticed",
+                    self.name,
+                    f"ended without our signal, with exit code {code}: {self.tail()}",
                 )
             self._ready.set()
             ended.set()
@@ -217,7 +219,7 @@ class Service:
 
 
 class Services:
-    """All processes of a run; on leaving, whatever still runs is stopped, the last one first."""
+    """All processes of a run; on leaving, stops those that still run, in reverse order of their start."""
 
     def __init__(self, logs: Path, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -272,7 +274,7 @@ class Services:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on, and that no outgoing connection is given by chance.
+    """A free port of loopback that no outgoing connection is given by chance.
 
     A port of the ephemeral range can be taken while its service is being restarted, even by a client
     that connects to it, and so to itself.

@@ -1,4 +1,4 @@
-"""What a site is made of, and what of it is there already."""
+"""The parts of a site, and those that exist already."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GroupSpec:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a site is made of.
+    """The parts of a site.
 
     Attributes:
         rate: records per second.

@@ -51,7 +51,7 @@ class Worker:
 
     @property
     def client_id(self) -> str:
-        """What the broker knows its present process as."""
+        """The member id of its current process in the group."""
         return f"{self.service.name}.{self.service.starts}"
 
     async def restart(self, *, kill: bool) -> None:
@@ -61,7 +61,7 @@ class Worker:
             await self.service.start()
 
     async def revive(self) -> None:
-        """Start it again if it ended by itself."""
+        """Start it again if it ended without a signal of ours."""
         async with self._lock:
             if self.service.wanted and not self.service.running:
                 await self.service.start()
@@ -121,7 +121,7 @@ class Site:
         return finished
 
     async def until_shared(self) -> None:
-        """Wait until every worker that is meant to run, and nobody else, shares the partitions."""
+        """Wait until exactly the workers that should run share the partitions."""
         await self.view.until(
             lambda: all(
                 self.view.groups.get(spec.name) is not None
@@ -132,7 +132,7 @@ class Site:
         )
 
     async def until_settled(self, *groups: str) -> None:
-        """Wait until all that is acknowledged by now has been committed by these groups, or by all."""
+        """Wait until these groups, or all, have committed every record that is acknowledged by now."""
         ends = dict(self.recorder.acknowledged.get(self.topic, {}))
         names = groups or tuple(spec.name for spec in self.groups)
         await self.view.until(
@@ -268,7 +268,7 @@ class Site:
         return service
 
     async def _supervise(self) -> None:
-        """Start a worker again that ended by itself, as an operator's supervisor would."""
+        """Restart a worker that ended without a signal of ours, as a supervisor would."""
         while True:
             for worker in self.workers:
                 await worker.revive()

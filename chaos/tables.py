@@ -47,7 +47,7 @@ async def drop(url: str, workload: Workload) -> None:
 
 
 async def collect(url: str, bootstrap_servers: str, spec: GroupSpec, recorder: Recorder) -> None:
-    """Read what a group has written; what cannot be read is noted with the reason."""
+    """Read the rows that a group has written; log unreadable ones with the reason."""
     workload = spec.workload
     for name, source in (("rows", workload.table), ("dead", workload.dead_table)):
         if source:

@@ -1,4 +1,4 @@
-"""The picture of a run: what was produced and delivered, how far behind it was, and when what was broken."""
+"""The picture of a run: records produced and delivered, lag, and the times of faults."""
 
 from __future__ import annotations
 

@@ -12,22 +12,22 @@ import pyarrow as pa
 from anyio import to_thread
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from framework import Empty, Flushed, Reducer, Retry
+from kmr import Empty, Flushed, Reducer, Retry
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
-    from framework import Context, Rows
-    from framework.record import TopicPartition
-    from framework.reducer import FlushResult
+    from kmr import Context, Rows
+    from kmr.record import TopicPartition
+    from kmr.reducers.reducer import FlushResult
 
 __all__ = ["CommitAfterInsert", "ResumeFromMax"]
 
 
 class CommitAfterInsert(Reducer):
-    """Inserts what was collected, without a token; offsets are committed afterwards.
+    """Inserts the collected rows without a token; offsets are committed afterwards.
 
-    Whatever happens between the two doubles rows.
+    A crash between the two doubles rows.
     """
 
     def __init__(self, table: str, **limits: Any) -> None:
@@ -95,7 +95,7 @@ class ResumeFromMax(CommitAfterInsert):
         return other
 
     def flush(self) -> FlushResult:
-        """Insert what the table does not have."""
+        """Insert the rows that the table does not have."""
         try:
             self.rows = [self._without_known(rows) for rows in self.rows]
         except (ClickHouseError, OSError) as error:
@@ -103,7 +103,7 @@ class ResumeFromMax(CommitAfterInsert):
         return super().flush()
 
     def _without_known(self, rows: Rows) -> Rows:
-        """Rows of a partition that does not go on where we left it: what is the table's highest offset?"""
+        """Rows of a partition that does not continue at our last offset: read the table's maximum."""
         if not rows.ranges or rows.offsets is None:
             return rows
         partition = rows.ranges[0].topic_partition

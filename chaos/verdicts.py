@@ -1,4 +1,4 @@
-"""What a checker is given and what it says: promises, offences, results, and records as sorted numbers."""
+"""Input and output of checkers: promises, offences, results, and records as sorted numbers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _OFFSET_BITS = 44  # a key is partition and offset in one number
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What a group's strategy promises about the records of a topic."""
+    """The guarantee of a group's strategy for the records of a topic."""
 
     group: str
     topic: str
@@ -65,7 +65,7 @@ class Offence:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a checker found.
+    """The findings of a checker.
 
     Attributes:
         count: how many records (processes, samples) are concerned; also where that is legal.

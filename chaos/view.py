@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from framework.errors import KmrError
-from framework.kafka.admin import Group, connect_admin
-from framework.kafka.connection import ConnectionConfig
+from kmr.errors import KmrError
+from kmr.kafka.admin import Group, connect_admin
+from kmr.kafka.connection import ConnectionConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from chaos.history import Recorder
     from chaos.services import Service
-    from framework.kafka.admin import Admin
+    from kmr.kafka.admin import Admin
 
 __all__ = ["View", "watch_memory"]
 

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chaos.unguarded import CommitAfterInsert, ResumeFromMax
-from framework import Strategy, map_batch
-from framework.sinks import ClickHouseWriter, DeadLetterWriter
+from kmr import Strategy, map_batch
+from kmr.sinks import ClickHouseWriter, DeadLetterWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from framework import Reducer
+    from kmr import Reducer
 
 __all__ = ["ID_BYTES", "Mode", "Workload", "identify", "strategy"]
 
@@ -33,7 +33,7 @@ _PREFIX: Final = "CHAOS_"
 
 @dataclass(frozen=True)
 class Workload:
-    """What a group does with the records.
+    """A group's strategy.
 
     Attributes:
         table: where rows go: columns topic, partition, offset, id.
@@ -53,7 +53,7 @@ class Workload:
     sink_timeout: float = 5.0
 
     def environment(self) -> dict[str, str]:
-        """What tells a worker of it."""
+        """The worker's environment variables for it."""
         return {_PREFIX + name.upper(): str(value) for name, value in asdict(self).items()}
 
     @classmethod

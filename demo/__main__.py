@@ -21,8 +21,8 @@ from demo.report import report
 from demo.services import Services
 from demo.spark import SPARK, SparkHalf
 from demo.workers import WORKERS, WorkerHalf
-from framework.errors import KmrError
-from framework.spark.jvm import JvmNotFound, find_jvm
+from kmr.errors import KmrError
+from kmr.spark.runtime.jvm import JvmNotFound, find_jvm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

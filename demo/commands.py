@@ -29,7 +29,7 @@ def how_to_get_java() -> str:
 
 
 def how_to_go_on(console: Console, directory: Path, records: int, *, spark: bool) -> None:
-    """Commands that repeat each check, and explore what the demo leaves in its directory."""
+    """Commands that repeat each check and explore the demo's directory."""
     kmr = _relative(Path(sys.executable).with_name("kmr"))
     check = f"{kmr} check --table {TABLE} --expected {records} --url {_CLICKHOUSE}"
     query = f"{kmr} clickhouse query --url {_CLICKHOUSE}"

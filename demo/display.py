@@ -1,4 +1,4 @@
-"""What the demo shows while it works: progress of both engines, and what happens."""
+"""The demo's display: progress of both engines, and events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from framework.status import WorkerStatus
+    from kmr.observe.status import WorkerStatus
 
 __all__ = ["Display"]
 

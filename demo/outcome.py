@@ -8,7 +8,7 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from framework.status import WorkerStatus
+from kmr.observe.status import WorkerStatus
 
 __all__ = ["STRATEGY", "Engine", "Outcome", "fetch_status"]
 
@@ -48,7 +48,7 @@ class Outcome:
 
 
 async def fetch_status(session: aiohttp.ClientSession, url: str) -> WorkerStatus | None:
-    """What a worker or the Spark engine tells of itself; None while it does not answer."""
+    """The status of a worker or of the Spark engine; None while it does not answer."""
     try:
         async with session.get(f"{url}/status") as response:
             return msgspec.json.decode(await response.read(), type=WorkerStatus)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from framework import Record, Strategy, map_batch, map_record
-from framework.sinks import ClickHouseWriter, StreamWriter
+from kmr import Record, Strategy, map_batch, map_record
+from kmr.sinks import ClickHouseWriter, StreamWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,7 +52,7 @@ def parse(record: Record) -> dict[str, Any] | None:
 
 @map_batch
 def locate(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Where and when each record was; works for any topic, whatever its bytes."""
+    """The position and time of each record; works for the records of any topic."""
     return batch.select(["partition", "offset", "timestamp"])
 
 

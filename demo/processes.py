@@ -79,7 +79,7 @@ class Child:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     async def wait(self) -> None:
-        """Return when it has ended, whatever its exit code."""
+        """Return when it has ended, with any exit code."""
         await self._process.wait()
 
     async def stop(self) -> int:
@@ -106,19 +106,19 @@ class Child:
                 os.kill(self._process.pid, number)
 
     async def _end_session(self) -> None:
-        """What it started sees that it is gone, and ends; whatever does not is killed."""
+        """Wait until its child processes have ended; kill those that do not."""
         await self._until_alone()
         _kill_session(self._process.pid)
         await self._until_alone()
 
     async def _until_alone(self) -> None:
         with anyio.move_on_after(LEFT_TIMEOUT):
-            while session_members(self._process.pid):  # noqa: ASYNC110  nobody tells
+            while session_members(self._process.pid):  # noqa: ASYNC110  there is no event to wait for
                 await anyio.sleep(_POLL)
 
 
 class Children:
-    """Starts `kmr` commands; on leaving, whatever still runs is stopped, the last one first.
+    """Starts `kmr` commands; on leaving, stops those that still run, in reverse order of their start.
 
     Attributes:
         logs: the directory of their logs, `NAME.log` each.
@@ -231,7 +231,7 @@ def _kill_session(session: int) -> None:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on now.
+    """A free port of loopback.
 
     Not one that the system gives to connections: asking such a port whether its server is there yet may
     connect it to itself, and Spark, which opens several, may take it before the server does.

@@ -1,4 +1,4 @@
-"""What the demo ends with: both engines side by side, partition by partition and carrier by carrier."""
+"""The demo's final report: both engines side by side, by partition and by carrier."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from demo.outcome import Outcome
     from demo.results import Checked
-    from framework.cli.check import PartitionResult
+    from kmr.cli.check import PartitionResult
 
 __all__ = ["report"]
 
@@ -45,7 +45,7 @@ def report(console: Console, url: str, outcomes: Sequence[Outcome], expected: in
 
 
 def _show_deliveries(console: Console, halves: Sequence[Checked]) -> None:
-    """What the checks found in each partition."""
+    """The checks' findings for each partition."""
     table = _table("Rows; offsets missing and doubled")
     headings = ["partition", "offsets"]
     for half in halves:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import clickhouse_connect
 
 from demo.services import TABLE
-from framework.cli.check import check
+from kmr.cli.check import check
 
 if TYPE_CHECKING:
     from demo.outcome import Outcome
-    from framework.cli.check import CheckResult
+    from kmr.cli.check import CheckResult
 
 __all__ = ["DIFFERENCES", "RESULTS", "Checked", "checked", "differing_rows"]
 

@@ -18,27 +18,27 @@ if TYPE_CHECKING:
     from demo.display import Display
     from demo.processes import Child, Children
     from demo.services import Services
-    from framework.status import WorkerStatus
+    from kmr.observe.status import WorkerStatus
 
 __all__ = ["CHECKPOINT", "SPARK", "SparkHalf"]
 
 SPARK: Final = Engine("Spark", group="demo-spark", database="spark")
 CHECKPOINT: Final = "checkpoint"
-"""The directory of the checkpoint, in that of the demo."""
+"""The checkpoint's directory, below the demo's."""
 
-_PATIENCE: Final = 10.0  # seconds; a session that is only starting would be slower to end itself
-# For a JVM that lives for seconds, beside others: it starts with half the CPU time.
+_PATIENCE: Final = 10.0  # seconds; a session that is still starting takes longer to stop
+# This JVM lives for seconds, beside other processes: so it starts with half the CPU time.
 _JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _POLL: Final = 0.2
 
 
 class SparkHalf:
-    """Runs the engine until it has delivered what is in the topic.
+    """Run the engine until it has delivered every record of the topic.
 
     Args:
-        directory: the checkpoint, and what Spark needs for a while, are below it.
+        directory: for the checkpoint and Spark's temporary files.
         services: started, with the tables in the database of `SPARK`, and all records in the topic.
-        total: how many.
+        total: the number of records.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class SparkHalf:
 
     @property
     def _phase(self) -> str:
-        """What Spark does, in a few words."""
+        """Describe Spark's state in a few words."""
         if self._status is None:
             return "session starting"
         if self._status.state == "starting":
@@ -128,7 +128,7 @@ class SparkHalf:
             *("--checkpoint", str(self._directory / CHECKPOINT), "--trigger", "available-now"),
             *("--topic", TOPIC, "--group", SPARK.group),
             *("--bootstrap-servers", self._services.broker, "--http-port", str(self._port)),
-            # A micro-batch that is abandoned is repeated from the checkpoint: Ctrl-C need not wait.
+            # Ctrl-C need not wait: an abandoned micro-batch is repeated from the checkpoint.
             *("--on-stop", "abandon"),
             *("--spark-conf", f"spark.local.dir={self._directory / 'spark'}"),
             *("--spark-conf", f"spark.driver.extraJavaOptions={_JVM_OPTIONS}"),

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 import anyio
 
-from broker.client.producer import BatchProducer
 from demo.flights import messages
 from demo.outcome import STRATEGY, Engine, Outcome, fetch_status
 from demo.processes import STALL, Child, ChildFailed, Children, free_port, give_up_after
 from demo.services import TOPIC, row_counter
+from kmr.broker.client import BatchProducer
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from demo.display import Display
     from demo.services import Services
-    from framework.status import WorkerStatus
+    from kmr.observe.status import WorkerStatus
 
 __all__ = ["RECORDS_PER_SECOND", "WORKERS", "WorkerHalf"]
 
@@ -66,11 +66,13 @@ class WorkerHalf:
         self._display.event("two workers share the topic's partitions; producing begins")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch)
-            tasks.start_soon(self._come_and_go)
-            await self._produce()
-            self._display.event(f"all {self._produced:,} records are produced")
+            async with anyio.create_task_group() as changes:
+                changes.start_soon(self._come_and_go)
+                await self._produce()
+                self._display.event(f"all {self._produced:,} records are produced")
             await self._until_delivered()
             seconds = anyio.current_time() - started
+            await self._until_ready(*self._workers)  # SIGTERM would end one that is only starting
             tasks.cancel_scope.cancel()
         for name in list(self._workers):
             await self._stop_worker(name)

@@ -1,71 +1,37 @@
 """kafka-map-reduce: consume Kafka topics by map-reduce, in plain Python.
 
-The names here are what a strategy is written with; `framework.sinks` has the writers. No name shadows a
-module of the package. A name is imported when it is first asked for: a process that only reads Kafka, as
-those that Spark starts, does not pay for the worker and its HTTP server.
+A strategy needs only these names, and the writers in `kmr.sinks`. Each name is imported when it is first
+used: a process that only reads Kafka, such as a task of Spark, does not load the worker.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
+
+from ._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from framework.errors import KmrError, SinkError, StrategyError
-    from framework.mapper import map_batch, map_record
-    from framework.record import SCHEMA, Batch, Header, Record, Rows
-    from framework.reducer import Context, Empty, Flushed, Poisoned, Reducer, Retry
-    from framework.reducers.aggregate import Aggregate
-    from framework.reducers.collect import Batcher, Collect
-    from framework.settings import Settings
-    from framework.strategy import ErrorLimit, Strategy
-    from framework.worker import Worker, run_worker
+    from .errors import KmrError as KmrError
+    from .errors import SinkError as SinkError
+    from .errors import StrategyError as StrategyError
+    from .mapping.functions import map_batch as map_batch
+    from .mapping.functions import map_record as map_record
+    from .record import SCHEMA as SCHEMA
+    from .record import Batch as Batch
+    from .record import Header as Header
+    from .record import Record as Record
+    from .record import Rows as Rows
+    from .reducers.aggregate import Aggregate as Aggregate
+    from .reducers.collect import Batcher as Batcher
+    from .reducers.collect import Collect as Collect
+    from .reducers.reducer import Context as Context
+    from .reducers.reducer import Empty as Empty
+    from .reducers.reducer import Flushed as Flushed
+    from .reducers.reducer import Poisoned as Poisoned
+    from .reducers.reducer import Reducer as Reducer
+    from .reducers.reducer import Retry as Retry
+    from .settings import Settings as Settings
+    from .strategy import ErrorLimit as ErrorLimit
+    from .strategy import Strategy as Strategy
+    from .worker import Worker as Worker
+    from .worker import run_worker as run_worker
 
-__all__ = [
-    "SCHEMA",
-    "Aggregate",
-    "Batch",
-    "Batcher",
-    "Collect",
-    "Context",
-    "Empty",
-    "ErrorLimit",
-    "Flushed",
-    "Header",
-    "KmrError",
-    "Poisoned",
-    "Record",
-    "Reducer",
-    "Retry",
-    "Rows",
-    "Settings",
-    "SinkError",
-    "Strategy",
-    "StrategyError",
-    "Worker",
-    "map_batch",
-    "map_record",
-    "run_worker",
-]
-
-_MODULES: Final = {
-    "reducers.aggregate": ("Aggregate",),
-    "reducers.collect": ("Batcher", "Collect"),
-    "errors": ("KmrError", "SinkError", "StrategyError"),
-    "mapper": ("map_batch", "map_record"),
-    "record": ("SCHEMA", "Batch", "Header", "Record", "Rows"),
-    "reducer": ("Context", "Empty", "Flushed", "Poisoned", "Reducer", "Retry"),
-    "settings": ("Settings",),
-    "strategy": ("ErrorLimit", "Strategy"),
-    "worker": ("Worker", "run_worker"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            value = globals()[name] = getattr(import_module(f"framework.{module}"), name)
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_exports(__name__)

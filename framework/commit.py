@@ -1,4 +1,4 @@
-"""The commit stage: commits watermarks and announcements, at an interval and when somebody waits for it."""
+"""The commit stage: commits watermarks and announcements, at an interval and on request."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
-from framework.consumer import CommitOffset
-from framework.errors import CommitFenced, ConsumerError
+from .errors import CommitFenced, ConsumerError
+from .kafka.consumer import CommitOffset
 
 if TYPE_CHECKING:
-    from framework.announcement import Announcement
-    from framework.consumer import Consumer
-    from framework.ledger import Ledgers
-    from framework.record import TopicPartition
-    from framework.telemetry import Metrics
+    from .delivery.announcement import Announcement
+    from .delivery.ledger import Ledgers
+    from .kafka.consumer import Consumer
+    from .observe.metrics import Metrics
+    from .record import TopicPartition
 
 __all__ = ["Committer"]
 
@@ -24,10 +24,13 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
-class _Position:
-    """What we know of one partition's committed offset on the broker.
+class _Committed:
+    """The committed offset of one partition, as far as we know it.
 
-    `attempted` differs from `acknowledged` while, or after, a commit got no answer: either may stand.
+    Attributes:
+        acknowledged: the last one that the broker confirmed.
+        attempted: the last one that we sent. Without an answer, the broker may have either.
+        announcement: the range that is announced with it.
     """
 
     acknowledged: CommitOffset | None
@@ -36,10 +39,10 @@ class _Position:
 
 
 class Committer:
-    """Commits what the ledgers say, and nothing else.
+    """Commits the watermarks of the ledgers, and nothing else.
 
-    While a range is announced, its partition's committed offset stays at the first record of it, even
-    if the watermark is already inside: the first commit beyond the range acknowledges all of it.
+    While a range is announced, the committed offset of its partition stays at the range's first record,
+    even if the watermark is already inside: the first commit beyond the range acknowledges all of it.
 
     Args:
         interval: seconds between commits while watermarks move.
@@ -52,27 +55,23 @@ class Committer:
         self._ledgers = ledgers
         self._interval = interval
         self._metrics = metrics
-        self._positions: dict[TopicPartition, _Position] = {}
+        self._partitions: dict[TopicPartition, _Committed] = {}
         self._lock = anyio.Lock()
         self._fenced = anyio.Event()
         self._held = False
 
     async def run(self) -> None:
-        """Commit for ever; a commit that fails is logged and tried again with the next one.
-
-        Raises:
-            ConsumerError: the broker refuses commits for good.
-        """
+        """Commit at every interval until cancelled; a failed commit is logged and repeated by the next."""
         while True:
             await anyio.sleep(self._interval)
             await self.commit()
 
     async def commit(self) -> bool:
-        """Commit every watermark that moved; returns whether all of them are committed now.
+        """Commit every watermark that moved; return whether all of them are committed now.
 
-        Calls that come while one is under way share the next one. A fenced commit is no error: the
-        group has moved on, and the rebalance that follows says what is still ours. Until it has, nothing
-        is committed (see `hold`).
+        Calls during a commit share the next one. A fenced commit raises no error: the group has a new
+        generation, and the rebalance that follows says which partitions are still ours. Until then
+        nothing is committed (see `hold`).
         """
         async with self._lock:
             if self._held:
@@ -81,18 +80,20 @@ class Committer:
                 partition: wanted
                 for partition, watermark in self._ledgers.watermarks().items()
                 if (wanted := self._wanted(partition, watermark))
-                != self._position(partition).acknowledged
+                != self._entry(partition).acknowledged
             }
             if not moved:
                 return True
             for partition, wanted in moved.items():
-                self._position(partition).attempted = wanted
+                self._entry(partition).attempted = wanted
             try:
                 await self._consumer.commit(moved)
             except CommitFenced as error:
                 self._metrics.commits.labels("fenced").inc()
                 if not self.is_fenced:
-                    _log.warning("commit refused: the group has moved on", reason=str(error))
+                    _log.warning(
+                        "commit refused: the group has a new generation", reason=str(error)
+                    )
                 self._fenced.set()
                 return False
             except ConsumerError as error:
@@ -100,43 +101,42 @@ class Committer:
                 _log.warning("commit failed, trying again with the next one", reason=str(error))
                 return False
             for partition, wanted in moved.items():
-                self._position(partition).acknowledged = wanted
+                self._entry(partition).acknowledged = wanted
             self._metrics.commits.labels("ok").inc()
             return True
 
     async def announce(self, partition: TopicPartition, announcement: Announcement) -> bool:
-        """Commit that a range is about to be written; returns whether it may be.
+        """Commit the announcement of a range that is about to be written; return whether it may be.
 
-        The commit acknowledges what was written before, of all partitions, and carries what others
-        announce at the same time. False: the group has moved on, or no broker answers; nothing may be
-        written.
+        The same commit acknowledges earlier writes of all partitions, and carries the announcements of
+        others. False means that the group has a new generation or that no broker answers.
         """
-        self._position(partition).announcement = announcement
+        self._entry(partition).announcement = announcement
         await self.commit()
-        position = self._positions.get(partition)
-        return position is not None and position.acknowledged == CommitOffset(
+        entry = self._partitions.get(partition)
+        return entry is not None and entry.acknowledged == CommitOffset(
             announcement.first, announcement.metadata
         )
 
     @property
     def is_fenced(self) -> bool:
-        """Whether the group has moved on without us: no commit succeeds until the next assignment."""
+        """Whether a commit was fenced: none succeeds until the next assignment."""
         return self._fenced.is_set()
 
     async def wait_fenced(self) -> None:
-        """Return when a commit was refused since the last assignment."""
+        """Return when a commit was fenced since the last assignment."""
         await self._fenced.wait()
 
     def hold(self) -> None:
         """Commit nothing until `rejoined`.
 
-        The broker takes commits of the next generation as soon as we are a member of it, before we have
-        heard what it has assigned to us: watermarks of the last one would undo what others did since.
+        The broker accepts our commits as soon as we are a member of the next generation, before we know
+        its assignment: watermarks of the old generation would overwrite the commits of other members.
         """
         self._held = True
 
     def rejoined(self) -> None:
-        """A new generation has begun, and every partition of it stands where the broker says."""
+        """Commit again: a new generation has begun, and `begin` was called for its new partitions."""
         self._fenced = anyio.Event()
         self._held = False
 
@@ -146,30 +146,30 @@ class Committer:
         committed: CommitOffset | None,
         announcement: Announcement | None = None,
     ) -> None:
-        """A partition starts at what the broker says is committed; None if nothing is."""
-        self._positions[partition] = _Position(committed, committed, announcement)
+        """Add a partition with the committed offset on the broker, None if there is none."""
+        self._partitions[partition] = _Committed(committed, committed, announcement)
 
     def forget(self, partition: TopicPartition) -> None:
-        """A partition is gone."""
-        self._positions.pop(partition, None)
+        """Remove a partition that is no longer assigned."""
+        self._partitions.pop(partition, None)
 
     def is_ours(self, partition: TopicPartition, committed: CommitOffset | None) -> bool:
-        """Whether what is committed is what we put there, so that nobody else moved it."""
-        position = self._position(partition)
-        return committed in (position.acknowledged, position.attempted)
+        """Return whether a committed offset is our own, so that no other member has moved it."""
+        entry = self._entry(partition)
+        return committed in (entry.acknowledged, entry.attempted)
 
     def committed(self, partition: TopicPartition) -> int | None:
-        """The offset that the broker has acknowledged last."""
-        acknowledged = self._position(partition).acknowledged
+        """Return the offset that the broker acknowledged last, None if it has none."""
+        acknowledged = self._entry(partition).acknowledged
         return None if acknowledged is None else acknowledged.offset
 
     def _wanted(self, partition: TopicPartition, watermark: int) -> CommitOffset:
-        position = self._position(partition)
-        announcement = position.announcement
+        entry = self._entry(partition)
+        announcement = entry.announcement
         if announcement is not None and watermark <= announcement.last:
             return CommitOffset(announcement.first, announcement.metadata)
-        position.announcement = None
+        entry.announcement = None
         return CommitOffset(watermark)
 
-    def _position(self, partition: TopicPartition) -> _Position:
-        return self._positions.setdefault(partition, _Position(None, None))
+    def _entry(self, partition: TopicPartition) -> _Committed:
+        return self._partitions.setdefault(partition, _Committed(None, None))

@@ -1,4 +1,4 @@
-"""Every error that a user of the framework can meet; each message says what, where and what to do."""
+"""Every error that a user can meet. Its message names the subject, the fact and the remedy."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ __all__ = [
     "SettingsError",
     "SinkError",
     "StrategyError",
+    "reason_of",
 ]
 
 
@@ -22,15 +23,15 @@ class KmrError(Exception):
 
 
 class SettingsError(KmrError):
-    """The configuration is wrong: names the setting, where it came from, and what is allowed."""
+    """A setting is wrong. The message names the setting, its source, and the allowed values."""
 
 
 class StrategyError(KmrError):
-    """The strategy cannot work as it is written, or does not fit its sink."""
+    """The strategy is wrong, or does not fit its sink."""
 
 
 class ConsumerError(KmrError):
-    """The Kafka client cannot go on."""
+    """The Kafka client cannot continue."""
 
 
 class BrokerUnavailable(ConsumerError):
@@ -38,14 +39,14 @@ class BrokerUnavailable(ConsumerError):
 
 
 class CommitFenced(ConsumerError):
-    """The group has moved on to a new generation; this member's commits no longer count."""
+    """The group has a new generation, so it refuses this member's commits."""
 
 
 class OffsetOutOfRange(ConsumerError):
     """The next offset of a partition does not exist on the broker.
 
     Attributes:
-        partition: topic and number, where it is known.
+        partition: topic and number; None where they are not known.
     """
 
     def __init__(self, message: str, partition: tuple[str, int] | None = None) -> None:
@@ -54,16 +55,22 @@ class OffsetOutOfRange(ConsumerError):
 
 
 class CorruptRecords(ConsumerError):
-    """A record batch is damaged: names the partition and the offset."""
+    """A record batch is damaged. The message names the partition and the offset."""
 
 
 class SinkError(KmrError):
-    """A sink refused rows for a reason that a retry cannot mend."""
+    """A sink refused rows, and a retry cannot succeed."""
 
 
 class RecordFailed(KmrError):
-    """A record failed and there is no error sink for it, or too many did."""
+    """A record failed and the strategy has no error sink, or too many records failed."""
 
 
 class DeadlineExceeded(KmrError):
-    """The shutdown took longer than its deadline: names what was not drained."""
+    """The shutdown took longer than its deadline. The message names the offsets in flight."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Describe an exception in one line, for logs and the error sink."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

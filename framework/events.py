@@ -1,10 +1,10 @@
-"""The event handler: the only place that changes what a worker is doing.
+"""The event handler: the only writer of a worker's state.
 
-Four events move it: partitions are assigned, partitions are revoked, somebody asks for a shutdown, a
-stage has failed. They are handled one at a time. aiokafka's rebalance is eager (everything is revoked,
-then some of it assigned anew), so a revocation only *suspends*: nothing is taken in, no flush begins,
-those under way finish, watermarks are committed, and everything else stays where it is. The assignment
-that follows resumes what is still ours and drops what is not, so most partitions never stop.
+Four events change it: an assignment, a revocation, a shutdown, the failure of a stage. They are handled
+one at a time. A rebalance of aiokafka is eager: it revokes all partitions and then assigns some of them
+again. So a revocation only *suspends*: intake stops, no flush begins, flushes under way finish, watermarks
+are committed, and collected rows stay collected. The assignment that follows resumes the partitions that
+are still ours and drops the others.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
-from framework.announcement import announced
-from framework.errors import ConsumerError
+from .delivery.announcement import read_announcement
+from .errors import ConsumerError
 
 if TYPE_CHECKING:
-    from framework.announcement import Announcement
-    from framework.commit import Committer
-    from framework.consumer import CommitOffset, Consumer
-    from framework.pipeline import Pipeline
-    from framework.record import TopicPartition
-    from framework.status import WorkerState
-    from framework.telemetry import Metrics
+    from .commit import Committer
+    from .delivery.announcement import Announcement
+    from .kafka.consumer import CommitOffset, Consumer
+    from .observe.metrics import Metrics
+    from .observe.status import WorkerState
+    from .pipeline import Pipeline
+    from .record import TopicPartition
 
 __all__ = ["Assign", "Event", "EventHandler", "Failed", "Revoke", "Shutdown"]
 
@@ -35,7 +35,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """These partitions, and no others, are ours now."""
+    """Exactly these partitions are ours now."""
 
     partitions: frozenset[TopicPartition]
 
@@ -54,21 +54,21 @@ class Shutdown:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class Failed:
-    """A stage has failed; its error ends the worker."""
-
-    error: BaseException
+    """A stage has failed, which ends the worker."""
 
 
 Event = Assign | Revoke | Shutdown | Failed
 
 
 class EventHandler:
-    """Moves one worker through its life. A `Listener` of the consumer.
+    """Handles the events of one worker. A `Listener` of the consumer.
 
     Args:
         revoke_deadline: seconds that a rebalance waits for flushes under way.
+
+    Attributes:
+        assigned_once: set after the first assignment.
     """
 
     def __init__(
@@ -90,18 +90,18 @@ class EventHandler:
         self.assigned_once = anyio.Event()
 
     async def assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """The consumer's call after a rebalance."""
+        """See `Listener.assigned`."""
         await self.handle(Assign(partitions))
 
     async def revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        """The consumer's call at the beginning of a rebalance."""
+        """See `Listener.revoked`."""
         await self.handle(Revoke(partitions))
 
     async def handle(self, event: Event) -> None:
-        """Handle one event after the other; returns when its effect is complete.
+        """Handle one event after the other; return when its effect is complete.
 
         Raises:
-            ConsumerError: the broker could not say what is committed.
+            ConsumerError: the broker did not return the committed offsets, or has lost one.
         """
         async with self._lock:
             match self.state, event:
@@ -118,7 +118,7 @@ class EventHandler:
                     self.state = "draining"
                     self._pipeline.drain()
                 case "suspended", Shutdown(reason):
-                    # What is buffered may belong to another member already: it is read again there.
+                    # Collected rows may belong to another member already, which reads them again.
                     _log.info("stopping during a rebalance", reason=reason)
                     self.state = "draining"
                     self._pipeline.abandon()
@@ -126,12 +126,12 @@ class EventHandler:
                     self.state = "failed"
                     self._pipeline.stop_flushing()
                 case "draining", Assign() | Shutdown():
-                    pass  # We are leaving; a partition that came now is another member's soon.
+                    pass  # We are leaving: a new partition soon goes to another member.
                 case (("stopped" | "failed"), _):
                     pass
 
     def stopped(self) -> None:
-        """Everything has ended."""
+        """Note that all stages have ended."""
         if self.state != "failed":
             self.state = "stopped"
 
@@ -141,7 +141,7 @@ class EventHandler:
         if deadline.cancelled_caught:
             busy = [stage.name for stage in self._pipeline.stages() if stage.rows]
             _log.warning(
-                "a flush outlasts the rebalance: its records may be delivered twice",
+                "a flush takes longer than the rebalance may wait: its records may be delivered twice",
                 stages=busy,
                 seconds=self._revoke_deadline,
             )
@@ -151,7 +151,7 @@ class EventHandler:
         self._committer.hold()
 
     async def _finish_before_rebalance(self) -> None:
-        """We are draining anyway; only what takes too long is held back from now on."""
+        """Wait for the drain that is under way, but not longer than the rebalance may wait."""
         with anyio.move_on_after(self._revoke_deadline):
             await self._pipeline.drained.wait()
         self._pipeline.stop_flushing()
@@ -161,8 +161,8 @@ class EventHandler:
         pipeline, committer = self._pipeline, self._committer
         committed = await self._consumer.committed(partitions) if partitions else {}
         for partition, entry in committed.items():
-            self._require_memory(partition, entry)
-        starts = await self._begin([p for p, entry in committed.items() if entry is None])
+            self._require_committed(partition, entry)
+        starts = await self._start_positions([p for p, entry in committed.items() if entry is None])
         kept = 0
         for partition in pipeline.partitions - partitions:
             pipeline.stop_partition(partition)
@@ -173,8 +173,8 @@ class EventHandler:
             ledger = pipeline.ledgers.get(partition)
             if ledger is not None and committer.is_ours(partition, entry):
                 kept += 1
-                if ledger.delivered is not None:
-                    self._consumer.seek(partition, ledger.delivered)
+                if ledger.position is not None:
+                    self._consumer.seek(partition, ledger.position)
             else:
                 announcement = self._announced(partition, entry)
                 committer.begin(partition, entry, announcement)
@@ -186,30 +186,29 @@ class EventHandler:
         self._metrics.rebalances.labels("assigned").inc()
         _log.info("assigned", partitions=sorted(map(str, partitions)), kept=kept)
         if starts:
-            # At once, so that a restart goes on here, and whoever joins later sees that we have begun.
+            # Now, so that a restart continues here, and later members find a committed offset.
             await committer.commit()
         pipeline.resume()
         self.assigned_once.set()
 
-    def _require_memory(self, partition: TopicPartition, committed: CommitOffset | None) -> None:
-        """Raises `ConsumerError` when the broker has forgotten what we have committed."""
+    def _require_committed(self, partition: TopicPartition, committed: CommitOffset | None) -> None:
+        """Raise ConsumerError if the broker has lost the offset that we committed."""
         ours = self._committer.committed(partition)
         if committed is None and ours is not None:
             raise ConsumerError(
-                f"{partition}: offset {ours} was committed, and the broker knows nothing of it any more: "
-                "was the broker started with another data directory, the topic created anew, or the "
-                "group deleted? Where to go on cannot be known: bring the old data back, or start again, to "
-                "begin as a new group does (auto_offset_reset)"
+                f"{partition}: the broker has lost committed offset {ours}. Its data directory, the topic "
+                "or the group was replaced or deleted. Restore it, or restart the worker to begin at "
+                "auto_offset_reset"
             )
 
-    async def _begin(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset of partitions of which nothing is committed, where it is known already."""
+    async def _start_positions(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the first offset of new partitions without a committed offset, as far as it is known."""
         partitions = [p for p in partitions if self._pipeline.ledgers.get(p) is None]
         if not partitions:
             return {}
-        starts = await self._consumer.beginnings(partitions)
+        starts = await self._consumer.start_positions(partitions)
         _log.info(
-            "the group has committed nothing of these partitions: reading begins",
+            "no committed offsets: reading starts at auto_offset_reset",
             offsets={str(partition): starts.get(partition) for partition in sorted(partitions)},
         )
         return starts
@@ -217,12 +216,12 @@ class EventHandler:
     def _announced(
         self, partition: TopicPartition, committed: CommitOffset | None
     ) -> Announcement | None:
-        """The range that may have been written before, if it can be written again as it was."""
-        announcement = announced(partition, committed)
+        """Return the announced range if this strategy can write it again as it was announced."""
+        announcement = read_announcement(partition, committed)
         if announcement is not None and not self._pipeline.replays:
             _log.warning(
-                "a range that was announced with exactly-once is delivered again, maybe twice: "
-                "this strategy delivers in another way",
+                "a range that was announced with exactly-once may be delivered twice: "
+                "this strategy has another delivery",
                 partition=str(partition),
                 first=announcement.first,
                 last=announcement.last,

@@ -1,16 +1,22 @@
-"""Lanes: one chain of reduce stages for each partition, for deliveries that need partitions kept apart."""
+"""Lanes: the reduce stages of a strategy in a chain. All partitions share one lane, or each has its own.
+
+With at-least-once delivery there is one shared lane, because its flushes are larger. Exactly once and at
+most once write the ranges of each partition in order, so each partition has a lane.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 import anyio
 
-from framework.chains import build_chain
-from framework.errors import StrategyError
-from framework.promises import AtMostOnce, ExactlyOnce
+from .delivery.guarantees import AtMostOnce, ExactlyOnce
+from .errors import StrategyError
+from .record import ReplayEnd, Rows
+from .reduce import ReduceStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,149 +24,206 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
     from anyio.streams.memory import MemoryObjectSendStream
 
-    from framework.announcement import Announcement
-    from framework.chains import BuildStage
-    from framework.commit import Committer
-    from framework.ledger import Ledgers
-    from framework.promises import Promise
-    from framework.record import Cut, Rows, TopicPartition
-    from framework.reduce import ReduceStage
-    from framework.reducer import Context, Delivery
-    from framework.strategy import Strategy
+    from .commit import Committer
+    from .delivery.announcement import Announcement
+    from .delivery.failures import ErrorPort
+    from .delivery.guarantees import DeliveryGuarantee
+    from .record import TopicPartition
+    from .reduce import SharedParts
+    from .reducers.reducer import Context, Delivery
+    from .strategy import Strategy
 
 __all__ = ["Lane", "Lanes"]
 
-_CLOSE_TIMEOUT = 5.0
+_CLOSE_TIMEOUT: Final = 5.0
 
 
 class Lane:
-    """The chain of one partition, in one generation of its assignment."""
+    """A chain of reduce stages, of one partition or of all.
+
+    Args:
+        queue: each inbox holds the rows of so many batches.
+        errors: the stages get copies of it.
+        partition: the lane's partition; None if all partitions share it.
+        guarantee: called by the last stage before it writes.
+        replaying: the lane begins with an announced range.
+
+    Attributes:
+        inbox: the inbox of the first stage.
+        stages: the stages in the order of the flow.
+    """
 
     def __init__(
-        self, inbox: MemoryObjectSendStream[Rows | Cut], stages: Sequence[ReduceStage]
+        self,
+        strategy: Strategy,
+        shared: SharedParts,
+        errors: ErrorPort,
+        queue: int,
+        *,
+        partition: TopicPartition | None = None,
+        guarantee: DeliveryGuarantee | None = None,
+        replaying: bool = False,
     ) -> None:
-        self.inbox = inbox
-        self.stages = stages
+        self.inbox, receive = anyio.create_memory_object_stream[Rows | ReplayEnd](queue)
+        self.stages: list[ReduceStage] = []
+        last = list(strategy.stages)[-1]
+        for name, reducer in strategy.stages.items():
+            out, following = None, receive
+            if name != last:
+                out, following = anyio.create_memory_object_stream[Rows | ReplayEnd](queue)
+            self.stages.append(
+                ReduceStage(
+                    name,
+                    reducer,
+                    receive,
+                    shared,
+                    out=out,
+                    errors=errors.clone(),
+                    partition=partition,
+                    guarantee=guarantee if name == last else None,
+                    replaying=replaying,
+                )
+            )
+            receive = following
         self._scope = anyio.CancelScope()
 
-    async def run(self, contexts: Sequence[Context]) -> None:
-        """Connect the stages and run them until the inbox is closed and empty, or `cancel`.
+    async def open(self, contexts: Sequence[Context]) -> None:
+        """Connect the stages. Raises StrategyError if the strategy does not fit its sinks."""
+        for stage, context in zip(self.stages, contexts, strict=True):
+            await stage.open(context)
 
-        Args:
-            contexts: one for each stage.
+    async def run(self, contexts: Sequence[Context]) -> None:
+        """Connect the stages, run them until the inbox is closed and empty or `cancel`, disconnect them.
 
         Raises:
             KmrError: the first error of a stage.
         """
         try:
             with self._scope:
-                for stage, context in zip(self.stages, contexts, strict=True):
-                    await stage.open(context)
+                await self.open(contexts)
                 async with anyio.create_task_group() as tasks:
                     for stage in self.stages:
                         tasks.start_soon(stage.run)
         finally:
-            self.inbox.close()
             with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True):
-                for stage in self.stages:
-                    await stage.close()
+                await self.close()
 
     def cancel(self) -> None:
-        """Stop at once: what is collected is dropped, unsettled; a write under way may have succeeded."""
+        """Stop at once. Collected rows are dropped, unsettled; a write under way may have succeeded."""
         self._scope.cancel()
+
+    async def close(self) -> None:
+        """Disconnect the stages, also after a failure."""
+        self.inbox.close()
+        for stage in self.stages:
+            await stage.close()
 
 
 class Lanes:
-    """The lanes of all assigned partitions.
+    """The lanes of a worker: one that all partitions share, or one for each assigned partition.
 
-    An open copy of each reducer stays here: it shows early what cannot work, and its connection may be
-    shared by the copies in the lanes.
+    Where each partition has a lane, an open copy of each reducer stays here: it reports early if the
+    strategy does not fit, and the copies in the lanes may share its connection.
 
     Args:
-        build: makes one stage.
-        queue: rows of so many batches wait in each inbox.
-        awaited: told `True` when a lane waits for failed records to be kept, then `False`.
+        queue: each inbox holds the rows of so many batches.
+        awaiting_errors: called with True while a lane waits for failed records to be settled, then False.
     """
 
     def __init__(
         self,
         strategy: Strategy,
-        build: BuildStage,
+        shared: SharedParts,
+        errors: ErrorPort,
         queue: int,
         *,
-        ledgers: Ledgers,
         committer: Committer,
-        awaited: Callable[[bool], None],
+        awaiting_errors: Callable[[bool], None],
     ) -> None:
         self._strategy = strategy
-        self._build = build
-        self._queue = queue
-        self._ledgers = ledgers
+        self._build = partial(Lane, strategy, shared, errors, queue)
+        self._ledgers = shared.ledgers
         self._committer = committer
-        self._awaited = awaited
-        self._opened = [reducer.spawn() for reducer in strategy.reduce]
+        self._awaiting_errors = awaiting_errors
+        self._requested = strategy.requested_delivery
+        self._shared = self._build() if self._requested == "at-least-once" else None
+        self._opened = [] if self._shared else [reducer.spawn() for reducer in strategy.reduce]
         self._contexts: list[Context] = []
         self._lanes: dict[TopicPartition, Lane] = {}
         self._writer = uuid4().hex[:12]
 
     async def open(self, context: Context) -> None:
-        """Connect.
-
-        Raises:
-            StrategyError: the sink cannot keep the delivery that the strategy demands.
-        """
-        for number, reducer in enumerate(self._opened, start=1):
-            named = replace(context, stage=f"reduce-{number}")
-            self._contexts.append(replace(named, opened=reducer))
-            await reducer.open(named)
+        """Connect the reducers. Raises StrategyError if the strategy does not fit its sinks."""
+        self._contexts = [replace(context, stage=stage) for stage in self._strategy.stages]
+        if self._shared is not None:
+            await self._shared.open(self._contexts)
+            return
+        for number, reducer in enumerate(self._opened):
+            await reducer.open(self._contexts[number])
+            self._contexts[number] = replace(self._contexts[number], opened=reducer)
         if self._strategy.delivery == "exactly-once" and self.delivery != "exactly-once":
             name = type(self._opened[-1]).__name__
-            raise StrategyError(f"delivery='exactly-once': {name} cannot keep it as it is set up")
-
-    async def close(self) -> None:
-        """Disconnect, when all lanes have ended."""
-        for reducer in self._opened:
-            await reducer.close()
+            raise StrategyError(
+                f"delivery='exactly-once': {name} cannot provide it as it is configured"
+            )
 
     @property
     def delivery(self) -> Delivery:
-        """What is kept: what the strategy asks for, unless its sink turned out not to be able to."""
-        promise = self._strategy.promise
-        return self._opened[-1].delivery if promise == "exactly-once" else promise
+        """The requested delivery, unless the sink turned out to be unable to provide it."""
+        exactly_once = self._requested == "exactly-once"
+        return self._opened[-1].delivery if exactly_once else self._requested
 
     @property
     def stages(self) -> list[ReduceStage]:
         """The stages of all lanes, in the order of the flow of each."""
-        return [stage for lane in self._lanes.values() for stage in lane.stages]
+        lanes = self._lanes.values() if self._shared is None else [self._shared]
+        return [stage for lane in lanes for stage in lane.stages]
+
+    def run(self, tasks: TaskGroup) -> None:
+        """Start the stages of a shared lane; a lane of its own starts with its partition."""
+        if self._shared is not None:
+            for stage in self._shared.stages:
+                tasks.start_soon(stage.run)
 
     def start(
         self, tasks: TaskGroup, partition: TopicPartition, replayed: Announcement | None
-    ) -> MemoryObjectSendStream[Rows | Cut]:
-        """Begin the lane of a partition; returns its inbox."""
-        inbox, stages = build_chain(
-            self._strategy.reduce,
-            self._build,
-            self._queue,
-            self._promise(partition, replayed),
+    ) -> MemoryObjectSendStream[Rows | ReplayEnd]:
+        """Begin a generation of a partition; return the map's own end of the lane's inbox."""
+        if self._shared is not None:
+            return self._shared.inbox.clone()
+        lane = self._lanes[partition] = self._build(
             partition=partition,
+            guarantee=self._guarantee(partition, replayed),
             replaying=replayed is not None,
         )
-        lane = self._lanes[partition] = Lane(inbox, stages)
         tasks.start_soon(lane.run, self._contexts)
-        return inbox
+        return lane.inbox
+
+    def _guarantee(
+        self, partition: TopicPartition, replayed: Announcement | None
+    ) -> DeliveryGuarantee | None:
+        parts = (partition, self._ledgers, self._committer, self._awaiting_errors)
+        match self.delivery:
+            case "exactly-once":
+                return ExactlyOnce(*parts, self._contexts[-1].group, self._writer, replayed)
+            case "at-most-once":
+                return AtMostOnce(*parts)
+            case "at-least-once":
+                return None
 
     def stop(self, partition: TopicPartition) -> None:
-        """Drop the lane of a partition and all that is in it, unsettled."""
+        """Drop a partition. Its rows in a lane of its own are dropped; in the shared lane they are stale."""
         if (lane := self._lanes.pop(partition, None)) is not None:
             lane.cancel()
 
-    def _promise(self, partition: TopicPartition, replayed: Announcement | None) -> Promise | None:
-        shared = (partition, self._ledgers, self._committer, self._awaited)
-        match self.delivery:
-            case "exactly-once":
-                group = self._contexts[-1].group
-                return ExactlyOnce(*shared, group=group, writer=self._writer, replayed=replayed)
-            case "at-most-once":
-                return AtMostOnce(*shared)
-            case "at-least-once":
-                return None
+    def finish(self) -> None:
+        """Let the lanes end when all maps have ended: each map closes its own end of an inbox."""
+        if self._shared is not None:
+            self._shared.inbox.close()
+
+    async def close(self) -> None:
+        """Disconnect the reducers, also after a failure; partitions' lanes have ended."""
+        if self._shared is not None:
+            await self._shared.close()
+        for reducer in self._opened:
+            await reducer.close()

@@ -1,4 +1,4 @@
-"""The map stage: one task per assigned partition, which maps its batches in order."""
+"""The map stage: one task for each assigned partition, which maps its batches in order."""
 
 from __future__ import annotations
 
@@ -6,41 +6,40 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from framework.failures import failed_records
-from framework.ranges import subtract_ranges
-from framework.record import Cut, Range, Rows
-from framework.status import StageStatus
+from .delivery.failures import failed_records
+from .delivery.ranges import subtract_ranges
+from .observe.status import StageStatus
+from .record import Range, ReplayEnd, Rows
+from .strategy import MAP_STAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-    from framework.backpressure import Gate
-    from framework.executor import Executor
-    from framework.failures import ErrorPort
-    from framework.ledger import Ledger, Ledgers
-    from framework.record import Batch
-    from framework.results import Mapped
-    from framework.strategy import Strategy
-    from framework.telemetry import Metrics
+    from .delivery.failures import ErrorPort
+    from .delivery.ledger import Ledger, Ledgers
+    from .intake.backpressure import Gate
+    from .mapping.executor import Executor
+    from .mapping.results import MapResult
+    from .observe.metrics import Metrics
+    from .record import Batch
+    from .strategy import Strategy
 
 __all__ = ["MapStage"]
-
-STAGE = "map"
 
 
 class MapStage:
     """Maps the batches of one partition, in one generation of its assignment.
 
     Args:
-        ledger: the partition's ledger; its generation marks everything that the stage sends on.
+        ledger: the partition's ledger; its generation marks all rows that the stage sends.
         inbox: batches, in order of offsets.
         out: the first reduce stage's inbox.
-        errors: for records that the map fails on.
+        errors: for failed records.
         gate: while it is closed, no batch is mapped.
-        on_taken: called whenever a batch was taken from the inbox, so that intake can go on.
-        replay_to: last offset of an announced range, which is cut off from what follows.
+        on_taken: called after each batch is taken from the inbox; it resumes a paused partition.
+        replay_to: last offset of an announced range; a `ReplayEnd` is sent after it.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class MapStage:
         ledger: Ledger,
         ledgers: Ledgers,
         inbox: MemoryObjectReceiveStream[Batch],
-        out: MemoryObjectSendStream[Rows | Cut],
+        out: MemoryObjectSendStream[Rows | ReplayEnd],
         errors: ErrorPort,
         gate: Gate,
         metrics: Metrics,
@@ -72,11 +71,11 @@ class MapStage:
         self._mapping_since: float | None = None
 
     async def run(self) -> None:
-        """Map until the inbox is closed and empty, or the partition is taken away.
+        """Map until the inbox is closed and empty, or `cancel`.
 
         Raises:
-            RecordFailed: a record failed and there is no error sink, or too many did.
-            StrategyError: the map function returned something that cannot be rows.
+            RecordFailed: a record failed and there is no error sink, or too many failed.
+            StrategyError: the map function returned a value that cannot become rows.
             CorruptRecords: a batch cannot be decoded.
         """
         try:
@@ -91,22 +90,22 @@ class MapStage:
             self._errors.close()
 
     def cancel(self) -> None:
-        """Stop at once: what is in the inbox or under way is dropped, unsettled."""
+        """Stop at once: batches in the inbox and the one under way are dropped, unsettled."""
         self._scope.cancel()
 
     async def _take(self, batch: Batch) -> None:
-        """Map a batch; where an announced range ends in it, or ended before it, set the mark."""
+        """Map a batch; send `ReplayEnd` where an announced range ends in it, or ended before it."""
         rest: Batch | None = batch
         end = self._replay_to
         if end is not None and batch.last >= end:
             if batch.first <= end < batch.last:
-                head, rest = batch.split(end)
-                await self._map(head)
+                await self._map(batch.slice(batch.first, end))
+                rest = batch.slice(end + 1, batch.last)
             elif end == batch.last:
                 await self._map(batch)
                 rest = None
             self._replay_to = None
-            await self._out.send(Cut())
+            await self._out.send(ReplayEnd())
         if rest is not None:
             await self._map(rest)
 
@@ -119,24 +118,24 @@ class MapStage:
         self._metrics.map_seconds.observe(anyio.current_time() - started)
         await self._send(batch, mapped)
 
-    async def _send(self, batch: Batch, mapped: Mapped) -> None:
+    async def _send(self, batch: Batch, mapped: MapResult) -> None:
         whole = Range(
             batch.topic, batch.partition, batch.first, batch.last, self._ledger.generation
         )
         ranges: tuple[Range, ...] = (whole,)
         failed: Rows | None = None
         if mapped.failures:
-            failed = failed_records(batch, mapped.failures, STAGE, whole.generation)
+            failed = failed_records(batch, mapped.failures, MAP_STAGE, whole.generation)
             ranges = subtract_ranges(ranges, failed.ranges)
         if mapped.table is None:
             self._ledgers.settle(ranges)
         else:
             await self._out.send(Rows(mapped.table, ranges, mapped.offsets, (batch,)))
         if failed is not None:
-            await self._errors.send(failed, STAGE)
+            await self._errors.send(failed, MAP_STAGE)
 
     def status(self) -> StageStatus:
-        """What the stage does now."""
+        """Return the stage's present activity."""
         since = self._mapping_since
         return StageStatus(
             name=f"map {self._ledger.partition}",

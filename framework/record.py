@@ -1,8 +1,7 @@
-"""What moves through a pipeline: batches of records, and the rows that a map made of them.
+"""The data that moves through a pipeline: batches of records, and the rows that a map makes of them.
 
-Everything is columnar: a `Batch` holds the records of one topic partition as Arrow columns, a `Rows`
-holds what user code made of them. Both carry the offset ranges that they stand for, so that the ledger
-can tell which records are settled without looking at a single one.
+Both are columnar: a `Batch` holds the records of one topic partition as Arrow columns, a `Rows` the output
+of user code. Both carry ranges of offsets, so that the ledger never has to look at single records.
 """
 
 from __future__ import annotations
@@ -24,13 +23,14 @@ if TYPE_CHECKING:
 __all__ = [
     "SCHEMA",
     "Batch",
-    "Cut",
     "Header",
     "Range",
     "Record",
+    "ReplayEnd",
     "Rows",
     "TopicPartition",
     "to_records",
+    "with_schema",
 ]
 
 _HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
@@ -46,7 +46,19 @@ _COLUMNS: list[pa.Field[Any]] = [
     pa.field("headers", pa.list_(_HEADER)),
 ]
 SCHEMA = pa.schema(_COLUMNS)
-"""The columns of a batch: those of Spark's own Kafka source, so that one function runs in both engines."""
+"""The columns of a batch. They are those of Spark's Kafka source, so that a map runs in both engines."""
+
+
+def with_schema(records: pa.RecordBatch, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
+    """Return the columns of a schema, cast to its types; a column that `records` does not have is null."""
+    names: list[Any] = records.schema.names
+    columns = [
+        records.column(field.name).cast(field.type)
+        if field.name in names
+        else pa.nulls(len(records), field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 class TopicPartition(NamedTuple):
@@ -60,7 +72,7 @@ class TopicPartition(NamedTuple):
 
 
 class Range(NamedTuple):
-    """Offsets `[first, last]`, both inclusive, of one topic partition in one generation."""
+    """Offsets `[first, last]`, both inclusive, of one topic partition in one generation of its assignment."""
 
     topic: str
     partition: int
@@ -70,7 +82,7 @@ class Range(NamedTuple):
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """The partition that the offsets belong to."""
+        """The partition of the offsets."""
         return TopicPartition(self.topic, self.partition)
 
     def __str__(self) -> str:
@@ -85,7 +97,7 @@ class Header(NamedTuple):
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """A view of one row of a batch: what a per-record map function is given.
+    """One row of a batch: the argument of a per-record map function.
 
     `timestamp_type` is 0 for the producer's clock, 1 for the broker's (KIP-32).
     """
@@ -101,21 +113,21 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def timestamp(self) -> datetime:
-        """The record's time, in UTC."""
+        """The record's timestamp, in UTC."""
         return datetime.fromtimestamp(self.timestamp_us / 1e6, UTC)
 
     @property
     def timestamp_ms(self) -> int:
-        """The record's time in milliseconds since 1970, as Kafka stores it."""
+        """The record's timestamp in milliseconds since 1970, as Kafka stores it."""
         return self.timestamp_us // 1000
 
 
 class Batch:
-    """Consecutive records of one topic partition, as Arrow columns, with their offset range.
+    """Consecutive records of one topic partition, as Arrow columns, with their range of offsets.
 
-    The range `[first, last]` is inclusive and says what was *read*: offsets in it that have no row
-    (compaction, transaction markers, aborted records) need no delivery. The columns are decoded when
-    `records` is first asked for, by whichever thread asks.
+    The range `[first, last]` is inclusive and covers every offset that was read: offsets without a row
+    (compaction, transaction markers, aborted records) need no delivery. The first access to `records`
+    decodes the columns, in the calling thread.
     """
 
     __slots__ = (
@@ -140,7 +152,7 @@ class Batch:
         load: Callable[[], pa.RecordBatch],
         max_timestamp_ms: int = -1,
     ) -> None:
-        """`nbytes` is what the batch counts for in the in-flight budget; `load` decodes the columns."""
+        """`nbytes` is the batch's share of the in-flight budget; `load` decodes the columns."""
         self.topic = topic
         self.partition = partition
         self.first = first
@@ -152,7 +164,7 @@ class Batch:
 
     @classmethod
     def of(cls, records: pa.RecordBatch) -> Batch:
-        """A batch of columns that are already there; they must be of `SCHEMA` and not empty."""
+        """Make a batch of decoded columns; they must be of `SCHEMA` and not empty."""
         offsets = records.column("offset")
         batch = cls(
             records.column("topic")[0].as_py(),
@@ -167,7 +179,7 @@ class Batch:
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """The partition that the records came from."""
+        """The partition of the records."""
         return TopicPartition(self.topic, self.partition)
 
     @property
@@ -181,16 +193,12 @@ class Batch:
             self._load = None
         return records
 
-    def split(self, last: int) -> tuple[Batch, Batch]:
-        """Divide after offset `last`, which is in the range but not its end; nothing is decoded yet."""
-        share = (last + 1 - self.first) / (self.last + 1 - self.first)
-        head_bytes = int(self.nbytes * share)
-        return (
-            self._part(self.first, last, head_bytes),
-            self._part(last + 1, self.last, self.nbytes - head_bytes),
-        )
+    def slice(self, first: int, last: int) -> Batch:
+        """Return the part `[first, last]` of the range, both inclusive. It decodes nothing yet.
 
-    def _part(self, first: int, last: int, nbytes: int) -> Batch:
+        Its `nbytes` is estimated from the number of offsets.
+        """
+
         def load() -> pa.RecordBatch:
             start, stop = np.searchsorted(self.offsets(), [first, last + 1])
             return self.records.slice(int(start), int(stop - start))
@@ -200,14 +208,15 @@ class Batch:
             self.partition,
             first,
             last,
-            nbytes=nbytes,
+            nbytes=self.nbytes * (last + 1 - first) // (self.last + 1 - self.first),
             load=load,
             max_timestamp_ms=self.max_timestamp_ms,
         )
 
     def offsets(self) -> NDArray[np.int64]:
-        """The offset of every row."""
-        return _int64(self.records.column("offset"))
+        """Return the offset of every row."""
+        column = self.records.column("offset")
+        return column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -219,7 +228,7 @@ class Batch:
 
 
 def to_records(columns: pa.RecordBatch) -> list[Record]:
-    """The rows of a batch, all of one partition, as `Record` objects, for per-record user code."""
+    """Convert the rows of a batch, all of one partition, to `Record` objects."""
     if len(columns) == 0:
         return []
     headers = columns.column("headers")
@@ -248,15 +257,15 @@ def to_records(columns: pa.RecordBatch) -> list[Record]:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a map, or a reducer's flush, made: columns of any schema, and the offsets they stand for.
+    """The output of a map or of a reducer's flush: columns of any schema, and the offsets behind them.
 
     Attributes:
         table: the rows.
-        ranges: the offsets that settle when these rows are delivered. They include the offsets of
-            records that were filtered, and leave out those that failed.
-        offsets: the offset that each row came from, ascending; None when a reducer made the rows and
-            they belong to no single record.
-        sources: the batches that the rows came from, for an error sink that wants the original records.
+        ranges: the offsets that are settled when these rows are delivered. They include the offsets of
+            filtered records, and exclude those of failed ones.
+        offsets: the offset that each row came from, ascending; None if the rows belong to no single
+            record, because a reducer made them.
+        sources: the batches that the rows came from; the error sink gets its original records from them.
     """
 
     table: pa.Table
@@ -299,14 +308,10 @@ class Rows:
         )
 
 
-class Cut:
-    """A mark among the rows of one partition: what came before it belongs to one announced range.
+class ReplayEnd:
+    """The end of a replayed range in a lane's queue: the rows before it are written as one range.
 
-    Each stage flushes what it has when the mark comes by, and hands it on.
+    Each stage flushes its rows when it receives the mark, and then sends the mark on.
     """
 
     __slots__ = ()
-
-
-def _int64(column: pa.Array[Any]) -> NDArray[np.int64]:
-    return column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)

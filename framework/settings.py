@@ -10,70 +10,65 @@ from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003  msgspec reads the annotations at run time
 from pathlib import Path  # noqa: TC003
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, cast
 
 import msgspec
 from msgspec import Meta
 
-from framework.config.layers import Conflict, Found, build, resolve
-from framework.config.schema import check_values, settings_of
-from framework.config.units import BYTES, SECONDS
+from .config.layers import Conflict, Layers
+from .config.schema import Bytes, Count, Port, Seconds, Text, about, check_values, settings_of
+from .service import LogFormat, LogLevel  # noqa: TC001
 
 __all__ = [
-    "PREFIX",
+    "GROUP",
+    "WORKER",
     "ExecutorKind",
     "FetchSettings",
     "GroupSettings",
     "HttpSettings",
-    "LogFormat",
+    "IsolationLevel",
     "LogSettings",
+    "OffsetReset",
+    "SaslMechanism",
+    "SecurityProtocol",
     "SecuritySettings",
     "Settings",
-    "find_settings",
 ]
 
-PREFIX = "kmr"
-"""The table in a TOML file, and what variables begin with."""
-
 ExecutorKind = Literal["thread", "process", "inline"]
-LogFormat = Literal["auto", "json", "console"]
-LogLevel = Literal["debug", "info", "warning", "error"]
 OffsetReset = Literal["earliest", "latest", "error"]
+IsolationLevel = Literal["read_uncommitted", "read_committed"]
+SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 
-Seconds = Annotated[float, Meta(gt=0, extra={"unit": SECONDS})]
-Bytes = Annotated[int, Meta(gt=0, extra={"unit": BYTES})]
-Count = Annotated[int, Meta(gt=0)]
-Text = Annotated[str, Meta(min_length=1)]
+BootstrapServers = Annotated[
+    Text, about("Brokers to ask for the others, host:port, separated by commas.")
+]
+ClientId = Annotated[Text, about("Our name in the brokers' logs and quotas.")]
 
 MIB = 1024 * 1024
 
 
-def about(description: str, **extra: str | bool) -> Meta:
-    """What a setting is for; `flag` where its name differs, `secret` where it must not be shown."""
-    return Meta(description=description, extra=extra)
-
-
 class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to reach the brokers: encryption and who we are."""
+    """Encryption and authentication of the connections to the brokers."""
 
     protocol: Annotated[
-        Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"],
-        about("Encryption (SSL) and authentication (SASL)."),
+        SecurityProtocol,
+        about("Encryption (SSL) and authentication (SASL).", section="Security"),
     ] = "PLAINTEXT"
-    sasl_mechanism: Annotated[SaslMechanism, about("How the user is authenticated.")] = "PLAIN"
+    sasl_mechanism: Annotated[SaslMechanism, about("SASL mechanism.")] = "PLAIN"
     sasl_user: Annotated[Text | None, about("User name for SASL.")] = None
     sasl_password: Annotated[
         Text | None,
-        about("Password for SASL; other users see flags, so better a variable.", secret=True),
+        about("Password for SASL; other users see flags: use a variable.", secret=True),
     ] = None
     ssl_cafile: Annotated[
-        Text | None, about("Certificates of the authorities to trust; default: the system's.")
+        Text | None, about("Certificates to trust (PEM); default: those of the system.")
     ] = None
-    ssl_certfile: Annotated[Text | None, about("Our own certificate, for mutual TLS.")] = None
-    ssl_keyfile: Annotated[Text | None, about("The key of our own certificate.")] = None
+    ssl_certfile: Annotated[Text | None, about("Our certificate (PEM), for mutual TLS.")] = None
+    ssl_keyfile: Annotated[Text | None, about("The private key of our certificate (PEM).")] = None
     ssl_check_hostname: Annotated[
-        bool, about("Whether the broker's certificate must carry its host name.")
+        bool, about("Check that the broker's certificate names its host.")
     ] = True
 
     def __post_init__(self) -> None:
@@ -95,12 +90,14 @@ class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class FetchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much is read from the brokers at once."""
+    """Size and wait of fetch requests."""
 
-    max_partition_bytes: Annotated[Bytes, about("Most bytes of one partition in a response.")] = MIB
+    max_partition_bytes: Annotated[
+        Bytes, about("Most bytes of one partition in a response.", section="Fetching")
+    ] = MIB
     max_bytes: Annotated[Bytes, about("Most bytes of one response.")] = 16 * MIB
     max_wait: Annotated[
-        Seconds, about("How long a broker may wait for records before it answers with none.")
+        Seconds, about("How long a broker waits for records before it answers without any.")
     ] = 0.5
 
     def __post_init__(self) -> None:
@@ -113,41 +110,40 @@ class FetchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where /live, /ready, /metrics and the status page are served."""
+    """Address of /live, /ready, /metrics and the status page."""
 
-    host: Annotated[Text, about("Address to listen on; 0.0.0.0 for every interface.")] = "127.0.0.1"
+    host: Annotated[
+        Text, about("Address to listen on; 0.0.0.0 for every interface.", section="HTTP")
+    ] = "127.0.0.1"
     port: Annotated[
-        Annotated[int, Meta(ge=0, le=65_535)] | None,
-        about("Port to listen on; 0 takes any free one, none serves nothing."),
+        Port | None, about("Port to listen on; 0 takes any free one, none serves nothing.")
     ] = None
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is logged, and how; logs go to stderr."""
+    """Level and format of logs; they go to stderr."""
 
-    level: Annotated[LogLevel, about("The least severe events to log.")] = "info"
+    level: Annotated[LogLevel, about("The least severe events to log.", section="Logs")] = "info"
     format: Annotated[
         LogFormat, about("json, console, or auto: console on a terminal, else json.")
     ] = "auto"
 
 
 class GroupSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The part of a worker's settings that is needed to look at its group from outside."""
+    """The settings of a worker that name its group and its brokers: enough for `kmr offsets`."""
 
     group: Annotated[Text, about("Consumer group.")]
     topics: Annotated[
         tuple[Text, ...],
-        about("Topic to look at; without it, all that the group has committed.", flag="topic"),
+        about("Topic; default: every topic that the group has committed.", flag="topic"),
     ] = ()
-    bootstrap_servers: Annotated[
-        Text, about("Brokers to ask for the others, host:port, separated by commas.")
-    ] = "127.0.0.1:9092"
-    client_id: Annotated[Text, about("Our name in the brokers' logs and quotas.")] = "kmr"
+    bootstrap_servers: BootstrapServers = "127.0.0.1:9092"
+    client_id: ClientId = "kmr"
     security: SecuritySettings = SecuritySettings()
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that can be set about a worker.
+    """Every setting of a worker.
 
     Raises:
         SettingsError: a value is not allowed, or two do not fit together.
@@ -156,59 +152,57 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     strategy: Annotated[Text | None, about("What to run: module:attribute.")] = None
     topics: Annotated[
         Annotated[tuple[Text, ...], Meta(min_length=1)],
-        about("Topic to consume; may be given more than once.", flag="topic"),
+        about("Topic to consume; may be repeated.", flag="topic"),
     ]
     group: Annotated[Text, about("Consumer group: its members share the partitions.")]
-    bootstrap_servers: Annotated[
-        Text, about("Brokers to ask for the others, host:port, separated by commas.")
-    ] = "127.0.0.1:9092"
-    client_id: Annotated[Text, about("Our name in the brokers' logs and quotas.")] = "kmr"
+    bootstrap_servers: BootstrapServers = "127.0.0.1:9092"
+    client_id: ClientId = "kmr"
     group_instance_id: Annotated[
         Text | None, about("A fixed member name: a restart then causes no rebalance (KIP-345).")
     ] = None
     auto_offset_reset: Annotated[
-        OffsetReset, about("Where to begin in a partition that the group never committed.")
+        OffsetReset, about("Where to begin in a partition without a committed offset.")
     ] = "earliest"
     on_out_of_range: Annotated[
         OffsetReset,
         about(
-            "What to do when the next record is no longer on the broker (retention was faster): stop "
-            "with an error, or go on at the earliest or the latest, which skips records."
+            "What to do when retention has deleted the next record: stop with an error, or continue at "
+            "the earliest or the latest record, which skips records."
         ),
     ] = "error"
     isolation_level: Annotated[
-        Literal["read_uncommitted", "read_committed"],
+        IsolationLevel,
         about("Whether records of open and aborted transactions are read."),
     ] = "read_uncommitted"
     session_timeout: Annotated[
-        Seconds, about("Silence after which the group gives our partitions to others.")
+        Seconds, about("Time without a heartbeat after which the group reassigns our partitions.")
     ] = 30.0
-    heartbeat_interval: Annotated[Seconds, about("How often the group hears from us.")] = 3.0
-    metadata_max_age: Annotated[
-        Seconds, about("How long it takes at most until partitions that were added are read.")
-    ] = 60.0
+    heartbeat_interval: Annotated[Seconds, about("Time between heartbeats.")] = 3.0
+    metadata_max_age: Annotated[Seconds, about("Longest time until added partitions are read.")] = (
+        60.0
+    )
     rebalance_timeout: Annotated[
         Seconds, about("How long the group waits for its members in a rebalance.")
     ] = 60.0
     revoke_deadline: Annotated[
-        Seconds, about("How long to finish work in flight before partitions are given up.")
+        Seconds, about("Time to finish work in flight before partitions are given up.")
     ] = 20.0
-    commit_interval: Annotated[Seconds, about("How often watermarks are committed.")] = 1.0
+    commit_interval: Annotated[Seconds, about("Time between commits of watermarks.")] = 1.0
     shutdown_deadline: Annotated[
-        Seconds, about("How long to finish work in flight before the worker ends, all in all.")
+        Seconds, about("Time to finish work in flight before the worker ends.")
     ] = 25.0
     inflight_bytes: Annotated[
-        Bytes, about("Most bytes of records taken in and not yet settled; then intake pauses.")
+        Bytes, about("Most bytes of records in flight, not yet settled; then intake pauses.")
     ] = 128 * MIB
-    queue_batches: Annotated[Count, about("Most batches that wait before a stage.")] = 4
+    queue_batches: Annotated[Count, about("Most batches in the inbox of a stage.")] = 4
     executor: Annotated[
         ExecutorKind, about("Where map functions run: threads, processes, or the event loop.")
     ] = "thread"
     executor_workers: Annotated[
-        Count | None, about("Threads or processes for map functions; none: one per processor.")
+        Count | None, about("Threads or processes for map functions; default: one per processor.")
     ] = None
     prepare_table: Annotated[
-        bool, about("Alter a table that remembers too few inserts to keep them from being doubled.")
+        bool, about("Alter a ClickHouse table whose deduplication window is too small.")
     ] = False
     stall_timeout: Annotated[
         Seconds, about("Time without progress, with work in flight, after which /live fails.")
@@ -235,8 +229,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise Conflict(
                 ("inflight_bytes", "fetch.max_partition_bytes"),
                 f"inflight_bytes ({self.inflight_bytes}) must not be below "
-                f"fetch.max_partition_bytes ({self.fetch.max_partition_bytes}), "
-                "or no fetch would ever fit",
+                f"fetch.max_partition_bytes ({self.fetch.max_partition_bytes}): no fetch would fit",
             )
 
     @classmethod
@@ -246,27 +239,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         environ: Mapping[str, str] | None = None,
         flags: Mapping[str, object] | None = None,
     ) -> Self:
-        """The settings from all layers.
+        """Return the settings from all layers.
 
         Args:
             config: a TOML file.
-            environ: `os.environ`, usually; None is no variables.
+            environ: environment variables, such as `os.environ`.
             flags: by dotted name (`fetch.max_bytes`); None counts as not given.
 
         Raises:
-            SettingsError: names each wrong setting, where it came from, and what is allowed.
+            SettingsError: names each wrong setting, its origin, and the allowed values.
         """
-        return build(cls, find_settings(config, environ, flags), prefix=PREFIX)
+        return cast("Self", WORKER.load(config, environ or {}, flags or {}))
 
     def describe(self) -> dict[str, Any]:
-        """Every setting by its dotted name; secrets masked."""
+        """Return every setting by its dotted name; secrets are masked."""
         return {s.name: s.masked(s.value_in(self)) for s in settings_of(type(self))}
 
 
-def find_settings(
-    config: Path | None = None,
-    environ: Mapping[str, str] | None = None,
-    flags: Mapping[str, object] | None = None,
-) -> dict[str, Found]:
-    """The value and the origin of every setting that has one; takes and raises what `load` does."""
-    return resolve(Settings, config=config, environ=environ or {}, flags=flags or {}, prefix=PREFIX)
+WORKER: Final = Layers(Settings, variables="KMR_", table="kmr")
+GROUP: Final = Layers(GroupSettings, variables="KMR_", table="kmr", whole=Settings)

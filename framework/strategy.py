@@ -1,34 +1,37 @@
-"""What users define: a map, reducers, and what becomes of the records that failed."""
+"""The strategy that users define: a map, reducers, and the treatment of failed records."""
 
 from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from framework.errors import StrategyError
-from framework.mapper import spec_of
-from framework.reducer import Delivery, Reducer
+from .errors import StrategyError
+from .mapping.functions import spec_of
+from .reducers.reducer import Delivery, Reducer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from framework.mapper import MapSpec
+    from .mapping.functions import MapSpec
 
-__all__ = ["ErrorLimit", "OnLimit", "Strategy"]
+__all__ = ["ERROR_STAGE", "MAP_STAGE", "ErrorLimit", "OnLimit", "Strategy"]
+
+MAP_STAGE: Final = "map"
+ERROR_STAGE: Final = "reduce-err"
 
 OnLimit = Literal["stop", "pause", "drop"]
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorLimit:
-    """How many failed records are acceptable.
+    """The acceptable number of failed records.
 
     Attributes:
         records: the most failed records within `per` seconds.
         per: the length of the window, in seconds.
-        on_limit: `stop` the worker; `pause` until the window has room again; or `drop` what is above
-            the limit: such records count as settled and are lost, which is logged and counted.
+        on_limit: `stop` the worker; `pause` until the window has room again; or `drop` the records above
+            the limit: they count as settled and are lost, which is logged and counted.
     """
 
     records: int
@@ -38,37 +41,37 @@ class ErrorLimit:
     def __post_init__(self) -> None:
         if self.records < 0 or self.per <= 0:
             raise StrategyError(
-                f"err_limit: records must not be below 0 nor per at or below 0: {self.records}, {self.per}"
+                f"err_limit: records must be at least 0 and per above 0, not {self.records} and {self.per}"
             )
         if self.on_limit not in get_args(OnLimit):
             raise StrategyError(
-                f"err_limit: on_limit must be one of {get_args(OnLimit)}: {self.on_limit!r}"
+                f"err_limit: on_limit must be one of {get_args(OnLimit)}, not {self.on_limit!r}"
             )
         if self.on_limit == "pause" and self.records == 0:
             raise StrategyError(
-                "err_limit: on_limit='pause' needs records of at least 1, or nothing moves"
+                "err_limit: on_limit='pause' needs records of at least 1: with 0 it would pause for ever"
             )
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """How the records of a topic are processed; the same for every engine.
+    """How the records of a topic are processed; the same for both engines.
 
     Attributes:
         map: a function marked with `map_record` or `map_batch`.
-        reduce: reducers in a chain; what one flushes is the input of the next.
-        reduce_err: the reducer for failed records. It is given the columns of the original records plus
-            `reason` (string), `stage` (string) and `attempt` (int32). Without it, the first record that
-            fails stops the worker.
-        err_limit: how many failures are acceptable; None is any number.
-        delivery: what is promised for each record. None: what the last reducer promises, which is
-            `exactly-once` for ClickHouse and `at-least-once` for the others. `at-most-once` commits
-            before it writes: what a crash or a failing sink loses then is lost. `exactly-once` and
-            `at-most-once` keep partitions apart: every partition has copies of the reducers, and their
-            limits, of its own.
+        reduce: reducers in a chain; the output of each flush is the input of the next reducer.
+        reduce_err: the reducer for failed records. Its rows have the columns of the original records
+            plus `reason` (string), `stage` (string) and `attempt` (int32). Without it, the first record
+            that fails stops the worker.
+        err_limit: the acceptable number of failed records; None is any number.
+        delivery: the guarantee for each record. None: that of the last reducer, which is `exactly-once`
+            for ClickHouse and `at-least-once` for the others. `at-most-once` commits before it writes:
+            records that a crash or a failing sink then loses stay lost. With `exactly-once` and
+            `at-most-once` each partition has its own copies of the reducers, and their limits hold for
+            each copy.
 
     Raises:
-        StrategyError: a part is missing or of the wrong kind.
+        StrategyError: a part is missing, of the wrong type, or does not fit another part.
     """
 
     map: Callable[..., Any]
@@ -114,12 +117,17 @@ class Strategy:
                 )
 
     @property
-    def promise(self) -> Delivery:
-        """The delivery that is asked for: the strategy's own, else that of its last reducer."""
+    def stages(self) -> dict[str, Reducer]:
+        """The reducers by the names of their stages in metrics and logs: `reduce-1`, `reduce-2`, ..."""
+        return {f"reduce-{number}": reducer for number, reducer in enumerate(self.reduce, start=1)}
+
+    @property
+    def requested_delivery(self) -> Delivery:
+        """The strategy's `delivery`, or that of its last reducer."""
         return self.delivery or self.reduce[-1].delivery
 
     def validate(self) -> None:
-        """Check what construction could not: that the strategy can travel to another process.
+        """Check that the strategy can be sent to another process.
 
         Raises:
             StrategyError: names the part that cannot be pickled, and why.

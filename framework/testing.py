@@ -1,6 +1,6 @@
-"""Tools for tests of strategies, and for our own: a pytest plugin, a clock to turn, a consumer in memory.
+"""Tools for tests of strategies: a virtual clock, a consumer and a writer in memory, a broker.
 
-Load the fixtures with `pytest_plugins = ["framework.testing"]`.
+Load the fixtures with `pytest_plugins = ["kmr.testing"]`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ import anyio.lowlevel
 import pyarrow as pa
 import pytest
 
-from framework.consumer import CommitOffset
-from framework.errors import CommitFenced
-from framework.record import SCHEMA, Batch, TopicPartition
-from framework.reducer import Flushed, Reducer
+from .errors import CommitFenced
+from .kafka.consumer import CommitOffset
+from .record import SCHEMA, Batch, TopicPartition
+from .reducers.reducer import Flushed, Reducer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from broker import Broker
-    from framework.consumer import Listener
-    from framework.record import Rows
-    from framework.reducer import FlushResult
+    from kmr.broker import Broker
+
+    from .kafka.consumer import Listener
+    from .record import Rows
+    from .reducers.reducer import FlushResult
 
 __all__ = [
     "Journal",
@@ -47,19 +48,19 @@ __all__ = [
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time stands still until a test moves it; sockets and threads work as ever."""
+    """An event loop whose time only a test advances; sockets and threads work as usual."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
 
     def time(self) -> float:
-        """The virtual time, in seconds since the loop was made."""
+        """Return the virtual time, in seconds since the loop was made."""
         return self.now
 
 
 class VirtualClock:
-    """Moves the time of a `VirtualTimeLoop`: every sleep, deadline and age in the code under test."""
+    """Advances the time of a `VirtualTimeLoop`: all sleeps, deadlines and ages in the code under test."""
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self._loop = loop
@@ -70,13 +71,13 @@ class VirtualClock:
         return self._loop.now
 
     async def advance(self, seconds: float) -> None:
-        """Let everything that can run do so, then time pass, then run what that woke."""
+        """Run all ready tasks, advance the time, and run the tasks that this woke."""
         await self.settle()
         self._loop.now += seconds
         await self.settle()
 
     async def settle(self) -> None:
-        """Let everything run that can run without time passing."""
+        """Run all ready tasks without advancing the time."""
         for _ in range(20):
             await anyio.lowlevel.checkpoint()
 
@@ -90,7 +91,7 @@ def batch_of(
     keys: Sequence[bytes | None] | None = None,
     timestamp: datetime = datetime(2026, 1, 1, tzinfo=UTC),
 ) -> Batch:
-    """A batch of records with consecutive offsets from `first`."""
+    """Make a batch of records with consecutive offsets from `first`."""
     count = len(values)
     columns: dict[str, Any] = {
         "key": keys if keys is not None else [None] * count,
@@ -106,12 +107,12 @@ def batch_of(
 
 
 class MemoryConsumer:
-    """A `Consumer` without a broker: a test puts in batches, assigns and revokes, and reads commits.
+    """A `Consumer` without a broker: a test puts batches, assigns and revokes, and reads the commits.
 
     Attributes:
-        log: every batch of each partition; reading starts at the committed offset, as with a broker.
-        commits: every commit that was acknowledged, in order.
-        fenced: commits are refused as if the group had moved on.
+        log: all batches of each partition; reading starts at the committed offset, as with a broker.
+        commits: all acknowledged commits, in order.
+        fenced: while True, commits are refused as if the group had a new generation.
     """
 
     def __init__(self) -> None:
@@ -159,23 +160,20 @@ class MemoryConsumer:
         self._wake()
 
     def commit_elsewhere(self, partition: TopicPartition, offset: int) -> None:
-        """Another member of the group commits."""
+        """Commit as another member of the group."""
         self._committed[partition] = CommitOffset(offset)
 
     def forget_committed(self) -> None:
-        """The broker loses what was committed, as one that comes back with an empty data directory."""
+        """Lose all committed offsets, like a broker that restarts with an empty data directory."""
         self._committed.clear()
 
     async def start(self, listener: Listener) -> None:
-        """See `Consumer.start`."""
         self._listener = listener
         self.started.set()
 
-    async def stop(self) -> None:
-        """See `Consumer.stop`."""
+    async def stop(self) -> None: ...
 
     async def poll(self) -> list[Batch]:
-        """See `Consumer.poll`."""
         while True:
             found = []
             for partition, position in self._positions.items():
@@ -192,42 +190,37 @@ class MemoryConsumer:
             await changed.wait()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """See `Consumer.pause`."""
         self._paused.update(partitions)
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """See `Consumer.resume`."""
         self._paused.difference_update(partitions)
         self._wake()
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """See `Consumer.seek`."""
         self._positions[partition] = offset
         self._wake()
 
     async def committed(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, CommitOffset | None]:
-        """See `Consumer.committed`."""
         return {partition: self._committed.get(partition) for partition in partitions}
 
-    async def beginnings(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """See `Consumer.beginnings`: the first offset of each log."""
+    async def start_positions(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        """See `Consumer.start_positions`: the first offset of each log."""
         return {partition: self.start_offset(partition) or 0 for partition in partitions}
 
     async def commit(self, offsets: Mapping[TopicPartition, CommitOffset]) -> None:
-        """See `Consumer.commit`."""
         if self.fenced:
-            raise CommitFenced("the group has moved on")
+            raise CommitFenced("the group has a new generation")
         self._committed.update(offsets)
         self.commits.append({partition: entry.offset for partition, entry in offsets.items()})
 
     def start_offset(self, partition: TopicPartition) -> int | None:
-        """See `Consumer.start_offset`."""
         return self.log[partition][0].first if self.log[partition] else None
 
     def end_offset(self, partition: TopicPartition) -> int | None:
-        """See `Consumer.end_offset`."""
         return self.log[partition][-1].last + 1 if self.log[partition] else None
 
     def _wake(self) -> None:
@@ -237,13 +230,13 @@ class MemoryConsumer:
 
 @dataclass(slots=True)
 class Journal:
-    """What a `MemoryWriter` wrote, and what a test tells it to do; shared by all of its copies.
+    """The writes and the instructions of a `MemoryWriter`; shared by all of its copies.
 
     Attributes:
-        written: the rows of every flush that succeeded, in order.
-        attempts: how often `flush` was called.
-        outcomes: what the next flushes do instead of writing all: return a result, or raise.
-        hold: while it is an event, a flush waits for it before anything else.
+        written: the rows of every successful flush, in order.
+        attempts: number of calls of `flush`.
+        outcomes: results to return, or exceptions to raise, by the next flushes; without any they write.
+        hold: an event that each flush waits for first; None: flushes do not wait.
     """
 
     written: list[pa.Table] = field(default_factory=list)
@@ -253,27 +246,27 @@ class Journal:
     _changed: anyio.Event = field(default_factory=anyio.Event)
 
     async def until(self, condition: Callable[[Journal], bool]) -> None:
-        """Wait until the condition holds; it is looked at after every attempt."""
+        """Wait until the condition holds; every attempt checks it."""
         while not condition(self):
             await self._changed.wait()
 
     @property
     def count(self) -> int:
-        """How many rows were written."""
+        """Number of rows written."""
         return sum(table.num_rows for table in self.written)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Everything that was written, in order."""
+        """Return all written rows, in order."""
         return [row for table in self.written for row in table.to_pylist()]
 
     def changed(self) -> None:
-        """Wake those who wait for a condition."""
+        """Check the conditions of `until` again."""
         self._changed.set()
         self._changed = anyio.Event()
 
 
 class MemoryWriter(Reducer):
-    """A reducer that writes into a journal; with `forward`, the next reducer gets the rows too."""
+    """A reducer that writes to a journal. With `forward`, it also sends the rows to the next reducer."""
 
     def __init__(self, journal: Journal, *, forward: bool = False, **limits: Any) -> None:
         super().__init__(**limits)
@@ -282,19 +275,15 @@ class MemoryWriter(Reducer):
         self.collected: list[Rows] = []
 
     def spawn(self) -> Self:
-        """A copy with rows of its own and the same journal."""
         return copy.copy(self)
 
     def add(self, rows: Rows) -> None:
-        """See `Reducer.add`."""
         self.collected.append(rows)
 
     def reset(self) -> None:
-        """See `Reducer.reset`."""
         self.collected = []
 
     async def flush(self) -> FlushResult:
-        """Write, or do what the test said."""
         journal = self.journal
         journal.attempts += 1
         journal.changed()
@@ -315,23 +304,23 @@ class MemoryWriter(Reducer):
 
 @pytest.fixture
 async def clock() -> VirtualClock:
-    """The clock of a test whose `anyio_backend` is `("asyncio", {"loop_factory": VirtualTimeLoop})`."""
+    """The clock for tests whose `anyio_backend` is `("asyncio", {"loop_factory": VirtualTimeLoop})`."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualTimeLoop), "set the anyio_backend fixture to use VirtualTimeLoop"
     return VirtualClock(loop)
 
 
 class StartBroker(Protocol):
-    """Starts a broker of this process on a free port of loopback; it stops at the end of the test."""
+    """Starts a broker in this process, on a free loopback port, until the end of the test."""
 
     async def __call__(self, **settings: Any) -> Broker:
-        """Start one; `data_dir` is new unless given."""
+        """Start a broker; `data_dir` is a new directory unless given."""
 
 
 @pytest.fixture
 async def start_broker(tmp_path: Path) -> AsyncIterator[StartBroker]:
-    """Brokers with settings of their own: `broker = await start_broker(default_partitions=4)`."""
-    from broker import Broker, BrokerSettings
+    """Start brokers with given settings: `broker = await start_broker(default_partitions=4)`."""
+    from kmr.broker import Broker, BrokerSettings
 
     async with AsyncExitStack() as stack:
         started = 0
@@ -347,5 +336,5 @@ async def start_broker(tmp_path: Path) -> AsyncIterator[StartBroker]:
 
 @pytest.fixture
 async def broker(start_broker: StartBroker) -> Broker:
-    """A broker of this process with default settings and an empty data directory."""
+    """A broker in this process with default settings and an empty data directory."""
     return await start_broker()

@@ -1,4 +1,4 @@
-"""The worker engine: one strategy, one member of a consumer group, until it is told to stop."""
+"""The worker engine: runs a strategy as one member of a consumer group, until a shutdown."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
-from framework.errors import DeadlineExceeded, KmrError
-from framework.events import EventHandler, Failed, Shutdown
-from framework.health import HealthServer
-from framework.kafka.clients import connection_config, consumer_config
-from framework.kafka.consumer import KafkaConsumer
-from framework.memory import freeze_modules, keep_freed_memory
-from framework.pipeline import Limits, Pipeline
-from framework.reducer import Context
-from framework.status import PartitionStatus, WorkerStatus
-from framework.telemetry import Metrics
+from .errors import DeadlineExceeded, KmrError
+from .events import EventHandler, Failed, Shutdown
+from .kafka.connection import connection_config, consumer_config
+from .kafka.kafka_consumer import KafkaConsumer
+from .observe.health import HealthServer
+from .observe.metrics import Metrics
+from .observe.status import PartitionStatus, WorkerStatus
+from .pipeline import Pipeline
+from .reducers.reducer import Context
+from .service.process import freeze_modules, keep_freed_memory
 
 if TYPE_CHECKING:
-    from framework.consumer import Consumer
-    from framework.settings import Settings
-    from framework.strategy import Strategy
+    from .kafka.consumer import Consumer
+    from .settings import Settings
+    from .strategy import Strategy
 
 __all__ = ["ExitCode", "Worker", "run_worker"]
 
@@ -34,12 +34,12 @@ _log = structlog.get_logger(__name__)
 
 LEAVE_TIMEOUT = 5.0
 SAME_SIGNAL = 0.5
-"""Seconds in which a signal that comes again is the same one: `timeout` and some init processes send it
-to the process and to its group."""
+"""Seconds in which a repeated signal counts as the same one: `timeout` and some init processes send each
+signal to the process and to its group."""
 
 
 class ExitCode:
-    """What the process ends with; a second signal ends it with 128 plus its number."""
+    """Exit codes of the process; a second signal ends it with 128 plus its number."""
 
     CLEAN = 0
     FAILED = 1
@@ -51,10 +51,13 @@ class Worker:
     """Runs a strategy as a member of a consumer group.
 
     Args:
-        strategy: what to do with the records.
-        settings: where they come from, and the limits.
-        metrics: where to count; a registry of its own by default.
+        strategy: how the records are processed.
+        settings: the connection, the topics and the limits.
+        metrics: the metrics to record in; with a registry of their own by default.
         consumer: the Kafka client; made from the settings by default.
+
+    Attributes:
+        health_url: the address of the health server; None without one.
     """
 
     def __init__(
@@ -71,14 +74,7 @@ class Worker:
             consumer_config(settings),
             on_skip=lambda partition: self.metrics.offset_resets.labels(partition.topic).inc(),
         )
-        limits = Limits(
-            settings.inflight_bytes,
-            settings.queue_batches,
-            settings.executor,
-            settings.executor_workers,
-            settings.commit_interval,
-        )
-        self._pipeline = Pipeline(strategy, self._consumer, limits, self.metrics)
+        self._pipeline = Pipeline(strategy, self._consumer, settings, self.metrics)
         self._committer = self._pipeline.committer
         self._events = EventHandler(
             self._pipeline,
@@ -93,21 +89,21 @@ class Worker:
         self.health_url: str | None = None
 
     def shutdown(self, reason: str) -> None:
-        """Ask for a drain; returns at once, and `run` returns when it is done. May be repeated."""
+        """Request a drain and return; `run` returns when it is done. Further calls have no effect."""
         if not self._shutdown.is_set():
             self._reason = reason
             self._shutdown.set()
 
     async def ready(self) -> None:
-        """Return when the worker has joined its group and works on what it was assigned."""
+        """Return when the worker has joined its group and processes its partitions."""
         await self._events.assigned_once.wait()
 
     async def run(self) -> None:
         """Consume until `shutdown`, then drain, commit and leave the group.
 
         Raises:
-            KmrError: the first error of any stage; what was settled before is committed.
-            DeadlineExceeded: the drain took longer than `shutdown_deadline`; names what was left.
+            KmrError: the first error of any stage; watermarks reached before it are committed.
+            DeadlineExceeded: the drain took longer than `shutdown_deadline`.
         """
         settings = self._settings
         self._started = anyio.current_time()
@@ -130,7 +126,7 @@ class Worker:
             try:
                 await self._consume()
             except BaseException as error:
-                await self._fail(error)
+                await self._fail()
                 if isinstance(error, BaseExceptionGroup):
                     raise _first(error) from None
                 raise
@@ -147,7 +143,7 @@ class Worker:
         await self._committer.commit()
 
     async def _drain_on_shutdown(self) -> None:
-        """Wait for the order to stop, then give the pipeline until the deadline."""
+        """Wait for `shutdown`, then drain until the deadline."""
         await self._shutdown.wait()
         deadline = self._settings.shutdown_deadline
         with anyio.move_on_after(deadline - min(LEAVE_TIMEOUT, deadline / 5)):
@@ -161,10 +157,10 @@ class Worker:
             "these records are not committed and will be delivered again"
         )
 
-    async def _fail(self, error: BaseException) -> None:
-        """Commit what was settled before the failure: the less is delivered again."""
+    async def _fail(self) -> None:
+        """Commit the watermarks, so that fewer records are delivered again."""
         with anyio.move_on_after(LEAVE_TIMEOUT, shield=True):
-            await self._events.handle(Failed(error))
+            await self._events.handle(Failed())
             await self._committer.commit()
 
     async def _close(self) -> None:
@@ -174,7 +170,7 @@ class Worker:
             await self._pipeline.close()
 
     async def _observe(self) -> None:
-        """Keep the lag up to date for `/metrics`."""
+        """Update the lag for `/metrics` at every interval."""
         while True:
             await anyio.sleep(self._settings.commit_interval)
             for partition in self._partitions():
@@ -190,23 +186,23 @@ class Worker:
                 partition=ledger.partition.partition,
                 watermark=ledger.watermark,
                 committed=self._committer.committed(ledger.partition),
-                position=ledger.delivered,
+                position=ledger.position,
                 start=consumer.start_offset(ledger.partition),
                 end=consumer.end_offset(ledger.partition),
-                paused=self._pipeline.intake.is_paused(ledger.partition),
+                paused=self._pipeline.intake.inboxes.is_paused(ledger.partition),
             )
             for ledger in self._pipeline.ledgers
         ]
 
     def status(self) -> WorkerStatus:
-        """What the worker does at this moment."""
+        """Return the worker's present status."""
         pipeline, state = self._pipeline, self._events.state
         stages = pipeline.stages()
         standing = anyio.current_time() - pipeline.intake.progress_at
         stalled = pipeline.intake.budget.used > 0 and standing > self._settings.stall_timeout
         problem = next((f"{s.name}: {s.reason}" for s in stages if s.reason is not None), None)
         if stalled:
-            problem = f"no progress for {standing:.0f} s; {problem or 'no stage says why'}"
+            problem = f"no progress for {standing:.0f} s; {problem or 'no stage reports a reason'}"
         return WorkerStatus(
             state=state,
             live=not stalled and state != "failed",
@@ -225,9 +221,12 @@ class Worker:
 
 
 def run_worker(strategy: Strategy, settings: Settings) -> int:
-    """Run a worker as a whole process: the first SIGTERM or SIGINT drains it, a second one ends it.
+    """Run a worker as a process: the first SIGTERM or SIGINT drains it, a second one ends it.
 
-    Returns the exit code (`ExitCode`). An error that the user can mend is one message on stderr.
+    A `KmrError` is printed as one message on stderr.
+
+    Returns:
+        The exit code (`ExitCode`).
     """
     keep_freed_memory()
     freeze_modules()
@@ -270,7 +269,7 @@ async def _obey_signals(worker: Worker, scope: anyio.CancelScope, codes: list[in
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first real error in nested groups: the one that made the others stop."""
+    """Return the first error in nested groups: it caused the others."""
     for error in group.exceptions:
         return _first(error) if isinstance(error, BaseExceptionGroup) else error
     return group

@@ -27,7 +27,7 @@ def cached(path: Path, expected: str, origin: str, fetch: Callable[[], bytes]) -
         fetch: returns its bytes.
 
     Raises:
-        FetchFailed: what was fetched are other bytes; nothing of them is kept. Also what `fetch` raises.
+        FetchFailed: the checksum differs; the bytes are discarded. Also the errors of `fetch`.
     """
     if path.is_file() and sha256(path.read_bytes()).hexdigest() == expected:
         return path
@@ -35,7 +35,7 @@ def cached(path: Path, expected: str, origin: str, fetch: Callable[[], bytes]) -
     found = sha256(content).hexdigest()
     if found != expected:
         raise FetchFailed(
-            f"{origin} is not what the lock file says: its sha256 is {found}, not {expected}; "
+            f"{origin}: sha256 {found} differs from the lock file's {expected}; "
             "nothing of it was kept. Either the repository is not to be trusted, or the lock file is wrong"
         )
     path.parent.mkdir(parents=True, exist_ok=True)

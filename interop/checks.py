@@ -18,7 +18,7 @@ __all__ = ["Check", "CheckFailed", "Checks"]
 
 
 class CheckFailed(Exception):
-    """What was seen is not what had to be seen; the message says both."""
+    """An observation differs from the expectation; the message has both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Check:
 
     Attributes:
         subject: against what: `one node`, `three nodes`.
-        detail: what was seen, or why it failed.
+        detail: the observation, or the reason of the failure.
     """
 
     subject: str
@@ -71,7 +71,7 @@ class Checks:
     def table(self, title: str) -> Table:
         """All results."""
         shown = Table(title=title, title_justify="left", header_style="dim")
-        for heading in ("against", "check", "result", "what was seen"):
+        for heading in ("against", "check", "result", "observation"):
             shown.add_column(heading)
         shown.add_column("seconds", justify="right")
         for check in self.results:

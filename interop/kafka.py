@@ -28,13 +28,13 @@ from chaos.report import write_report
 from chaos.scenarios import SCENARIOS
 from chaos.shape import Outside
 from demo.processes import Children
-from framework.spark.jvm import JvmNotFound, cache_directory, find_jvm
 from interop.checks import CheckFailed, Checks
 from interop.failover import FAILOVER, failover_of
 from interop.lock import LOCK
 from interop.maven import FetchFailed, fetch, read_lock
 from interop.nodes import Cluster, NodeFailed
 from interop.pipeline import Pipeline
+from kmr.spark.runtime.jvm import JvmNotFound, cache_directory, find_jvm
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -97,7 +97,7 @@ def _keep_logs(data: Path, output: Path) -> None:
 
 
 class _Run:
-    """Clusters, and what is checked against each."""
+    """Clusters, and the checks that run against each."""
 
     def __init__(
         self,

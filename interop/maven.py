@@ -1,4 +1,4 @@
-"""Jars from a Maven repository: what the lock file names, each verified by its checksum, kept in a cache."""
+"""Jars from a Maven repository, as pinned in the lock file: verified by checksum, kept in a cache."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ DISTRIBUTED_JVM: Final = (
     "-XX:+ExplicitGCInvokesConcurrent",
     "-Djava.awt.headless=true",
 )
-"""What the scripts of Apache Kafka's own distribution start it with, for measurements."""
+"""JVM options of Apache Kafka's own start scripts, for measurements."""
 _LOGGING: Final = ("-Dorg.apache.logging.log4j.level=INFO",)
 
 _PROPERTIES: Final = """\
@@ -72,7 +72,7 @@ log.cleaner.dedupe.buffer.size=8388608
 
 
 class NodeFailed(Exception):
-    """A node did not come up, or ended by itself; the message has the end of its log."""
+    """A node did not start, or ended; the message has the last lines of its log."""
 
 
 class Node:
@@ -110,7 +110,7 @@ class Node:
 class Cluster:
     """Nodes that are formatted and started on entering, and stopped on leaving.
 
-    With three nodes and more: replication 3, and two replicas must have what is acknowledged to
+    With three nodes or more: replication 3, and two replicas must have each record that is acknowledged to
     `acks=all`.
 
     Args:
@@ -174,7 +174,7 @@ class Cluster:
         return self.nodes[number - 1]
 
     async def kill(self, node: Node) -> None:
-        """SIGKILL: nothing more is written, nobody is told."""
+        """Kill it by SIGKILL."""
         if node.process is not None:
             node.process.kill()
             await node.process.wait()

@@ -1,4 +1,4 @@
-"""Source distributions from the Python package index: what the lock file names, verified, kept in a cache.
+"""Source distributions from the Python package index, as pinned in the lock file: verified, kept in a cache.
 
 `pip` fetches them, so that its settings hold: the index or a mirror, certificates, proxies.
 """
@@ -24,7 +24,7 @@ LOCK: Final = Path(__file__).with_name("python.lock")
 _LINE: Final = re.compile(
     r"(?P<name>[\w.-]+)==(?P<version>[\w.]+) --hash=sha256:(?P<sha256>[0-9a-f]{64})"
 )
-_TIMEOUT: Final = 600.0  # seconds, with all that pip tries again
+_TIMEOUT: Final = 600.0  # seconds, with pip's retries
 _TAIL: Final = 5  # lines
 
 
@@ -54,7 +54,7 @@ class Sdist:
 
 
 def locked(name: str, lock: Path = LOCK) -> Sdist:
-    """What the lock file says of a package. Raises KeyError if it has none of that name."""
+    """The lock file's entry for a package. Raises KeyError if there is none."""
     lines = lock.read_text().splitlines()
     sdists = [Sdist.parse(line) for line in lines if line and not line.startswith("#")]
     return {sdist.name: sdist for sdist in sdists}[name]

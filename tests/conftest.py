@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import re
@@ -13,6 +14,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import hypothesis
 import pytest
 import structlog
 
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
+
+# Tests share the machine, so the time of one example says nothing.
+hypothesis.settings.register_profile("shared machine", deadline=None)
+hypothesis.settings.load_profile("shared machine")
 
 
 @pytest.fixture
@@ -33,6 +39,19 @@ def _ctrl_c_is_heard() -> None:
     """A shell has what it starts with `&` ignore Ctrl-C, as would the processes that tests press it in."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _processes_know_no_hypothesis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Processes that tests start are like those of users, where kio finds no hypothesis to import.
+
+    It would be a fifth of the start of a broker.
+    """
+    directory = tmp_path_factory.mktemp("site")
+    (directory / "sitecustomize.py").write_text("import sys\nsys.modules['hypothesis'] = None\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(directory), prepend=os.pathsep)
+        yield
 
 
 class Certificates(NamedTuple):
@@ -91,7 +110,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(autouse=True)
 def _logs_as_before() -> Iterator[None]:
-    """What a command in this process has set up ends with its test: others look at what is printed."""
+    """Undo the logging set-up of a command that ran in this process: other tests read the output."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     levels = {name: logger.level for name, logger in _loggers()}
@@ -129,38 +148,79 @@ def clickhouse_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             assert server.wait(30) == 0
 
 
-@pytest.fixture(scope="session")
-def spark_classes(request: pytest.FixtureRequest) -> Path:
-    """The archive (AppCDS) of the classes that a session loads, two thirds of its start, if it exists.
+_QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:cds=off -Xlog:cds+dynamic=off"
+"""For a JVM that lives for seconds: it starts with half the processor time."""
 
-    It holds for one version of Spark in one place: the JVM compares the class path, and goes without.
+_LOAD_CLASSES = """
+import sys
+from pyspark import SparkContext
+from kmr.spark.runtime.session import open_session
+
+def same(batches):
+    yield from batches
+
+directory = sys.argv[1]
+session = open_session("local[2]", settings={"spark.sql.shuffle.partitions": "2"})
+session.range(9).mapInArrow(same, "id long").write.parquet(f"{directory}/in")
+stream = session.readStream.schema("id long").parquet(f"{directory}/in")
+query = stream.writeStream.option("checkpointLocation", f"{directory}/checkpoint")
+query = query.foreachBatch(lambda frame, _: frame.groupBy("id").count().toArrow())
+query.trigger(availableNow=True).start().awaitTermination()
+session.stop()
+gateway = SparkContext._gateway
+gateway.shutdown()
+gateway.proc.stdin.close()  # what Spark's launcher waits for
+gateway.proc.wait()
+"""
+
+
+@pytest.fixture(scope="session")
+def quick_jvms(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Spark's drivers start quickly from now on: in this process, and in those that it starts.
+
+    They find the classes that a session loads, most of its start, in an archive (AppCDS). The first run
+    writes it; it holds for one version of Spark in one place: a JVM compares the class path, and goes
+    without.
     """
     pyspark = pytest.importorskip("pyspark")
-    from framework.spark.jvm import find_jvm
+    from kmr.spark.runtime.jvm import find_jvm
 
     place = zlib.crc32(str(Path(pyspark.__file__).resolve()).encode())
     name = f"spark-{pyspark.__version__}-java-{find_jvm().version}-{place:08x}.jsa"
-    return request.config.cache.mkdir("spark") / name
+    archive = request.config.cache.mkdir("spark") / name
+    with archive.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the other processes of pytest wait for it
+        if not archive.exists():
+            fresh = archive.with_suffix(".fresh")
+            subprocess.run(
+                [sys.executable, "-c", _LOAD_CLASSES, tmp_path_factory.mktemp("classes")],
+                env=os.environ
+                | {"SPARK_SUBMIT_OPTS": f"{_QUICK_JVM} -XX:ArchiveClassesAtExit={fresh}"},
+                check=True,
+                capture_output=True,
+            )
+            if fresh.exists():  # a Java runtime without class data sharing writes none
+                fresh.replace(archive)
+    with pytest.MonkeyPatch.context() as patch:
+        share = f" -XX:SharedArchiveFile={archive}" if archive.exists() else ""
+        patch.setenv("SPARK_SUBMIT_OPTS", _QUICK_JVM + share)
+        yield
 
 
 @pytest.fixture(scope="session")
-def spark(spark_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One `local[2]` session for all tests of a process; the first run writes `spark_classes`."""
+def spark(quick_jvms: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One `local[2]` session for all tests of a process."""
     from pyspark import SparkContext
 
-    from framework.spark.session import open_session
+    from kmr.spark.runtime.session import open_session
 
-    archive = spark_classes
-    fresh = archive.with_name(f"{archive.name}.{os.getpid()}")
-    share = f"SharedArchiveFile={archive}" if archive.exists() else f"ArchiveClassesAtExit={fresh}"
     directory = tmp_path_factory.mktemp("spark")
     session = open_session(
         "local[2]",
         settings={
-            "spark.driver.extraJavaOptions": (
-                f"-XX:TieredStopAtLevel=1 -XX:{share} -Xlog:cds=off -Xlog:cds+dynamic=off"
-                f" -Dderby.system.home={directory}"
-            ),
+            "spark.driver.extraJavaOptions": f"-Dderby.system.home={directory}",
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(directory / "warehouse"),
             "spark.local.dir": str(directory / "local"),
@@ -171,6 +231,4 @@ def spark(spark_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     gateway: Any = SparkContext._gateway
     gateway.shutdown()
     gateway.proc.stdin.close()  # what Spark's launcher waits for
-    gateway.proc.wait(600)  # writing the archive takes a while
-    if fresh.exists():
-        fresh.replace(archive)
+    gateway.proc.wait(60)

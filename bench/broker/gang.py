@@ -38,7 +38,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a gang did.
+    """The work that a gang did.
 
     Attributes:
         seconds: from the start that all share to the end of the last one.
@@ -92,7 +92,7 @@ async def _start(client: Client) -> Process:
 
 
 class _Lines:
-    """What a process prints, line by line."""
+    """The lines that a process prints."""
 
     def __init__(self, process: Process) -> None:
         assert process.stdout is not None

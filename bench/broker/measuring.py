@@ -1,4 +1,4 @@
-"""One workload on one server: what the clients did, and what it cost the server."""
+"""One workload on one server: the clients' work, and its cost for the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is sent: values of one size that compress as events usually do, and whole batches of them."""
+"""Values of one size that compress like typical events, and whole batches of them."""
 
 from __future__ import annotations
 

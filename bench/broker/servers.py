@@ -15,10 +15,10 @@ from confluent_kafka.cimpl import NewTopic
 
 from bench.process import cpu_seconds
 from demo.processes import Children, free_port
-from framework.spark.jvm import JvmNotFound, cache_directory, find_jvm
 from interop.lock import LOCK
 from interop.maven import FetchFailed, fetch, read_lock
 from interop.nodes import DISTRIBUTED_JVM, Cluster
+from kmr.spark.runtime.jvm import JvmNotFound, cache_directory, find_jvm
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -81,7 +81,7 @@ class Wire:
                 found.append(self._buffer[used + _INT32.size : end])
                 used = end
         rest = bytes(self._buffer[used : self._filled])
-        if rest:  # behind what is handed out: moved when that is no longer needed
+        if rest:  # after the bytes that a caller still uses: moved once it has released them
             self._buffer, old = memoryview(bytearray(len(self._buffer))), self._buffer
             self._buffer[: len(rest)] = rest
             del old

@@ -1,4 +1,4 @@
-"""What is measured: each workload runs on one server, and notes its figures."""
+"""The workloads: each runs on one server and records its figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PARTITIONS = 4
 
 
 async def warm_up(server: Server) -> None:
-    """Many small requests: a JVM compiles what is called often."""
+    """Many small requests, so that the JVM compiles the code that it calls often."""
     await raw_throughput(Figures(), server, size=100, per_batch=30, records=1_000_000)
 
 

@@ -1,1 +1,1 @@
-"""One module for each group of APIs; each lists what it serves in `APIS`."""
+"""Kafka's APIs: each file has handlers, their versions and their access rules."""

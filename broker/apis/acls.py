@@ -1,13 +1,14 @@
-"""DescribeAcls, CreateAcls, DeleteAcls: the rules of a broker that is started with --acls (KIP-11, KIP-290).
+"""DescribeAcls, CreateAcls, DeleteAcls 1 to 3: the access rules in the file of --acls (KIP-11, KIP-290).
 
-What rules of ours cannot say is refused with INVALID_REQUEST: principals that are no users, and resources
-that are no topics, groups, transactional ids or the cluster.
+`kmr broker acl` changes the same file by the same functions (`authorization.rules`).
+Differs from Kafka: principals other than users, and resources other than topics, groups, transactional ids
+and the cluster are refused with INVALID_REQUEST.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import structlog
 from kio.schema.create_acls.v3.request import AclCreation, CreateAclsRequest
@@ -27,153 +28,169 @@ from kio.schema.describe_acls.v3.response import (
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i8
 
-from broker.api import Api
-from broker.apis.acl_filters import (
-    ALLOW,
-    DENY,
-    LITERAL,
-    PREFIXED,
-    RESOURCES,
-    AclFilter,
-    pattern_type,
-    permission,
-)
-from broker.apis.common import NO_THROTTLE
-from broker.apis.operations import OPERATIONS
-from broker.errors import BrokerError, RequestError
-from broker.security.acls import CLUSTER, Resource
-from broker.security.bindings import (
+from ..authorization.rules import (
+    CLUSTER,
     WILDCARD,
     Binding,
+    Resource,
     bindings_of,
     with_bindings,
     without_bindings,
 )
+from ..errors import BrokerError, RequestError
+from ..protocol.messages import recast
+from .access import ALTER_CLUSTER, DESCRIBE_CLUSTER, OPERATION_CODES
+from .api import NO_THROTTLE, Outcome, api, result_or_refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from broker.api import RequestContext
-    from broker.security.acls import Authorizer
-
-__all__ = ["APIS"]
+    from ..authorization.rules import Authorizer
+    from .api import RequestContext
 
 logger = structlog.get_logger(__name__)
 
-_NO_RULES: Final = "this broker has no access rules: it is started without --acls"
-_FILE_FAILED: Final = "the file of access rules cannot be changed; the broker's log says why"
-_RESOURCES: Final = {code: resource for resource, code in RESOURCES.items()}
-_OPERATIONS: Final = {code: operation for operation, code in OPERATIONS.items()}
+_UNKNOWN, _ANY = 0, 1
+_MATCH, _LITERAL, _PREFIXED = 2, 3, 4  # types of patterns
+_DENY, _ALLOW = 2, 3
+_MAX_RESOURCE_TYPE, _MAX_PATTERN_TYPE, _MAX_OPERATION, _MAX_PERMISSION = 7, 4, 15, 3
+
+_RESOURCE_CODES: Final[Mapping[Resource, int]] = {
+    Resource.TOPIC: 2,
+    Resource.GROUP: 3,
+    Resource.CLUSTER: 4,
+    Resource.TRANSACTIONAL_ID: 5,
+}
 
 
+_Filter: TypeAlias = DescribeAclsRequest | DeleteAclsFilter
+
+
+def _pattern_type(binding: Binding) -> int:
+    return _PREFIXED if binding.prefixed else _LITERAL
+
+
+def _permission(binding: Binding) -> int:
+    return _DENY if binding.denied else _ALLOW
+
+
+def _check_filter(wanted: _Filter) -> None:
+    """Raise RequestError for unknown codes."""
+    codes = (
+        (wanted.resource_type_filter, _MAX_RESOURCE_TYPE, "resource type"),
+        (wanted.pattern_type_filter, _MAX_PATTERN_TYPE, "pattern type"),
+        (wanted.operation, _MAX_OPERATION, "operation"),
+        (wanted.permission_type, _MAX_PERMISSION, "permission"),
+    )
+    for code, highest, kind in codes:
+        if not _UNKNOWN < code <= highest:
+            raise _refused(f"unknown {kind} {code}")
+
+
+def _matches(wanted: _Filter, binding: Binding) -> bool:
+    """Whether a filter selects the binding; null and ANY match everything."""
+    return (
+        wanted.resource_type_filter in (_ANY, _RESOURCE_CODES[binding.resource])
+        and wanted.operation in (_ANY, OPERATION_CODES[binding.operation])
+        and wanted.permission_type in (_ANY, _permission(binding))
+        and wanted.principal_filter in (None, binding.principal)
+        and wanted.host_filter in (None, binding.host)
+        and _matches_name(wanted.pattern_type_filter, wanted.resource_name_filter, binding)
+    )
+
+
+def _matches_name(pattern_type: int, name: str | None, binding: Binding) -> bool:
+    """MATCH selects all bindings that cover the name; other types compare the binding's own name."""
+    if pattern_type == _MATCH:
+        return name is None or binding.covers(name)
+    return pattern_type in (_ANY, _pattern_type(binding)) and name in (None, binding.name)
+
+
+_NO_RULES: Final = "this broker has no access rules; start it with --acls"
+_FILE_FAILED: Final = "the file of access rules cannot be changed; the broker's log has the reason"
+_RESOURCES: Final = {code: resource for resource, code in _RESOURCE_CODES.items()}
+_OPERATIONS: Final = {code: operation for operation, code in OPERATION_CODES.items()}
+
+
+def _selected(context: RequestContext, wanted: _Filter) -> list[Binding]:
+    """Return the bindings that a filter selects. Raise RequestError."""
+    _check_filter(wanted)
+    return [each for each in bindings_of(_authorizer(context).rules) if _matches(wanted, each)]
+
+
+@api(DescribeAclsRequest, min_version=1, access=DESCRIBE_CLUSTER)
 def _describe(context: RequestContext, request: DescribeAclsRequest) -> DescribeAclsResponse:
-    try:
-        wanted = AclFilter.of(request)
-        bindings = bindings_of(_authorizer(context).rules)
-    except RequestError as error:
-        return DescribeAclsResponse(
-            throttle_time=NO_THROTTLE,
-            error_code=error.code,
-            error_message=error.message,
-            resources=(),
-        )
+    found = result_or_refusal(_selected, context, request)
+    outcome, bindings = (found, []) if isinstance(found, Outcome) else (Outcome(), found)
     resources: dict[tuple[Any, ...], list[Binding]] = defaultdict(list)
     for binding in bindings:
-        if wanted.matches(binding):
-            resources[binding.resource, binding.name, binding.prefixed].append(binding)
+        resources[binding.resource, binding.name, binding.prefixed].append(binding)
     return DescribeAclsResponse(
         throttle_time=NO_THROTTLE,
-        error_code=ErrorCode.none,
-        error_message=None,
+        error_code=outcome.code,
+        error_message=outcome.message,
         resources=tuple(map(_described, resources.values())),
     )
 
 
+def _encoded(binding: Binding) -> DeleteAclsMatchingAcl:
+    """Return the message that has all fields of a binding."""
+    return DeleteAclsMatchingAcl(
+        error_code=ErrorCode.none,
+        error_message=None,
+        resource_type=i8(_RESOURCE_CODES[binding.resource]),
+        resource_name=binding.name,
+        pattern_type=i8(_pattern_type(binding)),
+        principal=binding.principal,
+        host=binding.host,
+        operation=i8(OPERATION_CODES[binding.operation]),
+        permission_type=i8(_permission(binding)),
+    )
+
+
 def _described(bindings: list[Binding]) -> DescribeAclsResource:
-    first = bindings[0]
+    first = _encoded(bindings[0])
     return DescribeAclsResource(
-        resource_type=i8(RESOURCES[first.resource]),
-        resource_name=first.name,
-        pattern_type=i8(pattern_type(first)),
-        acls=tuple(
-            AclDescription(
-                principal=each.principal,
-                host=each.host,
-                operation=i8(OPERATIONS[each.operation]),
-                permission_type=i8(permission(each)),
-            )
-            for each in bindings
+        resource_type=first.resource_type,
+        resource_name=first.resource_name,
+        pattern_type=first.pattern_type,
+        acls=tuple(recast(_encoded(each), AclDescription) for each in bindings),
+    )
+
+
+@api(CreateAclsRequest, min_version=1, access=ALTER_CLUSTER)
+def _create(context: RequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
+    outcomes = [result_or_refusal(_binding, context, each) for each in request.creations]
+    added = [each for each in outcomes if isinstance(each, Binding)]
+    done = _change(context, added=added) if added else Outcome()
+    results = [done if isinstance(each, Binding) else each for each in outcomes]
+    return CreateAclsResponse(
+        throttle_time=NO_THROTTLE,
+        results=tuple(
+            AclCreationResult(error_code=each.code, error_message=each.message) for each in results
         ),
     )
 
 
-def _create(context: RequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
-    outcomes: list[Binding | RequestError] = []
-    for creation in request.creations:
-        try:
-            _authorizer(context)
-            outcomes.append(_binding(creation))
-        except RequestError as error:
-            outcomes.append(error)
-    added = [each for each in outcomes if isinstance(each, Binding)]
-    failed = _change(context, added=added) if added else None
-    return CreateAclsResponse(
-        throttle_time=NO_THROTTLE,
-        results=tuple(_created(failed if isinstance(each, Binding) else each) for each in outcomes),
-    )
-
-
-def _created(error: RequestError | None) -> AclCreationResult:
-    return AclCreationResult(
-        error_code=ErrorCode.none if error is None else error.code,
-        error_message=None if error is None else error.message,
-    )
-
-
+@api(DeleteAclsRequest, min_version=1, access=ALTER_CLUSTER)
 def _delete(context: RequestContext, request: DeleteAclsRequest) -> DeleteAclsResponse:
-    outcomes: list[list[Binding] | RequestError] = []
-    for each in request.filters:
-        try:
-            outcomes.append(_matching(context, each))
-        except RequestError as error:
-            outcomes.append(error)
+    outcomes = [result_or_refusal(_selected, context, each) for each in request.filters]
     removed = {each for found in outcomes if isinstance(found, list) for each in found}
-    failed = _change(context, removed=removed) if removed else None
+    done = _change(context, removed=removed) if removed else Outcome()
     return DeleteAclsResponse(
         throttle_time=NO_THROTTLE,
         filter_results=tuple(
-            _deleted(failed if failed and isinstance(each, list) else each) for each in outcomes
+            _deleted([], each) if isinstance(each, Outcome) else _deleted(each, done)
+            for each in outcomes
         ),
     )
 
 
-def _matching(context: RequestContext, described: DeleteAclsFilter) -> list[Binding]:
-    wanted = AclFilter.of(described)
-    return [each for each in bindings_of(_authorizer(context).rules) if wanted.matches(each)]
-
-
-def _deleted(outcome: list[Binding] | RequestError) -> DeleteAclsFilterResult:
-    if isinstance(outcome, RequestError):
-        return DeleteAclsFilterResult(
-            error_code=outcome.code, error_message=outcome.message, matching_acls=()
-        )
+def _deleted(bindings: list[Binding], outcome: Outcome) -> DeleteAclsFilterResult:
     return DeleteAclsFilterResult(
-        error_code=ErrorCode.none,
-        error_message=None,
-        matching_acls=tuple(
-            DeleteAclsMatchingAcl(
-                error_code=ErrorCode.none,
-                error_message=None,
-                resource_type=i8(RESOURCES[each.resource]),
-                resource_name=each.name,
-                pattern_type=i8(pattern_type(each)),
-                principal=each.principal,
-                host=each.host,
-                operation=i8(OPERATIONS[each.operation]),
-                permission_type=i8(permission(each)),
-            )
-            for each in outcome
-        ),
+        error_code=outcome.code,
+        error_message=outcome.message,
+        matching_acls=() if outcome.code else tuple(map(_encoded, bindings)),
     )
 
 
@@ -186,57 +203,51 @@ def _authorizer(context: RequestContext) -> Authorizer:
 
 def _change(
     context: RequestContext, *, added: Iterable[Binding] = (), removed: Iterable[Binding] = ()
-) -> RequestError | None:
-    """Write the file of rules, which hold at once; the error if that fails."""
+) -> Outcome:
+    """Change the file of rules, which apply at once."""
     gone = set(removed)
     authorizer = _authorizer(context)
     try:
         authorizer.alter(lambda rules: with_bindings(without_bindings(rules, gone), added))
     except BrokerError as error:
         logger.error("access rules cannot be changed", reason=str(error))
-        return RequestError(ErrorCode.kafka_storage_error, _FILE_FAILED)
+        return Outcome(ErrorCode.kafka_storage_error, _FILE_FAILED)
     logger.info("access rules changed", principal=context.principal)
-    return None
+    return Outcome()
 
 
-def _binding(creation: AclCreation) -> Binding:
-    """What is to be allowed or denied. Raises RequestError for what rules cannot say."""
+def _binding(context: RequestContext, creation: AclCreation) -> Binding:
+    """Return what the client wants to allow or deny. Raise RequestError for what rules cannot express."""
+    _authorizer(context)
     resource = _RESOURCES.get(creation.resource_type)
     operation = _OPERATIONS.get(creation.operation)
-    name, prefixed = creation.resource_name, creation.resource_pattern_type == PREFIXED
+    name, prefixed = creation.resource_name, creation.resource_pattern_type == _PREFIXED
     if resource is None:
         raise _refused(f"there are no rules for resources of type {creation.resource_type}")
     if operation is None:
         raise _refused(f"there is no operation {creation.operation} to allow or deny")
-    if creation.resource_pattern_type not in (LITERAL, PREFIXED):
-        raise _refused("a resource is named literally, or by what its name begins with")
-    if creation.permission_type not in (ALLOW, DENY):
-        raise _refused("rules allow or deny")
+    if creation.resource_pattern_type not in (_LITERAL, _PREFIXED):
+        raise _refused("the pattern type must be literal or prefixed")
+    if creation.permission_type not in (_ALLOW, _DENY):
+        raise _refused("the permission must be allow or deny")
     if not creation.host:
-        raise _refused("the host is empty; * is every one")
+        raise _refused("the host is empty; use * for every host")
     if not name:
         raise _refused("the name of the resource is empty")
     if resource is Resource.CLUSTER and (name != CLUSTER or prefixed):
-        raise _refused(f"the only cluster is called {CLUSTER}")
+        raise _refused(f"the cluster's name is {CLUSTER}, and literal")
     if not prefixed and name != WILDCARD and name.endswith(WILDCARD):
         raise _refused(f"{name!r}: rules cannot name a resource whose name ends with a *")
     _check_principal(creation.principal)
-    denied = creation.permission_type == DENY
+    denied = creation.permission_type == _DENY
     return Binding(creation.principal, operation, resource, name, prefixed, creation.host, denied)
 
 
 def _check_principal(principal: str) -> None:
     kind, _, name = principal.partition(":")
     if kind != "User" or not name:
-        raise _refused(f"a principal is a user, User:NAME, not {principal!r}")
+        raise _refused(f"the principal must be a user, User:NAME, not {principal!r}")
 
 
 def _refused(reason: str) -> RequestError:
     return RequestError(ErrorCode.invalid_request, reason)
-
-
-APIS = (
-    Api(_describe, DescribeAclsRequest, DescribeAclsResponse, min_version=1),
-    Api(_create, CreateAclsRequest, CreateAclsResponse, min_version=1),
-    Api(_delete, DeleteAclsRequest, DeleteAclsResponse, min_version=1),
-)

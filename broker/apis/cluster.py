@@ -1,27 +1,90 @@
-"""DescribeCluster: the one node (KIP-700)."""
+"""The one node: what describes a cluster, and what would move partitions between nodes or directories.
+
+DescribeCluster 0 to 2 (KIP-700), DescribeQuorum 0 to 2 (KIP-595, KIP-836), DescribeLogDirs 1 to 5 (KIP-113,
+sizes of the volume by KIP-827), AlterReplicaLogDirs 1 to 2, ElectLeaders 0 to 2 (KIP-460),
+AlterPartitionReassignments 0 to 1 and ListPartitionReassignments 0 (KIP-455).
+
+As in a Kafka cluster of one node that is its own controller, that node leads every partition, in one
+directory, and is the only voter; nothing can be moved. Differs from Kafka: there is no metadata log.
+DescribeQuorum shows an empty one that ends at offset 0.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
+from anyio import to_thread
+from kio.schema.alter_partition_reassignments.v1 import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+)
+from kio.schema.alter_partition_reassignments.v1.response import (
+    ReassignablePartitionResponse,
+    ReassignableTopicResponse,
+)
+from kio.schema.alter_replica_log_dirs.v2 import (
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+)
+from kio.schema.alter_replica_log_dirs.v2.response import (
+    AlterReplicaLogDirPartitionResult,
+    AlterReplicaLogDirTopicResult,
+)
 from kio.schema.describe_cluster.v2 import DescribeClusterRequest, DescribeClusterResponse
 from kio.schema.describe_cluster.v2.response import DescribeClusterBroker
+from kio.schema.describe_log_dirs.v5 import DescribeLogDirsRequest, DescribeLogDirsResponse
+from kio.schema.describe_log_dirs.v5.response import (
+    DescribeLogDirsPartition,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
+from kio.schema.describe_quorum.v2 import DescribeQuorumRequest, DescribeQuorumResponse
+from kio.schema.describe_quorum.v2.response import (
+    Listener,
+    Node,
+    PartitionData,
+    ReplicaState,
+    TopicData,
+)
+from kio.schema.elect_leaders.v2 import ElectLeadersRequest, ElectLeadersResponse
+from kio.schema.elect_leaders.v2.response import PartitionResult, ReplicaElectionResult
 from kio.schema.errors import ErrorCode
-from kio.static.primitive import i32
+from kio.schema.list_partition_reassignments.v0 import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+)
+from kio.schema.types import BrokerId, TopicName
+from kio.static.primitive import i32, i64, u16
 
-from broker.api import Api
-from broker.apis.common import NO_THROTTLE
-from broker.apis.operations import allowed_operations
-from broker.security.acls import Resource
+from ..authorization.rules import Resource
+from ..errors import RequestError
+from .access import ALTER_CLUSTER, DESCRIBE_CLUSTER, EVERYONE, authorized_operations
+from .api import LEADER_EPOCH, NO_THROTTLE, answer_partitions, api
+from .topics import check_replicas
 
 if TYPE_CHECKING:
-    from broker.api import RequestContext
+    from collections.abc import Iterable
 
-__all__ = ["APIS"]
+    from kio.schema.alter_partition_reassignments.v1.request import ReassignablePartition
+    from kio.schema.describe_quorum.v2.request import PartitionData as RequestedPartition
+
+    from .api import RequestContext
+
 
 _BROKERS, _CONTROLLERS = 1, 2
+_METADATA_LOG: Final = "__cluster_metadata"
+_LOG_END: Final = i64(0)
+_ELECTIONS = (0, 1)  # of the preferred leader, of any leader
 
 
+# -- DescribeCluster and DescribeQuorum ------------------------------------------------------------
+
+
+@api(DescribeClusterRequest, access=EVERYONE)
 def _describe_cluster(
     context: RequestContext, request: DescribeClusterRequest
 ) -> DescribeClusterResponse:
@@ -32,7 +95,7 @@ def _describe_cluster(
             error_code=(
                 ErrorCode.mismatched_endpoint_type if known else ErrorCode.unsupported_endpoint_type
             ),
-            error_message="this node is no separate controller: ask for endpoint type 1, brokers",
+            error_message="this node is no separate controller; use endpoint type 1, brokers",
             cluster_id="",
             brokers=(),
         )
@@ -49,10 +112,211 @@ def _describe_cluster(
                 is_fenced=False,
             ),
         ),
-        cluster_authorized_operations=allowed_operations(
+        cluster_authorized_operations=authorized_operations(
             context, Resource.CLUSTER, wanted=request.include_cluster_authorized_operations
         ),
     )
 
 
-APIS = (Api(_describe_cluster, DescribeClusterRequest, DescribeClusterResponse, min_version=0),)
+@api(DescribeQuorumRequest, access=DESCRIBE_CLUSTER)
+def _describe_quorum(
+    context: RequestContext, request: DescribeQuorumRequest
+) -> DescribeQuorumResponse:
+    listener = Listener(
+        name=context.services.settings.security_protocol,
+        host=context.node_host,
+        port=u16(context.node_port),
+    )
+    return DescribeQuorumResponse(
+        error_code=ErrorCode.none,
+        error_message=None,
+        topics=answer_partitions(TopicData, request.topics, partial(_quorum, context.node_id)),
+        nodes=(Node(node_id=context.node_id, listeners=(listener,)),),
+    )
+
+
+def _quorum(node: BrokerId, topic: str, asked: RequestedPartition) -> PartitionData:
+    if (topic, asked.partition_index) != (_METADATA_LOG, 0):
+        return PartitionData(
+            partition_index=asked.partition_index,
+            error_code=ErrorCode.unknown_topic_or_partition,
+            error_message=f"only partition 0 of {_METADATA_LOG} has a quorum",
+            leader_id=BrokerId(-1),
+            leader_epoch=i32(-1),
+            high_watermark=i64(-1),
+            current_voters=(),
+            observers=(),
+        )
+    voter = ReplicaState(
+        replica_id=node,
+        replica_directory_id=None,
+        log_end_offset=_LOG_END,
+        last_caught_up_timestamp=i64(int(time.time() * 1000)),  # the leader's is the current time
+    )
+    return PartitionData(
+        partition_index=asked.partition_index,
+        error_code=ErrorCode.none,
+        error_message=None,
+        leader_id=node,
+        leader_epoch=LEADER_EPOCH,
+        high_watermark=_LOG_END,
+        current_voters=(voter,),
+        observers=(),
+    )
+
+
+# -- log directories -------------------------------------------------------------------------------
+
+
+@api(DescribeLogDirsRequest, min_version=1, access=replace(DESCRIBE_CLUSTER, elements=lambda _: ()))
+async def _describe_log_dirs(
+    context: RequestContext, request: DescribeLogDirsRequest
+) -> DescribeLogDirsResponse:
+    directory = context.services.settings.data_dir.absolute()
+    volume = await to_thread.run_sync(os.statvfs, directory)
+    return DescribeLogDirsResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=ErrorCode.none,
+        results=(
+            DescribeLogDirsResult(
+                error_code=ErrorCode.none,
+                log_dir=str(directory),
+                topics=tuple(_log_sizes(context, request)),
+                total_bytes=i64(volume.f_blocks * volume.f_frsize),
+                usable_bytes=i64(volume.f_bavail * volume.f_frsize),
+            ),
+        ),
+    )
+
+
+def _log_sizes(
+    context: RequestContext, request: DescribeLogDirsRequest
+) -> Iterable[DescribeLogDirsTopic]:
+    """Describe the partitions of the request, or all; as in Kafka, missing ones are left out."""
+    topics = context.services.topics
+    if request.topics is None:
+        found = {topic.name: list(topic.partitions) for topic in topics}
+    else:
+        found = {
+            wanted.topic: [
+                partition
+                for index in wanted.partitions
+                if (partition := topics.partition(wanted.topic, index)) is not None
+            ]
+            for wanted in request.topics
+        }
+    for name, partitions in found.items():
+        if partitions:
+            yield DescribeLogDirsTopic(
+                name=TopicName(name),
+                partitions=tuple(
+                    DescribeLogDirsPartition(
+                        partition_index=i32(partition.index),
+                        partition_size=i64(partition.log.size_bytes),
+                        offset_lag=i64(0),
+                        is_future_key=False,
+                    )
+                    for partition in partitions
+                ),
+            )
+
+
+@api(
+    AlterReplicaLogDirsRequest,
+    min_version=1,
+    access=replace(
+        ALTER_CLUSTER, elements=lambda request: [t for e in request.dirs for t in e.topics]
+    ),
+)
+def _alter_replica_log_dirs(
+    context: RequestContext, request: AlterReplicaLogDirsRequest
+) -> AlterReplicaLogDirsResponse:
+    results: dict[str, list[AlterReplicaLogDirPartitionResult]] = {}
+    here = str(context.services.settings.data_dir.absolute())
+    for directory in request.dirs:
+        for topic in directory.topics:
+            for index in topic.partitions:
+                if context.services.topics.partition(topic.name, index) is None:
+                    code = ErrorCode.unknown_topic_or_partition
+                else:
+                    code = ErrorCode.none if directory.path == here else ErrorCode.log_dir_not_found
+                results.setdefault(topic.name, []).append(
+                    AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code)
+                )
+    return AlterReplicaLogDirsResponse(
+        throttle_time=NO_THROTTLE,
+        results=tuple(
+            AlterReplicaLogDirTopicResult(topic_name=TopicName(name), partitions=tuple(each))
+            for name, each in results.items()
+        ),
+    )
+
+
+# -- ElectLeaders ----------------------------------------------------------------------------------
+
+
+@api(ElectLeadersRequest, access=ALTER_CLUSTER)
+def _elect_leaders(context: RequestContext, request: ElectLeadersRequest) -> ElectLeadersResponse:
+    """Without a list of partitions, those whose leader changed are returned: none."""
+    known = request.election_type in _ELECTIONS
+
+    def elect(topic: str, index: i32) -> PartitionResult:
+        if not known:
+            code = ErrorCode.invalid_request
+            message = f"there is no election of type {request.election_type}"
+        elif context.services.topics.partition(topic, index) is None:
+            code, message = ErrorCode.unknown_topic_or_partition, "there is no such partition"
+        else:
+            code, message = ErrorCode.election_not_needed, "the one node leads it already"
+        return PartitionResult(partition_id=index, error_code=code, error_message=message)
+
+    return ElectLeadersResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=ErrorCode.none if known else ErrorCode.invalid_request,
+        replica_election_results=answer_partitions(
+            ReplicaElectionResult, request.topic_partitions or (), elect
+        ),
+    )
+
+
+# -- reassignments (KIP-455) -----------------------------------------------------------------------
+
+
+@api(ListPartitionReassignmentsRequest, access=DESCRIBE_CLUSTER)
+def _list_reassignments(
+    _: RequestContext, __: ListPartitionReassignmentsRequest
+) -> ListPartitionReassignmentsResponse:
+    return ListPartitionReassignmentsResponse(
+        throttle_time=NO_THROTTLE, error_code=ErrorCode.none, error_message=None, topics=()
+    )
+
+
+@api(AlterPartitionReassignmentsRequest, access=ALTER_CLUSTER)
+def _alter_reassignments(
+    context: RequestContext, request: AlterPartitionReassignmentsRequest
+) -> AlterPartitionReassignmentsResponse:
+    return AlterPartitionReassignmentsResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=ErrorCode.none,
+        error_message=None,
+        responses=answer_partitions(
+            ReassignableTopicResponse, request.topics, partial(_reassign, context)
+        ),
+    )
+
+
+def _reassign(
+    context: RequestContext, topic: str, wanted: ReassignablePartition
+) -> ReassignablePartitionResponse:
+    code, message = ErrorCode.none, None
+    try:
+        if context.services.topics.partition(topic, wanted.partition_index) is None:
+            raise RequestError(ErrorCode.unknown_topic_or_partition, "there is no such partition")
+        if wanted.replicas is None:
+            raise RequestError(ErrorCode.no_reassignment_in_progress, "there is nothing to cancel")
+        check_replicas(context, [wanted.replicas])
+    except RequestError as error:
+        code, message = error.code, error.message
+    return ReassignablePartitionResponse(
+        partition_index=wanted.partition_index, error_code=code, error_message=message
+    )

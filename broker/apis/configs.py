@@ -1,12 +1,21 @@
-"""DescribeConfigs and ListConfigResources: settings of topics and of the broker.
+"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources: topics' and broker's settings.
 
-Sources: KIP-133, KIP-226 (synonyms), KIP-569 (types and documentation), KIP-1142 (the list).
+DescribeConfigs 1 to 4: KIP-133, KIP-226 (synonyms), KIP-569 (types and documentation). AlterConfigs 0 to 2
+(KIP-133) replaces all settings of a topic, IncrementalAlterConfigs 0 to 1 (KIP-339) changes single ones; both
+take effect at once. ListConfigResources 0 to 1 (KIP-1142).
+
+Differs from Kafka: only topics and the broker have settings; the broker's cannot change while it runs.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from enum import IntEnum
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
+from kio.schema.alter_configs.v2 import AlterConfigsRequest, AlterConfigsResponse
+from kio.schema.alter_configs.v2.response import AlterConfigsResourceResponse
 from kio.schema.describe_configs.v4 import DescribeConfigsRequest, DescribeConfigsResponse
 from kio.schema.describe_configs.v4.response import (
     DescribeConfigsResourceResult,
@@ -14,6 +23,10 @@ from kio.schema.describe_configs.v4.response import (
     DescribeConfigsSynonym,
 )
 from kio.schema.errors import ErrorCode
+from kio.schema.incremental_alter_configs.v1 import (
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
 from kio.schema.list_config_resources.v1 import (
     ListConfigResourcesRequest,
     ListConfigResourcesResponse,
@@ -21,27 +34,57 @@ from kio.schema.list_config_resources.v1 import (
 from kio.schema.list_config_resources.v1.response import ConfigResource
 from kio.static.primitive import i8
 
-from broker.api import Api
-from broker.apis import alter_configs
-from broker.apis.common import NO_THROTTLE, ResourceType, check_broker
-from broker.broker_config import describe_broker_config
-from broker.errors import RequestError
-from broker.topics.config import describe_topic_config
-from broker.topics.names import check_topic_name
+from kmr.config.schema import settings_of
+
+from ..authorization.rules import Operation, Resource
+from ..errors import RequestError
+from ..protocol.messages import recast
+from ..topics.topic import check_topic_name
+from ..topics.topic_config import (
+    TOPIC_SETTINGS,
+    ConfigEntry,
+    ConfigSource,
+    ConfigType,
+    Synonym,
+    default_log_config,
+    describe_topic_config,
+)
+from .access import Access, Need
+from .api import NO_THROTTLE, Outcome, api, attempt, check_listed_once, result_or_refusal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
     from kio.schema.describe_configs.v4.request import DescribeConfigsResource
 
-    from broker.api import RequestContext
-    from broker.topics.config_entry import ConfigEntry
-
-__all__ = ["APIS"]
-
-_CLIENT_METRICS = 16
-_RESOURCE_TYPES = {2, 4, 8, _CLIENT_METRICS, 32}
-"""Kafka's; only topics and the broker have settings here."""
+    from ..settings import BrokerSettings
+    from .access import Call
+    from .api import RequestContext
 
 
+class _ResourceType(IntEnum):
+    TOPIC = 2
+    BROKER = 4
+
+
+_CLIENT_METRICS: Final = 16
+_KAFKAS_RESOURCE_TYPES: Final = {2, 4, 8, _CLIENT_METRICS, 32}
+
+
+# -- DescribeConfigs and ListConfigResources -------------------------------------------------------
+
+
+def _needs(operation: Operation, _: Call, resource: Any) -> Iterable[Need]:
+    if resource.resource_type == _ResourceType.TOPIC:
+        return [Need(operation, Resource.TOPIC, resource.resource_name)]
+    return [Need(operation, Resource.CLUSTER)]
+
+
+@api(
+    DescribeConfigsRequest,
+    min_version=1,
+    access=Access(each=("resources", partial(_needs, Operation.DESCRIBE_CONFIGS))),
+)
 def _describe_configs(
     context: RequestContext, request: DescribeConfigsRequest
 ) -> DescribeConfigsResponse:
@@ -54,16 +97,12 @@ def _describe_configs(
 def _describe(
     context: RequestContext, request: DescribeConfigsRequest, resource: DescribeConfigsResource
 ) -> DescribeConfigsResult:
-    code, message = ErrorCode.none, None
-    entries: list[ConfigEntry] = []
-    try:
-        entries = _entries(context, resource)
-    except RequestError as error:
-        code, message = error.code, error.message
+    found = result_or_refusal(_entries, context, resource)
+    outcome, entries = (found, []) if isinstance(found, Outcome) else (Outcome(), found)
     keys = resource.configuration_keys
     return DescribeConfigsResult(
-        error_code=code,
-        error_message=message,
+        error_code=outcome.code,
+        error_message=outcome.message,
         resource_type=resource.resource_type,
         resource_name=resource.resource_name,
         configs=tuple(_shown(each, request) for each in entries if not keys or each.name in keys),
@@ -72,27 +111,32 @@ def _describe(
 
 def _entries(context: RequestContext, resource: DescribeConfigsResource) -> list[ConfigEntry]:
     name = resource.resource_name
-    if int(resource.resource_type) == ResourceType.TOPIC:
+    if int(resource.resource_type) == _ResourceType.TOPIC:
         topics = context.services.topics
         topic = topics.get(name)
         if topic is None:
             check_topic_name(name)
             raise RequestError(ErrorCode.unknown_topic_or_partition, f"there is no topic {name!r}")
         return describe_topic_config(topic.settings, topics.defaults)
-    if int(resource.resource_type) == ResourceType.BROKER:
-        check_broker(context, name)
+    if int(resource.resource_type) == _ResourceType.BROKER:
+        _check_broker(context, name)
         settings = context.services.settings
         address = f"{settings.security_protocol}://{context.node_host}:{context.node_port}"
-        return describe_broker_config(settings, address)
+        return _broker_settings(settings, address)
     raise RequestError(
         ErrorCode.invalid_request,
-        f"resource type {resource.resource_type} has no settings here: ask for topics (2) or"
-        " brokers (4)",
+        f"resource type {resource.resource_type} has no settings here: use topics (2) or brokers (4)",
     )
 
 
+def _check_broker(context: RequestContext, name: str) -> None:
+    """Raise RequestError unless `name` is this node, or "", which means every node."""
+    if name not in {str(context.node_id), ""}:
+        _refuse(f"there is no broker {name!r}, only {context.node_id}")
+
+
 def _shown(entry: ConfigEntry, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
-    """Only as much as was asked for."""
+    """Leave out synonyms and documentation unless the request includes them."""
     synonyms = entry.synonyms if request.include_synonyms else ()
     return DescribeConfigsResourceResult(
         name=entry.name,
@@ -109,19 +153,23 @@ def _shown(entry: ConfigEntry, request: DescribeConfigsRequest) -> DescribeConfi
     )
 
 
+@api(
+    ListConfigResourcesRequest,
+    access=Access(whole=[(Operation.DESCRIBE_CONFIGS, Resource.CLUSTER)]),
+)
 def _list_config_resources(
     context: RequestContext, request: ListConfigResourcesRequest
 ) -> ListConfigResourcesResponse:
-    """What has settings, of the types asked for, or all (KIP-1142)."""
-    if not context.api_version:
-        wanted = {_CLIENT_METRICS}
+    """List the resources of the types in the request, or of all types; version 0 has client metrics only."""
+    if context.api_version:
+        wanted = {int(each) for each in request.resource_types} or _KAFKAS_RESOURCE_TYPES
     else:
-        wanted = {int(each) for each in request.resource_types} or _RESOURCE_TYPES
+        wanted = {_CLIENT_METRICS}
     found = [
-        *((ResourceType.TOPIC, topic.name) for topic in context.services.topics),
-        (ResourceType.BROKER, str(context.node_id)),
+        *((_ResourceType.TOPIC, topic.name) for topic in context.services.topics),
+        (_ResourceType.BROKER, str(context.node_id)),
     ]
-    known = wanted <= _RESOURCE_TYPES
+    known = wanted <= _KAFKAS_RESOURCE_TYPES
     return ListConfigResourcesResponse(
         throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none if known else ErrorCode.unsupported_version,
@@ -133,13 +181,232 @@ def _list_config_resources(
     )
 
 
-APIS = (
-    Api(
-        _list_config_resources,
-        ListConfigResourcesRequest,
-        ListConfigResourcesResponse,
-        min_version=0,
-    ),
-    Api(_describe_configs, DescribeConfigsRequest, DescribeConfigsResponse, min_version=1),
-    *alter_configs.APIS,
-)
+# -- the broker's settings, by Kafka's names --------------------------------------------------------
+
+_BROKER_SETTINGS: Final[Mapping[ConfigType, Mapping[str, str]]] = {
+    ConfigType.BOOLEAN: {"auto.create.topics.enable": "auto_create_topics"},
+    ConfigType.INT: {
+        "broker.id": "node_id",
+        "fetch.max.bytes": "fetch_max_bytes",
+        "group.initial.rebalance.delay.ms": "group_initial_rebalance_delay",
+        "group.max.session.timeout.ms": "group_max_session_timeout",
+        "group.max.size": "group_max_size",
+        "group.min.session.timeout.ms": "group_min_session_timeout",
+        "max.connections": "max_connections",
+        "node.id": "node_id",
+        "num.partitions": "default_partitions",
+        "offset.metadata.max.bytes": "offset_metadata_max_bytes",
+        "producer.id.expiration.ms": "producer_id_expiration_seconds",
+        "socket.request.max.bytes": "request_max_bytes",
+        "transaction.max.timeout.ms": "transaction_max_timeout",
+        "transactional.id.expiration.ms": "transactional_id_expiration_seconds",
+    },
+    ConfigType.LIST: {"log.dirs": "data_dir"},
+    ConfigType.LONG: {
+        "connections.max.idle.ms": "connection_idle_seconds",
+        "log.cleaner.backoff.ms": "compaction_check_interval",
+        "log.retention.check.interval.ms": "retention_check_interval",
+        "offsets.retention.ms": "offsets_retention_seconds",
+    },
+}
+"""By type and Kafka's name: the field of `BrokerSettings`, which has the documentation."""
+
+
+def _broker_settings(settings: BrokerSettings, listener: str) -> list[ConfigEntry]:
+    """Return every setting; none of them can be changed while the broker runs.
+
+    `listener`: the URL by which the client reaches this node.
+    """
+    built_in = type(settings)(data_dir=settings.data_dir)
+    documentation = {each.name: each.description for each in settings_of(type(settings))}
+    entries = [
+        _entry(name, kind, documentation[field], _value(settings, field), _value(built_in, field))
+        for kind, named in _BROKER_SETTINGS.items()
+        for name, field in named.items()
+    ]
+    entries += (
+        _entry("advertised.listeners", ConfigType.LIST, "Where clients connect to.", listener),
+        _entry("default.replication.factor", ConfigType.INT, "There is one node.", "1", "1"),
+        _entry("delete.topic.enable", ConfigType.BOOLEAN, "Topics can be deleted.", "true", "true"),
+        _entry("min.insync.replicas", ConfigType.INT, "There is one replica.", "1", "1"),
+        *_topic_defaults(settings, built_in),
+    )
+    return sorted(entries, key=lambda entry: entry.name)
+
+
+def _value(settings: BrokerSettings, field: str) -> str:
+    """Return a setting as Kafka writes it: seconds become milliseconds, None becomes -1."""
+    value = getattr(settings, field)
+    if value is None:
+        return "-1"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(round(value * 1000) if isinstance(value, float) else value)
+
+
+def _topic_defaults(settings: BrokerSettings, built_in: BrokerSettings) -> Iterator[ConfigEntry]:
+    """Return the settings of topics without their own."""
+    config, default = default_log_config(settings), default_log_config(built_in)
+    for setting in TOPIC_SETTINGS.values():
+        if setting.field:
+            values = (str(getattr(each, setting.field)) for each in (config, default))
+            yield _entry(setting.broker_name, setting.type, setting.documentation, *values)
+
+
+def _entry(
+    name: str, kind: ConfigType, documentation: str, value: str, default: str | None = None
+) -> ConfigEntry:
+    synonyms = [] if default is None else [Synonym(name, default, ConfigSource.DEFAULT)]
+    if value != default:
+        synonyms.insert(0, Synonym(name, value, ConfigSource.BROKER))
+    return ConfigEntry(name, kind, documentation, tuple(synonyms), read_only=True)
+
+
+# -- AlterConfigs and IncrementalAlterConfigs ------------------------------------------------------
+
+
+class _Operation(IntEnum):
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+_Settings = dict[str, str]
+
+
+_ALTERS: Final = Access(each=("resources", partial(_needs, Operation.ALTER_CONFIGS)))
+
+
+@api(AlterConfigsRequest, access=_ALTERS)
+async def _alter_configs(
+    context: RequestContext, request: AlterConfigsRequest
+) -> AlterConfigsResponse:
+    return await _alter(context, request, _replacement)
+
+
+@api(IncrementalAlterConfigsRequest, access=_ALTERS)
+async def _incremental_alter_configs(
+    context: RequestContext, request: IncrementalAlterConfigsRequest
+) -> IncrementalAlterConfigsResponse:
+    response = await _alter(context, request, partial(_increment, context))
+    return cast(
+        "IncrementalAlterConfigsResponse", recast(response, IncrementalAlterConfigsResponse)
+    )
+
+
+async def _alter(
+    context: RequestContext,
+    request: AlterConfigsRequest | IncrementalAlterConfigsRequest,
+    change: Callable[[Any, Mapping[str, str]], _Settings],
+) -> AlterConfigsResponse:
+    """Alter each resource: `change` returns its settings from the request's resource and its old settings."""
+    topics = context.services.topics
+    times = Counter((each.resource_type, each.resource_name) for each in request.resources)
+
+    async def alter(resource: Any) -> None:
+        name = str(resource.resource_name)
+        if times[resource.resource_type, resource.resource_name] > 1:
+            _refuse(f"{name!r} is listed more than once; list it once")
+        _check_alteration(context, resource)
+        if resource.resource_type == _ResourceType.BROKER:
+            return  # every setting has its default, so deleting one changes nothing
+        if request.validate_only:
+            topic = topics.get(name)
+            topics.check_settings(name, change(resource, topic.settings if topic else {}))
+        else:
+            await topics.configure(name, partial(change, resource))
+
+    responses = []
+    for each in request.resources:
+        outcome = await attempt(
+            alter(each), "a topic could not be configured", topic=each.resource_name
+        )
+        responses.append(
+            AlterConfigsResourceResponse(
+                error_code=outcome.code,
+                error_message=outcome.message,
+                resource_type=each.resource_type,
+                resource_name=each.resource_name,
+            )
+        )
+    return AlterConfigsResponse(throttle_time=NO_THROTTLE, responses=tuple(responses))
+
+
+def _check_alteration(context: RequestContext, resource: Any) -> None:
+    """Raise RequestError for an invalid alteration, of a resource of either API."""
+    given = [
+        each
+        for each in resource.configs
+        if getattr(each, "config_operation", _Operation.SET) != _Operation.DELETE
+    ]
+    times = Counter(each.name for each in resource.configs)
+    for name in times:
+        check_listed_once(name, times)
+    if nulls := [each.name for each in given if each.value is None]:
+        _refuse(f"{', '.join(nulls)}: the value is null; give one")
+    if resource.resource_type == _ResourceType.BROKER:
+        _check_broker(context, resource.resource_name)
+        if given:
+            names = ", ".join(each.name for each in given)
+            _refuse(
+                f"{names}: the broker's settings cannot be changed while it runs; restart it with others,"
+                " or change those of topics"
+            )
+    elif resource.resource_type != _ResourceType.TOPIC:
+        _refuse(
+            f"resource type {resource.resource_type} has no settings that can be changed here: use"
+            " topics (2)"
+        )
+
+
+def _replacement(resource: Any, _: object) -> _Settings:
+    return {each.name: each.value for each in resource.configs if each.value is not None}
+
+
+def _increment(context: RequestContext, resource: Any, own: Mapping[str, str]) -> _Settings:
+    changed = dict(own)
+    for config in resource.configs:
+        name, value = config.name, config.value or ""
+        match config.config_operation:
+            case _Operation.SET:
+                changed[name] = value
+            case _Operation.DELETE:
+                changed.pop(name, None)
+            case _Operation.APPEND | _Operation.SUBTRACT as operation:
+                changed[name] = _edited_list(context, name, value, changed.get(name), operation)
+            case operation:
+                _refuse(f"{name}: unknown operation {operation}")
+    return changed
+
+
+def _edited_list(
+    context: RequestContext, name: str, value: str, own: str | None, operation: int
+) -> str:
+    """Return the list with the elements added or removed; the broker's default if the topic has none."""
+    setting = TOPIC_SETTINGS.get(name)
+    if setting is None:
+        raise RequestError(ErrorCode.invalid_config, f"unknown topic setting {name!r}")
+    if setting.type != ConfigType.LIST:
+        raise RequestError(
+            ErrorCode.invalid_config, f"{name} is not a list: set it instead of adding or removing"
+        )
+    default = setting.unused or ""
+    if setting.field:
+        default = str(getattr(context.services.topics.defaults.brokers, setting.field))
+    elements = _elements(default if own is None else own)
+    given = _elements(value)
+    if operation == _Operation.SUBTRACT:
+        return ",".join(each for each in elements if each not in given)
+    return ",".join([*elements, *(each for each in given if each not in elements)])
+
+
+def _elements(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",") if each.strip()]
+
+
+def _refuse(message: str) -> NoReturn:
+    raise RequestError(ErrorCode.invalid_request, message)
+
+
+# -- access ----------------------------------------------------------------------------------------

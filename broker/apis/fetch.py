@@ -1,4 +1,10 @@
-"""Fetch: records out of the logs, with long polling (KIP-74: limits)."""
+"""Fetch 4 to 12: read records from the logs, with long polling.
+
+Version 4 added transactions (KIP-98), 5 the log start offset, 7 sessions (KIP-227), 9 leader epochs
+(KIP-320), 11 the client's rack (KIP-392). The first batch is returned even if it exceeds the limits (KIP-74).
+
+Differs from Kafka: every fetch is a full one (no sessions), and racks have no effect.
+"""
 
 from __future__ import annotations
 
@@ -8,45 +14,42 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import structlog
 from kio.schema.errors import ErrorCode
-from kio.schema.fetch.v12 import FetchRequest, FetchResponse
+from kio.schema.fetch.v12 import FetchRequest
 
-from broker.api import Buffered, RawApi
-from broker.apis.common import LEADER_EPOCH
-from broker.log.errors import LogCorrupt, OffsetOutOfRange
-from broker.records import parse_header
-from broker.security.acls import Operation, Resource
-from broker.topics.partition import Watch
-from broker.wire.fetch import (
+from ..authorization.rules import Operation, Resource
+from ..log.records import parse_header
+from ..log.results import LogCorrupt, OffsetOutOfRange
+from ..protocol.fetch_response import (
     ABORTED_TRANSACTION_BYTES,
     FetchResponseWriter,
     fetch_response_overhead,
 )
-from broker.wire.messages import read_message, request_type
+from ..protocol.messages import read_message, request_type
+from ..topics.topic import Watch
+from .api import LEADER_EPOCH, Buffered, RawApi
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
     from kio.schema.fetch.v12.request import FetchPartition
 
-    from broker.api import RawResponse, RequestContext
-    from broker.topics.partition import Partition
+    from ..log.records import BatchHeader
+    from ..topics.topic import Partition
+    from .api import RawResponse, RequestContext
 
-__all__ = ["APIS"]
+__all__ = ["KEY"]
 
 logger = structlog.get_logger(__name__)
 
 KEY = 1
 _FIRST_WITH_SESSIONS = 7
-_FULL_FETCH = (
-    0,
-    -1,
-)  # epochs that begin a session or end one: whatever its id, nothing goes on (KIP-227)
+_FULL_FETCH = (0, -1)  # session epochs that begin a session or end one
 _FIRST_WITH_LEADER_EPOCHS = 9
 _READ_COMMITTED = 1
 
 
 class _Wanted(NamedTuple):
-    """One partition that is asked for; `limit` is the offset that the client may not reach yet."""
+    """A partition of the request; the client may read up to `limit` (exclusive)."""
 
     partition_index: int
     offset: int
@@ -64,10 +67,10 @@ _Topics = list[tuple[str, list[_Wanted]]]
 
 
 class _Added(NamedTuple):
-    """What one partition brings: bytes of records and of the list of what of them was aborted, and
-    whether it has more than the limits allow.
+    """What one partition adds to a response.
 
-    `needed_bytes`: nothing was added, because the first batch of the response needs so many bytes.
+    `size`: bytes of its records and of its list of aborted transactions. `has_more`: the limits left records
+    out. `needed_bytes`: nothing was added, because the first batch of the response needs so many bytes.
     """
 
     size: int = 0
@@ -76,7 +79,7 @@ class _Added(NamedTuple):
 
 
 class _Filled(NamedTuple):
-    """A response, and the sum of what its partitions brought."""
+    """A response, with the sums over its partitions (see `_Added`)."""
 
     response: Buffered
     size: int = 0
@@ -114,13 +117,13 @@ class _Fetch:
         wait = request.max_wait.total_seconds()
         self._deadline = asyncio.get_running_loop().time() + wait
         self._out_of_time = wait <= 0
-        # What the last response has: bytes and offsets of partitions, and errors.
-        self._brought: list[tuple[Partition, int, int]] = []
-        self._refused: list[int] = []
+        # Of the last response: bytes and number of offsets of each partition, and error codes.
+        self._added: list[tuple[Partition, int, int]] = []
+        self._errors: list[int] = []
 
     def answer_now(self) -> RawResponse:
-        """The response, if there is nothing to wait for."""
-        if self._goes_on_with_a_session:
+        """Return the response; None if it has to wait."""
+        if self._version >= _FIRST_WITH_SESSIONS and self._request.session_epoch not in _FULL_FETCH:
             return self._no_session()
         topics = self._look_up()
         if not self._is_due(topics):
@@ -135,7 +138,7 @@ class _Fetch:
         return self._counted(filled)
 
     async def answer_later(self) -> RawResponse:
-        """The response, as soon as there are enough records or the client's patience ends."""
+        """Return the response when there are enough records, or when the client's `max_wait` is over."""
         while True:
             topics = self._look_up()
             missing = int(self._request.min_bytes)
@@ -145,7 +148,8 @@ class _Fetch:
                     return self._counted(filled)
                 missing -= filled.size
                 filled.response.release()
-            with Watch(_found(topics), missing) as watch:
+            found = [each.partition for _, wanted in topics for each in wanted if each.partition]
+            with Watch(found, missing) as watch:
                 try:
                     async with asyncio.timeout_at(self._deadline):
                         await watch.wait()
@@ -153,7 +157,7 @@ class _Fetch:
                     self._out_of_time = True
 
     async def _fill_when_possible(self, topics: _Topics) -> tuple[_Topics, _Filled]:
-        """Wait for a buffer, then look again and fill it; a second one if the first batch is large."""
+        """Wait for a buffer, look up again and fill it; take a larger one if the first batch needs it."""
         size = self._buffer_size(topics)
         while True:
             buffer = self._buffers.take(size) or await self._buffers.wait(size)
@@ -164,13 +168,7 @@ class _Fetch:
             filled.response.release()
             size = filled.needed_bytes + self._overhead
 
-    @property
-    def _goes_on_with_a_session(self) -> bool:
-        return (
-            self._version >= _FIRST_WITH_SESSIONS and self._request.session_epoch not in _FULL_FETCH
-        )
-
-    # -- looking -----------------------------------------------------------------------------------
+    # -- looking up --------------------------------------------------------------------------------
 
     def _look_up(self) -> _Topics:
         return [
@@ -205,13 +203,13 @@ class _Fetch:
         )
 
     def _is_due(self, topics: _Topics) -> bool:
-        """Whether it makes sense to read: something is there, or there is nothing to wait for."""
+        """Whether to read now: there are records, or there is no reason to wait."""
         return self._suffices(topics, 0) or any(
             each.has_records for _, partitions in topics for each in partitions
         )
 
     def _suffices(self, topics: _Topics, size: int) -> bool:
-        """Whether a response with `size` bytes of records should be sent."""
+        """Whether to send a response with `size` bytes of records instead of waiting."""
         return (
             size >= self._request.min_bytes
             or self._out_of_time
@@ -232,13 +230,13 @@ class _Fetch:
         return self._overhead + min(wanted, max(self._max_bytes - self._overhead, 0))
 
     def _fill(self, buffer: memoryview, topics: _Topics) -> _Filled:
-        """Write the response; takes over the buffer."""
+        """Write the response, which owns the buffer from then on."""
         writer = FetchResponseWriter(buffer, self._version, len(topics))
         release = partial(self._buffers.put, buffer)
         room = len(buffer) - self._overhead
         size, has_more = 0, False
-        self._brought.clear()
-        self._refused.clear()
+        self._added.clear()
+        self._errors.clear()
         for name, partitions in topics:
             writer.topic(name, len(partitions))
             for wanted in partitions:
@@ -253,13 +251,19 @@ class _Fetch:
     def _fill_partition(
         self, writer: FetchResponseWriter, wanted: _Wanted, size: int, room: int
     ) -> _Added:
-        """Add to the `size` bytes so far; the first batch comes whatever the limits are (KIP-74)."""
+        """Add one partition to a response of `size` bytes of records; the first batch ignores the limits."""
         partition = wanted.partition
         if partition is None or wanted.error:
             self._no_records(writer, wanted)
             return _Added()
         start = writer.position
-        self._write_partition(writer, wanted.partition_index, partition)
+        writer.partition(
+            wanted.partition_index,
+            high_watermark=partition.high_watermark,
+            last_stable_offset=partition.last_stable_offset,
+            log_start_offset=partition.log.log_start_offset,
+            read_committed=self._read_committed,
+        )
         if not wanted.has_records:
             writer.no_records()
             return _Added()
@@ -278,14 +282,15 @@ class _Fetch:
             return _Added()
         added = span.size
         if span.next_offset > wanted.limit:
-            added = _bytes_below(records[:added], wanted.limit)
+            added, _ = _first(records[:added], lambda batch: batch.next_offset <= wanted.limit)
         has_more = span.next_offset < wanted.limit
         end = min(span.next_offset, wanted.limit) if added else wanted.offset
         aborted = self._aborted(partition, wanted.offset, end)
         list_bytes = len(aborted) and (len(aborted) + 1) * ABORTED_TRANSACTION_BYTES
         if size + added + list_bytes > room:
             needed_bytes = parse_header(records).size + list_bytes
-            added, end = _first_fitting(records[:added], room - size - list_bytes)
+            rest = room - size - list_bytes
+            added, end = _first(records[:added], lambda batch: batch.end <= rest)
             has_more = True
             if not added:
                 if not size:
@@ -293,45 +298,34 @@ class _Fetch:
                 aborted, list_bytes = [], 0
         writer.end_records(added, aborted)
         if added:
-            self._brought.append((partition, added, end - wanted.offset))
+            self._added.append((partition, added, end - wanted.offset))
         return _Added(added + list_bytes, has_more)
 
     def _counted(self, filled: _Filled) -> Buffered:
-        """The response, of which all is sent now."""
-        for partition, size, offsets in self._brought:
+        """Count the records and errors of the response, which is sent now."""
+        for partition, size, offsets in self._added:
             partition.fetched_bytes += size
             partition.fetched_records += offsets
-        if self._refused:
-            self._requests.of(KEY).errors.update(self._refused)
+        if self._errors:
+            self._requests.of(KEY).errors.update(self._errors)
         return filled.response
 
     def _aborted(self, partition: Partition, offset: int, end: int) -> list[tuple[int, int]]:
-        """Producer and first offset of what was aborted from `offset` to `end` (exclusive)."""
+        """Return producer id and first offset of aborted transactions from `offset` to `end` (exclusive)."""
         if not self._read_committed or offset == end:
             return []
         found = partition.log.producers.aborted.between(offset, end)
         return [(each.producer_id, each.first_offset) for each in found]
 
-    def _write_partition(
-        self, writer: FetchResponseWriter, index: int, partition: Partition
-    ) -> None:
-        writer.partition(
-            index,
-            high_watermark=partition.high_watermark,
-            last_stable_offset=partition.last_stable_offset,
-            log_start_offset=partition.log.log_start_offset,
-            read_committed=self._read_committed,
-        )
-
     def _no_records(self, writer: FetchResponseWriter, wanted: _Wanted) -> None:
-        self._refused.append(int(wanted.error))
+        self._errors.append(int(wanted.error))
         writer.partition(
             wanted.partition_index, error=int(wanted.error), read_committed=self._read_committed
         )
         writer.no_records()
 
     def _no_session(self) -> Buffered:
-        """There are no fetch sessions (KIP-227): the client starts over with a full request."""
+        """Respond that there is no such session: the client starts over with a full request."""
         buffer = self._buffers.take_beyond_limit(1)
         error = int(ErrorCode.fetch_session_id_not_found)
         self._requests.of(KEY).errors[error] += 1
@@ -339,28 +333,10 @@ class _Fetch:
         return Buffered(writer.end(), partial(self._buffers.put, buffer))
 
 
-def _found(topics: _Topics) -> list[Partition]:
-    return [each.partition for _, partitions in topics for each in partitions if each.partition]
-
-
-def _bytes_below(records: memoryview, limit: int) -> int:
-    """Size of the batches that end at `limit` (an offset, exclusive) or before."""
-    position = 0
-    while position < len(records):
-        header = parse_header(records, position)
-        if header.next_offset > limit:
-            break
-        position = header.end
-    return position
-
-
-def _first_fitting(records: memoryview, room: int) -> tuple[int, int]:
-    """Size of the first batches that `room` bytes can hold, and the offset after them."""
+def _first(records: memoryview, fits: Callable[[BatchHeader], bool]) -> tuple[int, int]:
+    """Return the size of the first batches that fit, and the offset after them."""
     position = offset = 0
-    while position < len(records):
-        header = parse_header(records, position)
-        if header.end > room:
-            break
+    while position < len(records) and fits(header := parse_header(records, position)):
         position, offset = header.end, header.next_offset
     return position, offset
 
@@ -368,7 +344,7 @@ def _first_fitting(records: memoryview, room: int) -> tuple[int, int]:
 def _code(partition: Partition, error: OffsetOutOfRange | LogCorrupt) -> ErrorCode:
     if isinstance(error, OffsetOutOfRange):
         return ErrorCode.offset_out_of_range
-    if not partition.reported_corrupt:  # once: its consumers will ask again and again
+    if not partition.reported_corrupt:  # log it once: consumers will retry
         partition.reported_corrupt = True
         logger.error(
             "records cannot be read",
@@ -379,4 +355,4 @@ def _code(partition: Partition, error: OffsetOutOfRange | LogCorrupt) -> ErrorCo
     return ErrorCode.kafka_storage_error
 
 
-APIS = (RawApi(_fetch, FetchRequest, FetchResponse, min_version=4),)
+FETCH = RawApi(FetchRequest, min_version=4, handler=_fetch)

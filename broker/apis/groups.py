@@ -1,10 +1,20 @@
-"""FindCoordinator, DescribeGroups, ListGroups, DeleteGroups; and all that is about groups in one list."""
+"""FindCoordinator 0 to 6; JoinGroup 0 to 9, SyncGroup 0 to 5, Heartbeat 0 to 4, LeaveGroup 0 to 5: the
+classic group protocol; DescribeGroups 0 to 6, ListGroups 0 to 5, DeleteGroups 0 to 2.
+
+FindCoordinator 4 finds several coordinators at once (KIP-699). JoinGroup 4 requires a member id from the
+broker (KIP-394), 5 added static members (KIP-345), 9 lets the leader skip the assignment (KIP-814).
+LeaveGroup 3 removes several members at once (KIP-345). DescribeGroups 5 added authorized operations
+(KIP-430), 6 an error for groups that do not exist (KIP-1043); ListGroups 4 and 5 added filters by state
+(KIP-518) and type (KIP-848).
+Differs from Kafka: this node coordinates every group and every transaction, and groups are classic ones.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import kio.schema.find_coordinator.v3 as find_one
+import kio.schema.leave_group.v2 as leave_one
 import structlog
 from kio.schema.delete_groups.v2 import DeleteGroupsRequest, DeleteGroupsResponse
 from kio.schema.delete_groups.v2.response import DeletableGroupResult
@@ -13,37 +23,84 @@ from kio.schema.describe_groups.v6.response import DescribedGroup, DescribedGrou
 from kio.schema.errors import ErrorCode
 from kio.schema.find_coordinator.v6 import FindCoordinatorRequest, FindCoordinatorResponse
 from kio.schema.find_coordinator.v6.response import Coordinator
+from kio.schema.heartbeat.v4 import HeartbeatRequest, HeartbeatResponse
+from kio.schema.join_group.v9 import JoinGroupRequest, JoinGroupResponse
+from kio.schema.join_group.v9.response import JoinGroupResponseMember
+from kio.schema.leave_group.v5 import LeaveGroupRequest, LeaveGroupResponse
+from kio.schema.leave_group.v5.response import MemberResponse
 from kio.schema.list_groups.v5 import ListGroupsRequest, ListGroupsResponse
 from kio.schema.list_groups.v5.response import ListedGroup
+from kio.schema.sync_group.v5 import SyncGroupRequest, SyncGroupResponse
 from kio.schema.types import BrokerId, GroupId
 from kio.static.primitive import i32
 
-from broker.api import Api
-from broker.apis import membership, offset_delete, offsets
-from broker.apis.common import NO_THROTTLE
-from broker.apis.membership import error_code
-from broker.apis.operations import allowed_operations
-from broker.log.errors import LogError
-from broker.membership.types import GroupState
-from broker.security.acls import Resource
+from ..authorization.rules import Operation, Resource
+from ..coordinators.group_types import (
+    GroupState,
+    JoinRequest,
+    MemberIdentity,
+    ProtocolChoice,
+    SyncRequest,
+)
+from ..log.results import LogError
+from ..protocol.messages import recast
+from .access import DENIED, Access, Need, authorized_operations
+from .api import NO_THROTTLE, api
 
 if TYPE_CHECKING:
-    from broker.api import RequestContext
+    from collections.abc import Awaitable, Iterable
 
-__all__ = ["APIS"]
+    from ..coordinators.group_types import GroupError
+    from .access import Call
+    from .api import RequestContext
 
-_GROUP, _TRANSACTION = 0, 1
+__all__ = ["group_error_code", "group_outcome"]
+
+_COORDINATED: Final = {0: Resource.GROUP, 1: Resource.TRANSACTIONAL_ID}
+"""By key type."""
+
+_FIRST_WITH_MEMBER_ID_REQUIRED = 4
+_FIRST_WITH_SKIPPED_ASSIGNMENT = 9
 _FIRST_WITH_NOT_FOUND = 6
 _CLASSIC = "classic"
-"""The type of every group: their members use the classic protocol (KIP-848 has another one)."""
+"""The type of every group (KIP-848 added others)."""
 
-logger = structlog.get_logger()
+logger = structlog.get_logger(__name__)
 
 
-def find_coordinator(
+def group_error_code(error: GroupError | None) -> ErrorCode:
+    """Return the protocol's code of the same name."""
+    return ErrorCode.none if error is None else ErrorCode[error.name.lower()]
+
+
+async def group_outcome(
+    work: Awaitable[GroupError | None], failure: str, group_id: str
+) -> ErrorCode:
+    """Await `work` and return its error code.
+
+    A failure of the log is logged as `failure`, and has the code with which clients try again.
+    """
+    try:
+        return group_error_code(await work)
+    except LogError as error:
+        logger.error(failure, group=group_id, error=str(error))
+        return ErrorCode.coordinator_not_available
+
+
+# -- FindCoordinator -------------------------------------------------------------------------------
+
+
+def _needs_describe(call: Call, key: str) -> Iterable[Need]:
+    resource = _COORDINATED.get(call.request.key_type)
+    return [] if resource is None else [Need(Operation.DESCRIBE, resource, key)]
+
+
+@api(
+    FindCoordinatorRequest, min_version=4, access=Access(each=("coordinator_keys", _needs_describe))
+)
+def _find_coordinators(
     context: RequestContext, request: FindCoordinatorRequest
 ) -> FindCoordinatorResponse:
-    """This node coordinates every group and every transaction."""
     return FindCoordinatorResponse(
         throttle_time=NO_THROTTLE,
         coordinators=tuple(
@@ -52,30 +109,31 @@ def find_coordinator(
     )
 
 
-def find_one_coordinator(
+async def _find_coordinator_access(call: Call) -> Any:
+    for need in _needs_describe(call, call.request.key):
+        if not call.allows(*need):
+            return call.refuse(DENIED[need.resource])
+    return await call.answer()
+
+
+@api(find_one.FindCoordinatorRequest, access=_find_coordinator_access)
+def _find_coordinator(
     context: RequestContext, request: find_one.FindCoordinatorRequest
 ) -> find_one.FindCoordinatorResponse:
-    """Up to version 3 a request has one key; version 0 is for groups only."""
+    """Up to version 3 a request has one key; in version 0 it is a group."""
     found = _coordinator(context, request.key, request.key_type)
-    return find_one.FindCoordinatorResponse(
-        throttle_time=NO_THROTTLE,
-        error_code=found.error_code,
-        error_message=found.error_message,
-        node_id=found.node_id,
-        host=found.host,
-        port=found.port,
-    )
+    return cast("find_one.FindCoordinatorResponse", recast(found, find_one.FindCoordinatorResponse))
 
 
 def _coordinator(context: RequestContext, key: str, key_type: int) -> Coordinator:
-    if key_type not in (_GROUP, _TRANSACTION):
+    if key_type not in _COORDINATED:
         return Coordinator(
             key=key,
             node_id=BrokerId(-1),
             host="",
             port=i32(-1),
             error_code=ErrorCode.invalid_request,
-            error_message=f"there are no coordinators of type {key_type}",
+            error_message=f"unknown type of coordinator {key_type}",
         )
     return Coordinator(
         key=key,
@@ -87,7 +145,122 @@ def _coordinator(context: RequestContext, key: str, key_type: int) -> Coordinato
     )
 
 
-def describe_groups(
+# -- JoinGroup, SyncGroup, Heartbeat, LeaveGroup ---------------------------------------------------
+
+_READS_GROUP = Access(whole=[(Operation.READ, Resource.GROUP, "group_id")])
+
+
+@api(JoinGroupRequest, access=_READS_GROUP)
+async def _join_group(context: RequestContext, request: JoinGroupRequest) -> JoinGroupResponse:
+    """Respond when the group's next generation is complete."""
+    session_timeout = request.session_timeout.total_seconds()
+    rebalance_timeout = request.rebalance_timeout.total_seconds()
+    if rebalance_timeout < 0:  # version 0 has none
+        rebalance_timeout = session_timeout
+    result = await context.services.groups.join(
+        request.group_id,
+        JoinRequest(
+            member=MemberIdentity(request.member_id, request.group_instance_id),
+            protocol_type=request.protocol_type,
+            protocols=tuple(ProtocolChoice(each.name, each.metadata) for each in request.protocols),
+            session_timeout=session_timeout,
+            rebalance_timeout=rebalance_timeout,
+            client_id=context.client_id,
+            client_host=context.client_host,
+            require_known_member_id=context.api_version >= _FIRST_WITH_MEMBER_ID_REQUIRED,
+            can_skip_assignment=context.api_version >= _FIRST_WITH_SKIPPED_ASSIGNMENT,
+        ),
+    )
+    return JoinGroupResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=group_error_code(result.error),
+        generation_id=i32(result.generation),
+        protocol_type=result.protocol_type,
+        protocol_name=result.protocol_name,
+        leader=result.leader_id,
+        skip_assignment=result.skip_assignment,
+        member_id=result.member_id,
+        members=tuple(
+            JoinGroupResponseMember(
+                member_id=member.member_id,
+                group_instance_id=member.instance_id,
+                metadata=member.metadata,
+            )
+            for member in result.members
+        ),
+    )
+
+
+@api(SyncGroupRequest, access=_READS_GROUP)
+async def _sync_group(context: RequestContext, request: SyncGroupRequest) -> SyncGroupResponse:
+    """Respond when the leader has sent the assignments."""
+    result = await context.services.groups.sync(
+        request.group_id,
+        SyncRequest(
+            member=MemberIdentity(request.member_id, request.group_instance_id),
+            generation=request.generation_id,
+            assignments=tuple((each.member_id, each.assignment) for each in request.assignments),
+            protocol_type=request.protocol_type,
+            protocol_name=request.protocol_name,
+        ),
+    )
+    return SyncGroupResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=group_error_code(result.error),
+        protocol_type=result.protocol_type,
+        protocol_name=result.protocol_name,
+        assignment=result.assignment,
+    )
+
+
+@api(HeartbeatRequest, access=_READS_GROUP)
+def _heartbeat(context: RequestContext, request: HeartbeatRequest) -> HeartbeatResponse:
+    error = context.services.groups.heartbeat(
+        request.group_id,
+        MemberIdentity(request.member_id, request.group_instance_id),
+        request.generation_id,
+    )
+    return HeartbeatResponse(throttle_time=NO_THROTTLE, error_code=group_error_code(error))
+
+
+@api(LeaveGroupRequest, min_version=3, access=_READS_GROUP)
+def _leave_group(context: RequestContext, request: LeaveGroupRequest) -> LeaveGroupResponse:
+    groups = context.services.groups
+    return LeaveGroupResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=ErrorCode.none,
+        members=tuple(
+            MemberResponse(
+                member_id=member.member_id,
+                group_instance_id=member.group_instance_id,
+                error_code=group_error_code(
+                    groups.leave(
+                        request.group_id,
+                        MemberIdentity(member.member_id, member.group_instance_id),
+                    )
+                ),
+            )
+            for member in request.members
+        ),
+    )
+
+
+@api(leave_one.LeaveGroupRequest, access=_READS_GROUP)
+def _leave_group_alone(
+    context: RequestContext, request: leave_one.LeaveGroupRequest
+) -> leave_one.LeaveGroupResponse:
+    """Up to version 2 a request removes its sender."""
+    error = context.services.groups.leave(request.group_id, MemberIdentity(request.member_id))
+    return leave_one.LeaveGroupResponse(
+        throttle_time=NO_THROTTLE, error_code=group_error_code(error)
+    )
+
+
+# -- DescribeGroups, ListGroups, DeleteGroups ------------------------------------------------------
+
+
+@api(DescribeGroupsRequest, access=Access(each=("groups", Operation.DESCRIBE, Resource.GROUP)))
+def _describe_groups(
     context: RequestContext, request: DescribeGroupsRequest
 ) -> DescribeGroupsResponse:
     return DescribeGroupsResponse(
@@ -102,7 +275,7 @@ def describe_groups(
 def _describe(context: RequestContext, group_id: GroupId, *, operations: bool) -> DescribedGroup:
     group = context.services.groups.describe(group_id)
     code, message = ErrorCode.none, None
-    if group.state is GroupState.DEAD and context.api_version >= _FIRST_WITH_NOT_FOUND:  # KIP-1043
+    if group.state is GroupState.DEAD and context.api_version >= _FIRST_WITH_NOT_FOUND:
         code, message = ErrorCode.group_id_not_found, f"there is no group {group_id!r}"
     return DescribedGroup(
         error_code=code,
@@ -122,14 +295,23 @@ def _describe(context: RequestContext, group_id: GroupId, *, operations: bool) -
             )
             for member in group.members
         ),
-        authorized_operations=allowed_operations(
+        authorized_operations=authorized_operations(
             context, Resource.GROUP, group_id, wanted=operations
         ),
     )
 
 
-def list_groups(context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
-    """All groups, or those in one of the states and of the types asked for (in any case)."""
+async def _list_access(call: Call) -> Any:
+    """List all groups for a client that may describe the cluster, else those that it may describe."""
+    response = await call.answer()
+    if call.allows(Operation.DESCRIBE, Resource.CLUSTER):
+        return response
+    return call.visible(response, "groups", Resource.GROUP)
+
+
+@api(ListGroupsRequest, access=_list_access)
+def _list_groups(context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
+    """List the groups in one of the states and of one of the types (case is ignored), or all."""
     states = {state.lower() for state in request.states_filter}
     types = {kind.lower() for kind in request.types_filter}
     return ListGroupsResponse(
@@ -137,7 +319,7 @@ def list_groups(context: RequestContext, request: ListGroupsRequest) -> ListGrou
         error_code=ErrorCode.none,
         groups=tuple(
             ListedGroup(
-                group_id=GroupId(group.group_id),
+                group_id=GroupId(group.id),
                 protocol_type=group.protocol_type,
                 group_state=group.state.value,
                 group_type=_CLASSIC,
@@ -149,40 +331,13 @@ def list_groups(context: RequestContext, request: ListGroupsRequest) -> ListGrou
     )
 
 
-async def delete_groups(
+@api(DeleteGroupsRequest, access=Access(each=("groups_names", Operation.DELETE, Resource.GROUP)))
+async def _delete_groups(
     context: RequestContext, request: DeleteGroupsRequest
 ) -> DeleteGroupsResponse:
-    return DeleteGroupsResponse(
-        throttle_time=NO_THROTTLE,
-        results=tuple(
-            [
-                DeletableGroupResult(group_id=group_id, error_code=await _delete(context, group_id))
-                for group_id in request.groups_names
-            ]
-        ),
-    )
-
-
-async def _delete(context: RequestContext, group_id: str) -> ErrorCode:
-    try:
-        return error_code(await context.services.groups.delete(group_id))
-    except LogError as failure:
-        logger.error("a group could not be deleted", group=group_id, error=str(failure))
-        return ErrorCode.coordinator_not_available
-
-
-APIS = (
-    *membership.APIS,
-    *offsets.APIS,
-    *offset_delete.APIS,
-    Api(find_coordinator, FindCoordinatorRequest, FindCoordinatorResponse, min_version=4),
-    Api(
-        find_one_coordinator,
-        find_one.FindCoordinatorRequest,
-        find_one.FindCoordinatorResponse,
-        min_version=0,
-    ),
-    Api(describe_groups, DescribeGroupsRequest, DescribeGroupsResponse, min_version=0),
-    Api(list_groups, ListGroupsRequest, ListGroupsResponse, min_version=0),
-    Api(delete_groups, DeleteGroupsRequest, DeleteGroupsResponse, min_version=0),
-)
+    results = []
+    for group_id in request.groups_names:
+        deletion = context.services.groups.delete(group_id)
+        code = await group_outcome(deletion, "a group could not be deleted", group_id)
+        results.append(DeletableGroupResult(group_id=group_id, error_code=code))
+    return DeleteGroupsResponse(throttle_time=NO_THROTTLE, results=tuple(results))

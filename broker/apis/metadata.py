@@ -1,12 +1,27 @@
-"""Metadata: which topics there are and who leads them; creates topics on demand."""
+"""Metadata 0 to 13 and DescribeTopicPartitions 0: the topics, and the one node that leads all of them.
+
+Metadata 8 added authorized operations (KIP-430), 10 topic ids (KIP-516), 11 dropped the operations on the
+cluster; DescribeTopicPartitions lists topics page by page (KIP-966). Metadata creates topics on demand.
+Differs from Kafka: nothing.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import kio.schema.metadata.v10 as v10
-import structlog
+from kio.schema.describe_topic_partitions.v0 import (
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+)
+from kio.schema.describe_topic_partitions.v0.request import TopicRequest
+from kio.schema.describe_topic_partitions.v0.response import (
+    Cursor,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
+)
 from kio.schema.errors import ErrorCode
 from kio.schema.metadata.v13 import MetadataRequest, MetadataResponse
 from kio.schema.metadata.v13.response import (
@@ -17,36 +32,57 @@ from kio.schema.metadata.v13.response import (
 from kio.schema.types import TopicName
 from kio.static.primitive import i32
 
-from broker.api import Api
-from broker.apis.common import LEADER_EPOCH, NO_THROTTLE
-from broker.apis.operations import allowed_operations
-from broker.errors import RequestError
-from broker.log.errors import LogError
-from broker.security.acls import Resource
-from broker.topics.names import check_topic_name
-from broker.wire.messages import recast
+from ..authorization.rules import Operation, Resource
+from ..errors import RequestError
+from ..protocol.messages import recast
+from ..topics.topic import check_topic_name
+from .access import authorized_operations
+from .api import LEADER_EPOCH, NO_THROTTLE, api, attempt
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from kio.schema.metadata.v13.request import MetadataRequestTopic
 
-    from broker.api import RequestContext
-    from broker.topics.topics import Topic
+    from ..topics.topics import Topic
+    from .access import Call
+    from .api import RequestContext
 
-__all__ = ["APIS"]
+__all__ = ["topic_name"]
 
-logger = structlog.get_logger(__name__)
+_MAX_PARTITIONS = 2000  # of one page, as Kafka's max.request.partition.size.limit
+_NO_ID = UUID(int=0)
 
 
+# -- Metadata --------------------------------------------------------------------------------------
+
+
+async def _metadata_access(call: Call) -> Any:
+    """Refuse topics that the client may not describe, or not create; leave them out of a list of all."""
+    if _asks_for_all(call.context, call.request):
+        return call.visible(await call.answer(), "topics", Resource.TOPIC)
+    refused = {
+        wanted: ErrorCode.topic_authorization_failed
+        for wanted in call.request.topics
+        if (name := topic_name(call.context, wanted)) is not None
+        and not (_may_describe(call, name) and _may_create_on_demand(call, name))
+    }
+    if len(refused) == len(set(call.request.topics)) and call.context.api_version == 0:
+        response = replace(await call.answer(), topics=())  # no topics in the request mean all
+        return call.add_refusals(response, refused)
+    return await call.answer_without("topics", refused)
+
+
+@api(MetadataRequest, min_version=11, access=_metadata_access)
 async def _metadata(context: RequestContext, request: MetadataRequest) -> MetadataResponse:
     services = context.services
     operations = request.include_topic_authorized_operations
-    # Version 0 has no null: there, no names means all topics.
-    if request.topics is None or (context.api_version == 0 and not request.topics):
+    if _asks_for_all(context, request):
         topics = tuple(
             _describe(context, topic, operations=operations) for topic in services.topics
         )
     else:
-        topics = tuple([await _find(context, request, wanted) for wanted in request.topics])
+        topics = tuple([await _find(context, request, wanted) for wanted in request.topics or ()])
     return MetadataResponse(
         throttle_time=NO_THROTTLE,
         brokers=(
@@ -61,30 +97,37 @@ async def _metadata(context: RequestContext, request: MetadataRequest) -> Metada
     )
 
 
+def _asks_for_all(context: RequestContext, request: Any) -> bool:
+    """In version 0, which has no null, an empty list means all topics."""
+    return request.topics is None or (context.api_version == 0 and not request.topics)
+
+
 async def _find(
     context: RequestContext, request: MetadataRequest, wanted: MetadataRequestTopic
 ) -> MetadataResponseTopic:
     topics = context.services.topics
-    create = request.allow_auto_topic_creation
-    operations = request.include_topic_authorized_operations
+    name, error = None, ErrorCode.unknown_topic_id
     if wanted.topic_id is not None or wanted.name is None:  # the Java client sends "" with an id
-        by_id = topics.by_id(wanted.topic_id) if wanted.topic_id is not None else None
-        if by_id is None:
-            return _missing_id(wanted)
-        return _describe(context, by_id, operations=operations)
-    topic = topics.get(wanted.name)
+        topic = None if wanted.topic_id is None else topics.by_id(wanted.topic_id)
+    else:
+        name, error = wanted.name, ErrorCode.none
+        topic = topics.get(name)
+        if topic is None and _creates(context, request):
+            create = topics.create_if_missing(name)
+            error = (await attempt(create, "a topic could not be created", topic=name)).code
+            topic = topics.get(name)
+        if topic is None:
+            error = error or _why_missing(name)
     if topic is not None:
+        operations = request.include_topic_authorized_operations
         return _describe(context, topic, operations=operations)
-    if not (create and context.services.settings.auto_create_topics):
-        return _missing(wanted, _why_missing(wanted.name))
-    try:
-        topic = await topics.create_if_missing(wanted.name)
-    except RequestError as error:
-        return _missing(wanted, error.code)
-    except (LogError, OSError) as error:
-        logger.error("a topic could not be created", topic=wanted.name, error=str(error))
-        return _missing(wanted, ErrorCode.kafka_storage_error)
-    return _describe(context, topic, operations=operations)
+    return MetadataResponseTopic(
+        error_code=error, name=name, topic_id=wanted.topic_id, partitions=()
+    )
+
+
+def _creates(context: RequestContext, request: Any) -> bool:
+    return bool(request.allow_auto_topic_creation and context.services.settings.auto_create_topics)
 
 
 def _why_missing(name: str) -> ErrorCode:
@@ -93,18 +136,6 @@ def _why_missing(name: str) -> ErrorCode:
     except RequestError as error:
         return error.code
     return ErrorCode.unknown_topic_or_partition
-
-
-def _missing(wanted: MetadataRequestTopic, error: ErrorCode) -> MetadataResponseTopic:
-    return MetadataResponseTopic(
-        error_code=error, name=wanted.name, topic_id=wanted.topic_id, partitions=()
-    )
-
-
-def _missing_id(wanted: MetadataRequestTopic) -> MetadataResponseTopic:
-    return MetadataResponseTopic(
-        error_code=ErrorCode.unknown_topic_id, name=None, topic_id=wanted.topic_id, partitions=()
-    )
 
 
 def _describe(context: RequestContext, topic: Topic, *, operations: bool) -> MetadataResponseTopic:
@@ -125,26 +156,137 @@ def _describe(context: RequestContext, topic: Topic, *, operations: bool) -> Met
             )
             for partition in topic.partitions
         ),
-        topic_authorized_operations=allowed_operations(
+        topic_authorized_operations=authorized_operations(
             context, Resource.TOPIC, topic.name, wanted=operations
         ),
     )
 
 
+@api(v10.MetadataRequest, access=_metadata_access)
 async def _metadata_of_cluster(
     context: RequestContext, request: v10.MetadataRequest
 ) -> v10.MetadataResponse:
-    """Versions 8 to 10 say what a client may do to the cluster, too; later DescribeCluster does."""
-    newest = await _metadata(context, recast(request, MetadataRequest))
+    """Versions 8 to 10 also have the operations on the cluster, which DescribeCluster has since."""
+    newest = await _metadata.handler(context, recast(request, MetadataRequest))
     response: v10.MetadataResponse = recast(newest, v10.MetadataResponse)
-    asked = request.include_cluster_authorized_operations
     return replace(
         response,
-        cluster_authorized_operations=allowed_operations(context, Resource.CLUSTER, wanted=asked),
+        cluster_authorized_operations=authorized_operations(
+            context, Resource.CLUSTER, wanted=request.include_cluster_authorized_operations
+        ),
     )
 
 
-APIS = (
-    Api(_metadata_of_cluster, v10.MetadataRequest, v10.MetadataResponse, min_version=0),
-    Api(_metadata, MetadataRequest, MetadataResponse, min_version=11),
-)
+def _may_describe(call: Call, topic: str) -> bool:
+    return call.allows(Operation.DESCRIBE, Resource.TOPIC, topic)
+
+
+def _may_create_on_demand(call: Call, topic: str) -> bool:
+    """Whether the topic exists, will not be created, or may be created by the client."""
+    return (
+        call.context.services.topics.get(topic) is not None
+        or not _creates(call.context, call.request)
+        or call.allows(Operation.CREATE, Resource.TOPIC, topic)
+        or call.allows(Operation.CREATE, Resource.CLUSTER)
+    )
+
+
+def topic_name(context: RequestContext, wanted: Any) -> str | None:
+    """Return the name of a topic that a request names by id or name; None for an unknown id.
+
+    An id takes precedence.
+    """
+    if wanted.topic_id is None:
+        return None if wanted.name is None else str(wanted.name)
+    topic = context.services.topics.by_id(wanted.topic_id)
+    return None if topic is None else topic.name
+
+
+# -- DescribeTopicPartitions -----------------------------------------------------------------------
+
+
+async def _describe_access(call: Call) -> Any:
+    """Describe only the topics that the client may describe; the first page refuses the others."""
+    asked = [topic.name for topic in call.request.topics]
+    names = asked or [topic.name for topic in call.context.services.topics]
+    allowed = tuple(TopicRequest(name=TopicName(e)) for e in names if _may_describe(call, e))
+    if allowed:
+        response = await call.answer(replace(call.request, topics=allowed))
+    else:  # a request without names would describe all topics
+        response = call.refuse(ErrorCode.none, elements=())
+    if call.request.cursor is not None:
+        return response
+    refused = {
+        topic: ErrorCode.topic_authorization_failed
+        for topic in call.request.topics
+        if not _may_describe(call, topic.name)
+    }
+    return call.add_refusals(response, refused)
+
+
+@api(DescribeTopicPartitionsRequest, access=_describe_access)
+def _describe_topic_partitions(
+    context: RequestContext, request: DescribeTopicPartitionsRequest
+) -> DescribeTopicPartitionsResponse:
+    """Describe the topics of the request, or all, by name, from the cursor on, as many as fit on a page."""
+    topics = context.services.topics
+    names: Iterable[str] = {each.name for each in request.topics} or {each.name for each in topics}
+    first_name, first = "", 0
+    if request.cursor is not None:
+        first_name, first = request.cursor.topic_name, request.cursor.partition_index
+    room = min(request.response_partition_limit, _MAX_PARTITIONS)
+    if room < 1 or first < 0:
+        return DescribeTopicPartitionsResponse(
+            throttle_time=NO_THROTTLE,
+            topics=tuple(_missing(each.name, ErrorCode.invalid_request) for each in request.topics),
+        )
+    described: list[DescribeTopicPartitionsResponseTopic] = []
+    next_cursor = None
+    for name in sorted(name for name in names if name >= first_name):
+        topic = topics.get(name)
+        if topic is None:
+            described.append(_missing(name, _why_missing(name)))
+            continue
+        start = first if name == first_name else 0
+        end = min(len(topic.partitions), start + room)
+        if start < end or not topic.partitions:
+            described.append(_describe_page(context, topic, range(start, end)))
+            room -= end - start
+        if end < len(topic.partitions):
+            next_cursor = Cursor(topic_name=TopicName(name), partition_index=i32(end))
+            break
+    return DescribeTopicPartitionsResponse(
+        throttle_time=NO_THROTTLE, topics=tuple(described), next_cursor=next_cursor
+    )
+
+
+def _describe_page(
+    context: RequestContext, topic: Topic, indexes: Iterable[int]
+) -> DescribeTopicPartitionsResponseTopic:
+    node = context.node_id
+    return DescribeTopicPartitionsResponseTopic(
+        error_code=ErrorCode.none,
+        name=TopicName(topic.name),
+        topic_id=topic.topic_id,
+        is_internal=topic.is_internal,
+        partitions=tuple(
+            DescribeTopicPartitionsResponsePartition(
+                error_code=ErrorCode.none,
+                partition_index=i32(index),
+                leader_id=node,
+                leader_epoch=LEADER_EPOCH,
+                replica_nodes=(node,),
+                isr_nodes=(node,),
+                eligible_leader_replicas=(),
+                last_known_elr=(),
+            )
+            for index in indexes
+        ),
+        topic_authorized_operations=authorized_operations(context, Resource.TOPIC, topic.name),
+    )
+
+
+def _missing(name: str, error: ErrorCode) -> DescribeTopicPartitionsResponseTopic:
+    return DescribeTopicPartitionsResponseTopic(
+        error_code=error, name=TopicName(name), topic_id=_NO_ID, partitions=()
+    )

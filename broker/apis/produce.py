@@ -1,4 +1,9 @@
-"""Produce: records into the logs."""
+"""Produce 3 to 11: append records to the logs.
+
+Version 3 added transactions (KIP-98), 8 the records to blame for an error (KIP-467), 11 TRANSACTION_ABORTABLE
+(KIP-890). Responses wait for the write, and with --fsync always for the sync, of the whole event-loop turn.
+Versions 0 to 2 are advertised but refused: they carry older record formats.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +11,17 @@ import time
 from typing import TYPE_CHECKING
 
 from kio.schema.errors import ErrorCode
-from kio.schema.produce.v11 import ProduceRequest as NewestRequest
-from kio.schema.produce.v11 import ProduceResponse as NewestResponse
+from kio.schema.produce.v11 import ProduceRequest
 
-from broker.api import CloseConnection, Deferred, RawApi
-from broker.apis.transactions import transaction_error_code
-from broker.intake import conform
-from broker.log.errors import LogFailed
-from broker.producers.identity import ProducerIdentity
-from broker.producers.states import (
+from ..authorization.rules import Operation, Resource
+from ..coordinators.transaction_state import TransactionError
+from ..log.producers import (
     InvalidProducerEpoch,
     InvalidTransactionState,
     OutOfOrderSequence,
+    ProducerIdentity,
 )
-from broker.records import (
+from ..log.records import (
     BatchError,
     BatchTooLarge,
     CorruptBatch,
@@ -29,24 +31,30 @@ from broker.records import (
     UnsupportedFormat,
     split_batches,
 )
-from broker.security.acls import Operation, Resource
-from broker.topics.names import INTERNAL_TOPICS
-from broker.transactions.types import TransactionError
-from broker.wire.produce import PartitionResult, read_produce_request, write_produce_response
+from ..log.results import LogFailed
+from ..log.validation import validate_batches
+from ..protocol.produce_frames import (
+    PartitionResult,
+    read_produce_request,
+    write_produce_response,
+)
+from ..topics.topic import INTERNAL_TOPICS
+from .api import CloseConnection, Deferred, RawApi
+from .transactions import transaction_error_code
 
 if TYPE_CHECKING:
-    from broker.api import RawResponse, RequestContext
-    from broker.appends import Flush
-    from broker.records import BatchHeader
-    from broker.topics.partition import Partition
-    from broker.wire.produce import ProduceRequest
+    from ..log.records import BatchHeader
+    from ..protocol.produce_frames import ProduceFrame
+    from ..storage.group_commit import Flush
+    from ..topics.topic import Partition
+    from .api import RawResponse, RequestContext
 
-__all__ = ["APIS", "FIRST_SERVED_VERSION", "KEY"]
+__all__ = ["FIRST_SERVED_VERSION", "KEY"]
 
 KEY = 0
 FIRST_SERVED_VERSION = 3
-"""Older versions carry older record formats and are refused. They are advertised because librdkafka
-before 2.11.1 sends no compressed records to a broker that does not (kio has no messages for them)."""
+"""Older versions are advertised because librdkafka before 2.11.1 compresses no records for a broker that does
+not advertise them (kio has no messages for them)."""
 
 _FIRST_WITH_TRANSACTION_ABORTABLE = 11
 _ACKS = (-1, 0, 1)
@@ -87,7 +95,7 @@ def _produce(context: RequestContext, body: memoryview) -> RawResponse:
             else:
                 result = _append(context, request.transactional_id, partition, records, now_ms)
                 if not result.error:
-                    flush = context.services.appends.add(partition, len(records or b""))
+                    flush = context.services.group_commit.add(partition, len(records or b""))
                     appended.append((topic, partition, topic_results, len(topic_results)))
             if result.error:
                 _count_error(context, result)
@@ -129,7 +137,7 @@ def _append(
         refusal = _check_transaction(context, transactional_id, partition, batches)
         if refusal is not None:
             return _failed(partition.index, *refusal)
-        data, batches = conform(records, batches, log.config, now_ms=now_ms)
+        data, batches = validate_batches(records, batches, log.config, now_ms=now_ms)
         appended = log.append(data, batches, now_ms=now_ms)
     except _REFUSALS as error:
         result = _failed(partition.index, _code(error), str(error))
@@ -144,8 +152,8 @@ def _append(
     )
 
 
-def _refusal(context: RequestContext, request: ProduceRequest) -> tuple[ErrorCode, str] | None:
-    """What is wrong with the request as a whole."""
+def _refusal(context: RequestContext, request: ProduceFrame) -> tuple[ErrorCode, str] | None:
+    """Return error code and reason if the whole request is refused."""
     version, acks, transactional_id = context.api_version, request.acks, request.transactional_id
     if version < FIRST_SERVED_VERSION:
         return (
@@ -177,7 +185,7 @@ def _check_transaction(
     partition: Partition,
     batches: list[BatchHeader],
 ) -> tuple[ErrorCode, str] | None:
-    """Only what was added to a transaction may be written in it: nothing is left open (KIP-890)."""
+    """Refuse transactional records outside the open transaction: they would hang (KIP-890)."""
     batch = next((each for each in batches if each.is_transactional), None)
     if batch is None:
         return None
@@ -190,8 +198,8 @@ def _check_transaction(
     if error is None:
         return None
     if error is TransactionError.CONCURRENT_TRANSACTIONS:
-        # Clients of every version try it again without asking for metadata first.
-        return ErrorCode.not_enough_replicas, "the transaction is about to end"
+        # Clients of every version retry this code without refreshing their metadata.
+        return ErrorCode.not_enough_replicas, "the transaction is ending; try again"
     abortable = context.api_version >= _FIRST_WITH_TRANSACTION_ABORTABLE
     message = (
         f"not part of the open transaction of {transactional_id!r} as producer"
@@ -221,7 +229,7 @@ def _code(error: Exception) -> ErrorCode:
 
 
 def _close_on_failure(results: list[tuple[str, list[PartitionResult]]]) -> None:
-    """Who wants no acknowledgement learns of a failure only when its connection is closed."""
+    """With acks=0 a client notices a failure only if its connection is closed."""
     for topic, partitions in results:
         for result in partitions:
             if result.error:
@@ -230,4 +238,4 @@ def _close_on_failure(results: list[tuple[str, list[PartitionResult]]]) -> None:
                 )
 
 
-APIS = (RawApi(_produce, NewestRequest, NewestResponse, min_version=0),)
+PRODUCE = RawApi(ProduceRequest, min_version=0, handler=_produce)

@@ -1,90 +1,120 @@
-"""CreateTopics and DeleteTopics; and all that is about topics and partitions in one list."""
+"""CreateTopics 2 to 7, DeleteTopics 1 to 6, CreatePartitions 0 to 3 (KIP-195).
+
+CreateTopics 7 and DeleteTopics 6 added topic ids (KIP-516).
+Differs from Kafka: each partition has one replica, on this node; anything else is refused.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
-import structlog
+from kio.schema.create_partitions.v3 import CreatePartitionsRequest, CreatePartitionsResponse
+from kio.schema.create_partitions.v3.response import CreatePartitionsTopicResult
 from kio.schema.create_topics.v7 import CreateTopicsRequest, CreateTopicsResponse
 from kio.schema.create_topics.v7.response import CreatableTopicConfigs, CreatableTopicResult
 from kio.schema.delete_topics import v5, v6
-from kio.schema.delete_topics.v5.response import DeletableTopicResult as DeletedByName
+from kio.schema.delete_topics.v6.request import DeleteTopicState
 from kio.schema.delete_topics.v6.response import DeletableTopicResult
 from kio.schema.errors import ErrorCode
 from kio.schema.types import TopicName
 from kio.static.primitive import i8, i16, i32
 
-from broker.api import Api
-from broker.apis import describe_topics, partitions, replicas
-from broker.apis.common import NO_THROTTLE, STORAGE_FAILED
-from broker.apis.partitions import check_replicas
-from broker.errors import RequestError
-from broker.log.errors import LogError
-from broker.topics.config import describe_topic_config
+from ..authorization.rules import Operation, Resource
+from ..errors import RequestError
+from ..protocol.messages import recast
+from ..topics.topic_config import describe_topic_config
+from .access import Access, Need
+from .api import NO_THROTTLE, Outcome, api, attempt, check_listed_once
+from .metadata import topic_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Sequence
 
+    from kio.schema.create_partitions.v3.request import CreatePartitionsTopic
     from kio.schema.create_topics.v7.request import CreatableTopic
-    from kio.schema.delete_topics.v6.request import DeleteTopicState
 
-    from broker.api import RequestContext
-    from broker.topics.config import Defaults
+    from .access import Call
+    from .api import RequestContext
 
-__all__ = ["APIS"]
-
-logger = structlog.get_logger(__name__)
+__all__ = ["check_replicas"]
 
 _DEFAULT = -1
 _NO_ID = UUID(int=0)
 
 
+def check_replicas(context: RequestContext, assignments: Iterable[Sequence[int]]) -> None:
+    """Raise RequestError (INVALID_REPLICA_ASSIGNMENT) unless this node is each partition's only replica."""
+    node = context.node_id
+    if any(tuple(nodes) != (node,) for nodes in assignments):
+        raise RequestError(
+            ErrorCode.invalid_replica_assignment,
+            f"each partition must be assigned to node {node} alone",
+        )
+
+
 # -- CreateTopics ----------------------------------------------------------------------------------
 
 
+def _needs_create(_: Call, topic: CreatableTopic) -> Iterable[Need]:
+    return [
+        Need(Operation.CREATE, Resource.TOPIC, topic.name),
+        Need(Operation.CREATE, Resource.CLUSTER),
+    ]
+
+
+@api(CreateTopicsRequest, min_version=2, access=Access(each=("topics", _needs_create)))
 async def _create_topics(
     context: RequestContext, request: CreateTopicsRequest
 ) -> CreateTopicsResponse:
-    times = Counter(topic.name for topic in request.topics)
-    results = []
-    for wanted in request.topics:
-        try:
-            if times[wanted.name] > 1:
-                raise RequestError(
-                    ErrorCode.invalid_request, f"{wanted.name!r} is in the request more than once"
-                )
-            result = await _create(context, wanted, validate_only=request.validate_only)
-        except RequestError as error:
-            result = _not_created(wanted, error.code, error.message)
-        except (LogError, OSError) as error:
-            logger.error("a topic could not be created", topic=wanted.name, error=str(error))
-            result = _not_created(wanted, ErrorCode.kafka_storage_error, STORAGE_FAILED)
-        results.append(result)
+    times = Counter(str(topic.name) for topic in request.topics)
+    results = [
+        await _create(context, wanted, times, validate_only=request.validate_only)
+        for wanted in request.topics
+    ]
     return CreateTopicsResponse(throttle_time=NO_THROTTLE, topics=tuple(results))
 
 
 async def _create(
-    context: RequestContext, wanted: CreatableTopic, *, validate_only: bool
+    context: RequestContext, wanted: CreatableTopic, times: Counter[str], *, validate_only: bool
 ) -> CreatableTopicResult:
     topics = context.services.topics
-    partitions = _partition_count(context, wanted)
-    settings = _settings(wanted)
-    topic_id = _NO_ID
-    if validate_only:
-        topics.check_new(wanted.name, partitions, settings)
-    else:
-        topic_id = (await topics.create(wanted.name, partitions, settings)).topic_id
-    return CreatableTopicResult(
-        name=wanted.name,
-        topic_id=topic_id,
-        error_code=ErrorCode.none,
-        error_message=None,
-        num_partitions=i32(partitions),
-        replication_factor=i16(1),
-        configs=_describe_settings(topics.defaults, settings),
+    name = wanted.name
+    created = CreatableTopicResult(
+        name=name, topic_id=_NO_ID, error_code=ErrorCode.none, error_message=None, configs=()
     )
+
+    async def create() -> None:
+        nonlocal created
+        check_listed_once(name, times)
+        partitions = _partition_count(context, wanted)
+        settings = _given_settings(wanted)
+        topic_id = _NO_ID
+        if validate_only:
+            topics.check_new(name, partitions, settings)
+        else:
+            topic_id = (await topics.create(name, partitions, settings)).topic_id
+        created = replace(
+            created,
+            topic_id=topic_id,
+            num_partitions=i32(partitions),
+            replication_factor=i16(1),
+            configs=tuple(
+                CreatableTopicConfigs(
+                    name=entry.name,
+                    value=entry.value,
+                    read_only=entry.read_only,
+                    config_source=i8(entry.source),
+                    is_sensitive=False,
+                )
+                for entry in describe_topic_config(settings, topics.defaults)
+            ),
+        )
+
+    outcome = await attempt(create(), "a topic could not be created", topic=name)
+    return replace(created, error_code=outcome.code, error_message=outcome.message)
 
 
 def _partition_count(context: RequestContext, wanted: CreatableTopic) -> int:
@@ -111,102 +141,118 @@ def _partition_count(context: RequestContext, wanted: CreatableTopic) -> int:
     return len(indexes)
 
 
-def _settings(wanted: CreatableTopic) -> dict[str, str]:
+def _given_settings(wanted: CreatableTopic) -> dict[str, str]:
     times = Counter(each.name for each in wanted.configs)
     settings = {}
     for name, value in ((each.name, each.value) for each in wanted.configs):
-        if times[name] > 1:
-            raise RequestError(ErrorCode.invalid_request, f"{name} is set more than once")
+        check_listed_once(name, times)
         if value is None:
-            raise RequestError(ErrorCode.invalid_config, f"{name}: a value is needed, not null")
+            raise RequestError(ErrorCode.invalid_config, f"{name}: the value is null; give one")
         settings[name] = value
     return settings
-
-
-def _describe_settings(
-    defaults: Defaults, settings: Mapping[str, str]
-) -> tuple[CreatableTopicConfigs, ...]:
-    return tuple(
-        CreatableTopicConfigs(
-            name=entry.name,
-            value=entry.value,
-            read_only=entry.read_only,
-            config_source=i8(entry.source),
-            is_sensitive=False,
-        )
-        for entry in describe_topic_config(settings, defaults)
-    )
-
-
-def _not_created(wanted: CreatableTopic, code: ErrorCode, message: str) -> CreatableTopicResult:
-    return CreatableTopicResult(
-        name=wanted.name, topic_id=_NO_ID, error_code=code, error_message=message, configs=()
-    )
 
 
 # -- DeleteTopics ----------------------------------------------------------------------------------
 
 
+def _needs_delete(call: Call, wanted: Any) -> Iterable[Need]:
+    name = topic_name(call.context, wanted)
+    return [] if name is None else [Need(Operation.DELETE, Resource.TOPIC, name)]
+
+
+@api(v6.DeleteTopicsRequest, min_version=6, access=Access(each=("topics", _needs_delete)))
 async def _delete_topics(
     context: RequestContext, request: v6.DeleteTopicsRequest
 ) -> v6.DeleteTopicsResponse:
-    """From version 6 on, topics are named by name or id (KIP-516)."""
-    names = [_deleted_name(context, wanted) for wanted in request.topics]
-    times = Counter(names)
+    """From version 6 on, a request has names or ids."""
+    names = [each.name or topic_name(context, each) for each in request.topics]
+    times = Counter(name for name in names if name is not None)
     results = []
     for wanted, name in zip(request.topics, names, strict=True):
         topic = None if name is None else context.services.topics.get(name)
         topic_id = wanted.topic_id or (_NO_ID if topic is None else topic.topic_id)
         if (wanted.name is None) is (wanted.topic_id is None):
-            code, message = ErrorCode.invalid_request, "a topic is asked for by its name or its id"
+            outcome = Outcome(ErrorCode.invalid_request, "name a topic by its name or by its id")
         elif name is None:
-            code, message = ErrorCode.unknown_topic_id, f"there is no topic with the id {topic_id}"
+            outcome = Outcome(
+                ErrorCode.unknown_topic_id, f"there is no topic with the id {topic_id}"
+            )
         else:
-            code, message = await _delete(context, name, times[name])
+            outcome = await _delete(context, name, times)
         results.append(
             DeletableTopicResult(
-                name=name, topic_id=topic_id, error_code=code, error_message=message or None
+                name=None if name is None else TopicName(name),
+                topic_id=topic_id,
+                error_code=outcome.code,
+                error_message=outcome.message,
             )
         )
     return v6.DeleteTopicsResponse(throttle_time=NO_THROTTLE, responses=tuple(results))
 
 
-def _deleted_name(context: RequestContext, wanted: DeleteTopicState) -> TopicName | None:
-    if wanted.name is not None or wanted.topic_id is None:
-        return wanted.name
-    topic = context.services.topics.by_id(wanted.topic_id)
-    return None if topic is None else TopicName(topic.name)
-
-
+@api(
+    v5.DeleteTopicsRequest,
+    min_version=1,
+    access=Access(each=("topic_names", Operation.DELETE, Resource.TOPIC)),
+)
 async def _delete_topics_by_name(
     context: RequestContext, request: v5.DeleteTopicsRequest
 ) -> v5.DeleteTopicsResponse:
-    times = Counter(request.topic_names)
-    results = []
-    for name in request.topic_names:
-        code, message = await _delete(context, name, times[name])
-        results.append(DeletedByName(name=name, error_code=code, error_message=message or None))
-    return v5.DeleteTopicsResponse(throttle_time=NO_THROTTLE, responses=tuple(results))
+    named = tuple(DeleteTopicState(name=each, topic_id=None) for each in request.topic_names)
+    response = await _delete_topics.handler(
+        context, v6.DeleteTopicsRequest(topics=named, timeout=request.timeout)
+    )
+    return cast("v5.DeleteTopicsResponse", recast(response, v5.DeleteTopicsResponse))
 
 
-async def _delete(context: RequestContext, name: str, times: int) -> tuple[ErrorCode, str]:
-    if times > 1:
-        return ErrorCode.invalid_request, f"{name!r} is in the request {times} times"
-    try:
+async def _delete(context: RequestContext, name: str, times: Counter[str]) -> Outcome:
+    async def delete() -> None:
+        check_listed_once(name, times)
         await context.services.topics.delete(name)
-    except RequestError as error:
-        return error.code, error.message
-    except (LogError, OSError) as error:
-        logger.error("a topic could not be deleted", topic=name, error=str(error))
-        return ErrorCode.kafka_storage_error, STORAGE_FAILED
-    return ErrorCode.none, ""
+
+    return await attempt(delete(), "a topic could not be deleted", topic=name)
 
 
-APIS = (
-    *partitions.APIS,
-    *replicas.APIS,
-    *describe_topics.APIS,
-    Api(_create_topics, CreateTopicsRequest, CreateTopicsResponse, min_version=2),
-    Api(_delete_topics, v6.DeleteTopicsRequest, v6.DeleteTopicsResponse, min_version=6),
-    Api(_delete_topics_by_name, v5.DeleteTopicsRequest, v5.DeleteTopicsResponse, min_version=1),
-)
+# -- CreatePartitions ------------------------------------------------------------------------------
+
+
+@api(CreatePartitionsRequest, access=Access(each=("topics", Operation.ALTER, Resource.TOPIC)))
+async def _create_partitions(
+    context: RequestContext, request: CreatePartitionsRequest
+) -> CreatePartitionsResponse:
+    times = Counter(str(topic.name) for topic in request.topics)
+    results = []
+    for wanted in request.topics:
+        outcome = await attempt(
+            _grow(context, wanted, times, validate_only=request.validate_only),
+            "partitions could not be added",
+            topic=wanted.name,
+        )
+        results.append(
+            CreatePartitionsTopicResult(
+                name=wanted.name, error_code=outcome.code, error_message=outcome.message
+            )
+        )
+    return CreatePartitionsResponse(throttle_time=NO_THROTTLE, results=tuple(results))
+
+
+async def _grow(
+    context: RequestContext,
+    wanted: CreatePartitionsTopic,
+    times: Counter[str],
+    *,
+    validate_only: bool,
+) -> None:
+    check_listed_once(wanted.name, times)
+    topics = context.services.topics
+    topic = topics.check_growth(wanted.name, wanted.count)
+    if wanted.assignments is not None:
+        added = wanted.count - len(topic.partitions)
+        if len(wanted.assignments) != added:
+            raise RequestError(
+                ErrorCode.invalid_replica_assignment,
+                f"{added} partitions are added, but {len(wanted.assignments)} assigned",
+            )
+        check_replicas(context, (each.broker_ids for each in wanted.assignments))
+    if not validate_only:
+        await topics.grow(wanted.name, wanted.count)

@@ -1,12 +1,15 @@
-"""AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn: what a transactional producer asks for.
+"""InitProducerId 0 to 5, AddPartitionsToTxn 0 to 3, AddOffsetsToTxn, TxnOffsetCommit and EndTxn 0 to 4.
 
-Source: KIP-98. Version 2 brought PRODUCER_FENCED (KIP-588), which older clients know as
-INVALID_PRODUCER_EPOCH.
+Idempotent and transactional producers (KIP-98). InitProducerId 3 resumes a producer with its id and epoch
+(KIP-360); TxnOffsetCommit 3 names the consumer group's member (KIP-447). PRODUCER_FENCED (KIP-588) came with
+InitProducerId 4 and version 2 of the others; older clients get INVALID_PRODUCER_EPOCH instead.
+
+Differs from Kafka: the protocol of Kafka up to 3.9; no producer epoch for each transaction (KIP-890).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 from kio.schema.add_offsets_to_txn.v4 import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
@@ -20,30 +23,32 @@ from kio.schema.add_partitions_to_txn.v3.response import (
 )
 from kio.schema.end_txn.v4 import EndTxnRequest, EndTxnResponse
 from kio.schema.errors import ErrorCode
+from kio.schema.init_producer_id.v5 import InitProducerIdRequest, InitProducerIdResponse
 from kio.schema.txn_offset_commit.v4 import TxnOffsetCommitRequest, TxnOffsetCommitResponse
-from kio.schema.txn_offset_commit.v4.response import (
-    TxnOffsetCommitResponsePartition,
-    TxnOffsetCommitResponseTopic,
-)
+from kio.schema.types import ProducerId, TopicName
+from kio.static.primitive import i16, i32
 
-from broker.api import Api
-from broker.apis.common import NO_THROTTLE
-from broker.apis.membership import error_code
-from broker.apis.offsets import sort_offsets
-from broker.log.errors import LogError
-from broker.membership.types import MemberIdentity
-from broker.producers.identity import ProducerIdentity
-from broker.producers.states import ProducerError
-from broker.topics.names import INTERNAL_TOPICS
-from broker.transactions.types import TransactionError
+from ..authorization.rules import ANY_NAME, Operation, Resource
+from ..coordinators.group_types import MemberIdentity
+from ..coordinators.transaction_state import NO_PRODUCER, TransactionError
+from ..log.producers import ProducerError, ProducerIdentity
+from ..log.results import LogError
+from ..protocol.messages import recast
+from ..topics.topic import INTERNAL_TOPICS
+from .access import Access
+from .api import NO_THROTTLE, answer_partitions, api
+from .committed_offsets import check_offsets, commit_response
+from .groups import group_outcome
 
 if TYPE_CHECKING:
-    from broker.api import RequestContext
-    from broker.transactions.types import TopicPartition
+    from ..topics.topic import TopicPartition
+    from .access import Call
+    from .api import RequestContext
 
-__all__ = ["APIS", "transaction_error_code"]
+__all__ = ["transaction_error_code"]
 
 _FIRST_WITH_PRODUCER_FENCED = 2
+_FIRST_INIT_WITH_PRODUCER_FENCED = 4
 
 logger = structlog.get_logger(__name__)
 
@@ -51,7 +56,7 @@ logger = structlog.get_logger(__name__)
 def transaction_error_code(
     error: TransactionError | None, *, fenced: bool, abortable: bool = False
 ) -> ErrorCode:
-    """The protocol's code of the same name, or what older clients know instead.
+    """Return the protocol's code of the same name, or the one that older clients know instead.
 
     `fenced`: the client knows PRODUCER_FENCED; `abortable`: it knows TRANSACTION_ABORTABLE.
     """
@@ -68,19 +73,95 @@ def _code(context: RequestContext, error: TransactionError | None) -> ErrorCode:
     return transaction_error_code(error, fenced=context.api_version >= _FIRST_WITH_PRODUCER_FENCED)
 
 
+# -- InitProducerId --------------------------------------------------------------------------------
+
+
+async def _init_access(call: Call) -> Any:
+    """An idempotent producer must be allowed to write to some topic (KIP-679)."""
+    transactional_id = call.request.transactional_id
+    if transactional_id is not None:
+        if not call.allows(Operation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id):
+            return call.refuse(ErrorCode.transactional_id_authorization_failed)
+    elif not (
+        call.allows(Operation.WRITE, Resource.TOPIC, ANY_NAME)
+        or call.allows(Operation.IDEMPOTENT_WRITE, Resource.CLUSTER)
+    ):
+        return call.refuse(ErrorCode.cluster_authorization_failed)
+    return await call.answer()
+
+
+@api(InitProducerIdRequest, access=_init_access)
+async def _init_producer_id(
+    context: RequestContext, request: InitProducerIdRequest
+) -> InitProducerIdResponse:
+    expected = ProducerIdentity(request.producer_id, request.producer_epoch)
+    if (expected.producer_id < 0) != (expected.epoch < 0):
+        return _initialised(ErrorCode.invalid_request)
+    if request.transactional_id is None:
+        try:
+            producer = ProducerIdentity(context.services.producer_ids.next(), 0)
+        except (LogError, OSError) as failure:
+            logger.error("no producer id could be reserved", error=str(failure))
+            return _initialised(ErrorCode.kafka_storage_error)
+        return _initialised(ErrorCode.none, producer)
+    result = await context.services.transactions.initialise(
+        request.transactional_id,
+        round(request.transaction_timeout.total_seconds() * 1000),
+        None if expected == NO_PRODUCER else expected,
+    )
+    if isinstance(result, TransactionError):
+        fenced = context.api_version >= _FIRST_INIT_WITH_PRODUCER_FENCED
+        return _initialised(transaction_error_code(result, fenced=fenced))
+    return _initialised(ErrorCode.none, result)
+
+
+def _initialised(
+    error: ErrorCode, producer: ProducerIdentity = NO_PRODUCER
+) -> InitProducerIdResponse:
+    return InitProducerIdResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=error,
+        producer_id=ProducerId(producer.producer_id),
+        producer_epoch=i16(producer.epoch),
+    )
+
+
 # -- AddPartitionsToTxn ----------------------------------------------------------------------------
 
 
+async def _add_partitions_access(call: Call) -> Any:
+    """Refuse all partitions if one is refused: those of other topics are not attempted."""
+    request = call.request
+    transactional_id = request.v3_and_below_transactional_id
+    if not call.allows(Operation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id):
+        return call.refuse(ErrorCode.transactional_id_authorization_failed)
+    codes = {
+        topic: (
+            ErrorCode.operation_not_attempted
+            if call.allows(Operation.WRITE, Resource.TOPIC, topic.name)
+            else ErrorCode.topic_authorization_failed
+        )
+        for topic in request.v3_and_below_topics
+    }
+    if ErrorCode.topic_authorization_failed not in codes.values():
+        return await call.answer()
+    return call.add_refusals(call.refuse(ErrorCode.none, elements=()), codes)
+
+
+@api(AddPartitionsToTxnRequest, access=_add_partitions_access)
 async def _add_partitions(
     context: RequestContext, request: AddPartitionsToTxnRequest
 ) -> AddPartitionsToTxnResponse:
-    """All partitions or none."""
+    """Add all partitions or none."""
     partitions = [
         (topic.name, index) for topic in request.v3_and_below_topics for index in topic.partitions
     ]
-    refused = {
-        each: code for each in partitions if (code := _check_partition(context, each)) is not None
-    }
+    refused = {}
+    for partition in partitions:
+        if partition[0] in INTERNAL_TOPICS:
+            refused[partition] = ErrorCode.topic_authorization_failed
+        elif context.services.topics.partition(*partition) is None:
+            refused[partition] = ErrorCode.unknown_topic_or_partition
     outcome = ErrorCode.operation_not_attempted
     if not refused:
         error = await context.services.transactions.add_partitions(
@@ -89,40 +170,32 @@ async def _add_partitions(
             partitions,
         )
         outcome = _code(context, error)
+
+    def result(topic: TopicName, index: i32) -> AddPartitionsToTxnPartitionResult:
+        return AddPartitionsToTxnPartitionResult(
+            partition_index=index, partition_error_code=refused.get((topic, index), outcome)
+        )
+
     return AddPartitionsToTxnResponse(
         throttle_time=NO_THROTTLE,
-        results_by_topic_v3_and_below=tuple(
-            AddPartitionsToTxnTopicResult(
-                name=topic.name,
-                results_by_partition=tuple(
-                    AddPartitionsToTxnPartitionResult(
-                        partition_index=index,
-                        partition_error_code=refused.get((topic.name, index), outcome),
-                    )
-                    for index in topic.partitions
-                ),
-            )
-            for topic in request.v3_and_below_topics
+        results_by_topic_v3_and_below=answer_partitions(
+            AddPartitionsToTxnTopicResult, request.v3_and_below_topics, result
         ),
     )
-
-
-def _check_partition(context: RequestContext, partition: TopicPartition) -> ErrorCode | None:
-    topic, index = partition
-    if topic in INTERNAL_TOPICS:
-        return ErrorCode.topic_authorization_failed
-    if context.services.topics.partition(topic, index) is None:
-        return ErrorCode.unknown_topic_or_partition
-    return None
 
 
 # -- AddOffsetsToTxn and TxnOffsetCommit -----------------------------------------------------------
 
 
+_WRITES_TRANSACTION = (Operation.WRITE, Resource.TRANSACTIONAL_ID, "transactional_id")
+_READS_GROUP = (Operation.READ, Resource.GROUP, "group_id")
+
+
+@api(AddOffsetsToTxnRequest, access=Access(whole=[_WRITES_TRANSACTION, _READS_GROUP]))
 async def _add_offsets(
     context: RequestContext, request: AddOffsetsToTxnRequest
 ) -> AddOffsetsToTxnResponse:
-    """The offsets of all groups are one partition of the transaction."""
+    """Add the partition of committed offsets: there is one for all groups."""
     producer = ProducerIdentity(request.producer_id, request.producer_epoch)
     if request.group_id:
         error = await context.services.transactions.add_offsets(request.transactional_id, producer)
@@ -132,28 +205,19 @@ async def _add_offsets(
     return AddOffsetsToTxnResponse(throttle_time=NO_THROTTLE, error_code=code)
 
 
+@api(
+    TxnOffsetCommitRequest,
+    access=Access(
+        whole=[_WRITES_TRANSACTION, _READS_GROUP], each=("topics", Operation.READ, Resource.TOPIC)
+    ),
+)
 async def _txn_offset_commit(
     context: RequestContext, request: TxnOffsetCommitRequest
 ) -> TxnOffsetCommitResponse:
-    """Answers when the offsets are stored as durably as the fsync setting asks for (KIP-447)."""
-    accepted, refused = sort_offsets(context, request)
-    outcome = await _commit_offsets(context, request, accepted)
-    return TxnOffsetCommitResponse(
-        throttle_time=NO_THROTTLE,
-        topics=tuple(
-            TxnOffsetCommitResponseTopic(
-                name=topic.name,
-                partitions=tuple(
-                    TxnOffsetCommitResponsePartition(
-                        partition_index=each.partition_index,
-                        error_code=refused.get((topic.name, each.partition_index), outcome),
-                    )
-                    for each in topic.partitions
-                ),
-            )
-            for topic in request.topics
-        ),
-    )
+    """Respond when the offsets are stored as durably as --fsync demands."""
+    accepted, refused = check_offsets(context, request)
+    response = commit_response(request, refused, await _commit_offsets(context, request, accepted))
+    return cast("TxnOffsetCommitResponse", recast(response, TxnOffsetCommitResponse))
 
 
 async def _commit_offsets(
@@ -165,28 +229,26 @@ async def _commit_offsets(
     producer = ProducerIdentity(request.producer_id, request.producer_epoch)
     error = services.transactions.verify_offsets(request.transactional_id, producer)
     if error is TransactionError.CONCURRENT_TRANSACTIONS:
-        return ErrorCode.coordinator_not_available  # which clients of every version try again
+        return ErrorCode.coordinator_not_available  # clients of every version try again
     if error is not None:
         return transaction_error_code(error, fenced=False)
+    commit = services.groups.commit_in_transaction(
+        request.group_id,
+        MemberIdentity(request.member_id, request.group_instance_id),
+        request.generation_id,
+        producer,
+        offsets,
+    )
     try:
-        refusal = await services.groups.commit_in_transaction(
-            request.group_id,
-            MemberIdentity(request.member_id, request.group_instance_id),
-            request.generation_id,
-            producer,
-            offsets,
-        )
+        return await group_outcome(commit, "offsets could not be stored", request.group_id)
     except ProducerError:
         return ErrorCode.invalid_producer_epoch
-    except LogError as failure:
-        logger.error("offsets could not be stored", group=request.group_id, error=str(failure))
-        return ErrorCode.coordinator_not_available
-    return error_code(refusal)
 
 
 # -- EndTxn ----------------------------------------------------------------------------------------
 
 
+@api(EndTxnRequest, access=Access(whole=[_WRITES_TRANSACTION]))
 async def _end(context: RequestContext, request: EndTxnRequest) -> EndTxnResponse:
     error = await context.services.transactions.end(
         request.transactional_id,
@@ -194,11 +256,3 @@ async def _end(context: RequestContext, request: EndTxnRequest) -> EndTxnRespons
         commit=request.committed,
     )
     return EndTxnResponse(throttle_time=NO_THROTTLE, error_code=_code(context, error))
-
-
-APIS = (
-    Api(_add_partitions, AddPartitionsToTxnRequest, AddPartitionsToTxnResponse, min_version=0),
-    Api(_add_offsets, AddOffsetsToTxnRequest, AddOffsetsToTxnResponse, min_version=0),
-    Api(_txn_offset_commit, TxnOffsetCommitRequest, TxnOffsetCommitResponse, min_version=0),
-    Api(_end, EndTxnRequest, EndTxnResponse, min_version=0),
-)

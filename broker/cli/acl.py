@@ -1,68 +1,65 @@
-"""`kmr broker acl`: what clients may do on a broker that is started with --acls."""
+"""`kmr broker acl`: access rules in the file of a broker that runs with --acls."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from broker.cli.errors import CommandError, UsageError, reports
-from broker.cli.text import columns, required, say
-from broker.security.acls import (
+from ..authorization.rules import (
     EVERY_HOST,
     Denial,
     Operation,
     Resource,
     Rule,
+    change_rules,
     read_rules,
-    write_rules,
 )
+from .terminal import CommandError, Flag, UsageError, columns, reports, required, say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["app"]
 
-app = App(
-    name="acl",
-    help="Rules of a broker that is started with --acls FILE; it reads the file again by itself.",
-)
+app = App(name="acl")
 
 AclFile = Annotated[
-    Path, Parameter("--acls", env_var="KMR_BROKER__ACL_FILE", help="The file of rules.")
+    Path, Parameter("--acls", env_var="KMR_BROKER__ACL_FILE", help="The file of access rules.")
 ]
-Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
-def _names(text: str) -> Parameter:
+def _option(text: str) -> Parameter:
     return Parameter(negative=(), show_default=False, help=text)
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class Named:
-    """What a rule is about."""
+class RuleScope:
+    """The resources and hosts of a rule."""
 
     topic: Annotated[
         tuple[str, ...],
-        _names(
-            "A topic; one that ends with * stands for all that begin so. May be repeated, as the next ones."
-        ),
+        _option("A topic; a final * matches all names with this prefix. It may be repeated."),
     ] = ()
-    group: Annotated[tuple[str, ...], _names("A consumer group.")] = ()
-    transactional_id: Annotated[tuple[str, ...], _names("A transactional id.")] = ()
+    group: Annotated[tuple[str, ...], _option("A consumer group; may be repeated.")] = ()
+    transactional_id: Annotated[
+        tuple[str, ...], _option("A transactional id; may be repeated.")
+    ] = ()
     cluster: Annotated[
         bool,
-        _names(
-            "The cluster: create is any topic, describe its groups and logs, alter its rules, users and"
-            " replicas."
+        _option(
+            "The cluster: create any topic, describe groups and logs, alter rules, users and replicas."
         ),
     ] = False
     host: Annotated[
-        tuple[str, ...], _names("An address that the client must have; without, any.")
+        tuple[str, ...], _option("An address of clients; default: any; may be repeated.")
     ] = ()
 
     def rule(self, kind: type[Rule], principal: str, operations: tuple[Operation, ...]) -> Rule:
-        """A rule of that kind about it. Raises UsageError."""
+        """Return a rule for these resources and hosts. Raises UsageError."""
         try:
             return kind(
                 principal=_principal(principal),
@@ -82,25 +79,25 @@ class Named:
 def allow(
     principal: str,
     *operations: Operation,
-    named: Named | None = None,
+    scope: RuleScope | None = None,
     acls: AclFile,
 ) -> None:
-    """Allow operations on what is named; creates the file if it is missing.
+    """Allow operations on resources; create the file if it is missing.
 
-    Reading, writing, deleting and altering allow to describe too, alter-configs describe-configs. A consumer
-    needs read for its topics and its group; a producer write for its topics, and for its transactional id if
-    it has one.
+    read, write, delete and alter imply describe; alter-configs implies describe-configs. A consumer needs
+    read for its topics and its group; a producer needs write for its topics, and for its transactional id
+    if it has one.
 
     Parameters
     ----------
     principal
-        User:NAME or just NAME, User:CN=... for the subject of a client's certificate, User:ANONYMOUS for
-        who does not authenticate, User:* for everybody.
+        User:NAME or NAME; User:CN=... for the subject of a client certificate; User:ANONYMOUS for clients
+        that do not authenticate; User:* for all.
     operations
-        What is allowed: read, write, create, delete, alter (partitions), describe, alter-configs,
-        describe-configs, or all; of the cluster also idempotent-write.
+        read, write, create, delete, alter (partitions), describe, alter-configs, describe-configs, or all;
+        for the cluster also idempotent-write.
     """
-    _add(acls, (named or Named()).rule(Rule, principal, operations), "allowed")
+    _add(acls, (scope or RuleScope()).rule(Rule, principal, operations), "allowed")
 
 
 @app.command
@@ -108,15 +105,15 @@ def allow(
 def deny(
     principal: str,
     *operations: Operation,
-    named: Named | None = None,
+    scope: RuleScope | None = None,
     acls: AclFile,
 ) -> None:
-    """Deny operations on what is named, whatever rules allow them; parameters as for `allow`.
+    """Deny operations on resources, even where rules allow them; parameters as for `allow`.
 
-    What no rule allows is denied anyway: this takes something out of what others allow. To deny to read does
-    not deny to describe.
+    Operations without a rule are denied anyway: a denial makes an exception to other rules. Denying read
+    does not deny describe.
     """
-    _add(acls, (named or Named()).rule(Denial, principal, operations), "denied")
+    _add(acls, (scope or RuleScope()).rule(Denial, principal, operations), "denied")
 
 
 @app.command
@@ -124,29 +121,36 @@ def deny(
 def revoke(
     principal: str,
     *operations: Operation,
-    named: Named | None = None,
+    scope: RuleScope | None = None,
     denied: Flag = False,
     acls: AclFile,
 ) -> None:
-    """Remove a rule, given as it was to `allow`; without operations, all rules of the principal.
+    """Remove a rule, given with the arguments of `allow`; without operations, all rules of the principal.
 
     Parameters
     ----------
     denied
-        The rule was given to `deny`.
+        Remove a rule that `kmr broker acl deny` added.
     """
-    rules = read_rules(acls)
-    if operations:
-        rule = (named or Named()).rule(Denial if denied else Rule, principal, operations)
-        rest = tuple(each for each in rules if each != rule)
-    elif denied or named:
-        raise UsageError("name the operations too, or only the principal to remove all its rules")
-    else:
-        rest = tuple(each for each in rules if each.principal != _principal(principal))
-    if rest == rules:
-        raise CommandError(f"{acls} has no such rule")
-    write_rules(acls, rest)
-    say(f"{_principal(principal)}: {len(rules) - len(rest)} rules removed")
+    removed: list[Rule] = []
+
+    def without_rules(rules: Sequence[Rule]) -> Sequence[Rule]:
+        if operations:
+            kind = Denial if denied else Rule
+            rule = (scope or RuleScope()).rule(kind, principal, operations)
+            removed.extend(each for each in rules if each == rule)
+        elif denied or scope:
+            raise UsageError(
+                "name the operations as well, or only the principal to remove all its rules"
+            )
+        else:
+            removed.extend(each for each in rules if each.principal == _principal(principal))
+        if not removed:
+            raise CommandError(f"{acls}: no such rule")
+        return [each for each in rules if each not in removed]
+
+    change_rules(acls, without_rules)
+    say(f"{_principal(principal)}: {len(removed)} rules removed")
 
 
 @app.command(name="list")
@@ -169,12 +173,14 @@ def list_rules(*, acls: AclFile) -> None:
     say(*columns(["PRINCIPAL", "PERMISSION", "OPERATIONS", "RESOURCE", "NAME", "HOST"], rows))
 
 
-def _add(acls: Path, rule: Rule, what: str) -> None:
-    rules = read_rules(acls) if acls.exists() else ()
-    if rule in rules:
-        raise CommandError(f"{acls} has this rule already")
-    write_rules(acls, (*rules, rule))
-    say(f"{rule.principal}: {what}")
+def _add(acls: Path, rule: Rule, done: str) -> None:
+    def with_rule(rules: Sequence[Rule]) -> Sequence[Rule]:
+        if rule in rules:
+            raise CommandError(f"{acls}: the rule already exists")
+        return (*rules, rule)
+
+    change_rules(acls, with_rule, create=True)
+    say(f"{rule.principal}: {done}")
 
 
 def _principal(name: str) -> str:

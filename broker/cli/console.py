@@ -1,43 +1,99 @@
-"""`kmr broker console`: work with a cluster by typing commands, or from a pipe."""
+"""`kmr broker console`: work with a cluster interactively, or with commands from a pipe."""
 
 from __future__ import annotations
 
 import inspect
+import os
 import shlex
 import sys
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from anyio.from_thread import start_blocking_portal
 from cyclopts import App, CycloptsError
 
-from broker.cli.completion import completion
-from broker.cli.connection import Connection
-from broker.cli.console_commands import Commands
-from broker.cli.errors import EXPECTED, UsageError, explain, reports
-from broker.cli.session import open_session
-from broker.cli.text import say
+from .client_command import ClientFlags, client_settings, explained
+from .console_session import open_session
+from .terminal import CommandError, UsageError, reports, say
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from anyio.from_thread import BlockingPortal
 
-    from broker.cli.session import Session
+    from .console_session import Session
 
-__all__ = ["console"]
+__all__ = ["completer", "completion", "console"]
+
+_HISTORY_LINES = 1000
+
+
+@contextmanager
+def completion(words: Callable[[list[str]], list[str]]) -> Iterator[None]:
+    """Complete words with `words(before)` on a terminal, and keep the history in a file."""
+    try:
+        import readline
+    except ImportError:  # not on every platform
+        yield
+        return
+    if not sys.stdin.isatty():
+        yield
+        return
+    readline.set_completer_delims(" \t\n")
+    readline.set_completer(completer(words, readline.get_line_buffer))
+    readline.parse_and_bind("tab: complete")
+    history = _history_file()
+    with suppress(OSError):
+        history.parent.mkdir(parents=True, exist_ok=True)
+        readline.read_history_file(history)
+    try:
+        yield
+    finally:
+        readline.set_completer(None)
+        readline.set_history_length(_HISTORY_LINES)
+        with suppress(OSError):
+            readline.write_history_file(history)
+
+
+def completer(
+    words: Callable[[list[str]], list[str]], line: Callable[[], str]
+) -> Callable[[str, int], str | None]:
+    """Return a completion function for readline, which calls it with 0, 1, 2 ... until None."""
+    matches: list[str] = []
+
+    def complete(text: str, state: int) -> str | None:
+        nonlocal matches
+        if state == 0:
+            typed = line()
+            before = typed[: len(typed) - len(text)].split()
+            matches = [f"{word} " for word in sorted(words(before)) if word.startswith(text)]
+        return matches[state] if state < len(matches) else None
+
+    return complete
+
+
+def _history_file() -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "kmr" / "console_history"
+
 
 _LEAVE = ("exit", "quit")
 
 
 @reports
-def console(*, connection: Connection | None = None) -> None:
-    """Type commands: topics, sending, subscribing, groups, polling. `help` lists them.
+def console(*, client: ClientFlags | None = None) -> None:
+    """Run commands for topics, records and groups interactively; the command `help` lists them.
 
-    Commands can also come from a pipe. An error is told and ends nothing; `exit` or the end of the
-    input ends the console.
+    Commands can also come from a pipe. The console continues after an error; the command `exit` or the
+    end of the input ends it.
     """
-    settings = (connection or Connection()).client_settings()
-    # Heartbeats go on in the portal's thread while this one waits for a person.
+    settings = client_settings(client)
+    # The portal's thread sends heartbeats while this one waits for input.
     with (
+        explained(),
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(open_session(settings)) as session,
     ):
@@ -49,7 +105,7 @@ def console(*, connection: Connection | None = None) -> None:
 
 
 class Shell:
-    """Reads lines, runs them, prints what comes of it."""
+    """Reads lines, runs them as commands, and prints results and errors."""
 
     def __init__(self, portal: BlockingPortal, session: Session) -> None:
         self._portal = portal
@@ -57,13 +113,13 @@ class Shell:
         self._app = App(
             name="kmr>", help="Commands of the console.", usage="", help_flags=[], version_flags=[]
         )
-        for command in Commands(session).all():
+        for command in session.commands():
             self._app.command(command)
         self._app.command(self._help, name="help")
         self._app.command(_leave, name=_LEAVE)
 
     def run(self, prompt: str) -> None:
-        """Run lines until the input ends or a command says so."""
+        """Run lines until the end of the input or `exit`."""
         while True:
             try:
                 line = input(prompt)
@@ -79,16 +135,13 @@ class Shell:
             self.run_line(line)
 
     def run_line(self, line: str) -> None:
-        """Run one line; whatever is wrong with it is told."""
+        """Run one line, and print its errors."""
         try:
             tokens = shlex.split(line, comments=True)
             if tokens:
-                self._run(tokens)
-        except CycloptsError as error:
-            say(f"error: {error}")
-        except EXPECTED as error:
-            say(f"error: {explain(error)}")
-        except (ValueError, OSError, TimeoutError) as error:
+                with explained():
+                    self._run(tokens)
+        except (CycloptsError, CommandError, ValueError, OSError) as error:
             say(f"error: {str(error) or 'it took too long'}")
         except (KeyboardInterrupt, CancelledError):
             say("interrupted")
@@ -96,17 +149,18 @@ class Shell:
         say(*news)
 
     def words(self, before: list[str]) -> list[str]:
-        """What can come after `before`, for completion."""
+        """Return the completions after the words `before`."""
         if not before:
             return [name for name in self._app if not name.startswith("-")]
         if before[0] == "help":
             return self.words([])
         admin = self._session.admin
         try:
-            if before[0] in ("group", "join"):
-                return self._portal.call(admin.groups)
-            return list(self._portal.call(admin.topics))
-        except EXPECTED:
+            with explained():
+                if before[0] in ("group", "join"):
+                    return self._portal.call(admin.groups)
+                return list(self._portal.call(admin.topics))
+        except CommandError:
             return []
 
     def _run(self, tokens: list[str]) -> None:
@@ -114,7 +168,7 @@ class Shell:
         if not inspect.iscoroutinefunction(command):
             command(*bound.args, **bound.kwargs)
             return
-        running = self._portal.start_task_soon(_call, command, bound)
+        running = self._portal.start_task_soon(partial(command, *bound.args, **bound.kwargs))
         try:
             running.result()
         except KeyboardInterrupt:
@@ -124,12 +178,8 @@ class Shell:
     def _help(self, *command: str) -> None:
         """List the commands, or explain one."""
         if command and command[0] not in self._app:
-            raise UsageError(f"there is no command {command[0]!r}")
+            raise UsageError(f"unknown command {command[0]!r}")
         self._app.help_print(list(command))
-
-
-async def _call(command: Any, bound: inspect.BoundArguments) -> Any:
-    return await command(*bound.args, **bound.kwargs)
 
 
 def _leave() -> None:

@@ -1,4 +1,4 @@
-"""`kmr broker consume`: records of topics to stdout."""
+"""`kmr broker consume`: write the records of topics to stdout."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError
 from cyclopts import Parameter
 
-from broker.cli.admin import open_admin
-from broker.cli.client_log import tell_client_errors
-from broker.cli.connection import Connection
-from broker.cli.errors import CommandError, UsageError, runs
-from broker.cli.formats import formatter
-from broker.cli.text import required
+from .client_command import ClientFlags, client_command, client_settings, log_client_errors
+from .cluster_admin import open_admin
+from .formats import formatter
+from .terminal import CommandError, Flag, UsageError, required
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -31,50 +29,53 @@ _RECORDS_AT_ONCE = 5_000
 _COMMIT_SECONDS = 10.0
 
 
-@runs
+@client_command
 async def consume(
     *topics: str,
     group: str | None = None,
-    from_beginning: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
-    follow: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    from_beginning: Flag = False,
+    follow: Flag = False,
     max_records: int | None = None,
     partition: Annotated[tuple[int, ...], Parameter(negative=(), show_default=False)] = (),
     form: Annotated[str, Parameter("--format")] = "value",
-    connection: Connection | None = None,
+    client: ClientFlags | None = None,
 ) -> None:
     """Write the records of topics to stdout.
 
-    Without --group it reads all partitions: from their beginning to their present end with
-    --from-beginning, otherwise only what is new, until Ctrl-C. As a member of a group it reads its share,
-    from where the group has come to the present end, and commits what it has written.
+    Without --group it reads all partitions: with --from-beginning from the first record to the current
+    end, otherwise new records until Ctrl-C. As a member of a group it reads its assigned partitions from
+    the committed offsets to the current end, and commits the offsets of the records it has written.
 
     Parameters
     ----------
     topics
-        What to read.
+        Topics to read.
     group
         Read as a member of this consumer group.
     from_beginning
-        Begin with the first record; in a group, where it has committed nothing yet.
+        Begin with the first record; in a group, only for partitions without a committed offset.
     follow
-        Do not stop at the end; wait for more until Ctrl-C.
+        Do not stop at the end; wait for new records until Ctrl-C.
     max_records
-        Stop after so many records.
+        Stop after this many records.
     partition
-        Only this partition; may be repeated. Not for groups, which share the partitions themselves.
+        Read only this partition; may be repeated. Not with --group: the group assigns the partitions.
     form
         value, key-value, full, json, raw (no line ends), or a template such as
-        '{topic} {partition} {offset} {timestamp} {key} {value} {headers}\\n'. Bytes are written as they are.
+        '{topic} {partition} {offset} {timestamp} {key} {value} {headers}\\n'. Bytes are written unchanged.
     """
     if group is not None and partition:
-        raise UsageError("--partition is not for groups: the members share the partitions")
+        raise UsageError(
+            "--partition cannot be used with --group: the group assigns the partitions"
+        )
     if max_records is not None and max_records < 1:
         raise UsageError(f"--max-records {max_records}: must be at least 1")
     write = _Writer(formatter(form), max_records)
-    settings = (connection or Connection()).client_settings()
-    partitions = await _partitions(settings, required(topics, "topic"), partition)
+    settings = client_settings(client)
+    async with open_admin(settings) as admin:
+        partitions = await admin.partitions(required(topics, "topic"), partition)
     async with _reading(partitions, group, from_beginning, settings) as consumer:
-        with anyio.CancelScope() as reading, _stopped_by_signals(reading), tell_client_errors():
+        with anyio.CancelScope() as reading, _stopped_by_signals(reading), log_client_errors():
             endless = follow or not (from_beginning or group)
             ends = None if endless else dict(await consumer.end_offsets(partitions))
             await _copy(consumer, write, ends, group)
@@ -82,7 +83,7 @@ async def consume(
 
 
 class _Writer:
-    """Writes records in a thread: a slow reader of stdout must not keep heartbeats from being sent."""
+    """Writes records in a thread, so that a slow reader of stdout does not delay heartbeats."""
 
     def __init__(self, form: Callable[[Any], bytes], limit: int | None) -> None:
         self._form = form
@@ -93,7 +94,7 @@ class _Writer:
         return self._left == 0
 
     async def write(self, records: Sequence[Any]) -> int:
-        """Write as many records as the limit allows; returns how many."""
+        """Write as many records as the limit allows; return their number."""
         if self._left is not None:
             records = records[: self._left]
             self._left -= len(records)
@@ -117,13 +118,13 @@ async def _copy(
     while True:
         batches = await consumer.getmany(timeout_ms=_POLL_MS, max_records=_RECORDS_AT_ONCE)
         reached = await _positions(consumer)
-        # What is written is also committed, whenever a signal comes.
+        # A signal must not come between writing records and committing their offsets.
         with anyio.CancelScope(shield=True):
             for tp, records in batches.items():
                 count = await writer.write(records)
                 if count < len(records):
                     reached[tp] = records[count].offset
-            # Also where nothing was read yet: the next run goes on where this one began.
+            # Also for partitions without records: the next run begins where this one began.
             if group is not None and reached != committed and await _commit(consumer, reached):
                 committed = reached
         at_end = ends is not None and all(reached[tp] >= ends.get(tp, 0) for tp in reached)
@@ -132,7 +133,7 @@ async def _copy(
 
 
 async def _positions(consumer: AIOKafkaConsumer[bytes, bytes]) -> dict[TopicPartition, int]:
-    """The next offset of each partition that is ours, and stays so while we ask."""
+    """Return the next offset of each partition that stays assigned during the call."""
     positions: dict[TopicPartition, int] = {}
     for tp in consumer.assignment():
         with suppress(IllegalStateError):
@@ -143,7 +144,7 @@ async def _positions(consumer: AIOKafkaConsumer[bytes, bytes]) -> dict[TopicPart
 async def _commit(
     consumer: AIOKafkaConsumer[bytes, bytes], offsets: dict[TopicPartition, int]
 ) -> bool:
-    """Commit; false when the group has rebalanced: what it gave to others, they will read again."""
+    """Commit; return False if the group has rebalanced, so that others read the records again."""
     try:
         with anyio.fail_after(_COMMIT_SECONDS):
             await consumer.commit(offsets)
@@ -151,29 +152,10 @@ async def _commit(
         return False
     except TimeoutError:
         raise CommandError(
-            f"the offsets were not committed within {_COMMIT_SECONDS:g} seconds: does the broker"
-            " still run? The last records will be read again"
+            f"group offsets: not committed within {_COMMIT_SECONDS:g} seconds, check that the broker runs;"
+            " the last records will be read again"
         ) from None
     return True
-
-
-async def _partitions(
-    settings: dict[str, Any], topics: Sequence[str], only: Sequence[int]
-) -> list[TopicPartition]:
-    """The partitions that are wanted. Raises CommandError for one that does not exist."""
-    async with open_admin(settings) as admin:
-        existing = await admin.topics(internal=True)
-    for topic in topics:
-        if topic not in existing:
-            raise CommandError(f"topic {topic}: does not exist")
-        for index in only:
-            if not 0 <= index < existing[topic]:
-                raise CommandError(
-                    f"topic {topic} has no partition {index}: it has {existing[topic]}"
-                )
-    return [
-        TopicPartition(topic, index) for topic in topics for index in only or range(existing[topic])
-    ]
 
 
 @asynccontextmanager
@@ -183,7 +165,7 @@ async def _reading(
     from_beginning: bool,
     settings: dict[str, Any],
 ) -> AsyncIterator[AIOKafkaConsumer[bytes, bytes]]:
-    """A consumer that reads, as a member of its group or everything; leaves the group at the end."""
+    """Start a consumer as a member of the group, or of all partitions; leave the group at the end."""
     reset = "earliest" if from_beginning else "latest"
     consumer = AIOKafkaConsumer(
         group_id=group, auto_offset_reset=reset, enable_auto_commit=False, **settings
@@ -202,7 +184,7 @@ async def _reading(
 
 @contextmanager
 def _stopped_by_signals(scope: anyio.CancelScope) -> Iterator[None]:
-    """Ctrl-C and SIGTERM are the ordinary end of reading: they cancel `scope`."""
+    """Cancel `scope` at Ctrl-C and SIGTERM, which end the command normally."""
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)
     for number in signals:

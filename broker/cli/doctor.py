@@ -1,19 +1,13 @@
-"""`kmr broker doctor`: is everything there that the broker was given?"""
+"""`kmr broker doctor`: check a data directory for damage."""
 
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003  cyclopts reads the annotations at run time
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from broker.cli.errors import CommandError, reports
-from broker.cli.text import say, say_json
-from broker.doctor import Examination, examine
+from ..operations.doctor import Examination, examine
+from .terminal import CLEAN, FAILED, AsJson, CommandError, reports, show
 
 __all__ = ["doctor"]
-
-_DAMAGED = 1
 
 
 @reports
@@ -21,33 +15,28 @@ def doctor(
     data_dir: Path,
     /,
     *,
-    as_json: Annotated[bool, Parameter("--json", negative=(), show_default=False)] = False,
+    as_json: AsJson = False,
 ) -> int:
-    """Verify the data directory of a broker that does not run; nothing is written.
+    """Check the data directory of a broker that is not running; write nothing.
 
-    Reads every batch of every log and checks its CRC and its offsets, the indexes, the checkpoints, the
-    committed offsets, the transactions and the descriptions of the topics. "damage" is lost, or will be
-    missed, and needs a person; a "note" is what the next start of the broker puts right by itself.
+    Reads every batch of every log and checks CRCs, offsets, indexes, checkpoints, committed offsets,
+    transactions and topic descriptions. "damage" means that data is lost or unreadable and needs an
+    operator; the next start of the broker repairs a "note" automatically.
 
     Exit codes: 0 no damage, 1 damage or an unreadable directory, 2 wrong usage.
 
     Parameters
     ----------
     data_dir
-        The directory that `kmr broker serve --data` was given.
-    as_json
-        Print JSON.
+        The directory of `kmr broker serve --data`.
     """
     try:
         examination = examine(data_dir)
     except OSError as error:
-        raise CommandError(f"{data_dir} cannot be read: {error}") from error
-    if as_json:
-        say_json(_as_json(examination))
-    else:
-        say(*(f"{kind}: {where}: {what}" for kind, where, what in examination.findings))
-        say(_summary(examination))
-    return _DAMAGED if examination.is_damaged else 0
+        raise CommandError(f"{data_dir}: cannot be read ({error})") from error
+    findings = [f"{kind}: {where}: {what}" for kind, where, what in examination.findings]
+    show(_as_json(examination), [*findings, _summary(examination)], as_json=as_json)
+    return FAILED if examination.is_damaged else CLEAN
 
 
 def _summary(examination: Examination) -> str:

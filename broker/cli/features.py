@@ -1,4 +1,4 @@
-"""`kmr broker features`: what the bundled broker serves, and what of Kafka it does not."""
+"""`kmr broker features`: the APIs that the bundled broker serves, and the features of Kafka that it lacks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from cyclopts import Parameter
 from kio.schema.index import api_key_map, schema_name_map
 
-from broker.cli.errors import reports
-from broker.cli.text import columns, say, say_json
-from broker.dispatch import SERVED, advertised_versions
-from broker.unsupported import UNSUPPORTED
+from ..apis.catalogue import SERVED, UNSUPPORTED, advertised_versions
+from .terminal import AsJson, columns, reports, say, say_json
 
 if TYPE_CHECKING:
-    from broker.api import AdvertisedVersions
+    from ..apis.api import AdvertisedVersions
 
 __all__ = ["features", "unsupported_table"]
 
@@ -25,19 +23,19 @@ _WIDTH = 100
 @reports
 def features(
     *,
-    as_json: Annotated[bool, Parameter("--json", negative=(), show_default=False)] = False,
+    as_json: AsJson = False,
     as_markdown: Annotated[bool, Parameter("--markdown", negative=(), show_default=False)] = False,
 ) -> int:
-    """List the APIs and versions that the bundled broker serves, and what of Kafka it does not have.
+    """List the APIs and versions that the bundled broker serves, and the features of Kafka that it lacks.
 
-    KAFKA is the newest version that Kafka has of an API.
+    KAFKA is the newest version of an API in Kafka.
 
     Parameters
     ----------
     as_json
         Print JSON.
     as_markdown
-        Print what is not there as a table, for documents.
+        Print the features that it lacks as a table in Markdown, as in docs/broker.md.
     """
     if as_markdown:
         say(unsupported_table())
@@ -66,8 +64,8 @@ def features(
 
 
 def unsupported_table() -> str:
-    """What the broker does not have, as a table in Markdown; docs/broker.md has the same."""
-    rows = ["| feature of Kafka | what is there instead | APIs |", "| --- | --- | --- |"]
+    """Return the features that the broker lacks as a table in Markdown, which docs/broker.md includes."""
+    rows = ["| feature of Kafka | instead | APIs |", "| --- | --- | --- |"]
     for entry in UNSUPPORTED:
         names = ", ".join(f"{_api(key)} ({key})" for key in entry.apis)
         rows.append(f"| {entry.feature} | {entry.instead} | {names} |")
@@ -88,5 +86,5 @@ def _served(versions: AdvertisedVersions) -> _Served:
 
 
 def _api(key: int) -> str:
-    """An API's name in Kafka."""
+    """Return an API's name in Kafka."""
     return re.sub(r"(?:^|_)(\w)", lambda match: match[1].upper(), api_key_map[key])

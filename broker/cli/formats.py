@@ -1,19 +1,18 @@
-"""How `kmr broker consume` writes records: bytes in, bytes out, nothing is decoded that need not be."""
+"""How `kmr broker consume` and the console write records, as raw bytes where the format allows."""
 
 from __future__ import annotations
 
 import re
-from base64 import b64encode
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from broker.cli.errors import UsageError
+from .terminal import UsageError, text_or_base64
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FIELDS", "FORMATS", "formatter", "text_or_base64"]
+__all__ = ["FIELDS", "FORMATS", "formatter"]
 
 _ESCAPES: Final = {r"\n": b"\n", r"\t": b"\t", r"\r": b"\r", r"\0": b"\0", r"\\": b"\\"}
 _PARTS: Final = re.compile(r"\{(\w+)\}|(\\[ntr0\\])|([^{\\]+|[{\\])")
@@ -34,11 +33,11 @@ FIELDS: Final[dict[str, Callable[[Any], bytes]]] = {
         name.encode() + b"=" + (value or b"") for name, value in record.headers
     ),
 }
-"""What a template can name in braces; timestamps are milliseconds since the epoch."""
+"""Fields that a template can use in braces; timestamps are milliseconds since the epoch."""
 
 
 def _json(record: Any) -> bytes:
-    """One line of JSON; bytes that are not UTF-8 are in base64, under a name that says so."""
+    """Return one line of JSON; keys and values that are not UTF-8 are in base64 as `NAME_base64`."""
     fields: dict[str, object] = {
         "topic": record.topic,
         "partition": record.partition,
@@ -54,16 +53,6 @@ def _json(record: Any) -> bytes:
     return msgspec.json.encode(fields) + b"\n"
 
 
-def text_or_base64(name: str, value: bytes | None) -> dict[str, str | None]:
-    """A field for JSON: text, or the bytes that are none in base64 under a name that says so."""
-    if value is None:
-        return {name: None}
-    try:
-        return {name: value.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": b64encode(value).decode()}
-
-
 FORMATS: Final[dict[str, str | Callable[[Any], bytes]]] = {
     "value": r"{value}\n",
     "key-value": r"{key}\t{value}\n",
@@ -71,18 +60,18 @@ FORMATS: Final[dict[str, str | Callable[[Any], bytes]]] = {
     "raw": "{value}",
     "json": _json,
 }
-"""Formats by name; any text with braces is a template."""
+"""Formats by name; any other text with braces is a template."""
 
 
 def formatter(form: str) -> Callable[[Any], bytes]:
-    """A function from a record to its bytes. Raises UsageError."""
+    """Return a function from a record to its bytes. Raises UsageError."""
     known = FORMATS.get(form, form)
     if not isinstance(known, str):
         return known
     if form not in FORMATS and "{" not in form:
         raise UsageError(
-            f"--format {form!r}: neither one of {', '.join(FORMATS)} nor a template with fields in"
-            f" braces, such as '{{key}}: {{value}}\\n'"
+            f"--format {form!r}: expected {', '.join(FORMATS)}, or a template with fields in braces"
+            f" such as '{{key}}: {{value}}\\n'"
         )
     parts = [_part(*match.groups()) for match in _PARTS.finditer(known)]
     return lambda record: b"".join(
@@ -94,7 +83,7 @@ def _part(field: str | None, escape: str | None, text: str) -> Any:
     if field is not None:
         if field not in FIELDS:
             raise UsageError(
-                f"--format: there is no field {{{field}}}; there are {', '.join(FIELDS)}"
+                f"--format: unknown field {{{field}}}; the fields are {', '.join(FIELDS)}"
             )
         return FIELDS[field]
     return _ESCAPES[escape] if escape is not None else text.encode()

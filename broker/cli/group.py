@@ -2,70 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from cyclopts import App
 
-from cyclopts import App, Parameter
+from .client_command import ClientFlags, client_command, client_settings
+from .cluster_admin import GroupInfo, open_admin
+from .terminal import AsJson, columns, required, show
 
-from broker.cli.admin import GroupInfo, open_admin
-from broker.cli.connection import Connection
-from broker.cli.errors import runs
-from broker.cli.text import required, say, say_json, show_group
+__all__ = ["app", "show_group"]
 
-__all__ = ["app"]
-
-app = App(name="group", help="List and describe consumer groups.")
-
-Json = Annotated[bool, Parameter("--json", negative=(), show_default=False, help="Print JSON.")]
+app = App(name="group")
 
 
 @app.command(name="list")
-@runs
-async def list_groups(*, as_json: Json = False, connection: Connection | None = None) -> None:
+@client_command
+async def list_groups(*, as_json: AsJson = False, client: ClientFlags | None = None) -> None:
     """List the groups."""
-    async with open_admin((connection or Connection()).client_settings()) as admin:
+    async with open_admin(client_settings(client)) as admin:
         groups = await admin.groups()
-    if as_json:
-        say_json(groups)
-    else:
-        say(*groups)
+    show(groups, groups, as_json=as_json)
 
 
 @app.command
-@runs
+@client_command
 async def describe(
-    *groups: str, as_json: Json = False, connection: Connection | None = None
+    *groups: str, as_json: AsJson = False, client: ClientFlags | None = None
 ) -> None:
-    """Show the members of groups, what they have committed, and how far they are behind."""
-    async with open_admin((connection or Connection()).client_settings()) as admin:
+    """Show the members of groups, their committed offsets, and their lag."""
+    async with open_admin(client_settings(client)) as admin:
         described = [await admin.describe_group(name) for name in required(groups, "group")]
-    if as_json:
-        say_json([_plain(group) for group in described])
-    else:
-        for group in described:
-            say(*show_group(group))
+    lines = (line for group in described for line in show_group(group))
+    show(described, lines, as_json=as_json)
 
 
-def _plain(group: GroupInfo) -> dict[str, object]:
-    return {
-        "name": group.name,
-        "state": group.state,
-        "protocol": group.protocol,
-        "members": [
-            {
-                "member_id": member.member_id,
-                "client_id": member.client_id,
-                "host": member.host,
-                "partitions": [list(tp) for tp in member.assignment],
-            }
-            for member in group.members
-        ],
-        "offsets": [
-            {
-                "topic": tp.topic,
-                "partition": tp.partition,
-                "committed": offset,
-                "end": group.ends.get(tp),
-            }
-            for tp, offset in group.committed.items()
-        ],
+def show_group(group: GroupInfo) -> list[str]:
+    """Return a group's members, committed offsets and lag as lines of text."""
+    lines = [f"{group.name}: {group.state}, {len(group.members)} members"]
+    lines += [
+        f"  {member.member_id} at {member.host}, {len(member.partitions)} partitions"
+        for member in group.members
+    ]
+    owners = {tuple(tp): member.member_id for member in group.members for tp in member.partitions}
+    offsets = {
+        (each.topic, each.partition): (each.committed, each.end, max(each.end - each.committed, 0))
+        for each in group.offsets
     }
+    rows = [
+        (*tp, *offsets.get(tp, ("-", "-", "-")), owners.get(tp, ""))
+        for tp in sorted({*offsets, *owners})
+    ]
+    if rows:
+        header = ["TOPIC", "PARTITION", "COMMITTED", "END", "LAG", "MEMBER"]
+        lines += columns(header, rows)
+    return lines

@@ -1,37 +1,42 @@
-"""`kmr broker log`: what is in the files of a log, read without a broker."""
+"""`kmr broker log`: show the batches in the files of a log."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path  # noqa: TC003  cyclopts reads the annotations at run time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from cyclopts import App, Parameter
+from cyclopts import App
 
-from broker.cli.errors import CommandError, complain, reports
-from broker.cli.formats import text_or_base64
-from broker.cli.text import say
-from broker.log.errors import LogCorrupt
-from broker.log.inspection import FoundBatch, found_batches
-from broker.producers.markers import read_marker
-from broker.records import CODECS, BatchError, read_records
+from ..log.checkup import FoundBatch, found_batches
+from ..log.producers import read_marker
+from ..log.records import CODECS, BatchError, read_records
+from ..log.results import LogCorrupt
+from .terminal import (
+    CLEAN,
+    FAILED,
+    AsJson,
+    CommandError,
+    Flag,
+    complain,
+    reports,
+    say,
+    text_or_base64,
+)
 
 if TYPE_CHECKING:
-    from broker.records import BatchHeader, StoredRecord
+    from ..log.records import BatchHeader, StoredRecord
 
 __all__ = ["app"]
 
-app = App(name="log", help="Look into the files of a log.")
+app = App(name="log")
 
-_FAILED = 1
 _CODEC_NAMES = {number: name for name, number in CODECS.items()}
 _HEADER = (
     f"{'OFFSETS':>21} {'BYTE':>10} {'SIZE':>8} {'RECORDS':>7} {'CODEC':6} {'LATEST TIMESTAMP':24}"
     f" {'PRODUCER':>20}  CRC"
 )
-
-Flag = Parameter(negative=(), show_default=False)
 
 
 @app.command
@@ -40,24 +45,23 @@ def dump(
     file: Path,
     /,
     *,
-    records: Annotated[bool, Flag] = False,
-    as_json: Annotated[bool, Parameter("--json", negative=(), show_default=False)] = False,
+    records: Flag = False,
+    as_json: AsJson = False,
 ) -> int:
-    """Show the batches in a segment, one line each; nothing is written, and no broker is needed.
+    """Show the batches in a segment file, one line each, without a broker; write nothing.
 
     PRODUCER is id/epoch:sequences of an idempotent producer. CRC is ok, or bad for a batch whose bytes
-    are not what was written. Offsets and sequences include the last one.
+    have changed. Ranges of offsets and sequences include the last one. With --json, each line is one
+    JSON object for one batch.
 
-    Exit codes: 0 all is intact, 1 something is damaged or cannot be read, 2 wrong usage.
+    Exit codes: 0 no damage, 1 damage or an unreadable file, 2 wrong usage.
 
     Parameters
     ----------
     file
-        A segment: 00000000000000000000.log in a partition's directory, also one set aside as .lost.
+        A segment: 00000000000000000000.log in a partition's directory, or one set aside as .lost.
     records
-        Show the records, too.
-    as_json
-        Print one JSON object per batch and line.
+        Show the records as well.
     """
     bad = 0
     try:
@@ -69,12 +73,12 @@ def dump(
                 header = () if batch.position else (_HEADER,)
                 say(*header, _line(batch), *(_record_lines(batch) if records else ()))
     except OSError as error:
-        raise CommandError(f"{file} cannot be read: {error.strerror or error}") from error
+        raise CommandError(f"{file}: cannot be read ({error.strerror or error})") from error
     except LogCorrupt as error:
         raise CommandError(f"{error}; the rest of the file is not shown") from error
     if bad:
         complain(f"{file}: {bad} damaged batches")
-    return _FAILED if bad else 0
+    return FAILED if bad else CLEAN
 
 
 def _line(batch: FoundBatch) -> str:
@@ -83,7 +87,7 @@ def _line(batch: FoundBatch) -> str:
     return (
         f"{offsets:>21} {batch.position:>10} {header.size:>8} {header.record_count:>7}"
         f" {_codec(header):6} {_time(header.max_timestamp):24} {_producer(header):>20}"
-        f"  {_crc(batch)}{_kind(batch)}"
+        f"  {'bad' if batch.problem else 'ok'}{_kind(batch)}"
     )
 
 
@@ -143,7 +147,7 @@ def _record_as_json(record: StoredRecord) -> dict[str, Any]:
 
 
 def _records(batch: FoundBatch) -> list[StoredRecord] | str:
-    """Those of a batch, or why they cannot be read."""
+    """Return the records of a batch, or the reason why they cannot be read."""
     if batch.problem:
         return batch.problem
     try:
@@ -156,12 +160,8 @@ def _codec(header: BatchHeader) -> str:
     return _CODEC_NAMES.get(header.compression, f"?{header.compression}")
 
 
-def _crc(batch: FoundBatch) -> str:
-    return "bad" if batch.problem else "ok"
-
-
 def _kind(batch: FoundBatch) -> str:
-    """What is special about a batch."""
+    """Return what distinguishes a batch from an ordinary one."""
     header = batch.header
     if header.is_control and not batch.problem:
         try:
@@ -195,7 +195,7 @@ def _time(milliseconds: int) -> str:
 
 
 def _shown(data: bytes | None) -> str:
-    """Text as it is, quoted; other bytes with escapes."""
+    """Return quoted text; bytes that are not UTF-8 with escapes."""
     if data is None:
         return "null"
     try:

@@ -1,134 +1,117 @@
-"""`kmr broker txn`: transactions of any Kafka cluster, and the end of those that hang."""
+"""`kmr broker txn`: list and describe transactions of any Kafka cluster; find and abort hanging ones."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from aiokafka import TopicPartition
-from cyclopts import App, Parameter
+from cyclopts import App
 
-from broker.cli.admin import open_admin
-from broker.cli.connection import Connection
-from broker.cli.errors import CommandError, runs
-from broker.cli.quantities import show_seconds
-from broker.cli.text import columns, required, say, say_json
+from kmr.config.schema import SECONDS, show_quantity
+
+from .client_command import ClientFlags, client_command, client_settings
+from .cluster_admin import open_admin
+from .terminal import AsJson, CommandError, columns, required, say, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from broker.cli.admin import Admin
-    from broker.cli.transactions import OpenTransaction
+    from .cluster_admin import OpenTransaction, TransactionInfo
 
 __all__ = ["app"]
 
-app = App(name="txn", help="List and describe transactions; find and abort those that hang.")
-
-Json = Annotated[bool, Parameter("--json", negative=(), show_default=False, help="Print JSON.")]
+app = App(name="txn")
 
 
 @app.command(name="list")
-@runs
-async def list_transactions(*, as_json: Json = False, connection: Connection | None = None) -> None:
+@client_command
+async def list_transactions(*, as_json: AsJson = False, client: ClientFlags | None = None) -> None:
     """List the transactional ids that the cluster knows."""
-    async with open_admin((connection or Connection()).client_settings()) as admin:
-        found = await admin.transactions.known()
-    header = ("TRANSACTIONAL ID", "PRODUCER", "STATE")
-    if as_json:
-        names = ("transactional_id", "producer_id", "state")
-        say_json([dict(zip(names, each, strict=True)) for each in found])
-    elif found:
-        say(*columns(header, found))
+    async with open_admin(client_settings(client)) as admin:
+        found = await admin.transactions()
+    names = ("transactional_id", "producer_id", "state")
+    listed = [dict(zip(names, each, strict=True)) for each in found]
+    table = columns(["TRANSACTIONAL ID", "PRODUCER", "STATE"], found) if found else []
+    show(listed, table, as_json=as_json)
 
 
 @app.command
-@runs
+@client_command
 async def describe(
-    *transactional_ids: str, as_json: Json = False, connection: Connection | None = None
+    *transactional_ids: str, as_json: AsJson = False, client: ClientFlags | None = None
 ) -> None:
-    """Show the newest transaction of transactional ids, and the partitions that it is in."""
-    async with open_admin((connection or Connection()).client_settings()) as admin:
+    """Show the newest transaction of transactional ids, and its partitions."""
+    async with open_admin(client_settings(client)) as admin:
         described = [
-            await admin.transactions.describe(each)
+            await admin.describe_transaction(each)
             for each in required(transactional_ids, "transactional id")
         ]
-    if as_json:
-        say_json([asdict(each) for each in described])
-        return
-    for each in described:
-        open_for = f", open for {_age(each.started_ms)}" if each.partitions else ""
-        say(
-            f"{each.transactional_id}: {each.state}{open_for}, producer {each.producer_id}"
-            f" epoch {each.producer_epoch}, timeout {show_seconds(each.timeout_ms / 1000)}",
-            *(f"  {tp.topic}-{tp.partition}" for tp in sorted(each.partitions)),
-        )
+    show(described, (line for each in described for line in _lines(each)), as_json=as_json)
 
 
 @app.command
-@runs
-async def hanging(
-    *topics: str, as_json: Json = False, connection: Connection | None = None
-) -> None:
-    """Find transactions that are open in a partition and that no coordinator knows of.
+@client_command
+async def hanging(*topics: str, as_json: AsJson = False, client: ClientFlags | None = None) -> None:
+    """Find transactions that are open in a partition but unknown to every coordinator.
 
-    Consumers of committed records wait for them for ever; `kmr broker txn abort` ends them.
+    They block read_committed consumers forever; `kmr broker txn abort` ends them.
 
     Parameters
     ----------
     topics
-        Where to look; all topics if none is named.
+        Topics to search; default: all.
     """
-    async with open_admin((connection or Connection()).client_settings()) as admin:
-        found = await admin.transactions.hanging_in(await _partitions(admin, topics))
-    if as_json:
-        say_json([asdict(each) for each in found])
-    elif found:
-        say(*_table(found))
+    async with open_admin(client_settings(client)) as admin:
+        partitions = await admin.partitions(topics or await admin.topics())
+        found = await admin.hanging_transactions(partitions)
+    show(found, _table(found) if found else [], as_json=as_json)
 
 
 @app.command
-@runs
+@client_command
 async def abort(
-    topic: str, partition: int, *, start_offset: int, connection: Connection | None = None
+    topic: str, partition: int, *, start_offset: int, client: ClientFlags | None = None
 ) -> None:
-    """Abort a transaction in one partition, whatever its coordinator knows of it.
+    """Abort a transaction in one partition, without asking its coordinator.
 
-    Its records will not be seen by consumers of committed records. Use it for what `hanging` shows: a
-    producer that is still at work with this transaction loses what it has written to the partition.
+    read_committed consumers will skip its records. Use this only for transactions that
+    `kmr broker txn hanging` shows: a producer that still uses the transaction loses its records in the
+    partition.
 
     Parameters
     ----------
     topic
-        Where it hangs.
+        Topic of the hanging transaction.
     partition
         Number of the partition.
     start_offset
-        First offset of the transaction, as `hanging` shows it.
+        First offset of the transaction, as `kmr broker txn hanging` shows it.
     """
     where = TopicPartition(topic, partition)
-    async with open_admin((connection or Connection()).client_settings()) as admin:
-        transactions = await admin.transactions.open_in([where])
+    async with open_admin(client_settings(client)) as admin:
+        transactions = await admin.open_transactions([where])
         chosen = [each for each in transactions if each.start_offset == start_offset]
         if not chosen:
-            begins = ", ".join(str(each.start_offset) for each in transactions)
-            there = f"those that are open begin at {begins}" if begins else "none is open"
+            starts = ", ".join(str(each.start_offset) for each in transactions)
+            there = f"open transactions begin at {starts}" if starts else "none is open"
             raise CommandError(
                 f"{topic}-{partition}: no transaction begins at {start_offset}; {there}"
             )
-        await admin.transactions.abort(chosen[0])
+        await admin.abort_transaction(chosen[0])
     say(f"{topic}-{partition}: aborted the transaction that began at {start_offset}")
 
 
-async def _partitions(admin: Admin, topics: Iterable[str]) -> list[TopicPartition]:
-    existing = await admin.topics()
-    missing = [topic for topic in topics if topic not in existing]
-    if missing:
-        raise CommandError(f"topic {missing[0]}: does not exist")
+def _lines(described: TransactionInfo) -> list[str]:
+    open_for = f", open for {_age(described.started_ms)}" if described.partitions else ""
+    timeout = show_quantity(described.timeout_ms / 1000, SECONDS)
+    head = (
+        f"{described.transactional_id}: {described.state}{open_for}, producer {described.producer_id}"
+        f" epoch {described.producer_epoch}, timeout {timeout}"
+    )
     return [
-        TopicPartition(topic, index)
-        for topic in topics or existing
-        for index in range(existing[topic])
+        head,
+        *(f"  {tp.topic}-{tp.partition}" for tp in sorted(described.partitions)),
     ]
 
 

@@ -1,52 +1,138 @@
-"""Log compaction: of each key only the latest record stays (cleanup.policy=compact).
+"""Log compaction: keep only the latest record of each key (cleanup.policy=compact).
 
-A pass reads the closed segments of a log twice: first those that no pass has seen, to learn the latest
-offset of each key; then all of them, to leave out what has a later record. It never touches the active
-segment, nor anything that belongs to an open transaction. A `Plan` is made in the event loop; everything
-else here works on files that nobody writes to, in a thread, and changes nothing: `PartitionLog` puts the
-result in place.
+A pass reads the closed segments of a log twice: first those that no pass has read, to learn the latest
+offset of each key; then all of them, to leave out records that a later one replaces. It never touches the
+active segment or records of an open transaction. `plan_compaction` runs in the event loop. A `Compaction`
+runs in a thread, on files that nothing else writes; `PartitionLog.replace_segments` then swaps its result in.
 
-A tombstone (a record without a value) stays for `delete.retention.ms` after its key's older records are
-gone, so that consumers which are behind learn of the deletion. Records of aborted transactions go; markers
-stay, because consumers need them to tell what was aborted. A record without a key goes: nobody could ever
-replace it. What cannot be decoded stays as it is.
+- A tombstone (a record without a value) stays for `delete.retention.ms` after its key's older records are
+  gone, so that consumers that are behind see the deletion.
+- Records of aborted transactions go. Markers stay: consumers need them to recognise an aborted transaction.
+- A record without a key goes, because no later record could replace it.
+- A batch that cannot be decoded stays as it is.
 """
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from broker.log.compaction_batches import empty_batches, with_records, without_records
-from broker.log.compaction_swap import swap_source
-from broker.log.index import SegmentIndex
-from broker.log.segment import Segment
-from broker.records import NO_TIMESTAMP, BatchError, parse_header, read_records
+import msgspec
+
+from .durable_files import read_sealed, write_sealed
+from .log_config import NO_TIME_LIMIT
+from .records import (
+    HEADER_BYTES,
+    NO_PRODUCER_ID,
+    NO_TIMESTAMP,
+    BatchError,
+    BatchHeader,
+    encode_batch,
+    parse_header,
+    read_records,
+    with_codec,
+)
+from .results import LogCorrupt
+from .segment import Segment, SegmentIndex
+from .swap import swap_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from broker.log.compaction_state import CompactionState
-    from broker.producers.aborted import AbortedTransaction
-    from broker.records import BatchHeader, StoredRecord
+    from .log_config import LogConfig
+    from .partition import PartitionLog
+    from .producers import AbortedTransaction
+    from .records import StoredRecord
 
-__all__ = ["ClosedSegment", "Compaction", "Group", "Plan", "Rewritten", "Stopped"]
+__all__ = [
+    "COMPACTION_FILE",
+    "ClosedSegment",
+    "Compaction",
+    "CompactionState",
+    "Group",
+    "Horizon",
+    "Plan",
+    "Rewritten",
+    "Stopped",
+    "empty_batches",
+    "plan_compaction",
+    "with_records",
+    "without_records",
+]
 
+COMPACTION_FILE: Final = "compaction"
 MAX_KEYS: Final = 1_000_000
-"""Keys that a pass remembers, about 150 bytes each; what comes after them is left to the next pass."""
+"""Keys that a pass remembers, about 150 bytes each; the next pass handles the records beyond."""
 _DIGEST_BYTES: Final = 16
+_MAGIC: Final = 2
+_NO_LIMIT: Final = 2**31 - 1
+_MAX_DELTA: Final = 2**31 - 1
 
 
-class Stopped(Exception):
-    """The broker stops, or the log is being deleted: the pass ends, and nothing has changed."""
+class Horizon(msgspec.Struct, frozen=True):
+    """One pass of compaction.
+
+    Attributes:
+        end_offset: the pass was the first to read the records below this, from the previous pass's
+            `end_offset` on.
+        since_ms: time of the pass; the older records of their keys are gone since then.
+        tombstones: number of its tombstones that are still in the log.
+    """
+
+    end_offset: int
+    since_ms: int
+    tombstones: int
+
+
+class CompactionState(msgspec.Struct, frozen=True):
+    """Progress of earlier passes; the file `compaction` in the log's directory.
+
+    Attributes:
+        clean_to: every key below this offset has one record below it.
+        horizons: the passes with tombstones, ordered by offset.
+    """
+
+    clean_to: int = 0
+    horizons: tuple[Horizon, ...] = ()
+
+    @classmethod
+    def load(cls, directory: Path) -> CompactionState:
+        """Return the state of the log in `directory`; the initial one if the file is missing or damaged."""
+        try:
+            payload = read_sealed(directory / COMPACTION_FILE)
+            return cls() if payload is None else msgspec.json.decode(payload, type=cls)
+        except (LogCorrupt, msgspec.MsgspecError):
+            return cls()
+
+    def save(self, directory: Path) -> None:
+        """Replace the file durably. Raises OSError."""
+        write_sealed(directory / COMPACTION_FILE, msgspec.json.encode(self), durable=True)
+
+    def expired_tombstones_end(self, now_ms: int, retention_ms: int) -> int:
+        """Return the offset below which tombstones have been visible for `retention_ms`; 0: none have."""
+        return max(
+            (each.end_offset for each in self.horizons if each.since_ms + retention_ms <= now_ms),
+            default=0,
+        )
+
+    def after_pass(self, clean_to: int, tombstones: Sequence[int], now_ms: int) -> CompactionState:
+        """Return the state after a pass that left tombstones at these offsets (ascending)."""
+        counted, first = [], 0
+        for horizon in (*self.horizons, Horizon(clean_to, now_ms, 0)):
+            last = bisect.bisect_left(tombstones, horizon.end_offset)
+            if last > first:
+                counted.append(Horizon(horizon.end_offset, horizon.since_ms, last - first))
+            first = max(first, last)
+        return CompactionState(clean_to, tuple(counted))
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedSegment:
-    """A segment that is no longer written to: offsets `base_offset` to `end_offset` (exclusive)."""
+    """A segment that is complete: offsets `base_offset` to `end_offset` (exclusive)."""
 
     path: Path
     base_offset: int
@@ -55,23 +141,22 @@ class ClosedSegment:
 
 
 Group = tuple[ClosedSegment, ...]
-"""Neighbours that become one segment."""
+"""Neighbouring segments that become one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a pass works on.
+    """The work of one pass.
 
     Attributes:
         directory: the log's.
-        segments: all closed ones from the oldest on that may be compacted.
-        log_start_offset: records below are deleted already.
-        state: what earlier passes have done.
+        segments: the closed segments that may be compacted, oldest first.
+        log_start_offset: records below are already deleted.
+        state: progress of earlier passes.
         tombstones_end: tombstones below this offset go.
-        aborted: the transactions in these segments whose records do not count.
-        producers: ids of those that may still send: their last sequence must not be forgotten.
-        segment_bytes: how large the new segments may be.
-        index_interval_bytes: for their indexes.
+        aborted: the aborted transactions in these segments.
+        producers: ids of producers that may still send: their last sequence must be kept.
+        config: the log's settings.
     """
 
     directory: Path
@@ -81,15 +166,14 @@ class Plan:
     tombstones_end: int
     aborted: Sequence[AbortedTransaction]
     producers: frozenset[int]
-    segment_bytes: int
-    index_interval_bytes: int
+    config: LogConfig
 
     @property
     def groups(self) -> Iterator[Group]:
-        """The segments, put together while they do not exceed the size of one."""
+        """Yield the segments, joined as long as a group does not exceed `segment_bytes`."""
         group: list[ClosedSegment] = []
         for segment in self.segments:
-            if group and sum(s.size for s in group) + segment.size > self.segment_bytes:
+            if group and sum(s.size for s in group) + segment.size > self.config.segment_bytes:
                 yield tuple(group)
                 group = []
             group.append(segment)
@@ -97,27 +181,84 @@ class Plan:
             yield tuple(group)
 
 
+def plan_compaction(log: PartitionLog, now_ms: int) -> Plan | None:
+    """Return the pass that the log needs now (milliseconds since the epoch), None if it needs none.
+
+    A pass is due when the share of unread bytes exceeds `min.cleanable.dirty.ratio`, when an unread record
+    is older than `max.compaction.lag.ms`, or when a tombstone is older than `delete.retention.ms`.
+    """
+    state = CompactionState.load(log.directory)
+    segments, overdue = _compactable(log, state.clean_to, now_ms)
+    if not segments:
+        return None
+    config = log.config
+    new_bytes = sum(each.size for each in segments if each.end_offset > state.clean_to)
+    ratio = new_bytes / sum(each.size for each in segments)
+    tombstones_end = state.expired_tombstones_end(now_ms, config.delete_retention_ms)
+    if ratio <= config.min_cleanable_dirty_ratio and not overdue and not tombstones_end:
+        return None
+    start, end = segments[0].base_offset, segments[-1].end_offset
+    return Plan(
+        directory=log.directory,
+        segments=tuple(segments),
+        log_start_offset=log.log_start_offset,
+        state=state,
+        tombstones_end=tombstones_end,
+        aborted=tuple(log.producers.aborted.between(start, end)),
+        producers=frozenset(each.producer_id for each in log.producers.describe()),
+        config=config,
+    )
+
+
+def _compactable(log: PartitionLog, clean_to: int, now_ms: int) -> tuple[list[ClosedSegment], bool]:
+    """Return the segments that a pass may rewrite, and whether one is overdue because of its age."""
+    config = log.config
+    found: list[ClosedSegment] = []
+    overdue = False
+    for segment in log.segments():
+        end = segment.end_offset
+        if end is None or end > log.last_stable_offset:
+            break  # the active segment, or records of an open transaction
+        lag = config.min_compaction_lag_ms
+        if lag and segment.newest_ms() > now_ms - lag:
+            break
+        first_new = end > clean_to and (not found or found[-1].end_offset <= clean_to)
+        if first_new and config.max_compaction_lag_ms < NO_TIME_LIMIT:
+            overdue = segment.first_timestamp(now_ms) < now_ms - config.max_compaction_lag_ms
+        found.append(ClosedSegment(segment.path, segment.base_offset, end, segment.size))
+    return found, overdue
+
+
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """A group in its new form, written to `swap_source` and synced."""
+    """The compacted form of a group, written to `swap_source` and synced."""
 
     group: Group
     index: SegmentIndex
     size: int
 
 
+class Stopped(Exception):
+    """The pass was asked to stop, because the broker stops or the log is deleted. Nothing has changed."""
+
+
 class Compaction:
-    """One pass; all of it may take long, and runs in a thread."""
+    """One pass over a log; all methods read files and belong into a thread.
+
+    Calls: `read_keys` once, then `rewrite` for each of `Plan.groups` in order.
+
+    Attributes:
+        clean_to: offset at which the next pass begins to read keys.
+        tombstones: ascending offsets of the tombstones left in the rewritten groups.
+    """
 
     def __init__(
         self, plan: Plan, *, max_keys: int = MAX_KEYS, stopped: Callable[[], bool] = lambda: False
     ) -> None:
-        """`stopped` is asked before each batch."""
+        """`stopped` is called before each batch; True ends the pass."""
         self.plan = plan
         self.clean_to = plan.state.clean_to
-        """Where the next pass begins."""
         self.tombstones: list[int] = []
-        """Offsets of those that are left in the groups that were rewritten, ascending."""
         self._max_keys = max_keys
         self._stopped = stopped
         self._latest: dict[bytes, int] = {}
@@ -128,10 +269,10 @@ class Compaction:
             ranges.append((each.first_offset, each.last_offset))
 
     def read_keys(self) -> None:
-        """Learns the latest offset of each key that no pass has seen.
+        """Learn the latest offset of each key in the records that no pass has read.
 
         Raises:
-            Stopped: the pass is to end.
+            Stopped: `stopped` returned True.
             LogCorrupt: a segment is damaged.
             OSError: the disk failed.
         """
@@ -153,16 +294,17 @@ class Compaction:
         self.clean_to = header.next_offset
 
     def rewrite(self, group: Group) -> Rewritten | None:
-        """Writes what stays of a group to `swap_source`, synced; None if nothing would change.
+        """Write the compacted group to `swap_source` and sync it; None if nothing would change.
 
-        Groups are given in their order. Raises as `read_keys`.
+        Raises the same errors as `read_keys`.
         """
         if len(group) == 1 and group[0].base_offset >= self.clean_to:
-            return None  # this pass has not come so far
+            return None  # `read_keys` stopped before it, at `max_keys`
         path = swap_source(self.plan.directory, group[0].base_offset)
         try:
             with path.open("wb") as file:
-                writer = _Writer(file.write, group[0].base_offset, self.plan.index_interval_bytes)
+                interval = self.plan.config.index_interval_bytes
+                writer = _Writer(file.write, group[0].base_offset, interval)
                 changed = len(group) > 1
                 for segment in group:
                     for header, data in self._batches(segment):
@@ -182,11 +324,9 @@ class Compaction:
         return Rewritten(group, writer.index, writer.size)
 
     def _keep(self, header: BatchHeader, data: memoryview, writer: _Writer) -> bool:
-        """Writes what stays of a batch; whether that is less than there was."""
-        if header.is_control or header.base_offset >= self.clean_to:
-            writer.write(data)
-            return False
-        records = _records(data)
+        """Write the records of a batch that stay; return whether any were left out."""
+        untouched = header.is_control or header.base_offset >= self.clean_to
+        records = None if untouched else _records(data)
         if records is None:
             writer.write(data)
             return False
@@ -202,7 +342,7 @@ class Compaction:
             writer.write(without_records(header))
             return bool(records)
         elif header.producer_id < 0 and not records:
-            return False  # a run of offsets without records, as the writer makes them
+            return False  # from an earlier pass; the writer fills the gap again
         return True
 
     def _stays(self, record: StoredRecord) -> bool:
@@ -221,7 +361,7 @@ class Compaction:
     def _batches(
         self, segment: ClosedSegment, *, content: bool = True
     ) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Each batch with its header; without its `content` where only headers are looked at."""
+        """Yield each header with its whole batch, or with nothing if not `content`."""
         opened = Segment(segment.path, segment.base_offset, segment.size, 0)
         opened.end_offset = segment.end_offset
         try:
@@ -234,7 +374,7 @@ class Compaction:
 
 
 class _Writer:
-    """Writes batches one after another, with batches without records in the gaps."""
+    """Write batches in order, and fill gaps between their offsets with empty batches."""
 
     def __init__(
         self, write: Callable[[bytearray | memoryview], object], base_offset: int, interval: int
@@ -246,11 +386,13 @@ class _Writer:
         self._interval = interval
 
     def write(self, batch: bytearray | memoryview) -> None:
+        """Write a batch, after filling the gap before it."""
         header = parse_header(batch)
         self.fill_gap(header.base_offset)
         self._put(header, batch)
 
     def fill_gap(self, end_offset: int) -> None:
+        """Write empty batches up to `end_offset` (exclusive)."""
         for batch in empty_batches(self._next_offset, end_offset):
             self._put(parse_header(batch), batch)
 
@@ -263,7 +405,7 @@ class _Writer:
 
 
 def _records(batch: memoryview) -> list[StoredRecord] | None:
-    """Those of one batch; None if a client has sent what nobody can decode."""
+    """Return the records of one batch; None if a client produced a batch that cannot be decoded."""
     try:
         return read_records(batch, parse_header(batch))
     except BatchError:
@@ -271,5 +413,54 @@ def _records(batch: memoryview) -> list[StoredRecord] | None:
 
 
 def _digest(key: bytes) -> bytes:
-    """Keys of any length take little room; two with the same digest are not to be expected."""
+    """Return 16 bytes instead of the key, to save memory; a collision is practically impossible."""
     return hashlib.blake2b(key, digest_size=_DIGEST_BYTES).digest()
+
+
+def with_records(header: BatchHeader, records: Sequence[StoredRecord]) -> bytearray:
+    """Return the batch with only these of its records (at least one), in its own codec."""
+    from .aiokafka_parts import DefaultRecordBatchBuilder
+
+    # The builder reads a timestamp of -1 as "none yet". It stores differences only, so subtract the earliest.
+    earliest = min(record.timestamp for record in records)
+    builder = DefaultRecordBatchBuilder(_MAGIC, 0, False, NO_PRODUCER_ID, -1, -1, _NO_LIMIT)  # noqa: FBT003
+    for record in records:
+        builder.append(
+            record.offset - header.base_offset,
+            record.timestamp - earliest,
+            record.key,
+            record.value,
+            list(record.headers),
+        )
+    body = memoryview(builder.build())[HEADER_BYTES:]
+    fewer = msgspec.structs.replace(
+        header,
+        record_count=len(records),
+        base_timestamp=records[0].timestamp,
+        max_timestamp=(
+            header.max_timestamp
+            if header.timestamp_type
+            else max(record.timestamp for record in records)
+        ),
+    )
+    return encode_batch(fewer, body)
+
+
+def without_records(header: BatchHeader) -> bytearray:
+    """Return the batch without records; its header keeps the producer's epoch and sequence."""
+    empty = msgspec.structs.replace(
+        with_codec(header, 0),
+        base_timestamp=NO_TIMESTAMP,
+        max_timestamp=NO_TIMESTAMP,
+        record_count=0,
+    )
+    return encode_batch(empty, b"")
+
+
+def empty_batches(first_offset: int, next_offset: int) -> Iterator[bytearray]:
+    """Yield batches without records for the offsets `first_offset` to `next_offset` (exclusive)."""
+    while first_offset < next_offset:
+        delta = min(next_offset - 1 - first_offset, _MAX_DELTA)
+        header = BatchHeader(base_offset=first_offset, last_offset_delta=delta)
+        yield encode_batch(header, b"")
+        first_offset += delta + 1

@@ -1,4 +1,4 @@
-"""What of a log is on disk: syncs in another thread, and the checkpoint that recovery relies on."""
+"""Durability of a log: syncs in another thread, and the checkpoint that recovery relies on."""
 
 from __future__ import annotations
 
@@ -6,25 +6,55 @@ import os
 import threading
 from contextlib import ExitStack
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from broker.log.checkpoint import Checkpoint
-from broker.log.errors import LogFailed
-from broker.log.files import mark_unsynced, sync_directory
+from .durable_files import mark_unsynced, read_sealed, sync_directory, write_sealed
+from .results import LogCorrupt, LogFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
-    from broker.log.segment import Segment
+    from .recovery import Recovered
+    from .segment import Segment
 
-__all__ = ["Durability", "Syncs"]
+__all__ = ["CHECKPOINT_FILE", "Checkpoint", "Durability", "Syncs"]
+
+CHECKPOINT_FILE: Final = "checkpoint"
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """The state that recovery may rely on.
+
+    Attributes:
+        log_start_offset: first offset that may be read.
+        recovery_point: offsets below are on disk.
+        segment: base offset of the segment that contains the recovery point.
+        position: its byte position in that segment.
+    """
+
+    log_start_offset: int
+    recovery_point: int
+    segment: int
+    position: int
+
+    def save(self, directory: Path) -> None:
+        """Replace the checkpoint of the log in `directory`, durably."""
+        write_sealed(directory / CHECKPOINT_FILE, msgspec.json.encode(self), durable=True)
+
+    @classmethod
+    def load(cls, directory: Path) -> Checkpoint | None:
+        """Return the log's checkpoint; None if it is missing or damaged."""
+        try:
+            payload = read_sealed(directory / CHECKPOINT_FILE)
+            return None if payload is None else msgspec.json.decode(payload, type=cls)
+        except (LogCorrupt, msgspec.MsgspecError):
+            return None
 
 
 class _End(NamedTuple):
-    """The end of what was written: replaced as a whole, so that another thread sees it whole."""
+    """The end of the written bytes; replaced as a whole, so that another thread sees it whole."""
 
     segment: Segment
     position: int
@@ -32,38 +62,31 @@ class _End(NamedTuple):
 
 
 class Syncs(NamedTuple):
-    """How often the disk was asked to sync, and how many seconds it took in all."""
+    """Number of syncs, and their duration in seconds."""
 
     number: int = 0
     seconds: float = 0.0
 
 
 class Durability:
-    """Knows which segments have to be synced; `sync` may run in a thread while others are written.
+    """The segments that need a sync, and the checkpoint; `sync` may run in a thread during appends.
 
     Attributes:
-        durable_offset: everything below has been synced.
-        failure: why a sync failed, "" if none did. After a failure nobody knows what is on disk.
-        syncs: how many there were.
+        durable_offset: offsets below have been synced.
+        failure: why a sync failed, "" if none did. After a failure the content of the disk is unknown.
+        syncs: total of the syncs.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        log_start_offset: int,
-        active: Segment,
-        next_offset: int,
-        unsynced: Iterable[Segment],
-    ) -> None:
+    def __init__(self, directory: Path, recovered: Recovered) -> None:
+        active, next_offset = recovered.segments[-1], recovered.next_offset
         self._directory = directory
         self._end = _End(active, active.size, next_offset)
-        self._rolled = [segment for segment in unsynced if segment is not active]
+        self._rolled = [each for each in recovered.unsynced if each is not active]
         self._names_changed = True
         self._checkpoint = Checkpoint(
-            log_start_offset, next_offset, active.base_offset, active.size
+            recovered.log_start_offset, next_offset, active.base_offset, active.size
         )
-        self._state = threading.Lock()  # held for moments
+        self._state = threading.Lock()  # held briefly
         self._syncing = threading.Lock()  # held while the disk works
         self._saving = threading.Lock()
         self._stopped = False
@@ -73,7 +96,7 @@ class Durability:
 
     @property
     def recovery_point(self) -> int:
-        """Everything below is on disk, and the checkpoint file says so."""
+        """Offsets below are on disk, and the checkpoint file says so."""
         return self._checkpoint.recovery_point
 
     @property
@@ -82,11 +105,11 @@ class Durability:
         return bool(self._rolled)
 
     def holds(self, segment: Segment) -> bool:
-        """Whether the segment waits for a sync; then it must stay open."""
+        """Whether the segment waits for a sync, so that its file must stay open."""
         return segment is self._end.segment or segment in self._rolled
 
     def wrote(self, segment: Segment, next_offset: int) -> None:
-        """`segment` is the active one and has been written up to `next_offset` (exclusive)."""
+        """Note that the active segment, `segment`, was written up to `next_offset` (exclusive)."""
         with self._state:
             if segment is not self._end.segment:
                 self._rolled.append(self._end.segment)
@@ -94,20 +117,20 @@ class Durability:
             self._end = _End(segment, segment.size, next_offset)
 
     def forget(self, segment: Segment) -> None:
-        """The segment is about to be deleted."""
+        """Sync the segment no more, because it is about to be deleted."""
         with self._state:
             if segment in self._rolled:
                 self._rolled.remove(segment)
 
     def sync(self, *, checkpoint: bool = False) -> int:
-        """Syncs what was written before the call; returns the new `durable_offset`.
+        """Sync the bytes written before the call; return the new `durable_offset`.
 
         Args:
-            checkpoint: whether to save a checkpoint in any case, not only after a roll.
+            checkpoint: save a checkpoint in any case, not only after a roll.
 
         Raises:
-            LogFailed: the disk failed, now or before; or the checkpoint that was asked for cannot be
-                saved, or there are too many open files, then a later call may succeed.
+            LogFailed: the disk failed, now or before. Or the requested checkpoint cannot be saved, or too
+                many files are open: then a later call may succeed.
         """
         with self._syncing:
             if self._stopped:
@@ -128,16 +151,16 @@ class Durability:
             return end.next_offset
 
     def save_log_start(self, log_start_offset: int) -> None:
-        """Remembers durably where the log starts. Raises OSError."""
+        """Save the log start in the checkpoint. Raises OSError."""
         self._save(log_start_offset=log_start_offset)
 
     def stop(self) -> None:
-        """Waits for a sync that is running; later ones do nothing."""
+        """Wait for a running sync; later calls of `sync` do nothing."""
         with self._syncing:
             self._stopped = True
 
     def _sync_files(self) -> tuple[_End, list[Segment]]:
-        """Syncs what was written before; returns up to where, and the complete segments in it."""
+        """Sync the files; return the end of the synced bytes, and the complete segments among them."""
         with ExitStack() as stack:
             with self._state:
                 end, rolled, names_changed = self._end, list(self._rolled), self._names_changed
@@ -151,10 +174,10 @@ class Durability:
         return end, rolled
 
     def _duplicate(self, segment: Segment, stack: ExitStack) -> int:
-        """A descriptor that stays valid when the segment is closed meanwhile."""
+        """Return a descriptor that stays valid if the segment is closed during the sync."""
         try:
             file = os.dup(segment.descriptor)
-        except OSError as error:  # too many are open: nothing is wrong with the disk
+        except OSError as error:  # too many open files; the disk has not failed
             raise LogFailed(f"{segment.path}: it cannot be opened for a sync: {error}") from error
         stack.callback(os.close, file)
         return file
@@ -170,7 +193,7 @@ class Durability:
             if needed:
                 message = f"{self._directory}: the checkpoint cannot be saved: {error}"
                 raise LogFailed(message) from error
-            return  # The records are on disk. The next sync tries again; a recovery scans more until then.
+            return  # The records are on disk. The next sync tries again; until then a recovery scans more.
         with self._state:
             self._rolled = [segment for segment in self._rolled if segment not in rolled]
 

@@ -1,59 +1,99 @@
-"""The log of one partition: segments of record batches, appended, read, expired and recovered.
+"""The log of one partition: segments of record batches that are appended, read, deleted and recovered.
 
-Everything but `fsync` is called from one thread, the event loop's.
+`PartitionLog` is the API, and deletes records: by request, by age and size, and by compaction. `Segments`
+owns the files and reads them, `Appender` owns the log's end, and `Durability` the syncs and the checkpoint.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
 
-from broker.log.errors import LogFailed
-from broker.log.files import DELETED, UNSYNCED_FILE
-from broker.log.recovery import recover
-from broker.log.results import Appended, DeletedSegment, ReadResult, RecoveryReport, Span
-from broker.log.shrinking import ShrinkingLog
-from broker.log.snapshots import save_producers
+from .appender import Appender
+from .durability import Durability
+from .durable_files import DELETED, UNSYNCED_FILE
+from .recovery import recover
+from .results import LogFailed, OffsetOutOfRange, ReadResult
+from .segments import Segments
+from .swap import commit_swap, discard_swap
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from broker.log.config import LogConfig
-    from broker.log.durability import Syncs
+    from .compaction import Rewritten
+    from .durability import Syncs
+    from .log_config import LogConfig
+    from .producers import ProducerStates
+    from .records import BatchHeader
+    from .recovery import Recovered
+    from .results import Appended, Span
+    from .segment import Segment
 
-__all__ = [
-    "Appended",
-    "DeletedSegment",
-    "PartitionLog",
-    "ReadResult",
-    "RecoveryReport",
-    "Span",
-]
+__all__ = ["Cleanings", "DeletedSegment", "PartitionLog"]
 
 
-class PartitionLog(ShrinkingLog):
+@dataclass(frozen=True, slots=True)
+class DeletedSegment:
+    """A segment that retention deleted: offsets `base_offset` to `next_offset` (exclusive)."""
+
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+
+
+class Cleanings(NamedTuple):
+    """How often a log was made smaller since it was opened, and the bytes that this freed."""
+
+    number: int = 0
+    freed_bytes: int = 0
+
+    def and_one(self, freed_bytes: int) -> Cleanings:
+        """Return the sum with one more cleaning."""
+        return Cleanings(self.number + 1, self.freed_bytes + freed_bytes)
+
+
+class PartitionLog:
     """The log of one partition; made by `open`.
 
-    Offsets are contiguous from `log_start_offset` (inclusive) to `next_offset` (exclusive). How it
-    grows, is read and shrinks is in the classes that it is made of, one on top of the other; here it is
-    opened, synced and closed.
+    Offsets are contiguous from `log_start_offset` (inclusive) to `next_offset` (exclusive). Call all
+    methods in one thread, the event loop's, except `fsync` and `checkpoint`.
+
+    Attributes:
+        directory: the directory of its files.
+        config: its settings; see `update_config`.
+        recovery: what `open` found and did.
+        retained: total of `apply_retention` since the log was opened.
+        compacted: total of `replace_segments` since the log was opened.
     """
+
+    def __init__(self, directory: Path, config: LogConfig, recovered: Recovered) -> None:
+        self.directory = directory
+        self.config = config
+        self.recovery = recovered.report
+        self._durability = Durability(directory, recovered)
+        self._segments = Segments(directory, recovered, must_stay_open=self._durability.holds)
+        self._appender = Appender(self._segments, self._durability, config, recovered.next_offset)
+        self.retained = Cleanings()
+        self.compacted = Cleanings()
 
     @classmethod
     def open(cls, directory: Path, config: LogConfig, *, clean: bool) -> PartitionLog:
-        """Opens or creates the log in `directory`, and recovers it.
+        """Open or create the log in `directory`, and recover it.
 
-        A log that was closed knows that by itself and is not scanned.
+        Recovery does not scan a log that was closed.
 
         Args:
             directory: one directory per partition; created if missing.
-            config: see `LogConfig`; may change later by `update_config`.
-            clean: False checks all of the newest segment, also what was on disk before the crash;
-                damage there is reported, not cut off.
+            config: see `LogConfig`.
+            clean: False checks all of the newest segment, including batches that were on disk before the
+                crash; damage there is reported, not cut off.
 
         Raises:
-            LogFailed: the disk failed to sync what was recovered.
+            LogFailed: the disk failed to sync the recovered files.
             OSError: the directory cannot be read or written.
         """
         directory.mkdir(parents=True, exist_ok=True)
@@ -64,27 +104,161 @@ class PartitionLog(ShrinkingLog):
         report = recovered.report
         if recovered.unsynced or report.lost_data or report.lost_checkpoint:
             try:
-                log._durability.sync(checkpoint=True)
+                log.checkpoint()
             except LogFailed:
                 log._segments.release()
                 raise
         (directory / UNSYNCED_FILE).unlink(missing_ok=True)
         return log
 
+    # -- state -------------------------------------------------------------------------------------
+
+    @property
+    def log_start_offset(self) -> int:
+        """First offset that can be read."""
+        return self._segments.log_start_offset
+
+    @property
+    def next_offset(self) -> int:
+        """Offset of the next record: the log end offset."""
+        return self._appender.next_offset
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Offsets below belong to no open transaction; the log end without transactions."""
+        first_open = self._appender.producers.first_open_offset
+        if first_open is None:
+            return self._appender.next_offset
+        return max(first_open, self._segments.log_start_offset)
+
+    @property
+    def producers(self) -> ProducerStates:
+        """The idempotent producers, and their transactions."""
+        return self._appender.producers
+
+    @property
+    def failure(self) -> str:
+        """Why nothing can be appended until the log is opened again, "" while it can."""
+        return self._appender.failure
+
+    @property
+    def segment_count(self) -> int:
+        """Number of segment files."""
+        return len(self._segments)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all segments, without indexes."""
+        return self._segments.size_bytes + self._appender.pending_bytes
+
+    def segments(self) -> Iterator[Segment]:
+        """Yield the segments, oldest first; the last one is active and has no end."""
+        return iter(self._segments)
+
+    def update_config(self, config: LogConfig) -> None:
+        """Use these settings from now on."""
+        self.config = self._appender.config = config
+
+    # -- append ------------------------------------------------------------------------------------
+
+    def append(
+        self, data: memoryview | bytearray, batches: Sequence[BatchHeader], *, now_ms: int
+    ) -> Appended:
+        """Append checked batches, all or none, and assign their offsets.
+
+        `data` is patched in place and kept by reference until `flush_pending`: the caller must not change
+        it before. Reads see the batches at once. They survive a kill of this process after
+        `flush_pending`, and a power loss once `durable_offset` has passed them.
+
+        Args:
+            data: the batches, without any other bytes.
+            batches: the result of `split_batches(data)`; only one if it has a producer id.
+            now_ms: milliseconds since the epoch, for LogAppendTime, rolling and idle producers.
+
+        Raises:
+            ProducerError: sequence, epoch or transaction are wrong; nothing was appended.
+            InvalidBatch: several batches with a producer id in one append.
+            LogFailed: the disk failed, now or since the last `flush_pending`.
+        """
+        return self._appender.append(data, batches, now_ms=now_ms)
+
+    def flush_pending(self) -> None:
+        """Write the appended batches with one system call; call it before acknowledging them.
+
+        Raises:
+            LogFailed: nothing that was appended since the last call may be acknowledged. The log is as
+                it was then, unless the message says that it is broken.
+        """
+        self._appender.flush_pending()
+
+    def roll(self) -> None:
+        """Begin a new segment; no effect if the active one is empty. Raises `LogFailed`."""
+        self._appender.roll()
+
+    def roll_if_older(self, since_ms: int) -> None:
+        """Begin a new segment if the active one has records from before this time."""
+        self._appender.roll_if_older(since_ms)
+
+    # -- read --------------------------------------------------------------------------------------
+
+    def read_into(self, offset: int, buffer: memoryview) -> Span:
+        """Fill `buffer` with whole batches, beginning with the one that contains `offset`.
+
+        It may stop early, at the end of a segment. It skips leading batches without records, which
+        compaction leaves, when nothing else would be read.
+
+        Raises:
+            OffsetOutOfRange: `offset` is neither in the log nor its end.
+            LogCorrupt: the batch is damaged; the message names file and position.
+        """
+        self._appender.write_pending()
+        return self._segments.read_into(offset, self._appender.next_offset, buffer)
+
+    def read(self, offset: int, max_bytes: int, *, min_one: bool) -> ReadResult:
+        """Read like `read_into`, into new memory.
+
+        `min_one`: return at least one whole batch, even if it is larger than `max_bytes`.
+        """
+        buffer = memoryview(bytearray(min(max_bytes, self.size_bytes)))
+        span = self.read_into(offset, buffer)
+        if min_one and span.needed_bytes > len(buffer):
+            buffer = memoryview(bytearray(span.needed_bytes))
+            span = self.read_into(offset, buffer)
+        return ReadResult(buffer[: span.size], span.first_offset, span.next_offset)
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
+        """Return `(offset, timestamp)` of the first record with this timestamp or a later one, or None.
+
+        Exact to the record; raises `LogCorrupt`.
+        """
+        self._appender.write_pending()
+        return self._segments.first_record_since(timestamp_ms)
+
+    def offset_of_max_timestamp(self) -> tuple[int, int] | None:
+        """Return `(offset, timestamp)` of the first record with the latest timestamp.
+
+        None if no record has a timestamp. Raises `LogCorrupt`.
+        """
+        self._appender.write_pending()
+        latest = self._segments.latest_timestamp()
+        return self._segments.first_record_since(latest) if latest >= 0 else None
+
+    # -- sync --------------------------------------------------------------------------------------
+
     @property
     def recovery_point(self) -> int:
-        """Everything below is on disk, and the checkpoint file says so."""
+        """Offsets below are on disk, and the checkpoint file says so."""
         return self._durability.recovery_point
 
     @property
     def durable_offset(self) -> int:
-        """Everything below has been synced to disk; acks under fsync "always" wait for this."""
+        """Offsets below have been synced to disk; acks under fsync "always" wait for this."""
         return self._durability.durable_offset
 
     @property
     def dirty(self) -> bool:
         """Whether there are appended batches that `fsync` has not yet made durable."""
-        return self._durability.durable_offset < self._next_offset
+        return self._durability.durable_offset < self._appender.next_offset
 
     @property
     def fsync_due(self) -> bool:
@@ -98,11 +272,11 @@ class PartitionLog(ShrinkingLog):
 
     @property
     def syncs(self) -> Syncs:
-        """How often the files were synced since the log is open."""
+        """Number and duration of the syncs since the log was opened."""
         return self._durability.syncs
 
     def fsync(self) -> int:
-        """Syncs what was flushed before the call; returns the new `durable_offset`.
+        """Sync the batches flushed before the call; return the new `durable_offset`.
 
         May run in another thread while this one appends.
 
@@ -112,42 +286,155 @@ class PartitionLog(ShrinkingLog):
         return self._durability.sync()
 
     def checkpoint(self) -> None:
-        """Like `fsync`; afterwards recovery relies on no position in a closed segment.
+        """Sync, and save a checkpoint: recovery then relies on no position in a closed segment.
 
         May run in another thread while this one appends. Raises `LogFailed`.
         """
         self._durability.sync(checkpoint=True)
 
+    # -- delete ------------------------------------------------------------------------------------
+
+    def truncate_start(self, offset: int) -> None:
+        """Delete the records below `offset` for good (DeleteRecords).
+
+        No effect at or below the log start.
+
+        Raises:
+            OffsetOutOfRange: `offset` is beyond the log end.
+            LogFailed: the disk failed.
+        """
+        self._appender.write_pending()
+        self._appender.check_writable()
+        start, end = self._segments.log_start_offset, self._appender.next_offset
+        if offset > end:
+            raise OffsetOutOfRange(offset, start, end)
+        if offset <= start:
+            return
+        if offset == end:
+            self._appender.roll()
+        if not self._save_log_start(offset):
+            self._delete_below(offset)  # makes room on a full disk
+            try:
+                self._durability.save_log_start(offset)
+            except OSError as error:
+                message = f"{self.directory}: the checkpoint cannot be saved: {error}"
+                raise LogFailed(message) from error
+        self._move_log_start(offset)
+        self._delete_below(offset)
+
+    def apply_retention(self, now_ms: int) -> list[DeletedSegment]:
+        """Delete whole segments, oldest first, by age and bytes; forget idle producers.
+
+        The active segment is rolled if all of it is too old. Raises `LogFailed`, OSError.
+        """
+        self._appender.write_pending()
+        expiry_ms = self.config.producer_id_expiration_ms
+        self._appender.producers.expire(now_ms, expiry_ms=expiry_ms)
+        count = self._count_expired(now_ms) if self.config.deletes else 0
+        if not count:
+            return []
+        if count == len(self._segments):
+            self._appender.roll()
+        deleted = self._delete_segments(count)
+        self.retained = self.retained.and_one(sum(each.size_bytes for each in deleted))
+        return deleted
+
+    def replace_segments(self, rewritten: Rewritten) -> bool:
+        """Replace segments by their compacted form; return False if retention has deleted one of them.
+
+        Call `checkpoint` after they were closed and before this. Raises `LogFailed`, OSError.
+        """
+        group, directory = rewritten.group, self.directory
+        paths = {each.path for each in group}
+        old = [each for each in self._segments if each.path in paths]
+        if self._appender.closed or len(old) < len(group):
+            discard_swap(directory, group[0].base_offset)
+            return False
+        commit_swap(directory, group[0].base_offset, group[-1].end_offset)
+        for segment in old:
+            self._durability.forget(segment)
+        try:
+            self._segments.swap(old, rewritten, self.config.index_interval_bytes)
+        except OSError as error:
+            self._appender.broken = f"{directory}: broken until a restart: {error}"
+            raise LogFailed(self._appender.broken) from error
+        self.compacted = self.compacted.and_one(sum(each.size for each in old) - rewritten.size)
+        return True
+
+    def _count_expired(self, now_ms: int) -> int:
+        """Count the oldest segments that are too old or not needed to keep `retention_bytes`."""
+        keep_ms, keep_bytes = self.config.retention_ms, self.config.retention_bytes
+        count, size = 0, self._segments.size_bytes
+        for segment in self._segments:
+            size -= segment.size
+            too_much = 0 <= keep_bytes <= size and segment is not self._segments.active
+            too_old = keep_ms >= 0 < segment.size and segment.newest_ms() < now_ms - keep_ms
+            if not too_much and not too_old:
+                break
+            count += 1
+        return count
+
+    def _delete_segments(self, count: int) -> list[DeletedSegment]:
+        """Delete the oldest segments.
+
+        Save the new log start first: recovery would otherwise report the missing segments as damage. If
+        the disk is full, save it afterwards, when there is room.
+        """
+        start = next(islice(self._segments, count, None)).base_offset
+        start = max(start, self._segments.log_start_offset)
+        saved = self._save_log_start(start)
+        deleted = [self._delete_oldest() for _ in range(count)]
+        if not saved:
+            self._save_log_start(start)
+        return deleted
+
+    def _delete_below(self, offset: int) -> None:
+        while (end := self._segments.oldest.end_offset) is not None and end <= offset:
+            self._delete_oldest()
+
+    def _delete_oldest(self) -> DeletedSegment:
+        segment = self._segments.remove_oldest()
+        self._durability.forget(segment)
+        segment.delete()
+        start = self._segments.oldest.base_offset
+        self._move_log_start(max(self._segments.log_start_offset, start))
+        return DeletedSegment(segment.base_offset, start, segment.size)
+
+    def _move_log_start(self, offset: int) -> None:
+        self._segments.log_start_offset = offset
+        self._appender.producers.aborted.forget_below(offset)
+
+    def _save_log_start(self, offset: int) -> bool:
+        try:
+            self._durability.save_log_start(offset)
+        except OSError:
+            return False
+        return True
+
+    # -- close -------------------------------------------------------------------------------------
+
     def close(self) -> None:
-        """Flushes, syncs, and saves a checkpoint, so that opening needs no scan. Twice is fine.
+        """Flush, sync, and save a checkpoint, so that opening needs no scan. Idempotent.
 
         Raises:
             LogFailed: the disk failed; the files are closed all the same.
         """
-        if self._closed:
+        if self._appender.closed:
             return
-        self._closed = True
         try:
-            self._write_pending()
-            if not self._broken:
-                self._durability.sync(checkpoint=True)
-                self._segments.active.save_index(self._written_offset)
-                save_producers(self.producers, self.directory, self._written_offset)
-        except OSError as error:
-            raise LogFailed(f"{self.directory}: {error}") from error
+            self._appender.close()
         finally:
-            self._durability.stop()
-            self._segments.release()
-        if self._failed_write or self._broken:
-            raise LogFailed(self._failed_write or self._broken)
+            self._release()
 
     def delete(self) -> None:
-        """Removes the log with its directory, without flushing. Raises OSError."""
-        self._closed = True
-        self._pending.clear()
-        self._durability.stop()
-        self._segments.release()
-        # A crash in between leaves a directory that nobody takes for a log.
+        """Remove the log with its directory, without flushing. Raises OSError."""
+        self._appender.discard()
+        self._release()
+        # After a crash, the suffix shows that this directory is no log.
         doomed = self.directory.with_name(f"{self.directory.name}.{time.time_ns()}{DELETED}")
         self.directory.rename(doomed)
         shutil.rmtree(doomed)
+
+    def _release(self) -> None:
+        self._durability.stop()
+        self._segments.release()

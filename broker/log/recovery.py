@@ -1,4 +1,4 @@
-"""Finds the segments of a log, and makes sure that they hold a prefix of what was appended."""
+"""Recovery when a log is opened: its segments then hold a prefix of the batches that were appended."""
 
 from __future__ import annotations
 
@@ -6,57 +6,116 @@ import bisect
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from broker.log.checkpoint import CHECKPOINT_FILE, Checkpoint
-from broker.log.compaction_state import COMPACTION_FILE
-from broker.log.compaction_swap import finish_swaps
-from broker.log.errors import LogCorrupt
-from broker.log.files import DELETED, TEMPORARY, UNSYNCED_FILE
-from broker.log.index import INDEX_SUFFIXES, UNKNOWN_TIMESTAMP, SegmentIndex
-from broker.log.results import RecoveryReport
-from broker.log.segment import LOG_SUFFIX, Segment, segment_path
+import structlog
+
+from .compaction import COMPACTION_FILE
+from .durability import CHECKPOINT_FILE, Checkpoint
+from .durable_files import DELETED, TEMPORARY, UNSYNCED_FILE
+from .results import LogCorrupt
+from .segment import (
+    INDEX_SUFFIXES,
+    LOG_SUFFIX,
+    UNKNOWN_TIMESTAMP,
+    Segment,
+    SegmentIndex,
+    segment_path,
+)
+from .swap import finish_swaps
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Recovered", "recover"]
+    from .partition import PartitionLog
+
+__all__ = ["Recovered", "RecoveryReport", "recover", "report_recovery"]
+
+logger = structlog.get_logger(__name__)
 
 _LOST: Final = ".lost"
 _LEFTOVERS: Final = (TEMPORARY, DELETED)
 
 
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    """A log that can be appended to.
+@dataclass(slots=True)
+class RecoveryReport:
+    """What opening a log found and did; see `report_recovery`.
 
     Attributes:
-        segments: at least one, oldest first; the last one is active.
-        log_start_offset: first offset that may be read.
-        next_offset: offset of the next record.
-        unsynced: segments with bytes that may not be on disk yet, or that were cut.
-        report: what was found and done.
+        scanned_bytes: bytes whose CRCs were checked; 0 after a clean stop.
+        truncated_bytes: bytes cut off, from the first bad batch on; 0: nothing was cut.
+        truncated_at: offset at which the log ends since the cut, None if nothing was cut.
+        reason: the fault of that batch, with file and position; "" if nothing was cut.
+        set_aside: files after the cut, renamed to `*.lost`; the broker neither reads nor deletes them.
+        lost_durable_records: at least this many records had been on disk and are gone. More than 0 means
+            that the disk or a person damaged the log; a crash alone does not.
+        lost_checkpoint: why the log start is unknown, so that deleted records may be back; "" if it is
+            known.
+        damaged: the fault of batches that were kept because they had been on disk before the crash;
+            reading them fails. "" if there are none.
     """
 
-    segments: list[Segment]
-    log_start_offset: int
-    next_offset: int
-    unsynced: list[Segment]
-    report: RecoveryReport
+    scanned_bytes: int = 0
+    truncated_bytes: int = 0
+    truncated_at: int | None = None
+    reason: str = ""
+    set_aside: tuple[str, ...] = ()
+    lost_durable_records: int = 0
+    damaged: str = ""
+    lost_checkpoint: str = ""
+
+    @property
+    def lost_data(self) -> bool:
+        """Whether anything was cut, set aside or is gone.
+
+        A kill in the middle of a write leaves a torn batch, which is cut off; `set_aside` and
+        `lost_durable_records` show whether more was lost.
+        """
+        return bool(self.truncated_bytes or self.set_aside or self.lost_durable_records)
+
+
+def report_recovery(log: PartitionLog, **labels: object) -> None:
+    """Log, with `labels`, the losses and damage that opening `log` found."""
+    report = log.recovery
+    cut = {
+        "truncated_at": report.truncated_at,
+        "reason": report.reason,
+        "set_aside": report.set_aside,
+    }
+    if report.lost_durable_records:
+        records = report.lost_durable_records
+        logger.error("records that were on disk are gone", **labels, records=records, **cut)
+    elif report.lost_data:
+        logger.warning(
+            "the log ended in an incomplete write, which was cut off",
+            **labels,
+            truncated_bytes=report.truncated_bytes,
+            **cut,
+        )
+    if report.lost_checkpoint:
+        logger.error(
+            "the log start is unknown: deleted records may be back",
+            **labels,
+            log_start_offset=log.log_start_offset,
+            reason=report.lost_checkpoint,
+        )
+    if report.damaged:
+        message = "batches of the log are damaged: reading them will fail"
+        logger.error(message, **labels, reason=report.damaged)
 
 
 def recover(directory: Path, *, index_interval_bytes: int, clean: bool) -> Recovered:
-    """Opens the segments in `directory` and scans what lies beyond the recovery point.
+    """Open the segments in `directory` and scan the batches beyond the recovery point.
 
-    The first batch that is incomplete, damaged or out of place ends the log: it is cut off, with all
-    that follows. What the checkpoint calls durable is not cut for damage inside: that is not the
-    trace of a crash, and intact batches follow it.
+    The first batch that is incomplete, damaged or out of place ends the log: it and everything after it
+    is cut off. Damage below the recovery point is not cut off: a crash did not cause it, and intact batches
+    follow.
+
+    After a failed sync (see `mark_unsynced`) the batches beyond the recovery point are written again; the
+    caller syncs them, then removes the mark.
 
     Args:
         directory: an existing directory.
-        index_interval_bytes: for indexes that are rebuilt.
-        clean: False checks all of the newest durable segment, not only what lies beyond.
-
-    After a failed sync (see `mark_unsynced`) all that lies beyond is written again; the caller syncs it,
-    then removes the mark.
+        index_interval_bytes: for rebuilt indexes.
+        clean: False also checks the newest segment's batches below the recovery point.
 
     Raises:
         OSError: the directory cannot be read or written.
@@ -66,45 +125,35 @@ def recover(directory: Path, *, index_interval_bytes: int, clean: bool) -> Recov
     gone = _indexes_without_segment(directory)
     first_offset = segments[0].base_offset if segments else 0
     point, lost_checkpoint = _checkpoint(directory, first_offset, used=clean and bool(segments))
-    scan = _Scan(segments, point, write_again=(directory / UNSYNCED_FILE).exists())
+    report = RecoveryReport(lost_checkpoint=lost_checkpoint)
+    log = Recovered(segments, point, report, write_again=(directory / UNSYNCED_FILE).exists())
     if segments:
-        scan.run(clean=clean)
-    end = scan.next_offset
-    # Retention deletes from the start: an index beyond the end is what is left of lost records, if the
-    # log was closed; a power loss may leave the index of a segment that never was on disk.
+        log.scan(clean=clean)
+    end = log.next_offset
+    # Retention deletes from the start, so in a closed log an index beyond the end belongs to lost records.
+    # After a power loss its segment may never have been on disk.
     durable_end = max([point.recovery_point, *(base_offset + 1 for base_offset in gone if clean)])
-    # Where it starts is noted before anything is deleted.
-    lost = max(0, first_offset - point.log_start_offset)
     if not segments:
-        # Offsets that were handed out once are never handed out again.
-        scan.next_offset = max(durable_end, point.log_start_offset)
+        # Never assign an offset twice.
+        log.next_offset = max(durable_end, point.log_start_offset)
         end = point.log_start_offset
-        segments.append(Segment.create(directory, scan.next_offset, index_interval_bytes))
+        segments.append(Segment.create(directory, log.next_offset, index_interval_bytes))
+    # Retention saves the log start before it deletes: a later first segment means that records are lost.
+    lost = max(0, first_offset - point.log_start_offset)
+    report.lost_durable_records = lost + max(0, durable_end - end)
+    if report.truncated_bytes:
+        report.truncated_at = log.next_offset
     if point.recovery_point > end:
-        # What compaction knows may be of records that are gone.
+        # Compaction's progress may refer to records that are gone.
         (directory / COMPACTION_FILE).unlink(missing_ok=True)
     while len(segments) > 1 and segments[1].base_offset <= point.log_start_offset:
-        segments.pop(0).delete()  # a crash came in between
-    return Recovered(
-        segments=segments,
-        log_start_offset=max(point.log_start_offset, segments[0].base_offset),
-        next_offset=scan.next_offset,
-        unsynced=[segment for segment in scan.unsynced if segment in segments],
-        report=RecoveryReport(
-            scanned_bytes=scan.scanned_bytes,
-            truncated_bytes=scan.truncated_bytes,
-            truncated_at=scan.next_offset if scan.truncated_bytes else None,
-            reason=scan.reason,
-            set_aside=tuple(scan.set_aside),
-            lost_durable_records=lost + max(0, durable_end - end),
-            damaged=scan.damaged,
-            lost_checkpoint=lost_checkpoint,
-        ),
-    )
+        segments.pop(0).delete()  # a crash interrupted the deletion
+    log.unsynced = [segment for segment in log.unsynced if segment in segments]
+    return log
 
 
 def _checkpoint(directory: Path, first_offset: int, *, used: bool) -> tuple[Checkpoint, str]:
-    """The log's checkpoint, or one that says nothing, and then why; `used`: there must be one."""
+    """Return the checkpoint; or one at the first offset, and why. `used`: there must be a checkpoint."""
     point, path = Checkpoint.load(directory), directory / CHECKPOINT_FILE
     if point is not None:
         return point, ""
@@ -113,7 +162,7 @@ def _checkpoint(directory: Path, first_offset: int, *, used: bool) -> tuple[Chec
 
 
 def _find_segments(directory: Path, index_interval_bytes: int) -> list[Segment]:
-    """The segments by their names, oldest first; removes what a crash left half done."""
+    """Return the segments, oldest first; delete temporary files that a crash left."""
     segments: list[Segment] = []
     for path in sorted(directory.iterdir()):
         if path.name.endswith(_LEFTOVERS):
@@ -127,7 +176,7 @@ def _find_segments(directory: Path, index_interval_bytes: int) -> list[Segment]:
 
 
 def _indexes_without_segment(directory: Path) -> list[int]:
-    """Removes the indexes whose segment is missing; the base offsets of those segments."""
+    """Delete the indexes of missing segments; return the base offsets of these segments."""
     found: list[int] = []
     for suffix in INDEX_SUFFIXES:
         for path in directory.glob(f"*{suffix}"):
@@ -138,21 +187,32 @@ def _indexes_without_segment(directory: Path) -> list[int]:
 
 
 @dataclass(slots=True)
-class _Scan:
-    """One pass over the segments beyond the recovery point; removes from `segments` what is lost."""
+class Recovered:
+    """A log that is ready for appends once `recover` returns it.
+
+    Attributes:
+        segments: at least one, oldest first; the last one is active.
+        point: the checkpoint.
+        report: see `RecoveryReport`.
+        write_again: whether the bytes beyond the recovery point must be written again.
+        next_offset: offset of the next record.
+        unsynced: segments with bytes that may not be on disk yet, or that were cut.
+    """
 
     segments: list[Segment]
     point: Checkpoint
+    report: RecoveryReport
     write_again: bool
     next_offset: int = 0
-    scanned_bytes: int = 0
-    truncated_bytes: int = 0
-    reason: str = ""
-    damaged: str = ""
-    set_aside: list[str] = field(default_factory=list)
     unsynced: list[Segment] = field(default_factory=list)
 
-    def run(self, *, clean: bool) -> None:
+    @property
+    def log_start_offset(self) -> int:
+        """First offset that may be read."""
+        return max(self.point.log_start_offset, self.segments[0].base_offset)
+
+    def scan(self, *, clean: bool) -> None:
+        """Index and cut the segments beyond the recovery point; set aside those after the first bad batch."""
         bases = [segment.base_offset for segment in self.segments]
         number = max(0, bisect.bisect_right(bases, self.point.recovery_point) - 1)
         first = self.segments[number]
@@ -165,8 +225,8 @@ class _Scan:
         while number < len(self.segments):
             segment = self.segments[number]
             if position == 0 and segment.base_offset != self.next_offset:
-                break  # there is a hole before it
-            intact = self._scan(segment, position)
+                break  # a segment before it is missing
+            intact = self._scan_segment(segment, position)
             number, position = number + 1, 0
             if not intact:
                 break
@@ -174,11 +234,11 @@ class _Scan:
                 segment.save_index(self.next_offset)
                 self.segments[number].begin_index()
         if self.next_offset < self.point.log_start_offset:
-            number = 0  # nothing of what is left may be read
+            number = 0  # all remaining records are below the log start
         self._set_aside(number)
 
     def _index_durable(self, segment: Segment, position: int, *, verify: bool) -> None:
-        """The index of the bytes below `position`, loaded or built from the batches themselves."""
+        """Load the index of the bytes below `position`, or build it from the batches."""
         index = None
         if not verify:
             index = SegmentIndex.load(
@@ -194,12 +254,12 @@ class _Scan:
                 segment.add_stored_to_index(header)
         except LogCorrupt as error:
             if error.position < position:
-                self.damaged = str(error)
+                self.report.damaged = str(error)
                 segment.index.max_timestamp = UNKNOWN_TIMESTAMP
                 segment.index.mark(self.next_offset, position)
 
-    def _scan(self, segment: Segment, position: int) -> bool:
-        """Indexes the intact batches from `position` on and cuts off the rest, if there is any."""
+    def _scan_segment(self, segment: Segment, position: int) -> bool:
+        """Index the intact batches from `position` on; cut off the rest. Return whether nothing was cut."""
         size = segment.size
         if size == position:
             return True
@@ -211,19 +271,19 @@ class _Scan:
                 self.next_offset = header.next_offset
         except LogCorrupt as error:
             segment.truncate(error.position)
-            self.reason = str(error)
+            self.report.reason = str(error)
         if self.write_again:
             segment.write_again(position)
-        self.scanned_bytes += segment.size - position
-        self.truncated_bytes += size - segment.size
+        self.report.scanned_bytes += segment.size - position
+        self.report.truncated_bytes += size - segment.size
         return segment.size == size
 
     def _set_aside(self, number: int) -> None:
-        """Takes the segments from `number` on out of the log; only empty ones are deleted."""
+        """Remove the segments from `number` on from the log; delete only empty ones."""
         for segment in self.segments[number:]:
             if segment.size:
                 lost = segment.path.with_name(segment.path.name + _LOST)
                 segment.path.rename(lost)
-                self.set_aside.append(str(lost))
+                self.report.set_aside += (str(lost),)
             segment.delete()
         del self.segments[number:]

@@ -1,18 +1,23 @@
-"""One file of a log: consecutive record batches as they came, and their sparse index."""
+"""One file of a log: consecutive record batches, and their sparse index.
+
+The index leads from offsets and timestamps to the position at which a read begins. Its two files, `.index`
+and `.timeindex`, are written when the segment is complete or the log is closed. They can be rebuilt from the
+segment, so a missing, damaged or outdated one does no harm.
+"""
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import os
+import struct
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 from crc32c import crc32c
 
-from broker.log.errors import LogCorrupt
-from broker.log.index import INDEX_SUFFIXES, UNKNOWN_TIMESTAMP, SegmentIndex
-from broker.log.results import Span
-from broker.records import (
+from .durable_files import read_sealed, write_sealed
+from .records import (
     CRC_START,
     HEADER_BYTES,
     LEADER_EPOCH,
@@ -24,16 +29,29 @@ from broker.records import (
     parse_header,
     read_records,
 )
+from .results import LogCorrupt, Span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from broker.records import BatchHeader
+    from .records import BatchHeader
 
-__all__ = ["LOG_SUFFIX", "Segment", "segment_path"]
+__all__ = [
+    "INDEX_SUFFIXES",
+    "LOG_SUFFIX",
+    "UNKNOWN_TIMESTAMP",
+    "Segment",
+    "SegmentIndex",
+    "segment_path",
+]
 
 LOG_SUFFIX: Final = ".log"
+INDEX_SUFFIXES: Final = (".index", ".timeindex")
+UNKNOWN_TIMESTAMP: Final = 2**63 - 1
+"""Latest timestamp of a damaged segment, whose unreadable part may have any timestamp."""
+_ENTRY: Final = struct.Struct(">qq")
+_SEGMENT: Final = struct.Struct(">qqq")  # base offset, next offset, bytes of the indexed segment
 _SCAN_BYTES: Final = 1024 * 1024
 _SEEK_BYTES: Final = 64 * 1024
 _MAX_BUFFERS: Final = 1024  # IOV_MAX of Linux
@@ -41,19 +59,116 @@ _MAX_ENDS: Final = 64
 
 
 def segment_path(directory: Path, base_offset: int) -> Path:
-    """The file of the segment whose first offset is `base_offset`, named as Kafka does."""
+    """Return the file of the segment whose first offset is `base_offset`, named as in Kafka."""
     return directory / f"{base_offset:020d}{LOG_SUFFIX}"
 
 
+class _SparseTable:
+    """Pairs of integers whose first element strictly increases; 16 bytes each."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = bytearray(data)
+
+    def append(self, key: int, value: int) -> None:
+        self.data += _ENTRY.pack(key, value)
+
+    def floor(self, key: int) -> tuple[int, int] | None:
+        """Return the pair with the greatest first element that is not above `key`."""
+        count = len(self.data) // _ENTRY.size
+        at = bisect.bisect_right(range(count), key, key=lambda i: self._pair(i)[0])
+        return self._pair(at - 1) if at else None
+
+    def last(self) -> tuple[int, int] | None:
+        return self._pair(len(self.data) // _ENTRY.size - 1) if self.data else None
+
+    def pairs(self) -> list[tuple[int, int]]:
+        return [self._pair(at) for at in range(len(self.data) // _ENTRY.size)]
+
+    def _pair(self, index: int) -> tuple[int, int]:
+        key, value = _ENTRY.unpack_from(self.data, index * _ENTRY.size)
+        return key, value
+
+
+class SegmentIndex:
+    """Entries every few kilobytes of a segment: offset -> position, and timestamp -> offset.
+
+    An entry `(timestamp, offset)` says that no batch before `offset` has a later timestamp.
+    """
+
+    def __init__(self, base_offset: int, offsets: bytes = b"", times: bytes = b"") -> None:
+        self._base_offset = base_offset
+        self._offsets = _SparseTable(offsets)
+        self._times = _SparseTable(times)
+        last_offset, last_time = self._offsets.last(), self._times.last()
+        self._indexed_position = last_offset[1] if last_offset else 0
+        self._indexed_timestamp = last_time[0] if last_time else -1
+        self.max_timestamp = self._indexed_timestamp
+        """Latest timestamp of the segment's batches, -1 if none has one."""
+
+    def add(self, offset: int, position: int, timestamp: int, interval_bytes: int) -> None:
+        """Note the next batch; `timestamp` is its latest."""
+        if position - self._indexed_position > interval_bytes:
+            self.mark(offset, position)
+        if timestamp > self.max_timestamp:
+            self.max_timestamp = timestamp
+
+    def mark(self, offset: int, position: int) -> None:
+        """Add an entry: the batch at `position` begins with `offset`."""
+        self._offsets.append(offset, position)
+        self._indexed_position = position
+        self._add_time(offset)
+
+    def entries(self) -> list[tuple[int, int]]:
+        """Return `(offset, position)` of all entries."""
+        return self._offsets.pairs()
+
+    def position_before(self, offset: int) -> tuple[int, int]:
+        """Return `(offset, position)` of the last entry that does not begin after `offset`."""
+        return self._offsets.floor(offset) or (self._base_offset, 0)
+
+    def offset_before(self, timestamp: int) -> int:
+        """Return an offset before which no record has this timestamp or a later one."""
+        entry = self._times.floor(timestamp - 1)
+        return entry[1] if entry else self._base_offset
+
+    def save(self, log_path: Path, *, log_size: int, next_offset: int) -> None:
+        """Write both files; the segment has `log_size` bytes and ends before `next_offset`."""
+        self._add_time(next_offset)
+        segment = _SEGMENT.pack(self._base_offset, next_offset, log_size)
+        for suffix, table in zip(INDEX_SUFFIXES, (self._offsets, self._times), strict=True):
+            write_sealed(log_path.with_suffix(suffix), segment + table.data, durable=False)
+
+    @classmethod
+    def load(
+        cls, log_path: Path, base_offset: int, *, log_size: int, next_offset: int
+    ) -> SegmentIndex | None:
+        """Return the saved index, None unless it belongs to a segment of exactly this size and end."""
+        tables, segment = [], _SEGMENT.pack(base_offset, next_offset, log_size)
+        for suffix in INDEX_SUFFIXES:
+            try:
+                payload = read_sealed(log_path.with_suffix(suffix))
+            except LogCorrupt:
+                return None
+            if payload is None or not payload.startswith(segment):
+                return None
+            tables.append(payload[_SEGMENT.size :])
+        return cls(base_offset, *tables)
+
+    def _add_time(self, offset: int) -> None:
+        if self.max_timestamp > self._indexed_timestamp:
+            self._times.append(self.max_timestamp, offset)
+            self._indexed_timestamp = self.max_timestamp
+
+
 class Segment:
-    """One file of a log; opened, and its index loaded, when first used.
+    """One file of a log; its file is opened and its index loaded at the first use.
 
     Attributes:
         base_offset: offset of the first record.
         size: bytes that hold batches; the file may be longer after a failed write.
-        end_offset: base offset of the next segment, which must follow; None for the active one.
-        verified_from: position from which on this process has seen intact batches; reads below
-            check CRCs, because the disk may have changed since.
+        end_offset: base offset of the next segment; None for the active one.
+        verified_from: this process has written or checked the batches from this position on. Reads below
+            check CRCs, because the disk may have lost data since.
     """
 
     def __init__(self, path: Path, base_offset: int, size: int, index_interval_bytes: int) -> None:
@@ -66,12 +181,12 @@ class Segment:
         self._index: SegmentIndex | None = None
         self._descriptor: int | None = None
         self._max_timestamp: int | None = None
-        # Where earlier reads ended: a consumer goes on there, and needs no search.
+        # Positions at which reads ended, by offset: a consumer continues there without a search.
         self._ends: dict[int, int] = {}
 
     @classmethod
     def create(cls, directory: Path, base_offset: int, index_interval_bytes: int) -> Segment:
-        """A new, empty segment; raises FileExistsError if there is one."""
+        """Create an empty segment; raises FileExistsError if its file exists."""
         path = segment_path(directory, base_offset)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         segment = cls(path, base_offset, 0, index_interval_bytes)
@@ -87,7 +202,8 @@ class Segment:
                 self.path, self.base_offset, log_size=self.size, next_offset=self.end_offset
             )
         if self._index is None:
-            self._index = self._rebuilt_index()
+            self._index = SegmentIndex(self.base_offset)
+            self._rebuild_index(self._index)
         return self._index
 
     @property
@@ -99,37 +215,37 @@ class Segment:
 
     @property
     def descriptor(self) -> int:
-        """The open file."""
+        """Descriptor of the open file."""
         if self._descriptor is None:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         return self._descriptor
 
     def add_to_index(self, header: BatchHeader, offset: int, position: int, timestamp: int) -> None:
-        """Takes note of a batch by the offset, position and timestamp it has in the file."""
+        """Index a batch by its offset, position and timestamp in the file."""
         if header.is_control:
-            timestamp = NO_TIMESTAMP  # nobody looks for a marker
+            timestamp = NO_TIMESTAMP  # searches by timestamp skip markers
         self.index.add(offset, position, timestamp, self._index_interval_bytes)
 
     def add_stored_to_index(self, header: BatchHeader) -> None:
-        """Takes note of a batch that `batches` found in the file."""
+        """Index a batch that `batches` has yielded."""
         self.add_to_index(header, header.base_offset, header.position, header.max_timestamp)
 
     def begin_index(self, index: SegmentIndex | None = None) -> None:
-        """Replaces the index by this or an empty one, for a scan that adds every further batch."""
+        """Replace the index by `index` or an empty one, before a scan that adds every further batch."""
         self._index = index or SegmentIndex(self.base_offset)
 
     def forget_index(self) -> None:
-        """The index is built anew from the file when it is next needed."""
+        """Drop the index; it is rebuilt from the file when it is next needed."""
         self._index = None
 
     def save_index(self, next_offset: int) -> None:
-        """Writes the index files; the segment ends before `next_offset`."""
+        """Write the index files; the segment ends before `next_offset`."""
         self.index.save(self.path, log_size=self.size, next_offset=next_offset)
 
     def write(self, buffers: Sequence[memoryview | bytearray], size: int) -> None:
-        """Appends `size` bytes with as few system calls as possible; raises OSError.
+        """Append `size` bytes with as few system calls as possible; raises OSError.
 
-        After an error the segment is as before: `size` has not moved.
+        After an error `self.size` has not moved, so the segment is as before.
         """
         written, left = 0, list(buffers)
         while written < size:
@@ -142,7 +258,7 @@ class Segment:
         self.size += size
 
     def truncate(self, size: int) -> None:
-        """Cuts the file and removes the index files; what is indexed stays in memory."""
+        """Cut the file and delete the index files; the index in memory stays."""
         os.ftruncate(self.descriptor, size)
         self.size = size
         self._ends.clear()
@@ -150,7 +266,7 @@ class Segment:
             self.path.with_suffix(suffix).unlink(missing_ok=True)
 
     def write_again(self, position: int) -> None:
-        """Writes what is there from `position` on once more, so that a sync writes it to the disk."""
+        """Write the bytes from `position` on again, so that the next sync writes them to the disk."""
         buffer = memoryview(bytearray(_SCAN_BYTES))
         while position < self.size:
             count = self._pread(buffer, position)
@@ -160,16 +276,16 @@ class Segment:
                 left, position = left[written:], position + written
 
     def batches(self, position: int, offset: int, *, verify: bool = False) -> Iterator[BatchHeader]:
-        """The headers, with their file positions, from the batch at `position` to the end.
+        """Yield the headers, with their file positions, from the batch at `position` to the end.
 
         Args:
-            position: where a batch begins.
-            offset: its base offset; every batch must begin where the one before it ends.
+            position: byte at which a batch begins.
+            offset: its base offset; each batch must begin at the end offset of the previous one.
             verify: whether to read the whole batches and check their CRCs.
 
         Raises:
-            LogCorrupt: there is no such batch, or not all of it, or the file ends too early; the
-                batches before were yielded.
+            LogCorrupt: a batch is missing or incomplete, or the file ends too early; the batches before
+                were yielded.
         """
         buffer = memoryview(bytearray(_SCAN_BYTES if verify else _SEEK_BYTES))
         start = filled = 0
@@ -197,7 +313,7 @@ class Segment:
             raise self._ends_before(offset)
 
     def read_into(self, offset: int, buffer: memoryview) -> Span:
-        """Whole batches from the one that contains `offset` on; see `PartitionLog.read_into`."""
+        """Read whole batches, from the one that contains `offset` on; see `PartitionLog.read_into`."""
         position = self._ends.get(offset)
         first_offset = offset
         if position is None:
@@ -219,7 +335,7 @@ class Segment:
         except BatchError as error:
             if not at:
                 raise LogCorrupt(self.path, position + at, str(error)) from None
-            # What came before is intact; the next read begins here and is told.
+            # The batches before are intact: return them. The next read begins here and raises.
         if not at:
             verify = position < self.verified_from
             header = next(self.batches(position, first_offset, verify=verify))
@@ -230,7 +346,7 @@ class Segment:
         return Span(at, first_offset, next_offset)
 
     def batch_at(self, offset: int) -> BatchHeader:
-        """The header of the batch that contains `offset`; raises `LogCorrupt` if there is none."""
+        """Return the header of the batch that contains `offset`; raises `LogCorrupt` if there is none."""
         base_offset, position = self.index.position_before(offset)
         for header in self.batches(position, base_offset):
             if header.last_offset >= offset:
@@ -238,8 +354,8 @@ class Segment:
         raise self._ends_before(offset)
 
     def first_record_since(self, timestamp: int, start_offset: int) -> tuple[int, int] | None:
-        """`(offset, timestamp)` of the first record from `start_offset` on with this timestamp or
-        a later one; None if there is none."""
+        """Return `(offset, timestamp)` of the first record from `start_offset` on with this timestamp or a
+        later one; None if there is none."""
         offset = max(self.index.offset_before(timestamp), start_offset)
         base_offset, position = self.index.position_before(offset)
         for header in self.batches(position, base_offset, verify=True):
@@ -251,7 +367,7 @@ class Segment:
         return None
 
     def latest_timestamp(self, start_offset: int) -> int:
-        """Latest timestamp of the records from `start_offset` on, -1 if none has one."""
+        """Return the latest timestamp of the records from `start_offset` on, -1 if none has one."""
         latest = NO_TIMESTAMP
         base_offset, position = self.index.position_before(start_offset)
         for header in self.batches(position, base_offset, verify=True):
@@ -265,55 +381,49 @@ class Segment:
         return latest
 
     def batch_bytes(self, header: BatchHeader) -> memoryview:
-        """The whole batch of a header that `batches` found. Raises `LogCorrupt`."""
+        """Return the whole batch of a header that `batches` has yielded. Raises `LogCorrupt`."""
         data = memoryview(bytearray(header.size))
         self._pread(data, header.position)
         return data
 
     def first_timestamp(self, now_ms: int) -> int:
-        """When the first batch was made; `now_ms` if nobody knows or it is in the future."""
+        """Return the first batch's latest timestamp; `now_ms` if it has none or a future one."""
         with contextlib.suppress(LogCorrupt):
             for header in self.batches(0, self.base_offset):
                 return header.max_timestamp if 0 <= header.max_timestamp <= now_ms else now_ms
         return now_ms
 
     def newest_ms(self) -> int:
-        """When the newest record was made, as far as known, or the file written."""
+        """Return the latest timestamp; the file's modification time if no record has one."""
         if 0 <= self.max_timestamp < UNKNOWN_TIMESTAMP:
             return self.max_timestamp
         return int(self.path.stat().st_mtime * 1000)
 
     def release(self) -> None:
-        """Closes the file and forgets the index until they are needed again."""
+        """Close the file and drop the index, until they are needed again."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
         self._index = None
 
     def delete(self) -> None:
-        """Removes the files."""
+        """Delete the files."""
         self.release()
         for suffix in (LOG_SUFFIX, *INDEX_SUFFIXES):
             self.path.with_suffix(suffix).unlink(missing_ok=True)
 
-    def _rebuilt_index(self) -> SegmentIndex:
-        index, next_offset = SegmentIndex(self.base_offset), self.base_offset
+    def _rebuild_index(self, index: SegmentIndex) -> None:
+        next_offset = self.base_offset
         try:
             for header in self.batches(0, self.base_offset):
-                index.add(
-                    header.base_offset,
-                    header.position,
-                    NO_TIMESTAMP if header.is_control else header.max_timestamp,
-                    self._index_interval_bytes,
-                )
+                self.add_stored_to_index(header)
                 next_offset = header.next_offset
         except LogCorrupt:
-            # It ends here. Whoever reads on, or looks for timestamps, comes upon the damage.
+            # The index ends here. A read beyond it, or any search by timestamp, raises at the damage.
             index.max_timestamp = UNKNOWN_TIMESTAMP
-            return index
-        with contextlib.suppress(OSError):  # then the next start rebuilds it again
-            index.save(self.path, log_size=self.size, next_offset=next_offset)
-        return index
+            return
+        with contextlib.suppress(OSError):  # the next start rebuilds it again
+            self.save_index(next_offset)
 
     def _ends_before(self, offset: int) -> LogCorrupt:
         return LogCorrupt(self.path, self.size, f"the file ends before offset {offset}")
@@ -326,20 +436,20 @@ class Segment:
         return count
 
     def _records(self, header: BatchHeader, start_offset: int) -> list[StoredRecord]:
-        """The records from `start_offset` on of a batch whose CRC was checked."""
+        """Return the records from `start_offset` on of a batch whose CRC was checked."""
         if header.last_offset < start_offset:
             return []
         data = self.batch_bytes(header)
         try:
             records = read_records(data, msgspec.structs.replace(header, position=0))
         except BatchError:
-            # Its CRC is right: a client sent it so. Its header tells where it begins, and its time.
+            # The CRC is right, so a client produced it like this. The header has its offset and timestamp.
             first_offset = max(header.base_offset, start_offset)
             return [StoredRecord(first_offset, header.max_timestamp, None, None, ())]
         return [record for record in records if record.offset >= start_offset]
 
     def _check_in_pieces(self, header: BatchHeader, position: int, buffer: memoryview) -> None:
-        """Checks the CRC of a batch larger than `buffer`: a damaged length must not cost memory."""
+        """Check the CRC of a batch larger than `buffer`: a damaged length must not cost memory."""
         crc, at, end = 0, position + CRC_START, position + header.size
         while at < end:
             count = self._pread(buffer[: end - at], at)
@@ -349,7 +459,7 @@ class Segment:
             raise CorruptBatch(f"its CRC is {crc:#010x}, the header says {header.crc:#010x}")
 
     def _check_stored(self, header: BatchHeader, position: int, offset: int) -> None:
-        """The CRC does not cover these fields, so they are compared with what must be there."""
+        """Check the fields that the CRC does not cover."""
         if header.base_offset != offset:
             raise CorruptBatch(
                 f"a batch begins with offset {header.base_offset} instead of {offset}"

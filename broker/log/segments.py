@@ -1,4 +1,4 @@
-"""The segments of one log in order, of which few are open at a time, and searches across them."""
+"""The segment files of one log: which are open, and reads and searches across them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import contextlib
 import itertools
 from typing import TYPE_CHECKING, Final
 
-from broker.log.compaction_swap import finish_swap
-from broker.log.segment import Segment
+from .records import HEADER_BYTES, parse_header
+from .results import OffsetOutOfRange, Span
+from .segment import Segment
+from .swap import finish_swap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
-    from broker.log.compaction import Rewritten
+    from .compaction import Rewritten
+    from .recovery import Recovered
 
 __all__ = ["Segments"]
 
@@ -21,19 +25,25 @@ _MAX_OPEN_OLD: Final = 4
 
 
 class Segments:
-    """At least one segment; the last one is active, the only one that is written to."""
+    """The segments of one log, at least one; only the last one, the active one, is written to.
+
+    The active segment's file is always open; of the others, only a few.
+
+    Attributes:
+        directory: the log's.
+        log_start_offset: first offset that may be read; the oldest segment may begin below.
+    """
 
     def __init__(
-        self, segments: list[Segment], *, must_stay_open: Callable[[Segment], bool]
+        self, directory: Path, recovered: Recovered, *, must_stay_open: Callable[[Segment], bool]
     ) -> None:
-        """Args:
-        segments: oldest first; only the active one keeps its file open.
-        must_stay_open: whether somebody else still needs a segment's open file.
-        """
-        self._segments = segments
+        """`must_stay_open`: whether a segment's file is still needed for a sync."""
+        self.directory = directory
+        self.log_start_offset = recovered.log_start_offset
+        self._segments = recovered.segments
         self._must_stay_open = must_stay_open
         self._open_old: list[Segment] = []
-        for segment, following in itertools.pairwise(segments):
+        for segment, following in itertools.pairwise(self._segments):
             segment.end_offset = following.base_offset
             segment.release()
 
@@ -41,7 +51,7 @@ class Segments:
         return len(self._segments)
 
     def __iter__(self) -> Iterator[Segment]:
-        """All of them, oldest first, each fit for use until the next one is taken."""
+        """Yield the segments, oldest first; use each one before taking the next."""
         return map(self._use, self._segments)
 
     @property
@@ -54,74 +64,93 @@ class Segments:
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of all segment files, without indexes."""
         return sum(segment.size for segment in self._segments)
 
-    def containing(self, offset: int) -> Segment:
-        """The segment with `offset`, which must not be below the first one's base offset."""
-        number = bisect.bisect_right(self._segments, offset, key=lambda s: s.base_offset)
-        return self._use(self._segments[number - 1])
+    def read_into(self, offset: int, end_offset: int, buffer: memoryview) -> Span:
+        """Read batches of a log that ends at `end_offset`; see `PartitionLog.read_into`."""
+        if not self.log_start_offset <= offset <= end_offset:
+            raise OffsetOutOfRange(offset, self.log_start_offset, end_offset)
+        if offset == end_offset:
+            return Span(0, offset, offset)
+        while True:
+            segment = self._containing(offset)
+            span = segment.read_into(offset, buffer)
+            if span.needed_bytes == HEADER_BYTES:
+                offset = segment.batch_at(offset).next_offset
+            elif _have_no_records(buffer[: span.size]):
+                offset = span.next_offset
+            else:
+                return span
+            # Some clients stop, or ask for the same offset again, when a response has batches but no records.
+            if offset == end_offset:
+                return span
+
+    def first_record_since(self, timestamp_ms: int) -> tuple[int, int] | None:
+        """Return `(offset, timestamp)` of the first record with this timestamp or a later one, or None."""
+        for segment in self:
+            if segment.max_timestamp >= timestamp_ms:
+                found = segment.first_record_since(timestamp_ms, self.log_start_offset)
+                if found is not None:
+                    return found
+        return None
+
+    def latest_timestamp(self) -> int:
+        """Return the latest timestamp of the records, -1 if none has one."""
+        start = self.log_start_offset
+        # Only the oldest segment can have batches below the log start.
+        latest = max((s.max_timestamp for s in self if s.base_offset >= start), default=-1)
+        if self.oldest.base_offset < start and self.oldest.max_timestamp > latest:
+            latest = max(latest, self.oldest.latest_timestamp(start))
+        return latest
 
     def add(self, segment: Segment) -> None:
-        """Makes `segment` the active one."""
+        """Make `segment` the active one."""
         old = self.active
         old.end_offset = segment.base_offset
         self._segments.append(segment)
         self._use(old)
 
-    def end_of_oldest(self) -> int:
-        """First offset that is not in the oldest of several segments."""
-        return self._segments[1].base_offset
-
     def remove_oldest(self) -> Segment:
-        """Takes the oldest of several segments out of the log."""
+        """Remove the oldest of several segments from the log."""
         segment = self._segments.pop(0)
         if segment in self._open_old:
             self._open_old.remove(segment)
         return segment
 
     def swap(self, old: Sequence[Segment], new: Rewritten, index_interval_bytes: int) -> None:
-        """Puts the compacted form of neighbours, none of them active, in their place.
+        """Replace neighbours, none of them active, by their compacted form; see `finish_swap`.
 
-        Raises OSError: then nobody knows which of the files are there, until the log is opened again.
+        Raises OSError: then it is unknown which of the files exist, until the log is opened again.
         """
         base_offset, end_offset = old[0].base_offset, new.group[-1].end_offset
         for segment in old:
             segment.release()
-        path = finish_swap(old[0].path.parent, base_offset, end_offset)
+        path = finish_swap(self.directory, base_offset, end_offset)
         segment = Segment(path, base_offset, new.size, index_interval_bytes)
         segment.end_offset = end_offset
         segment.begin_index(new.index)
         at = self._segments.index(old[0])
         self._segments[at : at + len(old)] = [segment]
         self._open_old = [each for each in self._open_old if each not in old]
-        with contextlib.suppress(OSError):  # then it is rebuilt when it is needed
+        with contextlib.suppress(OSError):  # the index is rebuilt when it is next needed
             segment.save_index(end_offset)
 
-    def first_record_since(self, timestamp: int, start_offset: int) -> tuple[int, int] | None:
-        """`(offset, timestamp)` of the first record with this timestamp or a later one, or None."""
-        for segment in self:
-            if segment.max_timestamp >= timestamp:
-                found = segment.first_record_since(timestamp, start_offset)
-                if found is not None:
-                    return found
-        return None
-
-    def latest_timestamp(self, start_offset: int) -> int:
-        """Latest timestamp of the batches from `start_offset` on, -1 if none has one."""
-        # Only the oldest segment can hold batches below the log start.
-        latest = max((s.max_timestamp for s in self if s.base_offset >= start_offset), default=-1)
-        if self.oldest.base_offset < start_offset and self.oldest.max_timestamp > latest:
-            latest = max(latest, self.oldest.latest_timestamp(start_offset))
-        return latest
-
     def release(self) -> None:
-        """Closes all files."""
+        """Close all files."""
         for segment in self._segments:
             segment.release()
         self._open_old.clear()
 
+    def _containing(self, offset: int) -> Segment:
+        active = self._segments[-1]
+        if offset >= active.base_offset:
+            return active
+        number = bisect.bisect_right(self._segments, offset, key=lambda s: s.base_offset)
+        return self._use(self._segments[number - 1])
+
     def _use(self, segment: Segment) -> Segment:
-        """Keeps `segment` open; closes those that were opened longest ago, if there are many."""
+        """Return `segment` after noting its use; close the files that were opened longest ago."""
         if segment is self.active:
             return segment
         if segment not in self._open_old:
@@ -137,3 +166,14 @@ class Segments:
             if old is not but and not self._must_stay_open(old):
                 old.release()
                 self._open_old.remove(old)
+
+
+def _have_no_records(batches: memoryview) -> bool:
+    """Whether there are batches and none of them has a record."""
+    position = 0
+    while position < len(batches):
+        header = parse_header(batches, position)
+        if header.record_count:
+            return False
+        position = header.end
+    return position > 0

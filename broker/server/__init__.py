@@ -1,1 +1,1 @@
-"""The network: a listening socket, its connections, their responses in order."""
+"""The listening socket, its connections, and the dispatch of requests."""

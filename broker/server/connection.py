@@ -1,12 +1,12 @@
 """One client connection: frames in, responses out in the order of their requests.
 
-Requests are handled one after the other. While one waits (a long poll, a join), while a response is
-being sent, or while the client does not read its responses, nothing more is read from it: that is the
-back-pressure in both directions. The exception is a produce request whose records are appended and
-only wait for the disk: the next one is taken in meanwhile, and shares its sync.
+Requests are handled one at a time. While one waits (a long poll, a join), while a response is being
+sent, or while the client does not read its responses, the connection does not read from the client:
+this is the backpressure in both directions. Produce requests are the exception: while their appended
+records wait for the disk, the next request is handled, so that they share a sync.
 
-Until a client has authenticated, if it must, requests are small and few kinds are handled. A client that
-exceeds its quota is answered, and then not listened to for a while (KIP-219).
+Before a client has authenticated, requests must be small, and only a few APIs are handled. A client that
+exceeds its quota gets its response at once; then the connection is muted for a while (KIP-219).
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from typing import TYPE_CHECKING, Final, cast
 
 import structlog
 
-from broker.api import Buffered, CloseConnection, Deferred
-from broker.dispatch import Client
-from broker.security.sasl import SaslExchange
-from broker.security.tls import certificate_principal
-from broker.server.outbox import Outbox
-from broker.wire.header import MIN_REQUEST_BYTES
+from ..apis.api import Buffered, CloseConnection, Deferred
+from ..authorization.sasl import SaslExchange
+from ..protocol.headers import MIN_REQUEST_BYTES
+from .dispatch import Client
+from .outbox import Outbox
+from .tls import certificate_principal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from broker.api import RawResponse
-    from broker.dispatch import Answer
-    from broker.server.shared import Shared
+    from ..apis.api import RawResponse
+    from .dispatch import Answer
+    from .server import Server
 
 __all__ = ["IPV4_MAPPED", "Connection"]
 
+
 IPV4_MAPPED: Final = "::ffff:"
-"""Before the addresses by which an IPv6 listener knows those who came by IPv4."""
+"""The prefix of IPv4 addresses on an IPv6 listener."""
 
 logger = structlog.get_logger(__name__)
 
-CHUNK_BYTES = 256 * 1024
-"""What is read at once: enough for many small requests, which then share a write and a response."""
+_CHUNK_BYTES = 256 * 1024  # one read: many small requests, which share a file write and a send
 _SMALL_BYTES = 4 * 1024
 _LENGTH_BYTES = 4
-_FAREWELL = 1.0  # seconds
-_UNAUTHENTICATED_BYTES = 64 * 1024  # of one request
+_REFUSAL_SECONDS = 1.0  # from the response about a failed authentication to the close
+_UNAUTHENTICATED_BYTES = 64 * 1024  # limit of one request before authentication
 _TLS_HANDSHAKE = 0x1603  # the first two bytes of TLS
 _LENGTH = Struct(">i").unpack_from
 
@@ -54,25 +54,13 @@ _LENGTH = Struct(">i").unpack_from
 class Connection(asyncio.BufferedProtocol):
     """The protocol object of one connection."""
 
-    def __init__(
-        self,
-        shared: Shared,
-        host: str,
-        *,
-        on_open: Callable[[Connection], None],
-        on_close: Callable[[Connection], None],
-    ) -> None:
-        """`host`: the client's address; `on_open` and `on_close`: who keeps count of connections."""
-        self._users = shared.users
-        self._metrics = shared.metrics
-        self._admission = shared.admission
-        self._password_checks = shared.password_checks
-        self._dispatcher = shared.dispatcher
-        self._appends = shared.appends
-        self._buffers = shared.request_buffers
-        self._settings = shared.settings
-        self._on_open = on_open
-        self._on_close = on_close
+    def __init__(self, server: Server, host: str) -> None:
+        """`host`: the client's address, admitted."""
+        self._server = server
+        self._dispatcher = server.dispatcher
+        self._group_commit = server.group_commit
+        self._buffers = server.request_buffers
+        self._settings = server.settings
         self._loop = asyncio.get_running_loop()
         self._host = host
         self._transport: asyncio.Transport
@@ -83,34 +71,34 @@ class Connection(asyncio.BufferedProtocol):
         self._connected_at = self._last_progress
         self._min_request_bytes = MIN_REQUEST_BYTES
         self._max_request_bytes = self._settings.request_max_bytes
-        self.was_made = False
+        self.was_opened = False
 
         # receiving
-        self._chunk: memoryview | None = None  # lent to the transport for whatever comes next
+        self._chunk: memoryview | None = None  # where the transport receives next
         self._partial: memoryview | None = None  # the beginning of a request
         self._partial_filled = 0
         self._partial_size = 0
-        self._unread: tuple[memoryview, int, int] | None = None  # received, must wait
-        self._memory: asyncio.Future[memoryview] | None = None  # waits for a buffer
+        self._unread: tuple[memoryview, int, int] | None = None  # received requests that must wait
+        self._memory: asyncio.Future[memoryview] | None = None  # a buffer that is awaited
         self._reading = True
-        self._muted: asyncio.TimerHandle | None = None  # until its quota allows more
+        self._muted: asyncio.TimerHandle | None = None  # until the quota allows more
 
         # answering
-        self._task: asyncio.Task[RawResponse] | None = None  # the handler that waits
-        self._waiting: Answer | None = None  # and whose answer it is
+        self._task: asyncio.Task[RawResponse] | None = None  # the handler that is running
+        self._waiting: Answer | None = None  # and the request that it answers
         self._outbox: Outbox
         self._writable = True
 
     # -- the transport's side ----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.was_made = True
+        self.was_opened = True
         self._transport = cast("asyncio.Transport", transport)
         self._outbox = Outbox(self._transport)
-        # Nothing is buffered by the transport. TLS compares by >=, to which 0 would mean always.
+        # The transport must not buffer. With TLS it compares by >=, so that 0 would always pause.
         limit = 1 if self._transport.get_extra_info("ssl_object") else 0
         self._transport.set_write_buffer_limits(limit, 0)
-        # A client that vanished in the middle of a long wait is found out.
+        # Detects clients that vanish during a long poll.
         self._transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
         host, port = self._transport.get_extra_info("sockname")[:2]
         self._client.node_host = self._settings.advertised_host or host.removeprefix(IPV4_MAPPED)
@@ -118,41 +106,42 @@ class Connection(asyncio.BufferedProtocol):
         certificate = self._transport.get_extra_info("peercert")
         if certificate:
             self._client.principal = certificate_principal(certificate)
-        if self._users is None:
-            self._admission.settled()
+        users = self._server.users
+        if users is None:
+            self._server.admission.authenticated()
         else:
             self._min_request_bytes = 0
             self._max_request_bytes = _UNAUTHENTICATED_BYTES
             self._client.sasl = SaslExchange(
-                self._users,
+                users,
                 on_success=self._authenticated,
                 on_failure=self._refused,
-                checks=self._password_checks,
+                checks=self._server.password_checks,
             )
-        self._on_open(self)
+        self._server.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
         if self._task is not None:
-            # Not at once: a task that has not begun would leave the coroutines inside it unawaited.
+            # Not here: a task that has not started would leave its inner coroutines unawaited.
             self._loop.call_soon(self._task.cancel)
         if self._memory is not None:
             self._memory.cancel()
         for buffer in (self._chunk, self._partial, self._unread and self._unread[0]):
             if buffer is not None:
-                self._appends.after_write(partial(self._buffers.put, buffer))
+                self._group_commit.after_write(partial(self._buffers.put, buffer))
         self._chunk = self._partial = self._unread = None
         if self._muted is not None:
             self._muted.cancel()
         self._outbox.close()
-        self._admission.left(self._host, settled=self._client.sasl is None)
-        self._on_close(self)
+        self._server.admission.closed(self._host, authenticated=self._client.sasl is None)
+        self._server.closed(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._partial is not None:
             return self._partial[self._partial_filled : self._partial_size]
         if self._chunk is None:
-            self._chunk = self._buffers.take_beyond_limit(CHUNK_BYTES)
+            self._chunk = self._buffers.take_beyond_limit(_CHUNK_BYTES)
         return self._chunk
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -161,37 +150,37 @@ class Connection(asyncio.BufferedProtocol):
             self._partial_filled += nbytes
             if self._partial_filled == self._partial_size:
                 buffer, self._partial = self._partial, None
-                self._take_in(buffer, 0, self._partial_size)
+                self._handle_requests(buffer, 0, self._partial_size)
         elif self._chunk is not None:
             buffer, self._chunk = self._chunk, None
-            self._take_in(buffer, 0, nbytes)
+            self._handle_requests(buffer, 0, nbytes)
 
     def pause_writing(self) -> None:
         self._writable = False
         self._outbox.pause()
 
     def resume_writing(self) -> None:
-        # Not from here: asyncio closes a transport twice when a write fails that is made from here.
+        # Not here: asyncio closes a transport twice if a write inside this callback fails.
         self._writable = True
-        self._loop.call_soon(self._write_on)
+        self._loop.call_soon(self._resume_sending)
 
-    def _write_on(self) -> None:
+    def _resume_sending(self) -> None:
         if self._writable and not self._lost:
             self._last_progress = self._loop.time()
             self._outbox.resume()
-            self._go_on()
+            self._continue()
 
     # -- the server's side -------------------------------------------------------------------------
 
     @property
     def unanswered(self) -> Iterator[Answer]:
-        """The requests whose answers are not ready."""
+        """The requests without a response yet."""
         if self._waiting is not None:
             yield self._waiting
         yield from self._outbox.waiting
 
     def check(self, now: float) -> None:
-        """Close if the client makes no progress, or has nothing to say; `now`: the loop's time."""
+        """Close if the client stalls or idles for too long; `now`: the loop's time."""
         waited = now - self._last_progress
         if (
             self._client.sasl is not None
@@ -209,23 +198,23 @@ class Connection(asyncio.BufferedProtocol):
             or self._muted is not None
             or not self._outbox.is_empty
         ):
-            pass  # it is our turn
+            pass  # the broker is at work, not the client
         elif self._partial is not None:
             if waited > self._settings.request_timeout:
-                self.abort(f"the rest of a request did not come for {waited:.0f} seconds")
+                self.abort(f"the rest of a request did not arrive for {waited:.0f} seconds")
         elif waited > self._settings.connection_idle_seconds:
             self.finish()
 
     def finish(self) -> None:
-        """Close as soon as what is being handled is answered."""
+        """Close after the responses to requests that are being handled."""
         self._finishing = True
         self._pause_reading()
         self._close_if_finished()
 
     def abort(self, reason: str) -> None:
-        """Close at once, after the answers that are ready, and say why in the log."""
+        """Send the responses that are ready, close now, and log the reason."""
         self._outbox.send()
-        self._metrics.connections_aborted.inc()
+        self._server.metrics.connections_aborted.inc()
         logger.warning("connection closed", client_host=self._client.host, reason=reason)
         self._lost = True
         self._transport.abort()
@@ -240,13 +229,13 @@ class Connection(asyncio.BufferedProtocol):
     def _closing(self) -> bool:
         return self._lost or self._finishing
 
-    def _take_in(self, buffer: memoryview, start: int, end: int) -> None:
-        """Handle the requests in `buffer[start:end]`; takes over the buffer."""
+    def _handle_requests(self, buffer: memoryview, start: int, end: int) -> None:
+        """Handle the requests in `buffer[start:end]`; the buffer now belongs to this method."""
         size = 0
         while not self._closing and end - start >= _LENGTH_BYTES:
             size = _LENGTH(buffer, start)[0]
             if not self._min_request_bytes <= size <= self._max_request_bytes:
-                self._give_back(buffer)
+                self._release(buffer)
                 self._refuse_size(size)
                 return
             if self._busy:
@@ -263,24 +252,24 @@ class Connection(asyncio.BufferedProtocol):
         if end > start and not self._closing:
             wanted = size + _LENGTH_BYTES if end - start >= _LENGTH_BYTES else _LENGTH_BYTES
             self._keep_partial(buffer[start:end], wanted)
-        self._give_back(buffer)
+        self._release(buffer)
         self._outbox.send()
 
     def _refuse_size(self, size: int) -> None:
         if size >> 16 == _TLS_HANDSHAKE:
-            self.abort("the client speaks TLS, and this broker was started without a certificate")
+            self.abort("the client uses TLS, but this broker was started without a certificate")
         else:
             self.abort(
-                f"a request of {size} bytes: must be {self._min_request_bytes} to"
-                f" {self._max_request_bytes}"
+                f"a request has {size} bytes; {self._min_request_bytes} to {self._max_request_bytes} are"
+                " accepted"
             )
 
-    def _give_back(self, buffer: memoryview) -> None:
-        """Appended records are written to the log from the buffer that they were received in."""
-        self._appends.after_write(partial(self._buffers.put, buffer))
+    def _release(self, buffer: memoryview) -> None:
+        """Return a buffer to the pool once the log has written the records in it."""
+        self._group_commit.after_write(partial(self._buffers.put, buffer))
 
     def _keep_partial(self, rest: memoryview, wanted: int) -> None:
-        """Move the beginning of a request into a buffer that has room for all of it."""
+        """Move an incomplete request into a buffer of its full size."""
         if wanted <= _SMALL_BYTES:
             buffer: memoryview | None = self._buffers.take_beyond_limit(wanted)
         else:
@@ -302,7 +291,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._last_progress = self._loop.time()
         self._fill_partial(memory.result(), memoryview(kept), wanted)
-        self._go_on()
+        self._continue()
 
     def _fill_partial(self, buffer: memoryview, rest: memoryview, wanted: int) -> None:
         buffer[: len(rest)] = rest
@@ -310,13 +299,13 @@ class Connection(asyncio.BufferedProtocol):
         self._partial_filled = len(rest)
         self._partial_size = wanted
 
-    def _go_on(self) -> None:
-        """Take up what had to wait."""
+    def _continue(self) -> None:
+        """Handle requests that had to wait, then read again."""
         if self._lost:
             return
         if self._unread is not None and not self._busy:
             unread, self._unread = self._unread, None
-            self._take_in(*unread)
+            self._handle_requests(*unread)
         if self._unread is None and self._memory is None and not self._busy:
             self._resume_reading()
         self._close_if_finished()
@@ -331,7 +320,7 @@ class Connection(asyncio.BufferedProtocol):
             self._reading = True
             self._transport.resume_reading()
 
-    # -- who it is, and how much it may send -------------------------------------------------------
+    # -- authentication and quotas -----------------------------------------------------------------
 
     def _authenticated(self, user: str) -> None:
         client = self._client
@@ -340,13 +329,13 @@ class Connection(asyncio.BufferedProtocol):
         client.contexts.clear()
         self._min_request_bytes = MIN_REQUEST_BYTES
         self._max_request_bytes = self._settings.request_max_bytes
-        self._admission.settled()
+        self._server.admission.authenticated()
 
     def _refused(self, reason: str) -> None:
-        self._metrics.authentication_failures.labels("SASL").inc()
+        self._server.metrics.authentication_failures.labels("SASL").inc()
         logger.warning("authentication failed", client_host=self._host, reason=reason)
-        # Not at once: some clients do not read the reason any more when they see the end.
-        self._loop.call_later(_FAREWELL, self.finish)
+        # Not now: some clients do not read the error any more once the connection is closed.
+        self._loop.call_later(_REFUSAL_SECONDS, self.finish)
 
     def _mute(self, seconds: float) -> None:
         if self._muted is not None:
@@ -356,7 +345,7 @@ class Connection(asyncio.BufferedProtocol):
     def _unmute(self) -> None:
         self._muted = None
         self._last_progress = self._loop.time()
-        self._go_on()
+        self._continue()
 
     # -- answering ---------------------------------------------------------------------------------
 
@@ -394,12 +383,12 @@ class Connection(asyncio.BufferedProtocol):
         elif response is not None:
             self._outbox.add(answer._replace(response=response), began)
             self._outbox.send()
-        self._go_on()
+        self._continue()
 
     def _deferred_done(self) -> None:
         self._outbox.send()
         if not self._reading or self._finishing:
-            self._loop.call_soon(self._go_on)  # not from here: it may append, and we are in a flush
+            self._loop.call_soon(self._continue)  # not here: it may append during a flush
 
     def _close_if_finished(self) -> None:
         if (

@@ -1,4 +1,4 @@
-"""The responses of one connection on their way out: in the order of their requests."""
+"""The responses of one connection, sent in the order of their requests."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING, cast
 
-from broker.api import Buffered, Deferred
-from broker.wire.fetch import FETCH_HEADROOM
-from broker.wire.header import response_frame_header
+from ..apis.api import Buffered, Deferred
+from ..protocol.fetch_response import FETCH_HEADROOM
+from ..protocol.headers import response_frame_header
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterator
 
-    from broker.dispatch import Answer
+    from .dispatch import Answer
 
 __all__ = ["Outbox"]
 
-_SLICE_BYTES = 256 * 1024  # of a large response: what the socket does not take is copied
-_COPIED_BYTES = 32 * 1024  # up to here a copy is cheaper than keeping the buffer
+_SLICE_BYTES = 256 * 1024  # one write of a large response: the transport copies the unsent rest
+_COPIED_BYTES = 32 * 1024  # up to this size a copy is cheaper than keeping the buffer
 _MAX_WAITING = 64
 
 
 class Outbox:
-    """Sends what is ready in one write, large responses in slices as the client reads them.
+    """Sends all ready responses in one write, and large ones in slices as the client reads them.
 
-    The connection tells it when its transport's buffer is empty (`resume`) or not (`pause`).
+    Calls: `add` for each response, `send` when more may be ready; `pause` and `resume` with the
+    transport's flow control; `close` once.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -38,7 +39,7 @@ class Outbox:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more requests should be handled before something is sent."""
+        """Whether a response must be sent before the next request is handled."""
         return (
             self.is_blocked
             or len(self._answers) >= _MAX_WAITING
@@ -47,32 +48,34 @@ class Outbox:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the client must read before anything more can be sent."""
+        """Whether nothing can be sent until the client reads."""
         return self._sending is not None or not self._writable
 
     @property
     def is_empty(self) -> bool:
-        """Whether all answers are sent."""
+        """Whether all responses are sent."""
         return not self._answers and not self.is_blocked
 
     @property
     def waiting(self) -> Iterator[Answer]:
-        """The answers that cannot be sent yet."""
+        """The responses that cannot be sent yet."""
         return (answer for answer, _ in self._answers)
 
     def add(self, answer: Answer, began: float) -> None:
-        """Append an answer; `send` sends it. `began`: when its request was received (monotonic)."""
+        """Append a response for `send`. `began`: when its request was received (monotonic seconds)."""
         self._answers.append((answer, began))
 
     def pause(self) -> None:
+        """Stop sending: the transport's buffer is not empty."""
         self._writable = False
 
     def resume(self) -> None:
+        """Send again: the transport's buffer is empty."""
         self._writable = True
         self.send()
 
     def close(self) -> None:
-        """Give up what is not sent yet."""
+        """Discard the unsent responses."""
         self._closed = True
         for answer in self.waiting:
             if isinstance(answer.response, Buffered):
@@ -83,9 +86,9 @@ class Outbox:
             self._sending = None
 
     def send(self) -> None:
-        """Send the answers that are ready."""
+        """Send the responses that are ready."""
         ready: list[bytes | bytearray] = []
-        self._go_on_sending()
+        self._continue_sending()
         while self._answers and self._sending is None and not self._closed:
             (correlation_id, flexible, response, meter), began = self._answers[0]
             if isinstance(response, Deferred):
@@ -120,14 +123,14 @@ class Outbox:
             response.release()
         else:
             self._sending = (response, start)
-            self._go_on_sending()
+            self._continue_sending()
 
-    def _go_on_sending(self) -> None:
-        """Write for as long as the socket takes it; free the buffer when all is sent."""
+    def _continue_sending(self) -> None:
+        """Write slices until the transport pauses; release the buffer after the last one."""
         if self._sending is None:
             return
         response, at = self._sending
-        # A transport that has failed is never full: it takes all, and complains.
+        # A failed transport never pauses: it would log a warning for each write.
         while at < len(response.view) and self._writable and not self._transport.is_closing():
             self._transport.write(response.view[at : at + _SLICE_BYTES])
             at += _SLICE_BYTES

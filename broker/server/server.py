@@ -1,43 +1,49 @@
-"""The listening socket and all connections: accepted, counted, encrypted, timed out, closed."""
+"""The server: listens, accepts and limits connections, starts TLS, closes idle connections."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import socket
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 import structlog
 
-from broker.errors import BrokerError
-from broker.health.progress import unwatched
-from broker.server.connection import IPV4_MAPPED, Connection
-from service.repetition import Repetition
+from kmr.service.logs import Repetition
+
+from ..errors import BrokerError
+from ..operations.health import unwatched
+from .buffers import BufferPool
+from .connection import IPV4_MAPPED, Connection
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterator
 
-    from broker.buffers import BufferPool
-    from broker.security.admission import Admission
-    from broker.server.shared import Shared
+    from ..authorization.users import Users
+    from ..operations.metrics import Metrics
+    from ..settings import BrokerSettings
+    from ..storage.group_commit import GroupCommit
+    from .dispatch import Dispatcher
 
-__all__ = ["SWEEP_INTERVAL", "Server", "bind"]
+__all__ = ["SWEEP_INTERVAL", "Admission", "Server", "bind"]
 
 logger = structlog.get_logger(__name__)
 
 SWEEP_INTERVAL = 1.0
-"""Seconds between two looks at all connections."""
+"""Seconds between two checks of all connections."""
 _BACKLOG = 1024
-_TLS_GOODBYE = 1.0  # seconds that a client has to answer that it knows of the end
+_TLS_SHUTDOWN_TIMEOUT = 1.0  # seconds that a client has for its part of the TLS shutdown
 _ACCEPTED_AT_ONCE = 100
-_ACCEPT_PAUSE = 1.0
+_ACCEPT_PAUSE = 1.0  # seconds
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_PASSWORD_CHECKS = 2  # at the same time
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket, not yet accepting; port 0: any free one. Raises BrokerError."""
+    """Bind a socket that does not listen yet; port 0 takes any free one. Raises BrokerError."""
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -59,14 +65,84 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-class Server:
-    """Accepts connections and looks after them."""
+class Limit(NamedTuple):
+    """A setting that was reached."""
 
-    def __init__(self, shared: Shared, *, tls: ssl.SSLContext | None = None) -> None:
-        """`tls`: what connections are encrypted by."""
-        self._shared = shared
-        self._settings = shared.settings
-        self._metrics = shared.metrics
+    setting: str
+    value: int
+
+    def __str__(self) -> str:
+        return f"there are more than {self.setting} ({self.value})"
+
+
+class Admission:
+    """Counts connections: in total, from one address, and before authentication.
+
+    Calls for each connection: `admit` once; if it returns None, `authenticated` at most once, then
+    `closed` once.
+    """
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._total = settings.max_connections
+        self._per_address = settings.max_connections_per_address
+        self._max_unauthenticated = settings.max_unauthenticated_connections
+        self._addresses: Counter[str] = Counter()
+        self.admitted = 0
+        """Number of open connections."""
+        self.unauthenticated = 0
+        """Number of open connections that have not completed the TLS handshake or SASL."""
+
+    def admit(self, address: str) -> Limit | None:
+        """Count a new connection, or return the limit that refuses it without counting it."""
+        if self.admitted >= self._total:
+            return Limit("max_connections", self._total)
+        if self._per_address is not None and self._addresses[address] >= self._per_address:
+            return Limit("max_connections_per_address", self._per_address)
+        if self.unauthenticated >= self._max_unauthenticated:
+            return Limit("max_unauthenticated_connections", self._max_unauthenticated)
+        self.admitted += 1
+        self.unauthenticated += 1
+        self._addresses[address] += 1
+        return None
+
+    def authenticated(self) -> None:
+        """Note that a connection has authenticated, or need not."""
+        self.unauthenticated -= 1
+
+    def closed(self, address: str, *, authenticated: bool) -> None:
+        """Stop counting a connection."""
+        self.admitted -= 1
+        self.unauthenticated -= not authenticated
+        self._addresses[address] -= 1
+        if not self._addresses[address]:
+            del self._addresses[address]
+
+
+class Server:
+    """Accepts connections, checks them for stalls, and closes them.
+
+    Calls: `listen` once, `watch_connections` in a task; `stop`, then `drain`, at the end.
+    """
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        dispatcher: Dispatcher,
+        group_commit: GroupCommit,
+        metrics: Metrics,
+        *,
+        users: Users | None,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        """With `users`, clients must authenticate by SASL; with `tls`, connections must be encrypted."""
+        self.settings = settings
+        self.dispatcher = dispatcher
+        self.group_commit = group_commit
+        self.metrics = metrics
+        self.users = users
+        self.request_buffers = BufferPool(settings.request_memory_bytes)
+        self.password_checks = anyio.CapacityLimiter(_PASSWORD_CHECKS)
+        self.admission = Admission(settings)
         self._tls = tls
         self._refusals = Repetition()
         self._connections: set[Connection] = set()
@@ -75,27 +151,17 @@ class Server:
         self._all_closed = anyio.Event()
 
     def __iter__(self) -> Iterator[Connection]:
-        """The connections that are open."""
+        """Iterate over the open connections."""
         return iter(self._connections)
 
-    @property
-    def admission(self) -> Admission:
-        """How many connections there are, and how many of them have not shown who they are."""
-        return self._shared.admission
-
-    @property
-    def request_buffers(self) -> BufferPool:
-        """What requests are received into."""
-        return self._shared.request_buffers
-
     def listen(self, listener: socket.socket) -> None:
-        """Accept connections from now on."""
+        """Start to accept connections."""
         listener.listen(_BACKLOG)
         self._listener = listener
         asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     async def watch_connections(self, beat: Callable[[], None] = unwatched) -> None:
-        """Close connections that stall or idle for too long; runs until it is cancelled."""
+        """Close connections that stall or idle for too long; run until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await anyio.sleep(SWEEP_INTERVAL)
@@ -104,27 +170,27 @@ class Server:
                 connection.check(loop.time())
 
     def stop(self) -> None:
-        """Accept no more connections and requests; connections close when they have answered."""
+        """Stop accepting connections and requests; connections close after their last response."""
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
             self._listener = None
         for opening in self._opening:
-            # Not at once: one that has not begun would not close its socket.
+            # Not here: a task that has not started would not close its socket.
             asyncio.get_running_loop().call_soon(opening.cancel)
         for connection in tuple(self._connections):
             connection.finish()
 
     async def drain(self) -> None:
-        """After `stop`: wait until all connections are closed; aborts them at the timeout."""
-        with anyio.move_on_after(self._settings.shutdown_timeout):
+        """Wait after `stop` until all connections are closed; abort the rest at the timeout."""
+        with anyio.move_on_after(self.settings.shutdown_timeout):
             if self._opening:
                 await asyncio.wait(self._opening)
             while self._connections:
                 self._all_closed = anyio.Event()
                 await self._all_closed.wait()
         for connection in tuple(self._connections):
-            connection.abort("the broker stops, and the client did not take its response in time")
+            connection.abort("the broker stops, and the client did not read its response in time")
 
     # -- accepting ---------------------------------------------------------------------------------
 
@@ -135,12 +201,12 @@ class Server:
             except OSError as error:
                 if error.errno in _EXHAUSTED:
                     self._pause_accepting(error)
-                return  # else it was closed before we came to it, or there is none
+                return  # no connection is pending, or the client has closed it
             client.setblocking(False)  # noqa: FBT003
             self._admit(client, str(address[0]).removeprefix(IPV4_MAPPED))
 
     def _pause_accepting(self, error: OSError) -> None:
-        logger.warning("no more connections can be accepted for now", reason=str(error))
+        logger.warning("cannot accept connections for now", reason=str(error))
         loop = asyncio.get_running_loop()
         if self._listener is not None:
             loop.remove_reader(self._listener)
@@ -153,7 +219,7 @@ class Server:
     def _admit(self, client: socket.socket, host: str) -> None:
         refusal = self.admission.admit(host)
         if refusal is not None:
-            self._metrics.connections_rejected.labels(refusal.setting).inc()
+            self.metrics.connections_rejected.labels(refusal.setting).inc()
             times = self._refusals.times(refusal.setting)
             if times:
                 logger.warning(
@@ -161,20 +227,18 @@ class Server:
                 )
             client.close()
             return
-        self._metrics.connections_accepted.inc()
+        self.metrics.connections_accepted.inc()
         opening = asyncio.get_running_loop().create_task(self._open(client, host))
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
 
     async def _open(self, client: socket.socket, host: str) -> None:
-        """Encrypt a connection if need be, and hand it over."""
-        connection = Connection(
-            self._shared, host, on_open=self._connections.add, on_close=self._closed
-        )
+        """Run the TLS handshake if there is one, and start the protocol."""
+        connection = Connection(self, host)
         times: dict[str, float] = {}
         if self._tls is not None:
-            times["ssl_handshake_timeout"] = self._settings.authentication_timeout
-            times["ssl_shutdown_timeout"] = _TLS_GOODBYE
+            times["ssl_handshake_timeout"] = self.settings.authentication_timeout
+            times["ssl_shutdown_timeout"] = _TLS_SHUTDOWN_TIMEOUT
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection, client, ssl=self._tls, **times
@@ -182,14 +246,19 @@ class Server:
         except OSError as error:
             if self._tls is not None:
                 why = str(error) or "the client closed it"
-                reason = f"no TLS connection came about: {why}"
+                reason = f"TLS handshake failed: {why}"
                 logger.warning("connection closed", client_host=host, reason=reason)
-                self._metrics.authentication_failures.labels("TLS").inc()
+                self.metrics.authentication_failures.labels("TLS").inc()
         finally:
-            if not connection.was_made:
-                self.admission.left(host, settled=False)
+            if not connection.was_opened:
+                self.admission.closed(host, authenticated=False)
 
-    def _closed(self, connection: Connection) -> None:
+    def opened(self, connection: Connection) -> None:
+        """Note a connection whose TLS handshake, if there is one, has succeeded."""
+        self._connections.add(connection)
+
+    def closed(self, connection: Connection) -> None:
+        """Forget a connection that was opened."""
         self._connections.discard(connection)
         if not self._connections:
             self._all_closed.set()

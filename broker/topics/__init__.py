@@ -1,1 +1,1 @@
-"""Topics: their names, settings, partitions, and how they are kept on disk."""
+"""Topics: names, settings, partitions, and their files. Start at `topics.py`."""

@@ -1,6 +1,6 @@
-"""Compares what clients see of a broker after a crash with what they had been told before."""
+"""Compares a broker's state after a crash with the responses that clients had before."""
 
-# ruff: noqa: S101  what is asserted here is what the tests are about
+# ruff: noqa: S101  these assertions are the tests'
 from __future__ import annotations
 
 import asyncio
@@ -18,10 +18,10 @@ __all__ = ["Auditor"]
 
 
 class Auditor:
-    """Compares what clients see after a crash with what they had been told before."""
+    """Compares a broker's state after a crash with the responses that clients had before."""
 
     def __init__(self, history: History, at: int, *, durable: bool) -> None:
-        """`at`: how many operations the disk had seen; `durable`: what was acknowledged must hold."""
+        """`at`: disk operations before the crash; `durable`: acknowledged changes must survive."""
         self._history = history
         self._at = at
         self._durable = durable
@@ -55,7 +55,7 @@ class Auditor:
     def _check_records(
         self, sent: list[Sent], seen: list[tuple[int, bytes | None]], start: int
     ) -> None:
-        """What is there is what was sent from the start on, in its order, each once."""
+        """The log has a prefix of the sent records, in order, each once."""
         expected = [each for each in sent if each.offset is None or each.offset >= start]
         assert [value for _, value in seen] == [each.value for each in expected[: len(seen)]]
         for (offset, _), each in zip(seen, expected, strict=False):
@@ -96,7 +96,7 @@ class Auditor:
             assert visible in [[each is True] * 2 for each in outcomes]
 
     async def check_producers(self, client: Any) -> None:
-        """No id is handed out twice, zombies are fenced, and what is sent again is there once."""
+        """No producer id is issued twice, zombies are fenced, and a repeated batch is stored once."""
         used = {each.value for each in self._history.registers["producer ids",].changes[1:]}
         answer = await client.call(INIT, 4, transactional_id=None, transaction_timeout=MINUTE)
         assert answer.error_code is OK

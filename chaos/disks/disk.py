@@ -1,14 +1,13 @@
-"""A disk that forgets: notes each change to the files below a directory, and who has synced what.
+"""A disk that forgets: journals each change to the files below a directory, and each sync.
 
     with Disk(root) as disk:
         ...  # a broker works in `root`, in this process
     for at in range(len(disk.journal)):
         write_tree(survivors(disk.journal, at, disk.base, NOTHING), elsewhere)
 
-While it is entered, the functions by which Python changes files are replaced by ones that take down what
-they do below `root`; the changes are made all the same, but for syncs, which only the journal learns of.
-From the journal follows what a power loss at any moment may leave (`chaos.disks.power_loss`). Changes can be
-refused on purpose: see `Disk.refuse`.
+Inside the context, Python's functions that change files are replaced by ones that also journal their changes
+below `root`. They make the changes, except syncs, which are only journaled. `chaos.disks.power_loss` derives
+the possible states after a power loss from the journal. `Disk.refuse` makes changes fail on purpose.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ __all__ = ["Cut", "Disk", "Inode", "Link", "Operation", "Sync", "Unlink", "Write
 
 @dataclass(eq=False, slots=True)
 class Inode:
-    """A file or a directory, whatever its names are; `entries` of a directory as they are now."""
+    """A file or a directory, independent of its names; `entries` of a directory as they are now."""
 
     is_directory: bool
     entries: dict[str, Inode] = field(default_factory=dict)
@@ -85,7 +84,7 @@ class Disk:
 
     Attributes:
         root: the directory.
-        base: what stands for it in the journal.
+        base: its path in the journal.
         journal: every change in its order.
     """
 
@@ -161,7 +160,7 @@ class Disk:
         """
         self._refuse = refuse
 
-    # -- what is replaced --------------------------------------------------------------------------
+    # -- replaced functions ------------------------------------------------------------------------
 
     def _open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         with self._lock:
@@ -351,7 +350,7 @@ class Disk:
             raise OSError(code, os.strerror(code), name)
 
     def _forget(self, inode: Inode) -> None:
-        """What a failed sync leaves in memory never gets to the disk."""
+        """Pages that a failed sync leaves in memory never reach the disk."""
         synced = max((each.until for each in self._syncs(inode)), default=0)
         for number in range(synced, len(self.journal)):
             operation = self.journal[number]

@@ -1,8 +1,8 @@
-"""What of a disk's files is left after a power loss: all that was synced, and of the rest what luck keeps.
+"""The files of a disk after a power loss: every synced byte, and a random part of the others.
 
-What may happen (POSIX promises no more): of what was written to a file since its last sync any sectors may
-be there, and zeros between them; of the names made, moved and removed in a directory since it was last
-synced the first few may hold, how many may differ from directory to directory. A move is never half there.
+POSIX promises no more than this: of the bytes written to a file since its last sync, any sectors may survive,
+with zeros between them; of the names created, renamed and removed in a directory since its last sync, the
+first few survive, a different number in each directory. A rename is atomic.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Tree = dict[str, "Tree | bytes"]
 
 
 class Luck(Protocol):
-    """Decides about what was not synced."""
+    """Decides which unsynced changes survive."""
 
     def keeps_name(self, number: int, directory: Inode) -> bool:
         """Whether the operation with this number on the names in a directory holds."""
@@ -70,7 +70,7 @@ class _Always:
 
 
 NOTHING: Luck = _Always(names=False, data=False)
-"""Only what was synced survives."""
+"""Only synced changes survive."""
 EVERYTHING: Luck = _Always(names=True, data=True)
 """A kill of the process: the system still writes all of it."""
 NAMES_ONLY: Luck = _Always(names=True, data=False)

@@ -1,4 +1,4 @@
-"""What clients asked a broker for, and what they were told, in the order of its disk's operations."""
+"""The clients' requests and the broker's responses, in the order of its disk's operations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Register:
     changes: list[Change] = field(default_factory=lambda: [Change(-1, None, -1)])
 
     def allowed(self, at: int, *, durable: bool) -> list[Any]:
-        """The values that it may have after a crash; `durable`: what was acknowledged holds."""
+        """The values that it may have after a crash; `durable`: acknowledged changes survive."""
         begun = [each for each in self.changes if each.begun < at]
         done = [n for n, each in enumerate(begun) if each.done is not None and each.done <= at]
         return [each.value for each in begun[max(done) if durable else 0 :]]
@@ -63,7 +63,7 @@ class Answer:
 
 
 class History:
-    """What clients asked for and what they were told, in the order of the disk's operations."""
+    """Requests and responses, in the order of the disk's operations."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
@@ -73,7 +73,7 @@ class History:
 
     @asynccontextmanager
     async def change(self, key: tuple[Any, ...], value: Any) -> AsyncIterator[Register]:
-        """Inside, a client asks for a change; it has been told of its success afterwards."""
+        """Inside, a client requests a change; on leaving, it has been acknowledged."""
         register = self.registers[key]
         change = Change(self.disk.now, value)
         register.changes.append(change)

@@ -1,10 +1,10 @@
-"""What the clients of the workload ask of a broker in raw messages, and all that they see of it.
+"""The raw requests of the workload's clients, and everything that they can read from a broker.
 
 `client` is a connection: `await client.call(api_key, version, **fields)` sends a request of these fields and
 returns the response, in the types of kio.
 """
 
-# ruff: noqa: S101  what is asserted here is what the tests are about
+# ruff: noqa: S101  these assertions are the tests'
 from __future__ import annotations
 
 from collections import defaultdict
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from kio.schema.errors import ErrorCode
 
-from broker.producers.markers import read_marker
-from broker.records import parse_header, read_records
+from kmr.broker.log.producers import read_marker
+from kmr.broker.log.records import parse_header, read_records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from broker.records import StoredRecord
+    from kmr.broker.log.records import StoredRecord
 
 __all__ = [
     "DELETE_GROUPS",
@@ -62,7 +62,7 @@ class Found:
 
     Attributes:
         topics: partitions and own settings of each.
-        records: of each partition, (offset, value) of all that is there.
+        records: for each partition, (offset, value) of every record.
         committed: the same of what consumers of committed records see.
         keys: of each record by partition and offset.
         starts: where each partition starts.
@@ -78,7 +78,7 @@ class Found:
 
 
 async def look(client: Any) -> Found:
-    """Everything that they can see. Raises LookupError when they are told of damage."""
+    """Read everything that clients can see. Raises LookupError if the broker reports damage."""
     found = Found()
     answer = await client.call(METADATA, 12, topics=None)
     partitions: list[tuple[str, int]] = []

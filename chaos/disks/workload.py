@@ -1,6 +1,6 @@
 """Clients that use every feature by which a broker promises something."""
 
-# ruff: noqa: S101  what is asserted here is what the tests are about
+# ruff: noqa: S101  these assertions are the tests'
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -10,9 +10,6 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from broker.compactor import compact
-from broker.maintenance import retain
-from broker.records import NewRecord, build_batch
 from chaos.disks.promises import Answer, Change, Register
 from chaos.disks.wire import (
     DELETE_GROUPS,
@@ -23,12 +20,14 @@ from chaos.disks.wire import (
     OK,
     produce,
 )
+from kmr.broker.log.records import NewRecord, build_batch
+from kmr.broker.operations.maintenance import compact, retain
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from broker import Broker
     from chaos.disks.promises import History
+    from kmr.broker import Broker
 
 __all__ = ["PARTS", "Workload"]
 

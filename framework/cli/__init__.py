@@ -1,5 +1,5 @@
 """The `kmr` command: finds its groups by entry points, loads the one that is asked for, reports errors."""
 
-from framework.cli.root import main
+from .root import main
 
 __all__ = ["main"]

@@ -1,35 +1,181 @@
-"""`kmr check`: look for missing and doubled deliveries in a table."""
+"""`kmr check`: count missing and doubled deliveries in a table."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from clickhouse_connect.driver.binding import quote_identifier
-from cyclopts import App
+from cyclopts import App, Parameter
 from rich.console import Console
+from rich.table import Table
 
-from framework.cli.check_result import CheckResult, PartitionResult, join_results, show
-from framework.errors import SettingsError, SinkError
-from framework.sinks.clickhouse.client import Target, connect
-from framework.sinks.spark.session import SharedSession
-from framework.spark.deliveries import find_deliveries
+from ..errors import SettingsError, SinkError
+from ..sinks.clickhouse.client import Target, connect
+from ..spark.runtime.session import SharedSession
 
 if TYPE_CHECKING:
-    from clickhouse_connect.driver.client import Client
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["CheckResult", "PartitionResult", "app", "check", "check_spark", "show"]
+    from clickhouse_connect.driver.client import Client
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = [
+    "CheckResult",
+    "Columns",
+    "PartitionResult",
+    "app",
+    "check",
+    "check_spark",
+    "is_path",
+    "show",
+]
 
 app = App(name="check")
 
-_SQL = Path(__file__).parents[2] / "sql" / "clickhouse"
-# What the SQL files read from; it is replaced by the table that is checked.
-_SOURCE = "SELECT '' AS topic, partition, offset FROM kmr_consumer_ingest"
+_SQL = Path(__file__).parents[1] / "sql"
+# In the SQL files, by their folder; replaced by the table to check.
+_SOURCES = {
+    "clickhouse": "SELECT '' AS topic, partition, offset FROM kmr_consumer_ingest",
+    "spark": "SELECT '' AS topic, `partition`, `offset` FROM kmr_consumer_ingest",
+}
 _COLUMNS_SQL = """
 SELECT name FROM system.columns WHERE database = {database:String} AND table = {table:String}"""
 _DOUBLED_SQL = """
-SELECT topic, partition, count() AS offsets, sum(deliveries) - count() AS surplus, min(offset) AS example
-FROM ({duplicates}) GROUP BY topic, partition"""
+SELECT topic, `partition`, count(*) AS offsets, sum(deliveries) - count(*) AS surplus,
+    min(`offset`) AS example
+FROM ({duplicates}) GROUP BY topic, `partition`"""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """The columns of a table that name a message.
+
+    Parameters
+    ----------
+    partition_column
+        The column with the number of the partition.
+    offset_column
+        The column with the offset.
+    topic_column
+        The column with the topic; default: topic, if the table has it.
+    """
+
+    partition_column: str = "partition"
+    offset_column: str = "offset"
+    topic_column: str | None = None
+
+    def topic_in(self, table: str, columns: Sequence[str]) -> str | None:
+        """Return the topic column of a table with these columns; None if it has none.
+
+        Raises:
+            SinkError: a column that was named, or that is needed, is not in the table.
+        """
+        topic = self.topic_column or ("topic" if "topic" in columns else None)
+        wanted = (self.partition_column, self.offset_column, *([topic] if topic else []))
+        if absent := [column for column in wanted if column not in columns]:
+            raise SinkError(
+                f"{table} has no column {', '.join(absent)} (it has {', '.join(columns)}); "
+                "name its columns with --partition-column, --offset-column and --topic-column"
+            )
+        return topic
+
+
+COLUMNS: Final = Columns()
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionResult:
+    """Deliveries of one partition in a table.
+
+    Attributes:
+        topic: empty if the table has no topic column.
+        first, last: the lowest and the highest offset that were delivered.
+        deliveries: rows.
+        missing: offsets between the first and the last without a row.
+        doubled: offsets with more than one row; `surplus` counts the rows beyond the first.
+        example: the lowest doubled offset.
+    """
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    deliveries: int
+    missing: int
+    doubled: int = 0
+    surplus: int = 0
+    example: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """Deliveries of a topic in a table; `expected` is the number of messages, if it is known."""
+
+    table: str
+    partitions: tuple[PartitionResult, ...]
+    expected: int | None = None
+
+    @property
+    def deliveries(self) -> int:
+        """Rows in the table."""
+        return sum(partition.deliveries for partition in self.partitions)
+
+    @property
+    def messages(self) -> int:
+        """Different offsets in the table."""
+        return sum(partition.deliveries - partition.surplus for partition in self.partitions)
+
+    @property
+    def missing(self) -> int:
+        """Missing messages: gaps between offsets, or too few for the expected number."""
+        gaps = sum(partition.missing for partition in self.partitions)
+        return gaps if self.expected is None else max(gaps, self.expected - self.messages)
+
+    @property
+    def doubled(self) -> int:
+        """Messages that were delivered more than once."""
+        return sum(partition.doubled for partition in self.partitions)
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing is missing, doubled, or beyond the expected number."""
+        surplus = self.expected is not None and self.messages > self.expected
+        return not self.missing and not self.doubled and not surplus
+
+
+def join_results(
+    table: str,
+    found: Iterable[Mapping[str, Any]],
+    doubled: Iterable[Mapping[str, Any]],
+    *,
+    expected: int | None,
+) -> CheckResult:
+    """Join the rows of `missing.sql` with those of `duplicates.sql`, counted per partition."""
+    doubles = {(row["topic"], row["partition"]): row for row in doubled}
+    return CheckResult(
+        table=table,
+        partitions=tuple(
+            _partition(row, doubles.get((row["topic"], row["partition"]))) for row in found
+        ),
+        expected=expected,
+    )
+
+
+def _partition(row: Mapping[str, Any], doubled: Mapping[str, Any] | None) -> PartitionResult:
+    return PartitionResult(
+        topic=row["topic"],
+        partition=row["partition"],
+        first=row["first_offset"],
+        last=row["last_offset"],
+        deliveries=row["deliveries"],
+        missing=row["missing"],
+        doubled=doubled["offsets"] if doubled else 0,
+        surplus=doubled["surplus"] if doubled else 0,
+        example=doubled["example"] if doubled else None,
+    )
 
 
 def check(
@@ -37,19 +183,16 @@ def check(
     table: str,
     url: str | None = None,
     database: str | None = None,
-    partition_column: str = "partition",
-    offset_column: str = "offset",
-    topic_column: str | None = None,
+    columns: Columns = COLUMNS,
     expected: int | None = None,
 ) -> CheckResult:
-    """Look for missing and doubled deliveries; the statements are those of `sql/clickhouse`.
+    """Count missing and doubled deliveries by the statements of `sql/clickhouse`.
 
     Args:
         table: `table` or `database.table`.
         url: as for `ClickHouseWriter`.
-        topic_column: None: a column called `topic`, if the table has one.
-        expected: how many messages there should be. Without it, messages before the first and after
-            the last one that were delivered are not missed.
+        expected: the number of messages. Without it, messages missing before the first delivered one and
+            after the last are not noticed.
 
     Raises:
         SinkError: the server does not answer, or there is no such table or column.
@@ -57,26 +200,15 @@ def check(
     """
     in_database, _, name = table.rpartition(".")
     target = Target.of(url, database or in_database or None)
+    full_name = f"{target.database}.{name}"
     with connect(target) as client:
-        columns = _columns(client, target, name)
-        topic = topic_column or ("topic" if "topic" in columns else None)
-        wanted = [partition_column, offset_column, *([topic] if topic else [])]
-        if absent := [column for column in wanted if column not in columns]:
-            raise SinkError(
-                f"{target.database}.{name} has no column {', '.join(absent)}, but {', '.join(columns)}. "
-                "Name its columns with --partition-column, --offset-column and --topic-column"
-            )
-        source = (
-            f"SELECT {quote_identifier(topic) if topic else repr('')} AS topic, "  # noqa: S608  names are quoted
-            f"{quote_identifier(partition_column)} AS partition, "
-            f"{quote_identifier(offset_column)} AS offset "
-            f"FROM {quote_identifier(target.database)}.{quote_identifier(name)}"
-        )
-        doubled = _rows(
-            client, _DOUBLED_SQL.format(duplicates=_statement("duplicates.sql", source))
-        )
-        found = _rows(client, _statement("missing.sql", source))
-    return join_results(f"{target.database}.{name}", found, doubled, expected)
+        topic = columns.topic_in(full_name, _columns(client, target, name))
+        source = f"{quote_identifier(target.database)}.{quote_identifier(name)}"
+        rows = [
+            list(client.query(statement).named_results())
+            for statement in _statements("clickhouse", source, columns, topic, quote_identifier)
+        ]
+    return join_results(full_name, *rows, expected=expected)
 
 
 def _columns(client: Client, target: Target, table: str) -> list[str]:
@@ -87,12 +219,20 @@ def _columns(client: Client, target: Target, table: str) -> list[str]:
     return columns
 
 
-def _statement(file: str, source: str) -> str:
-    return (_SQL / file).read_text().replace(_SOURCE, source)
-
-
-def _rows(client: Client, sql: str) -> list[dict[str, Any]]:
-    return list(client.query(sql).named_results())
+def _statements(
+    folder: str, source: str, columns: Columns, topic: str | None, quote: Callable[[str], Any]
+) -> tuple[str, str]:
+    """Return the statements for missing and for doubled deliveries; `source` follows FROM."""
+    inner = (
+        f"SELECT {quote(topic) if topic else repr('')} AS topic, "  # noqa: S608  names are quoted
+        f"{quote(columns.partition_column)} AS `partition`, "
+        f"{quote(columns.offset_column)} AS `offset` FROM {source}"
+    )
+    missing, duplicates = (
+        (_SQL / folder / file).read_text().replace(_SOURCES[folder], inner)
+        for file in ("missing.sql", "duplicates.sql")
+    )
+    return missing, _DOUBLED_SQL.format(duplicates=duplicates)
 
 
 def check_spark(
@@ -100,36 +240,96 @@ def check_spark(
     *,
     master: str | None = None,
     format: str | None = None,  # noqa: A002  Spark's word
-    partition_column: str = "partition",
-    offset_column: str = "offset",
-    topic_column: str | None = None,
+    columns: Columns = COLUMNS,
     expected: int | None = None,
 ) -> CheckResult:
-    """As `check`, in a table of Spark's catalog or in files; the statements are those of `sql/spark`.
+    """Count deliveries in a table of Spark's catalog or in files, by the statements of `sql/spark`.
 
     Args:
         source: `table`, `catalog.database.table`, or the path or URI of a directory.
-        master: as for `SparkWriter`; a session that is opened for this is ended.
-        format: of a path; None: `delta` if it is one of Delta, else `parquet`.
+        master: as for `SparkWriter`; a session that this call opens, it also stops.
+        format: of a path; None: `delta` if it has a Delta log, else `parquet`.
+        expected: as for `check`.
 
     Raises:
         SinkError: there is no such table, path or column.
         SparkUnavailable: Spark does not start or answer.
     """
-    session = SharedSession(master, {"spark.log.level": "ERROR"})
-    session.acquire()
+    with SharedSession(master, {"spark.log.level": "ERROR"}) as session:
+        frame = _read(session, source, format)
+        topic = columns.topic_in(source, frame.columns)
+        rows = [
+            [row.asDict() for row in session.sql(statement, source=frame).collect()]
+            for statement in _statements("spark", "{source}", columns, topic, _quote_for_spark)
+        ]
+    return join_results(source, *rows, expected=expected)
+
+
+def is_path(source: str) -> bool:
+    """Return whether a source of Spark is a path: it has a slash or a colon, or is a local directory."""
+    return "/" in source or ":" in source or Path(source).is_dir()
+
+
+def _read(session: SparkSession, source: str, format: str | None) -> DataFrame:  # noqa: A002
+    from pyspark.errors import AnalysisException
+
     try:
-        deliveries = find_deliveries(
-            session.get(),
-            source,
-            format=format,
-            partition_column=partition_column,
-            offset_column=offset_column,
-            topic_column=topic_column,
+        if not is_path(source):
+            frame = session.table(source)
+        else:
+            frame = session.read.format(format or _format_of(source)).load(source)
+        frame.columns  # noqa: B018  Spark Connect looks at the source only now
+    except AnalysisException as error:
+        raise SinkError(f"Spark cannot read {source}: {str(error).splitlines()[0]}") from error
+    return frame
+
+
+def _format_of(path: str) -> str:
+    local = Path(path.removeprefix("file://").removeprefix("file:"))
+    return "delta" if (local / "_delta_log").is_dir() else "parquet"
+
+
+def _quote_for_spark(name: str) -> str:
+    # `session.sql` replaces names in braces.
+    return "`" + name.replace("`", "``").replace("{", "{{").replace("}", "}}") + "`"
+
+
+def show(result: CheckResult, console: Console) -> None:
+    """Print a result as a table and a verdict."""
+    table = Table(title=f"Deliveries in {result.table}", title_justify="left", header_style="dim")
+    topics = any(partition.topic for partition in result.partitions)
+    for heading in (
+        *(["topic"] if topics else []),
+        "partition",
+        "offsets",
+        "rows",
+        "missing",
+        "doubled",
+    ):
+        table.add_column(heading, justify="left" if heading == "topic" else "right")
+    for partition in result.partitions:
+        table.add_row(
+            *([partition.topic] if topics else []),
+            str(partition.partition),
+            f"{partition.first}..{partition.last}",
+            f"{partition.deliveries:,}",
+            _count(partition.missing),
+            _count(partition.doubled)
+            + ("" if partition.example is None else f" (offset {partition.example}, ...)"),
         )
-    finally:
-        session.release()
-    return join_results(source, deliveries.found, deliveries.doubled, expected)
+    if result.partitions:
+        console.print(table, highlight=False)
+    colour = "green" if result.clean else "bold red"
+    expected = "" if result.expected is None else f" of {result.expected:,} expected"
+    console.print(
+        f"[{colour}]{result.messages:,} messages{expected}: "
+        f"{result.missing:,} missing, {result.doubled:,} doubled[/{colour}]",
+        highlight=False,
+    )
+
+
+def _count(number: int) -> str:
+    return f"[bold red]{number:,}[/bold red]" if number else "0"
 
 
 @app.default
@@ -141,60 +341,40 @@ def _command(
     spark: str | None = None,
     master: str | None = None,
     format: str | None = None,  # noqa: A002  Spark's word
-    partition_column: str = "partition",
-    offset_column: str = "offset",
-    topic_column: str | None = None,
+    columns: Columns = COLUMNS,
     expected: int | None = None,
 ) -> int:
-    """Look for missing and doubled deliveries in a table of ClickHouse, or in one of Spark or in files.
+    """Count missing and doubled deliveries in a table of ClickHouse or Spark, or in files.
 
-    The exit code is 0 if there are none, and 1 if there are some.
+    The exit code is 0 if there are none, else 1.
 
     Parameters
     ----------
     table
         ClickHouse: table or database.table, with a row per message.
     url
-        http://user:password@host:8123/database, or chdb:///directory; by default the environment's
-        KMR_CLICKHOUSE_URL, else the embedded ClickHouse in .kmr/clickhouse.
+        http://user:password@host:8123/database, or chdb:///directory; default: KMR_CLICKHOUSE_URL, else
+        the embedded ClickHouse in .kmr/clickhouse.
     database
-        Wins over that of the URL.
+        Overrides the database of the URL.
     spark
         Spark: the path or URI of a directory, or catalog.database.table.
     master
-        Spark: local[2], spark://host:port or sc://host:port; by default what Spark is configured for.
+        Spark: local[2], spark://host:port or sc://host:port; default: Spark's own configuration.
     format
-        Spark: what the files of a path are; by default delta if it is that, else parquet.
-    partition_column
-        The column with the partition's number.
-    offset_column
-        The column with the offset.
-    topic_column
-        The column with the topic; by default the column called topic, if there is one.
+        Spark: format of the files; default: delta if the path is a Delta table, else parquet.
     expected
-        How many messages there should be.
+        The number of messages.
     """
     if (table is None) == (spark is None):
-        raise SettingsError("say what to check: either --table, or --spark with a path or a table")
+        raise SettingsError("give either --table, or --spark with a path or a table")
     if spark is not None:
         result = check_spark(
-            spark,
-            master=master,
-            format=format,
-            partition_column=partition_column,
-            offset_column=offset_column,
-            topic_column=topic_column,
-            expected=expected,
+            spark, master=master, format=format, columns=columns, expected=expected
         )
     else:
         result = check(
-            table=str(table),
-            url=url,
-            database=database,
-            partition_column=partition_column,
-            offset_column=offset_column,
-            topic_column=topic_column,
-            expected=expected,
+            table=str(table), url=url, database=database, columns=columns, expected=expected
         )
     show(result, Console())
     return 0 if result.clean else 1

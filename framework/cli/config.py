@@ -1,50 +1,49 @@
-"""`kmr config`: look at the settings of a worker."""
+"""`kmr config`: show the settings of a worker, with their origins."""
 
 from typing import Annotated, Any
 
 import msgspec
 from cyclopts import App, Parameter
-from rich.console import Console
 
-from framework.cli.flags import Given, with_settings
-from framework.config.layers import Found
-from framework.config.schema import Setting, settings_of
-from framework.config.units import show_quantity
-from framework.settings import Settings
+from ..config.flags import Given, settings_flags
+from ..config.layers import Found
+from ..config.schema import Setting, show_quantity
+from ..settings import WORKER, Settings
+from .output import plain_console, print_json
 
 __all__ = ["app"]
 
-app = App(name="config", help="Look at the settings of a worker.")
+app = App(name="config", help="Show the settings of a worker, with their origins.")
 
 
 @app.command
-@with_settings()
+@settings_flags(WORKER, positional="strategy")
 def show(
     *,
-    given: Given,
+    given: Given[Settings],
     as_json: Annotated[bool, Parameter("--json", negative=(), help="Print JSON.")] = False,
 ) -> None:
-    """Print every setting, its value, and where the value comes from; secrets are masked.
+    """Print every setting, its value and the origin of the value; secrets are masked.
 
-    Takes the flags of `kmr run`. The output is TOML, and can be saved and given to --config.
+    Takes the flags of `kmr run`. The output is TOML: save it, and pass it to --config.
     """
     found = given.find()
-    console = Console(highlight=False, soft_wrap=True, markup=False)
-    settings = settings_of(Settings)
+    settings = WORKER.settings
     if as_json:
         shown = {
             setting.name: {"value": setting.masked(at.value), "origin": at.origin}
             for setting in settings
             if (at := found.get(setting.name)) is not None
         }
-        console.print(msgspec.json.format(msgspec.json.encode(shown)).decode())
+        print_json(shown)
         return
+    console = plain_console()
     for line in to_toml(settings, found):
         console.print(line)
 
 
 def to_toml(settings: tuple[Setting, ...], found: dict[str, Found]) -> list[str]:
-    """The settings as lines of TOML, with their origins as comments; those not set are comments too."""
+    """Write the settings as lines of TOML, with origins as comments; unset settings are comments too."""
     lines: list[str] = []
     table = None
     for setting in settings:
@@ -66,5 +65,5 @@ def _toml(setting: Setting, value: Any) -> str:
     if isinstance(value, int | float) and setting.unit is not None:
         shown = show_quantity(value, setting.unit)
         return f'"{shown}"' if shown[-1].isalpha() else shown
-    # Strings, numbers, booleans and lists of these are written alike in JSON and TOML.
+    # JSON and TOML write strings, numbers, booleans and lists of these alike.
     return msgspec.json.encode(setting.masked(value)).decode()

@@ -3,8 +3,8 @@
 import itertools
 from typing import Literal
 
-from framework.cli.outline import Outline, ReducerOutline, outline_of
-from framework.cli.strategies import load_strategy
+from .strategies import load_strategy
+from .validate import Outline, ReducerOutline, outline_of
 
 __all__ = ["draw", "graph"]
 
@@ -19,7 +19,7 @@ def graph(strategy: str, /, *, format: Format = "text") -> None:  # noqa: A002  
     Parameters
     ----------
     strategy
-        What to draw: module:attribute. The current directory can be imported from.
+        The strategy: module:attribute. The current directory is searched first.
     format
         text for a terminal, mermaid for Markdown, dot for Graphviz.
     """
@@ -27,7 +27,7 @@ def graph(strategy: str, /, *, format: Format = "text") -> None:  # noqa: A002  
 
 
 def draw(outline: Outline, form: Format) -> str:
-    """The picture of a strategy as text."""
+    """Draw a strategy as text, Mermaid or Graphviz source."""
     mapped = outline.map
     function = mapped.function.rpartition(".")[2]
     per = f"{'async, ' if mapped.is_async else ''}per {mapped.per}"
@@ -52,7 +52,7 @@ def _box(reducer: ReducerOutline) -> Box:
 
 
 def _text(main: list[Box], err: Box | None) -> str:
-    """One box below the other; the error reducer to the right of the chain between map and commit."""
+    """Draw the boxes below each other, and the error reducer to the right between map and commit."""
     width = max(len(line) for box in main for line in box) + 2
     lines: list[str] = []
     for position, box in enumerate(main):
@@ -72,7 +72,7 @@ def _text(main: list[Box], err: Box | None) -> str:
 
 
 def _beside(lines: list[str], boxes: int, width: int, err: Box) -> list[str]:
-    """Add the error reducer to the drawing of the chain, with its way from the map to the commit."""
+    """Add the error reducer and its lines from the map and to the commit."""
     per_box = len(lines) // boxes + 1
     failures, acks = per_box + 1, (boxes - 1) * per_box + 1
     err_width = max(map(len, err)) + 2

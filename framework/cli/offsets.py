@@ -1,4 +1,4 @@
-"""`kmr offsets`: where a consumer group stands, and how to put it elsewhere."""
+"""`kmr offsets`: show the committed offsets of a consumer group, or reset them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,29 +9,32 @@ from typing import Annotated
 import anyio
 import msgspec
 from cyclopts import App, Parameter
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from framework.announcement import Announcement, announced
-from framework.cli.flags import Given, with_settings
-from framework.consumer import CommitOffset
-from framework.errors import ConsumerError, SettingsError
-from framework.kafka.admin import Admin, Group, connect_admin
-from framework.kafka.clients import connection_config
-from framework.logs import setup_logs
-from framework.record import TopicPartition
-from framework.settings import GroupSettings, LogSettings
+from ..config.flags import Given, settings_flags
+from ..delivery.announcement import Announcement, read_announcement
+from ..errors import ConsumerError, SettingsError
+from ..kafka.admin import Admin, Group, connect_admin
+from ..kafka.connection import connection_config
+from ..kafka.consumer import CommitOffset
+from ..observe.logs import setup_logs
+from ..record import TopicPartition
+from ..settings import GROUP, GroupSettings, LogSettings
+from .output import plain_console, plain_table, print_json
 
 __all__ = ["app"]
 
-app = App(name="offsets", help="Where a consumer group stands, and how to put it elsewhere.")
+app = App(name="offsets", help="Show the committed offsets of a consumer group, or reset them.")
+
+_LEFT = ("Partition", "Member")
 
 
 class PartitionOffsets(msgspec.Struct, frozen=True):
-    """One partition: `start` is the first offset of its log, `end` the one after the last.
+    """Offsets of one partition.
 
-    `announced`: the range from the committed offset on that a worker is writing, or was when it ended.
+    Attributes:
+        start, end: the first offset of its log, and the one after the last.
+        announced: the range from the committed offset that a worker is writing, or was when it ended.
     """
 
     topic: str
@@ -44,45 +47,60 @@ class PartitionOffsets(msgspec.Struct, frozen=True):
     announced: Announcement | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@Parameter(name="*", negative_bool=())
+@dataclass(frozen=True, kw_only=True)
 class Target:
-    """Where offsets are to be put: exactly one of these."""
+    """The new offsets: exactly one way is given.
 
-    earliest: bool
-    latest: bool
-    timestamp: str | None
-    offset: int | None
-    shift: int | None
+    Parameters
+    ----------
+    to_earliest
+        Set to the first offset of each log.
+    to_latest
+        Set to the end of each log: only new records will be consumed.
+    to_timestamp
+        Set to the first record at or after a time: ISO 8601 (UTC without a zone), or milliseconds since
+        1970. If there is none, set to the end of the log.
+    to_offset
+        Set to this offset in every partition.
+    shift_by
+        Move forward by this many offsets, or back if negative; not beyond either end of the log.
+    """
 
-    def check(self) -> None:
-        """Raise SettingsError unless exactly one is given, and it can be read."""
-        given = (self.earliest, self.latest, self.timestamp, self.offset, self.shift)
-        if sum(value is not None and value is not False for value in given) != 1:
+    to_earliest: bool = False
+    to_latest: bool = False
+    to_timestamp: str | None = None
+    to_offset: int | None = None
+    shift_by: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise SettingsError unless exactly one is given and it is valid."""
+        if sum(value is not None and value is not False for value in vars(self).values()) != 1:
             raise SettingsError(
-                "say where to: exactly one of --to-earliest, --to-latest, --to-timestamp, "
-                "--to-offset, --shift-by"
+                "give exactly one of --to-earliest, --to-latest, --to-timestamp, --to-offset, --shift-by"
             )
-        if self.timestamp is not None:
-            milliseconds(self.timestamp)
+        if self.to_timestamp is not None:
+            milliseconds(self.to_timestamp)
 
 
 @app.command
-@with_settings(GroupSettings)
+@settings_flags(GROUP)
 def show(
     *,
-    given: Given,
+    given: Given[GroupSettings],
     as_json: Annotated[bool, Parameter("--json", negative=(), help="Print JSON.")] = False,
 ) -> None:
-    """Show what a group has committed, how far it is behind, and who its members are."""
+    """Show the committed offsets of a group, its lag and its members."""
     settings = _settings(given)
     group, rows = anyio.run(_look, settings)
     if as_json:
-        text = msgspec.json.encode({"group": group.name, "state": group.state, "partitions": rows})
-        _console().print(msgspec.json.format(text).decode())
+        print_json({"group": group.name, "state": group.state, "partitions": rows})
         return
-    console = _console()
+    console = plain_console()
     console.print(f"group {group.name}: {group.state}, {len(group.members)} members")
-    table = _table("Partition", "Committed", "Start", "End", "Lag", "Member", "Announced")
+    table = plain_table(
+        "Partition", "Committed", "Start", "End", "Lag", "Member", "Announced", left=_LEFT
+    )
     for row in rows:
         figures = (row.committed, row.start, row.end, row.lag)
         table.add_row(
@@ -93,46 +111,30 @@ def show(
         )
     console.print(table)
     lags = [row.lag for row in rows if row.lag is not None]
-    console.print(f"lag in all: {sum(lags):,}" if lags else "nothing is committed")
+    console.print(f"total lag: {sum(lags):,}" if lags else "no committed offsets")
 
 
 @app.command
-@with_settings(GroupSettings)
+@settings_flags(GROUP)
 def reset(
     *,
-    given: Given,
-    to_earliest: Annotated[bool, Parameter(negative=())] = False,
-    to_latest: Annotated[bool, Parameter(negative=())] = False,
-    to_timestamp: str | None = None,
-    to_offset: int | None = None,
-    shift_by: int | None = None,
+    given: Given[GroupSettings],
+    target: Target | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
-    """Put the committed offsets of a group elsewhere; refused while the group has members.
+    """Set the committed offsets of a group; refused while the group has members.
 
-    Without --topic, every partition that the group has committed is meant.
+    Applies to the topics given with --topic, else to every partition with a committed offset.
 
     Parameters
     ----------
-    to_earliest
-        To the first offset of each log.
-    to_latest
-        To the end of each log: only new records are consumed.
-    to_timestamp
-        To the first record at or after a time: ISO 8601 (UTC without a zone), or milliseconds since
-        1970. The end of the log if there is none.
-    to_offset
-        To this offset, in every partition.
-    shift_by
-        By this many offsets forward, or back if negative; not beyond either end of the log.
     dry_run
-        Only print what would be done.
+        Print the new offsets without setting them.
     """
-    target = Target(to_earliest, to_latest, to_timestamp, to_offset, shift_by)
-    target.check()
+    target = target or Target()
     settings = _settings(given)
     before, after, members = anyio.run(partial(_reset, settings, target, dry_run=dry_run))
-    table = _table("Partition", "From", "To", "Change", "Announced")
+    table = plain_table("Partition", "From", "To", "Change", "Announced", left=_LEFT)
     for at, offset in after.items():
         old = before.get(at)
         table.add_row(
@@ -140,26 +142,28 @@ def reset(
             "-" if old is None else f"{old.offset:,}",
             f"{offset:,}",
             "" if old is None else f"{offset - old.offset:+,}",
-            Text(_range(announced(at, old))),
+            Text(_range(read_announcement(at, old))),
         )
-    console = _console()
+    console = plain_console()
     console.print(table)
-    if any(announced(at, old) is not None for at, old in before.items() if at in after):
+    if any(read_announcement(at, old) is not None for at, old in before.items() if at in after):
         console.print(
-            "announced ranges may have been written already, and are forgotten by a reset: what is read "
-            "again of them may be doubled. A worker of the group settles them when it runs."
+            "a reset forgets announced ranges, which may have been written already: their records may be "
+            "written twice. To settle them first, run a worker of the group."
         )
     if not dry_run:
         console.print(f"group {settings.group}: {len(after)} offsets were reset")
     elif members:
-        console.print(f"dry run; it would be refused: the group has {members} members, stop them")
+        console.print(
+            f"dry run: a reset would be refused while the group has members ({members}); stop them"
+        )
     else:
         console.print("dry run: nothing was changed")
 
 
-def _settings(given: Given) -> GroupSettings:
-    settings = given.load_group()
-    # What the Kafka client cannot mend is told by our own error.
+def _settings(given: Given[GroupSettings]) -> GroupSettings:
+    settings = given.load()
+    # Our own error reports what the Kafka client cannot recover from.
     setup_logs(LogSettings(level="error"))
     return settings
 
@@ -177,7 +181,7 @@ async def _look(settings: GroupSettings) -> tuple[Group, list[PartitionOffsets]]
         commit = committed.get(at)
         offset = None if commit is None else commit.offset
         lag = None if offset is None else max(0, ends[at] - max(offset, starts[at]))
-        range_ = announced(at, commit)
+        range_ = read_announcement(at, commit)
         rows.append(
             PartitionOffsets(*at, offset, starts[at], ends[at], lag, members.get(at), range_)
         )
@@ -187,13 +191,13 @@ async def _look(settings: GroupSettings) -> tuple[Group, list[PartitionOffsets]]
 async def _reset(
     settings: GroupSettings, target: Target, *, dry_run: bool
 ) -> tuple[dict[TopicPartition, CommitOffset], dict[TopicPartition, int], int]:
-    """Returns what is committed before and after, and the number of members."""
+    """Return the committed offsets before, the offsets after, and the number of members."""
     async with connect_admin(connection_config(settings)) as admin:
         before = await _committed(admin, settings)
         partitions = await _partitions(admin, settings, set(before))
         if not partitions:
             raise ConsumerError(
-                f"group {settings.group} has committed nothing; name the topics with --topic"
+                f"group {settings.group} has no committed offsets; name the topics with --topic"
             )
         after = await _aim(admin, target, partitions, before)
         members = len((await admin.group_members(settings.group)).members)
@@ -210,20 +214,20 @@ async def _aim(
 ) -> dict[TopicPartition, int]:
     starts = await admin.beginning_offsets(partitions)
     ends = await admin.end_offsets(partitions)
-    if target.earliest:
+    if target.to_earliest:
         return starts
-    if target.latest:
+    if target.to_latest:
         return ends
-    if target.timestamp is not None:
-        moment = milliseconds(target.timestamp)
+    if target.to_timestamp is not None:
+        moment = milliseconds(target.to_timestamp)
         found = await admin.offsets_for_times(dict.fromkeys(partitions, moment))
         return {at: ends[at] if (offset := found[at]) is None else offset for at in partitions}
-    if target.offset is not None:
-        return dict.fromkeys(partitions, target.offset)
-    shift = target.shift or 0
+    if target.to_offset is not None:
+        return dict.fromkeys(partitions, target.to_offset)
+    shift = target.shift_by or 0
     missing = [str(at) for at in partitions if at not in before]
     if missing:
-        raise ConsumerError(f"nothing is committed for {', '.join(missing)}: nothing to shift")
+        raise ConsumerError(f"--shift-by: no committed offset in {', '.join(missing)}")
     return {at: min(max(before[at].offset + shift, starts[at]), ends[at]) for at in partitions}
 
 
@@ -239,7 +243,7 @@ async def _committed(admin: Admin, settings: GroupSettings) -> dict[TopicPartiti
 async def _partitions(
     admin: Admin, settings: GroupSettings, known: set[TopicPartition]
 ) -> list[TopicPartition]:
-    """Those of the topics that were named, else those that are known of the group."""
+    """Return the partitions of the topics in the settings, else the group's own."""
     return await admin.topic_partitions(settings.topics) if settings.topics else sorted(known)
 
 
@@ -251,7 +255,7 @@ def _range(announcement: Announcement | None) -> str:
 
 
 def milliseconds(text: str) -> int:
-    """A time as milliseconds since 1970. Raises SettingsError."""
+    """Parse a time to milliseconds since 1970. Raises SettingsError."""
     if text.isdecimal():
         return int(text)
     try:
@@ -264,14 +268,3 @@ def milliseconds(text: str) -> int:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return round(moment.timestamp() * 1000)
-
-
-def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True, markup=False)
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("Partition", "Member") else "right")
-    return table

@@ -1,7 +1,7 @@
-"""The root of the `kmr` command.
+"""The root of the `kmr` command: its groups, its errors, its exit codes.
 
-Groups are entry points in `kmr.commands`: a cyclopts `App`, or a function. Only the group that is asked
-for is imported: `kmr --help` is fast, and a group that is broken or lacks a library breaks nothing else.
+Groups are entry points in `kmr.commands`: a cyclopts `App`, or a function. Only the group on the command
+line is imported: `kmr --help` is fast, and a group that is broken or lacks a library breaks no other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
-from framework.errors import KmrError, SettingsError
+from ..errors import KmrError, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -40,17 +40,17 @@ _OWN_NAME: Final = re.compile(r"^`kmr [\w -]+`:\s*")
 
 
 def main() -> NoReturn:
-    """Run the command line of this process and end it with the exit code.
+    """Run the command line of this process and exit.
 
-    0 clean, 1 failed, 2 wrong usage or settings, 3 deadline exceeded; 130 and 143 when a second SIGINT
-    or SIGTERM cut a drain short.
+    Exit codes: 0 clean, 1 failed, 2 wrong usage or settings, 3 deadline exceeded; 130 and 143 when a
+    second SIGINT or SIGTERM cut a drain short.
     """
     sys.exit(run_command(sys.argv[1:], entry_points(group=GROUP)))
 
 
 def run_command(arguments: Sequence[str], groups: Iterable[EntryPoint]) -> int:
-    """Run one command line; the groups are loaded only as they are needed. Returns the exit code."""
-    # Looked for by hand too: it must also be known when the command line cannot be parsed.
+    """Run one command line, load the group that it names, and return the exit code."""
+    # Searched before parsing, for errors that occur while parsing.
     debug = "--debug" in arguments or os.environ.get(_DEBUG, "") not in ("", "0")
     try:
         app = _app(arguments, {group.name: group for group in groups})
@@ -58,33 +58,39 @@ def run_command(arguments: Sequence[str], groups: Iterable[EntryPoint]) -> int:
             list(arguments), exit_on_error=False, print_error=False, result_action="return_value"
         )
     except CycloptsError as error:
-        _complain(str(error))
+        _print_error(str(error))
         return USAGE
     except KmrError as error:
         if debug:
             traceback.print_exc()
-        _complain(str(error))
+        _print_error(str(error))
         return USAGE if isinstance(error, SettingsError) else FAILED
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # The reader of our output has gone (`kmr ... | head`); the interpreter must not write again.
+        # The reader of our output is gone (`kmr ... | head`): keep the interpreter from flushing to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     return result if isinstance(result, int) else CLEAN
 
 
 def _app(arguments: Sequence[str], groups: dict[str, EntryPoint]) -> App:
-    """The command line; of its groups, only the one that `arguments` name is loaded."""
     chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
-    app = App(name="kmr", help=_HELP, version=version(DISTRIBUTION))
+    # The list of groups is plain text: a Markdown parser would take a third of the time to show it.
+    help_format: Final = "plaintext" if chosen is None else None
+    app = App(
+        name="kmr", help=_HELP, version=lambda: version(DISTRIBUTION), help_format=help_format
+    )
     app.suppress_keyboard_interrupt = app.meta.suppress_keyboard_interrupt = False
 
     @app.meta.default
     def launch(
         *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
         debug: Annotated[
-            bool, Parameter(negative=(), help="Show the traceback of errors (KMR_DEBUG=1).")
+            bool,
+            Parameter(
+                negative=(), show_default=False, help="Show the traceback of errors (KMR_DEBUG=1)."
+            ),
         ] = False,
     ) -> Any:
         return app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
@@ -93,7 +99,7 @@ def _app(arguments: Sequence[str], groups: dict[str, EntryPoint]) -> App:
         if name == chosen:
             app.command(_load(group), name=name)
         else:
-            # Its name and its line in the help are all that is needed of it.
+            # Known by name: for the list of groups, and for suggestions when a name is mistyped.
             app.command(App(name=name, help=_summary(group)))
     return app
 
@@ -109,13 +115,13 @@ def _load(group: EntryPoint) -> Any:
 
 
 def _summary(group: EntryPoint) -> str:
-    """The first line of the documentation of a group, read without running its module."""
+    """Return the first line of a group's docstring, read from its source without importing it."""
     try:
         source = _source(group.module)
         if source is None:
             return "(not installed)"
         module = ast.parse(source.read_bytes())
-    except Exception:  # noqa: BLE001  whatever is wrong with it is told when it is used
+    except Exception:  # noqa: BLE001  loading the group reports the reason
         return "(cannot be loaded)"
     of: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef = module
     for node in module.body:
@@ -127,7 +133,7 @@ def _summary(group: EntryPoint) -> str:
 
 
 def _source(module: str) -> Path | None:
-    """The file of a module. Found from its outermost package: `find_spec` would import the packages."""
+    """Find a module's file. For an inner module, `find_spec` would import the packages around it."""
     outermost, *inner = module.split(".")
     spec = importlib.util.find_spec(outermost)
     if spec is None:
@@ -142,7 +148,7 @@ def _source(module: str) -> Path | None:
     return None
 
 
-def _complain(message: str) -> None:
+def _print_error(message: str) -> None:
     Console(stderr=True, soft_wrap=True, highlight=False).print(
         f"kmr: {message}", markup=False, style="red"
     )

@@ -1,68 +1,71 @@
 """`kmr run`: run a strategy as a member of a consumer group."""
 
+from __future__ import annotations
+
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from framework.cli.flags import Given, with_settings
-from framework.cli.spark_flags import SparkFlags
-from framework.cli.strategies import load_strategy
-from framework.errors import SettingsError
-from framework.logs import setup_logs
+from .._extras import require_extra
+from ..config.flags import Given, settings_flags
+from ..errors import SettingsError
+from ..observe.logs import setup_logs
+from ..settings import WORKER, Settings
+from ..spark.engine.engine_settings import EngineSettings
+from .strategies import load_strategy
 
 __all__ = ["run"]
 
 
-@with_settings()
+@settings_flags(WORKER, positional="strategy")
 def run(
     strategy: str | None = None,
     /,
     *,
-    given: Given,
+    given: Given[Settings],
     engine: Annotated[
         Literal["worker", "spark"],
-        Parameter(
-            help="What runs it: worker, a process of its own, or spark, a query on a cluster."
-        ),
+        Parameter(help="worker: this process; spark: a query of Structured Streaming."),
     ] = "worker",
-    spark: SparkFlags | None = None,
+    spark: EngineSettings | None = None,
 ) -> int:
     """Run a strategy as a member of a consumer group, until a signal.
 
-    The first SIGTERM or SIGINT (Ctrl-C) drains what is in flight, commits and leaves the group; a second
-    one ends the process at once, and what was not committed is delivered again.
+    The first SIGTERM or SIGINT (Ctrl-C) drains work in flight, commits and leaves the group. A second one
+    ends the process at once; records that were not committed are delivered again.
 
     Exit codes: 0 drained, 1 failed, 2 wrong usage or settings, 3 not drained within
     --shutdown-deadline, 130 or 143 ended by the second signal.
 
-    With --engine spark it is a query of Structured Streaming: --checkpoint says where it stands, and a
-    drain is the end of the micro-batch under way. With --trigger available-now it ends by itself.
+    With --engine spark it is a query of Structured Streaming: --checkpoint has its progress, and a drain
+    finishes the running micro-batch. With --trigger available-now it exits at the end of the topic.
 
     Parameters
     ----------
     strategy
-        What to run: module:attribute. The current directory can be imported from.
+        The strategy: module:attribute. The current directory is searched first.
     """
-    spark = spark or SparkFlags()
-    if engine == "worker":
-        spark.refuse()
+    if engine == "worker" and spark is not None:
+        raise SettingsError("--checkpoint needs --engine spark")
     settings = given.load(strategy=strategy)
     if settings.strategy is None:
         raise SettingsError(
-            "no strategy: name one, as in `kmr run module:strategy`, or set KMR_STRATEGY, or write "
+            "strategy is not set: give it as in `kmr run module:strategy`, set KMR_STRATEGY, or write "
             "strategy under [kmr] in the TOML file"
         )
     setup_logs(settings.log)
     loaded = load_strategy(settings.strategy)
     loaded.validate()
-    # Not before it is needed: it takes a second, and mistakes above should be told at once.
+    # Imported last: it takes a second, and mistakes above should be reported at once.
     if engine == "spark":
-        options = spark.settings(settings)
-        from framework.spark.checks import require_possible
-        from framework.spark.process import run_engine
+        require_extra("spark", "--engine spark")
+        options = replace(spark or EngineSettings(), name=f"kmr-{settings.group}")
+        from ..spark.engine.engine import run_engine
+        from ..spark.engine.placement import require_runnable
 
-        require_possible(loaded)
+        require_runnable(loaded)
         return run_engine(loaded, settings, options)
-    from framework.worker import run_worker
+    from ..worker import run_worker
 
     return run_worker(loaded, settings)

@@ -1,19 +1,21 @@
-"""`kmr spark`: what only Spark needs."""
+"""`kmr spark`: package a strategy for spark-submit, and compact the files of a SparkWriter."""
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import App, Parameter
-from rich.console import Console
 
-from framework.cli.spark_compact import app as compact
-from framework.cli.strategies import load_strategy
-from framework.errors import KmrError
+from ..config.schema import BYTES, SECONDS, parse_quantity, show_quantity
+from ..errors import KmrError, SettingsError
+from .output import plain_console
+from .strategies import load_strategy
+
+if TYPE_CHECKING:
+    from ..sinks.spark.compact import Compacted
 
 __all__ = ["app"]
 
-app = App(name="spark", help="Run strategies by spark-submit; compact what they wrote.")
-app.command(compact)
+app = App(name="spark", help="Run strategies by spark-submit; compact their files.")
 
 _EXAMPLE: Final = (
     *("--checkpoint", "hdfs:///checkpoints/NAME", "--topic", "TOPIC"),
@@ -29,35 +31,108 @@ def package(
     output: Path = Path("spark-package"),
     master: str = "spark://HOST:7077",
 ) -> None:
-    """Write what spark-submit needs to run a strategy, and print the command.
+    """Write the files that spark-submit needs to run a strategy, and print the command.
 
-    The archive has our code and all modules of the strategy that are not installed. Installed packages
-    are not in it: the cluster's Python needs them too (`pip install kafka-map-reduce` there, or
-    Spark's --archives).
+    The archive has our code and the modules of the strategy that are not installed. It has no installed
+    packages: install kafka-map-reduce and its requirements in the cluster's Python, or ship an
+    environment with Spark's --archives.
 
     Parameters
     ----------
     strategy
-        What to run: module:attribute. The current directory can be imported from.
+        The strategy, module:attribute. The current directory can be imported from.
     flags
-        Flags of `kmr run` for the command that is printed, after `--`.
+        Flags of `kmr run` for the printed command, after `--`.
     output
-        The directory to write into.
+        The directory for the files.
     master
-        The cluster, for the command that is printed.
+        The cluster, for the printed command.
     """
-    from framework.spark.checks import require_possible
-    from framework.spark.package import write_package
+    from ..spark.engine.placement import require_runnable
+    from ..spark.runtime.shipping import write_package
 
     loaded = load_strategy(strategy)
     loaded.validate()
-    require_possible(loaded)
+    require_runnable(loaded)
     try:
         written = write_package(loaded, output)
     except OSError as error:
         raise KmrError(f"cannot write the package to {output}: {error.strerror}") from error
-    console = Console(highlight=False, soft_wrap=True, markup=False)
-    modules = ", ".join(written.contents) or "none: all is installed"
+    console = plain_console()
+    modules = ", ".join(written.contents) or "none: all are installed"
     console.print(f"{written.modules}: our code, and the strategy's modules ({modules})")
     console.print(f"{written.main}: the program\n")
     console.print(written.command(strategy, master, flags or _EXAMPLE))
+
+
+@app.command
+def compact(
+    source: str,
+    *,
+    target_size: str = "128MiB",
+    min_age: str = "1h",
+    master: str | None = None,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Merge the small files of a SparkWriter, by topic partition.
+
+    The newest file of each topic partition stays as it is: a worker may write it again. Readers may see
+    rows twice for a moment. Start only one run at a time for a directory; the next run finishes an
+    interrupted one.
+
+    Parameters
+    ----------
+    source
+        The path or URI of a directory, which needs no Spark, or catalog.database.table.
+    target_size
+        Merge smaller files, up to this size.
+    min_age
+        Leave younger files as they are.
+    master
+        For a table: local[2], spark://host:port or sc://host:port; by default Spark's own configuration.
+    dry_run
+        Only print what would be done.
+    """
+    from ..sinks.spark.compact import compact_path, compact_table
+    from ..spark.runtime.session import SharedSession
+    from .check import is_path
+
+    size = int(_amount("--target-size", target_size, BYTES))
+    age = _amount("--min-age", min_age, SECONDS)
+    if is_path(source):
+        done: Compacted | None = compact_path(
+            source, target_bytes=size, min_age=age, dry_run=dry_run
+        )
+    else:
+        with SharedSession(master, {"spark.log.level": "ERROR"}) as session:
+            done = compact_table(session, source, target_bytes=size, min_age=age, dry_run=dry_run)
+    _show(source, done, dry_run=dry_run)
+
+
+def _amount(flag: str, text: str, unit: str) -> float:
+    try:
+        return parse_quantity(text, unit)
+    except ValueError:
+        example = "128MiB" if unit == BYTES else "1h"
+        raise SettingsError(
+            f"{flag} must be a number of {unit}, such as {example}, not {text!r}"
+        ) from None
+
+
+def _show(source: str, done: "Compacted | None", *, dry_run: bool) -> None:
+    console = plain_console()
+    if done is None:
+        console.print(
+            f"{source}: {'the table format would compact it' if dry_run else 'compacted'}"
+        )
+        return
+    verb = "would become" if dry_run else "became"
+    console.print(
+        f"{source}: {done.files_before:,} files {verb} {done.files_after:,} "
+        f"({show_quantity(done.bytes_rewritten, BYTES)} rewritten)"
+    )
+    if done.finished:
+        console.print(f"{done.finished:,} replacements of an interrupted run are complete now")
+    if done.abandoned:
+        verb = "would be" if dry_run else "were"
+        console.print(f"{done.abandoned:,} hidden files of a crash {verb} removed")

@@ -1,14 +1,39 @@
 """`kmr top`: watch a running worker from a terminal."""
 
-from typing import Annotated
+from __future__ import annotations
 
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
 from cyclopts import Parameter
 from rich.console import Console
+from rich.text import Text
 
-from framework.cli.watch import Watch
-from framework.cli.watch_text import partitions_table, stages_table, summary
+from .._extras import require_extra
+from ..errors import KmrError, SettingsError
+from ..observe.status import WorkerStatus
+from .output import plain_table
 
-__all__ = ["top"]
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = [
+    "View",
+    "Watch",
+    "WorkerUnreachable",
+    "partitions_table",
+    "stages_table",
+    "summary",
+    "top",
+]
+
+_TIMEOUT: Final = 5.0  # seconds
+_ACTIVITY: Final = {"retrying": "yellow", "held": "yellow", "flushing": "green", "idle": "dim"}
+_STATE: Final = {"running": "green", "failed": "red", "stopped": "dim"}
 
 
 def top(
@@ -17,18 +42,18 @@ def top(
     interval: float = 1.0,
     once: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
-    """Watch a running worker: its stages, its partitions and their lag, its rates.
+    """Watch a running worker: its stages, its partitions with their lag, its rates.
 
     The worker must serve HTTP: `kmr run ... --http-port 8080`.
 
     Parameters
     ----------
     url
-        Where the worker serves its status page.
+        Address of the worker's status page.
     interval
-        Seconds between two looks.
+        Seconds between two requests.
     once
-        Print what is seen in one interval as plain text, and end.
+        Print the status after one interval as plain text, and exit.
     """
     watch = Watch(url)
     if once:
@@ -38,7 +63,126 @@ def top(
         console.print(stages_table(view.status))
         console.print(partitions_table(view.status))
         return
-    # Only the full-screen view needs it, and it takes a third of a second.
-    from framework.cli.top_app import TopApp
+    require_extra("top", "The full-screen view of `kmr top`")
+    from .top_app import TopApp
 
     TopApp(watch, interval).run()
+
+
+class WorkerUnreachable(KmrError):
+    """No worker answers at the address."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A status, with rates since the one before in records per second; None at first."""
+
+    status: WorkerStatus
+    consumed_rate: float | None
+    settled_rate: float | None
+
+
+class Watch:
+    """Polls the status of one worker. Raises SettingsError unless `url` is an HTTP address."""
+
+    def __init__(self, url: str) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise SettingsError(f"--url must begin with http:// or https://, not {url!r}")
+        self.url = url.rstrip("/")
+        self._last: WorkerStatus | None = None
+
+    def look(self) -> View:
+        """Request the worker's status; block for at most 5 seconds.
+
+        Raises:
+            WorkerUnreachable: nothing answers, or not a worker of this version.
+        """
+        status = self._ask()
+        last, self._last = self._last, status
+        # A shorter uptime is another process behind the same address: no rates across that.
+        if last is None or status.uptime <= last.uptime:
+            return View(status, None, None)
+        seconds = status.uptime - last.uptime
+        return View(
+            status,
+            max(0.0, (status.consumed - last.consumed) / seconds),
+            max(0.0, (status.settled - last.settled) / seconds),
+        )
+
+    def look_twice(self, interval: float) -> View:
+        """Return the status after `interval` seconds, with rates. Raises what `look` raises."""
+        self.look()
+        time.sleep(interval)
+        return self.look()
+
+    def _ask(self) -> WorkerStatus:
+        try:
+            with urllib.request.urlopen(f"{self.url}/status", timeout=_TIMEOUT) as response:  # noqa: S310
+                return msgspec.json.decode(response.read(), type=WorkerStatus)
+        except urllib.error.HTTPError as error:
+            raise WorkerUnreachable(
+                f"{self.url} is not a worker: /status answers {error.code}"
+            ) from error
+        except OSError as error:
+            reason = getattr(error, "reason", error)
+            raise WorkerUnreachable(
+                f"no worker answers at {self.url} ({reason}); start it with --http-port"
+            ) from error
+        except msgspec.DecodeError as error:
+            raise WorkerUnreachable(
+                f"{self.url} is not a worker of this version: {error}"
+            ) from error
+
+
+def summary(view: View) -> Text:
+    """Format the worker's state, rates, lag, memory and problem, if it has one."""
+    status = view.status
+    lags = [partition.lag for partition in status.partitions if partition.lag is not None]
+    used = status.inflight_bytes / status.inflight_limit if status.inflight_limit else 0.0
+    text = Text()
+    text.append(status.group, "bold")
+    text.append("  ")
+    text.append(status.state, _STATE.get(status.state, "yellow"))
+    text.append(f"  {', '.join(status.topics)}  up {status.uptime:.0f} s\n")
+    text.append(f"consumed {_rate(view.consumed_rate)} ({status.consumed:,})  ")
+    text.append(f"settled {_rate(view.settled_rate)} ({status.settled:,})  ")
+    text.append(f"lag {sum(lags):,}  " if lags else "lag unknown  ")
+    text.append(f"in flight {status.inflight_bytes / 2**20:.1f} MiB ({used:.0%})")
+    if status.problem is not None:
+        text.append(f"\n{status.problem}", "yellow" if status.live else "bold red")
+    return text
+
+
+def stages_table(status: WorkerStatus) -> Table:
+    """Make a table with a row for each stage."""
+    columns = ("Stage", "Activity", "For", "Queued", "Rows", "Bytes", "Reason")
+    table = plain_table(*columns, left=("Stage", "Activity", "Reason"))
+    for stage in status.stages:
+        table.add_row(
+            Text(stage.name),
+            Text(stage.activity, _ACTIVITY.get(stage.activity, "blue")),
+            "" if stage.activity == "idle" else f"{stage.seconds:.1f} s",
+            f"{stage.queued:,}",
+            f"{stage.rows:,}",
+            f"{stage.bytes:,}",
+            Text(stage.reason or "", "yellow"),
+        )
+    return table
+
+
+def partitions_table(status: WorkerStatus) -> Table:
+    """Make a table with a row for each partition."""
+    columns = ("Partition", "Lag", "Watermark", "Committed", "Position", "End", "")
+    table = plain_table(*columns, left=("Partition", ""))
+    for at in status.partitions:
+        figures = (at.lag, at.watermark, at.committed, at.position, at.end)
+        table.add_row(
+            Text(f"{at.topic}-{at.partition}"),
+            *("-" if figure is None else f"{figure:,}" for figure in figures),
+            Text("paused", "yellow") if at.paused else "",
+        )
+    return table
+
+
+def _rate(rate: float | None) -> str:
+    return "-/s" if rate is None else f"{rate:,.0f}/s"

@@ -12,21 +12,23 @@ from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
 from textual.widgets import Footer, Sparkline, Static
 
-from framework.cli.watch import WorkerUnreachable
-from framework.cli.watch_text import partitions_table, stages_table, summary
+from .top import WorkerUnreachable, partitions_table, stages_table, summary
 
 if TYPE_CHECKING:
     from textual.binding import BindingType
 
-    from framework.cli.watch import View, Watch
+    from .top import View, Watch
 
 __all__ = ["TopApp"]
 
-_HISTORY = 120
+_HISTORY = 120  # rates
 
 
 class TopApp(App[None]):
-    """Shows a worker's status, anew every `interval` seconds; a worker that is away is waited for."""
+    """Shows a worker's status and refreshes it every `interval` seconds.
+
+    While no worker answers, it shows the reason and keeps trying.
+    """
 
     CSS = """
     Static { padding: 0 1; height: auto; margin-bottom: 1; }
@@ -55,7 +57,7 @@ class TopApp(App[None]):
         self.refresh_status()
 
     def refresh_status(self) -> None:
-        """Ask the worker; only one question at a time, however slowly it answers."""
+        """Request the status, unless paused or a request is still under way."""
         if not self._paused and not self._looking:
             self._looking = True
             self._look()
@@ -73,13 +75,13 @@ class TopApp(App[None]):
         finally:
             self._looking = False
         if not self.is_running:
-            return  # the screen was closed while the worker answered
+            return  # the screen was closed during the request
         if view is None:
-            self._away(reason)
+            self._show_reason(reason)
         else:
             self._show(view)
 
-    def _away(self, reason: str) -> None:
+    def _show_reason(self, reason: str) -> None:
         self.query_one("#summary", Static).update(Text(reason, "red"))
 
     def _show(self, view: View) -> None:

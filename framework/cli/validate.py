@@ -1,19 +1,27 @@
-"""`kmr validate`: check a strategy without a network."""
+"""`kmr validate`: check a strategy without a network.
 
+It prints the outline of the strategy, which `kmr graph` draws.
+"""
+
+from __future__ import annotations
+
+import pickle
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from cyclopts import Parameter
-from rich.console import Console
 
-from framework.cli.outline import Outline, ReducerOutline, outline_of
-from framework.cli.strategies import load_strategy
-from framework.strategy import Strategy
+from ..config.schema import BYTES, show_quantity
+from ..strategy import ERROR_STAGE
+from .output import plain_console, print_json
+from .strategies import load_strategy
 
 if TYPE_CHECKING:
-    from framework.spark.checks import Finding
+    from ..reducers.reducer import Reducer
+    from ..spark.engine.placement import Finding
+    from ..strategy import Strategy
 
-__all__ = ["validate"]
+__all__ = ["MapOutline", "Outline", "ReducerOutline", "outline_of", "validate"]
 
 
 _DELIVERY = {
@@ -25,12 +33,12 @@ _DELIVERY = {
         "            range. The limits above hold for each partition. reduce_err: at least once.",
     ),
     "at-least-once": (
-        "delivery    at least once: what was written and not yet committed when a worker is killed is",
+        "delivery    at least once: records that were written but not committed when a worker is killed are",
         "            written again.",
     ),
     "at-most-once": (
-        "delivery    at most once: committed before it is written; what a crash or an error of the sink",
-        "            loses then is lost. The limits above hold for each partition.",
+        "delivery    at most once: records are committed before they are written; a crash or an error of the",
+        "            sink loses them. The limits above hold for each partition.",
     ),
 }
 
@@ -42,18 +50,18 @@ def validate(
     engine: Literal["worker", "spark"] = "worker",
     as_json: Annotated[bool, Parameter("--json", negative=())] = False,
 ) -> int:
-    """Check a strategy without a network, and print what it consists of.
+    """Check a strategy without a network, and print its stages.
 
-    It is imported, its parts are checked against each other, and it is pickled as it would be for
-    another process. What needs a connection (tables, topics) is checked when it runs.
+    Imports the strategy, checks its parts against each other, and pickles it as for another process. Tables
+    and topics need a connection: they are checked when it runs.
 
     Parameters
     ----------
     strategy
-        What to check: module:attribute. The current directory can be imported from.
+        The strategy: module:attribute. The current directory is searched first.
     engine
-        spark: say too what each stage guarantees there, what differs from the worker, and what cannot be
-        (then the exit code is 1).
+        spark: also print the guarantee of each stage on Spark, differences from the worker, and what is
+        impossible there (then the exit code is 1).
     as_json
         Print JSON.
     """
@@ -61,25 +69,25 @@ def validate(
     loaded.validate()
     outline = outline_of(strategy, loaded)
     found = _on_spark(loaded) if engine == "spark" else []
-    console = Console(highlight=False, soft_wrap=True, markup=False)
     if as_json:
         shown = msgspec.to_builtins(outline)
         if engine == "spark":
             shown["spark"] = msgspec.to_builtins(found)
-        console.print(msgspec.json.format(msgspec.json.encode(shown)).decode())
+        print_json(shown)
     else:
+        console = plain_console()
         for line in (*_lines(outline), *_findings(found)):
             console.print(line)
     return 1 if any(finding.level == "error" for finding in found) else 0
 
 
-def _on_spark(strategy: Strategy) -> list["Finding"]:
-    from framework.spark.checks import findings
+def _on_spark(strategy: Strategy) -> list[Finding]:
+    from ..spark.engine.placement import examine_strategy
 
-    return findings(strategy)
+    return examine_strategy(strategy)
 
 
-def _findings(found: list["Finding"]) -> list[str]:
+def _findings(found: list[Finding]) -> list[str]:
     words = {"guarantee": "", "difference": "differs: ", "error": "CANNOT BE: "}
     lines = [f"{finding.stage:<11} {words[finding.level]}{finding.text}" for finding in found]
     return ["", "On Spark:", "", *lines] if found else []
@@ -117,3 +125,100 @@ def _stage(reducer: ReducerOutline) -> list[str]:
             f"on error: {reducer.on_error}"
         ),
     ]
+
+
+class MapOutline(msgspec.Struct, frozen=True):
+    """The map function.
+
+    Attributes:
+        per: `record` or `batch`: what one call gets.
+        columns: `name: type` of each declared column; None when they are inferred.
+    """
+
+    function: str
+    per: str
+    is_async: bool
+    columns: tuple[str, ...] | None
+
+
+class ReducerOutline(msgspec.Struct, frozen=True):
+    """A reducer with its limits (rows, bytes, seconds; None: no limit) and its policies."""
+
+    stage: str
+    reducer: str
+    max_rows: int | None
+    max_bytes: int | None
+    max_age: float | None
+    when_full: str
+    on_shutdown: str
+    on_error: str
+
+    def limits(self) -> str:
+        """Return the limits that trigger a flush, in one line."""
+        limits = []
+        if self.max_rows is not None:
+            limits.append(f"{self.max_rows:,} rows")
+        if self.max_bytes is not None:
+            limits.append(show_quantity(self.max_bytes, BYTES))
+        if self.max_age is not None:
+            limits.append(f"{self.max_age:g} s")
+        return " or ".join(limits)
+
+
+class Outline(msgspec.Struct, frozen=True):
+    """A whole strategy.
+
+    Attributes:
+        reduce_err: None: the first failed record stops the worker.
+        delivery: the delivery guarantee.
+        err_limit: the accepted number of failed records, in words; None: any number.
+        pickled_bytes: size of the strategy when it is sent to another process.
+    """
+
+    strategy: str
+    map: MapOutline
+    reduce: tuple[ReducerOutline, ...]
+    reduce_err: ReducerOutline | None
+    delivery: str
+    err_limit: str | None
+    pickled_bytes: int
+
+
+def outline_of(path: str, strategy: Strategy) -> Outline:
+    """Outline the valid strategy that was loaded from `path`."""
+    spec = strategy.map_spec
+    function = strategy.map
+    limit = strategy.err_limit
+    return Outline(
+        strategy=path,
+        map=MapOutline(
+            function=f"{function.__module__}.{getattr(function, '__qualname__', type(function))}",
+            per=spec.per,
+            is_async=spec.is_async,
+            columns=None
+            if spec.schema is None
+            else tuple(f"{field.name}: {field.type}" for field in spec.schema),
+        ),
+        reduce=tuple(_reducer(stage, reducer) for stage, reducer in strategy.stages.items()),
+        reduce_err=None
+        if strategy.reduce_err is None
+        else _reducer(ERROR_STAGE, strategy.reduce_err),
+        delivery=strategy.requested_delivery,
+        err_limit=None
+        if limit is None
+        else f"{limit.records:,} records in {limit.per:g} s, then {limit.on_limit}",
+        pickled_bytes=len(pickle.dumps(strategy)),
+    )
+
+
+def _reducer(stage: str, reducer: Reducer) -> ReducerOutline:
+    return ReducerOutline(
+        stage=stage,
+        reducer=type(reducer).__name__,
+        max_rows=reducer.max_rows,
+        max_bytes=reducer.max_bytes,
+        max_age=reducer.max_age,
+        when_full=reducer.when_full,
+        on_shutdown=reducer.on_shutdown,
+        on_error=reducer.on_error,
+    )

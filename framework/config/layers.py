@@ -1,36 +1,41 @@
-"""Find each setting's value in the layers, remember where it came from, build the struct."""
+"""Find each setting's value in the layers, with its origin, and build the struct.
+
+cyclopts' own `config.Toml` and `config.Env` are not used: they stop at the first mistake, do not name the
+table, print secrets, and exist only behind a command line, while `Settings.load` works without one.
+"""
 
 from __future__ import annotations
 
 import difflib
 import tomllib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
 
-from framework.config.schema import settings_of, struct_of
-from framework.errors import SettingsError
+from ..errors import SettingsError
+from .schema import settings_of, struct_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from framework.config.schema import Setting
+    from .schema import Setting
 
-__all__ = ["Conflict", "Found", "build", "resolve"]
+__all__ = ["Conflict", "Found", "Layers"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 _Raw = dict[str, tuple[object, str]]
-"""By dotted name: a value as it was written, and where."""
+"""By dotted name: a value as it was written, and its origin."""
 
-# An unknown variable this close to a known one is a slip; others belong to somebody else (Kubernetes
-# adds KMR_SERVICE_HOST and the like when a service is called kmr).
-_SLIP = 0.8
+# An unknown variable this similar to a known one is a typo. Others are none of ours: Kubernetes adds
+# KMR_SERVICE_HOST and the like when a service is called kmr.
+_TYPO: Final = 0.8
 
 
 class Conflict(SettingsError):
-    """Settings that are fine each by itself, but not together."""
+    """Settings that are allowed one by one, but not together."""
 
     def __init__(self, names: tuple[str, ...], message: str) -> None:
         super().__init__(message)
@@ -39,96 +44,158 @@ class Conflict(SettingsError):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A value, already of its type, and where it came from."""
+    """A value, already of its type, and its origin."""
 
     value: Any
     origin: str
 
 
-def resolve(
-    struct: type[msgspec.Struct],
-    *,
-    config: Path | None,
-    environ: Mapping[str, str],
-    flags: Mapping[str, object],
-    prefix: str,
-) -> dict[str, Found]:
-    """The value and origin of each setting that is set or has a default, by dotted name.
+@dataclass(frozen=True)
+class Layers(Generic[T]):
+    """The layers of one settings struct, and what a setting is called in each.
 
-    Args:
-        config: a TOML file; its table `[prefix]` is read.
-        environ: variables `PREFIX_NAME`, nested names by `__`; an empty one counts as not set.
-        flags: by dotted name; None counts as not given.
-
-    Raises:
-        SettingsError: every value that is not allowed and every unknown name, one per line.
+    Attributes:
+        struct: describes the settings.
+        variables: what environment variables begin with: `KMR_`.
+        table: the table in a TOML file; None if the settings cannot be in a file.
+        whole: the struct whose settings may be in the layers, if `struct` has only some of them.
     """
-    settings = {setting.name: setting for setting in settings_of(struct)}
-    problems: list[str] = []
-    raw: _Raw = {
-        name: (setting.default, "default")
-        for name, setting in settings.items()
-        if not setting.required
-    }
-    if config is not None:
-        raw |= _from_file(config, settings, prefix, problems)
-    raw |= _from_environment(environ, settings, prefix, problems)
-    raw |= _from_flags(flags, settings, problems)
-    found = {}
-    for name, (value, origin) in raw.items():
-        setting = settings[name]
+
+    struct: type[T]
+    variables: str
+    table: str | None = None
+    whole: type[msgspec.Struct] | None = None
+
+    @cached_property
+    def settings(self) -> tuple[Setting, ...]:
+        """The settings of `struct`."""
+        return settings_of(self.struct)
+
+    @cached_property
+    def _known(self) -> dict[str, Setting]:
+        return {setting.name: setting for setting in settings_of(self.whole or self.struct)}
+
+    def variable(self, setting: Setting) -> str:
+        """Return the environment variable of a setting: `KMR_FETCH__MAX_BYTES`."""
+        return f"{self.variables}{'__'.join(setting.path).upper()}"
+
+    def load(
+        self, config: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
+    ) -> T:
+        """Build the struct from all layers; takes the arguments of `find`.
+
+        Raises:
+            SettingsError: as `find`; or a required setting is missing, or settings do not fit together.
+        """
+        return self.build(self.find(config, environ, flags))
+
+    def find(
+        self, config: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]
+    ) -> dict[str, Found]:
+        """Find the value and the origin of each setting that is set or has a default, by dotted name.
+
+        Args:
+            config: a TOML file.
+            environ: environment variables; an empty one counts as not set.
+            flags: by dotted name; None counts as not given.
+
+        Raises:
+            SettingsError: every value that is not allowed and every unknown name, one per line.
+        """
+        settings = self._known
+        problems: list[str] = []
+        raw: _Raw = {
+            name: (setting.default, "default")
+            for name, setting in settings.items()
+            if not setting.required
+        }
+        if config is not None and self.table is not None:
+            raw |= _from_file(config, self.table, settings, problems)
+        raw |= self._from_environment(environ, problems)
+        raw |= _from_flags(flags, settings, problems)
+        found = {}
+        for name, (value, origin) in raw.items():
+            setting = settings[name]
+            try:
+                found[name] = Found(setting.convert(value), origin)
+            except ValueError:
+                problems.append(
+                    f"{name} must be {setting.allowed}, not {setting.shown(value)} (from {origin})"
+                )
+        if problems:
+            raise SettingsError("\n".join(problems))
+        return found
+
+    def build(self, found: Mapping[str, Found]) -> T:
+        """Build the struct from the values that `find` returned.
+
+        Raises:
+            SettingsError: a required setting is missing, or settings do not fit together.
+        """
+        missing = [
+            f"{setting.name} is not set: {self._ways(setting)}"
+            for setting in self.settings
+            if setting.required and setting.name not in found
+        ]
+        if missing:
+            raise SettingsError("\n".join(missing))
         try:
-            found[name] = Found(setting.convert(value), origin)
-        except ValueError:
-            problems.append(
-                f"{name} must be {setting.allowed}, not {setting.shown(value)} (from {origin})"
-            )
-    if problems:
-        raise SettingsError("\n".join(problems))
-    return found
+            return _build(self.struct, found, ())
+        except Conflict as conflict:
+            origins = ", ".join(f"{name} from {found[name].origin}" for name in conflict.names)
+            raise SettingsError(f"{conflict} ({origins})") from None
 
+    def _ways(self, setting: Setting) -> str:
+        if self.table is None:
+            return f"give --{setting.flag}, or set {self.variable(setting)}"
+        table = ".".join((self.table, *setting.path[:-1]))
+        return (
+            f"give --{setting.flag}, set {self.variable(setting)}, or write {setting.path[-1]} "
+            f"under [{table}] in the TOML file"
+        )
 
-def build(struct: type[T], found: Mapping[str, Found], *, prefix: str) -> T:
-    """The struct with the values that `resolve` found.
-
-    Raises:
-        SettingsError: a required setting is missing, or settings do not fit together.
-    """
-    missing = [
-        f"{setting.name} is not set: give --{setting.flag}, set {setting.variable(prefix)}, or write "
-        f"{setting.path[-1]} under [{'.'.join((prefix, *setting.path[:-1]))}] in the TOML file"
-        for setting in settings_of(struct)
-        if setting.required and setting.name not in found
-    ]
-    if missing:
-        raise SettingsError("\n".join(missing))
-    try:
-        return _build(struct, found, ())
-    except Conflict as conflict:
-        origins = ", ".join(f"{name} from {found[name].origin}" for name in conflict.names)
-        raise SettingsError(f"{conflict} ({origins})") from None
+    def _from_environment(self, environ: Mapping[str, str], problems: list[str]) -> _Raw:
+        names = {self.variable(setting): name for name, setting in self._known.items()}
+        # Compared without the common prefix, which would make all names similar.
+        bare = [variable.removeprefix(self.variables) for variable in names]
+        found: _Raw = {}
+        for variable, text in environ.items():
+            if variable in names:
+                if text:
+                    found[names[variable]] = (text, f"environment variable {variable}")
+            elif variable.startswith(self.variables):
+                near = difflib.get_close_matches(
+                    variable.removeprefix(self.variables), bare, 1, _TYPO
+                )
+                if near:
+                    problems.append(
+                        f"there is no setting for the environment variable {variable}; "
+                        f"did you mean {self.variables}{near[0]}?"
+                    )
+        return found
 
 
 def _build(struct: type[T], found: Mapping[str, Found], outer: tuple[str, ...]) -> T:
     values: dict[str, Any] = {}
-    for field in msgspec.structs.fields(struct):
-        path = (*outer, field.name)
-        inner = struct_of(field.type)
+    for each in msgspec.structs.fields(struct):
+        path = (*outer, each.name)
+        inner = struct_of(each.type)
         if inner is not None:
-            values[field.name] = _build(inner, found, path)
+            values[each.name] = _build(inner, found, path)
         elif (at := found.get(".".join(path))) is not None:
-            values[field.name] = at.value
+            values[each.name] = at.value
     return struct(**values)
 
 
 def _from_file(
-    config: Path, settings: Mapping[str, Setting], prefix: str, problems: list[str]
+    config: Path, name_of_table: str, settings: Mapping[str, Setting], problems: list[str]
 ) -> _Raw:
     tables = {name.rpartition(".")[0] for name in settings}
     found: _Raw = {}
 
     def walk(table: Mapping[str, object], outer: str) -> None:
-        where = f"{config} [{prefix}.{outer}]" if outer else f"{config} [{prefix}]"
+        inside = f"{name_of_table}.{outer}" if outer else name_of_table
+        where = f"{config} [{inside}]"
         for key, value in table.items():
             name = f"{outer}.{key}" if outer else key
             if name in settings:
@@ -139,13 +206,13 @@ def _from_file(
             elif isinstance(value, dict):
                 walk(value, name)
             else:
-                problems.append(f"{name} is a table: write [{prefix}.{name}] (in {where})")
+                problems.append(f"{name} is a table: write [{name_of_table}.{name}] (in {where})")
 
-    walk(_read_table(config, prefix), "")
+    walk(_read_table(config, name_of_table), "")
     return found
 
 
-def _read_table(config: Path, prefix: str) -> Mapping[str, object]:
+def _read_table(config: Path, name: str) -> Mapping[str, object]:
     try:
         document = tomllib.loads(config.read_text(encoding="utf-8"))
     except OSError as error:
@@ -154,32 +221,10 @@ def _read_table(config: Path, prefix: str) -> Mapping[str, object]:
         raise SettingsError(f"{config} is not a text file in UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{config} is not valid TOML: {error}") from None
-    table = document.get(prefix)
+    table = document.get(name)
     if not isinstance(table, dict):
-        raise SettingsError(f"{config} has no table [{prefix}]; write the settings under it")
+        raise SettingsError(f"{config} has no table [{name}]; write the settings under it")
     return table
-
-
-def _from_environment(
-    environ: Mapping[str, str], settings: Mapping[str, Setting], prefix: str, problems: list[str]
-) -> _Raw:
-    variables = {setting.variable(prefix): name for name, setting in settings.items()}
-    start = f"{prefix.upper()}_"
-    # Compared without what they all begin with, which would make everything look alike.
-    bare = [variable.removeprefix(start) for variable in variables]
-    found: _Raw = {}
-    for variable, text in environ.items():
-        if variable in variables:
-            if text:
-                found[variables[variable]] = (text, f"environment variable {variable}")
-        elif variable.startswith(start):
-            near = difflib.get_close_matches(variable.removeprefix(start), bare, 1, _SLIP)
-            if near:
-                problems.append(
-                    f"there is no setting for the environment variable {variable}; "
-                    f"did you mean {start}{near[0]}?"
-                )
-    return found
 
 
 def _from_flags(
@@ -197,7 +242,7 @@ def _from_flags(
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:
-    """A suggestion: the name that looks like it, else one that ends alike in another table."""
+    """Suggest the most similar name, else one with a similar last part in another table."""
     near = difflib.get_close_matches(name, names, 1)
     if not near:
         ends = {candidate.rpartition(".")[2]: candidate for candidate in names}

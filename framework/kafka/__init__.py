@@ -1,1 +1,1 @@
-"""The Kafka client of workers: membership, offsets and whole raw batches, on aiokafka."""
+"""The Kafka client of workers, on aiokafka."""

@@ -1,11 +1,12 @@
-"""Looking at topics and groups, and moving a group's offsets, without being a member of it."""
-# ruff: noqa: SLF001  aiokafka's internals; framework.kafka.contract checks them
+"""Inspect topics and groups, and reset a group's offsets, without joining it."""
+# ruff: noqa: SLF001  aiokafka's internals, see kmr.kafka.fetching
 
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import aiokafka
 import anyio
@@ -13,19 +14,26 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import KafkaError
 
-from framework.errors import ConsumerError, OffsetOutOfRange
-from framework.kafka.codes import check_code
-from framework.kafka.connecting import connect
-from framework.kafka.offset_fetch import OffsetFetch, committed_offsets
-from framework.record import TopicPartition
+from ..errors import ConsumerError, OffsetOutOfRange
+from ..record import TopicPartition
+from .connection import connect
+from .group_offsets import OffsetFetch, check_code, committed_offsets
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 
-    from framework.consumer import CommitOffset
-    from framework.kafka.connection import ConnectionConfig
+    from .connection import ConnectionConfig
+    from .consumer import CommitOffset
 
-__all__ = ["Admin", "Group", "GroupMember", "connect_admin"]
+__all__ = [
+    "Admin",
+    "Group",
+    "GroupMember",
+    "connect_admin",
+    "explain_refusal",
+    "log_offsets",
+    "offsets_at_times",
+]
 
 T = TypeVar("T")
 
@@ -34,7 +42,7 @@ _RETRY_BACKOFF: Final = 0.1  # seconds
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A member of a group and what it was assigned."""
+    """A member of a group and its assignment."""
 
     member_id: str
     client_id: str
@@ -58,7 +66,7 @@ class Group:
 
 @asynccontextmanager
 async def connect_admin(config: ConnectionConfig) -> AsyncIterator[Admin]:
-    """Connect for the time of a `with` block.
+    """Connect for the duration of a `with` block.
 
     Raises `BrokerUnavailable` when no broker answers and `ConsumerError` for refused credentials.
     """
@@ -74,7 +82,7 @@ async def connect_admin(config: ConnectionConfig) -> AsyncIterator[Admin]:
 
 
 class Admin:
-    """Questions to a cluster, and one order. Made by `connect_admin`.
+    """Inspects a cluster and resets offsets. Made by `connect_admin`.
 
     Every method raises `ConsumerError` when the broker refuses, and when it has not answered within
     `request_timeout` seconds.
@@ -84,13 +92,14 @@ class Admin:
         self._config = config
         self._consumer = consumer
         self._client = client
+        self._explain = partial(explain_refusal, config=config)
 
     async def topic_partitions(self, topics: Iterable[str]) -> list[TopicPartition]:
-        """All partitions of the topics, in order; never creates one.
+        """Return all partitions of the topics, in order; never create a topic.
 
         Raises `ConsumerError` for a topic that does not exist.
         """
-        with self._explained("the list of topics"):
+        with self._explain("the list of topics"):
             cluster = await self._consumer._client.fetch_all_metadata()
         found = []
         for topic in topics:
@@ -105,33 +114,27 @@ class Admin:
     async def beginning_offsets(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        """The first offset of each log."""
-        wanted = await self._known(partitions)
-        with self._explained("the first offsets"):
-            return _ours(await self._consumer.beginning_offsets(wanted))
+        """Return the first offset of each log."""
+        wanted = await self._existing(partitions)
+        with self._explain("the first offsets"):
+            return await log_offsets(self._consumer, "beginning", wanted)
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offset that the next record of each partition will have."""
-        wanted = await self._known(partitions)
-        with self._explained("the end offsets"):
-            return _ours(await self._consumer.end_offsets(wanted))
+        """Return the offset that the next record of each partition will have."""
+        wanted = await self._existing(partitions)
+        with self._explain("the end offsets"):
+            return await log_offsets(self._consumer, "end", wanted)
 
     async def offsets_for_times(
         self, times: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int | None]:
-        """The first offset with a timestamp at or after the given one (milliseconds); None beyond all."""
-        wanted = await self._known(times)
-        with self._explained("offsets by time"):
-            found = await self._consumer.offsets_for_times(
-                {partition: times[TopicPartition(*partition)] for partition in wanted}
-            )
-        return {
-            TopicPartition(*partition): None if entry is None else int(entry.offset)
-            for partition, entry in found.items()
-        }
+        """Return the first offset with a timestamp (ms) at or after the given one; None if there is none."""
+        await self._existing(times)
+        with self._explain("offsets by time"):
+            return await offsets_at_times(self._consumer, times)
 
     async def list_group_offsets(self, group: str) -> dict[TopicPartition, CommitOffset]:
-        """Everything that a group has committed."""
+        """Return all committed offsets of a group."""
 
         async def ask() -> dict[TopicPartition, CommitOffset]:
             node = await self._client.find_coordinator(group)
@@ -141,7 +144,7 @@ class Admin:
         return await self._ask_coordinator(f"offsets of group {group}", ask)
 
     async def group_members(self, group: str) -> Group:
-        """The state of a group and its members."""
+        """Return the state of a group and its members."""
 
         async def ask() -> Any:
             (response,) = await self._client.describe_consumer_groups([group])
@@ -153,11 +156,11 @@ class Admin:
         return Group(name, state, tuple(_member(*fields) for fields in members))
 
     async def reset_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit these offsets for a group that has no members.
+        """Commit these offsets for a group without members.
 
         Raises:
             ConsumerError: the group has members; nothing was changed.
-            OffsetOutOfRange: an offset that the log does not have; nothing was changed.
+            OffsetOutOfRange: an offset is not in the log; nothing was changed.
         """
         current = await self.group_members(group)
         if current.members:
@@ -179,8 +182,8 @@ class Admin:
         try:
             await connect(consumer, self._config)
             consumer.assign([aiokafka.TopicPartition(*partition) for partition in offsets])
-            with self._explained(f"the reset of group {group}"):
-                # The broker refuses it if a member has joined since we looked.
+            with self._explain(f"the reset of group {group}"):
+                # The broker refuses it if a member has joined since the check.
                 await consumer.commit(
                     {aiokafka.TopicPartition(*p): (offset, "") for p, offset in offsets.items()}
                 )
@@ -188,8 +191,8 @@ class Admin:
             with anyio.CancelScope(shield=True):
                 await consumer.stop()
 
-    async def _known(self, partitions: Iterable[TopicPartition]) -> list[Any]:
-        """aiokafka waits for ever for a partition that does not exist."""
+    async def _existing(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """Refuse unknown partitions: aiokafka would wait for them forever."""
         wanted = list(partitions)
         existing = set(await self.topic_partitions({partition.topic for partition in wanted}))
         for partition in wanted:
@@ -197,12 +200,12 @@ class Admin:
                 raise ConsumerError(
                     f"{partition} does not exist at {self._config.bootstrap_servers}"
                 )
-        return [aiokafka.TopicPartition(*partition) for partition in wanted]
+        return wanted
 
-    async def _ask_coordinator(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """What a group's coordinator answers; asked again while there is none yet, or it is loading."""
+    async def _ask_coordinator(self, subject: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask a group's coordinator; retry while there is none yet, or it is loading."""
         latest = anyio.current_time() + self._config.request_timeout - _RETRY_BACKOFF
-        with self._explained(what):
+        with self._explain(subject):
             while True:
                 try:
                     return await ask()
@@ -211,27 +214,45 @@ class Admin:
                         raise
                 await anyio.sleep(_RETRY_BACKOFF)
 
-    @contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
-        seconds = self._config.request_timeout
-        try:
-            with anyio.fail_after(seconds):
-                yield
-        except KafkaError as error:
-            raise ConsumerError(f"{what}: the broker refused: {error}") from error
-        except TimeoutError:
-            raise ConsumerError(f"{what}: the broker gave no answer in {seconds:g} s") from None
+
+@contextmanager
+def explain_refusal(subject: str, config: ConnectionConfig) -> Iterator[None]:
+    """Raise ConsumerError when the broker refuses, or gives no answer within `request_timeout` seconds."""
+    seconds, servers = config.request_timeout, config.bootstrap_servers
+    try:
+        with anyio.fail_after(seconds):
+            yield
+    except KafkaError as error:
+        raise ConsumerError(f"{subject}: the broker at {servers} refused: {error}") from error
+    except TimeoutError:
+        raise ConsumerError(f"{subject}: no answer from {servers} in {seconds:g} s") from None
 
 
-def _ours(offsets: Mapping[Any, int]) -> dict[TopicPartition, int]:
-    return {TopicPartition(*partition): offset for partition, offset in offsets.items()}
+async def log_offsets(
+    consumer: Any, end: Literal["beginning", "end"], partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, int]:
+    """Return the first offset of each log, or the offset that its next record will have."""
+    asked = [aiokafka.TopicPartition(*partition) for partition in partitions]
+    found = await getattr(consumer, f"{end}_offsets")(asked) if asked else {}
+    return {TopicPartition(*partition): offset for partition, offset in found.items()}
+
+
+async def offsets_at_times(
+    consumer: Any, times: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int | None]:
+    """Return the first offset with a timestamp (ms) at or after the given one; None if there is none."""
+    asked = {aiokafka.TopicPartition(*partition): time for partition, time in times.items()}
+    found = await consumer.offsets_for_times(asked) if asked else {}
+    return {
+        TopicPartition(*partition): None if entry is None else int(entry.offset)
+        for partition, entry in found.items()
+    }
 
 
 def _member(
     member_id: str, client_id: str, host: str, _metadata: bytes, assignment: bytes
 ) -> GroupMember:
-    # Empty while the group rebalances.
-    partitions = (
+    partitions = (  # empty while the group rebalances
         ConsumerProtocolMemberAssignment.decode(assignment).partitions() if assignment else []
     )
     return GroupMember(

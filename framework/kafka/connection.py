@@ -1,43 +1,68 @@
-"""How to reach the brokers: addresses, security, limits. Plain values, checked when they are made."""
+"""Connect Kafka clients and disconnect them in bounded time; errors say what to change."""
+# ruff: noqa: SLF001  aiokafka's internals, see kmr.kafka.fetching
 
 from __future__ import annotations
 
-import re
+import os
 from dataclasses import dataclass, field
 from ssl import SSLContext, SSLError
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
+import anyio
+import structlog
+from aiokafka.client import collect_hosts
+from aiokafka.conn import create_conn
+from aiokafka.errors import AuthenticationFailedError, KafkaError, SaslAuthenticationFailed
 from aiokafka.helpers import create_ssl_context
+from aiokafka.protocol.group import LeaveGroupRequest
 
-from framework.errors import SettingsError
+from ..errors import BrokerUnavailable, ConsumerError, SettingsError
 
-__all__ = ["ConnectionConfig", "ConsumerConfig", "IsolationLevel", "OffsetReset"]
+if TYPE_CHECKING:
+    from ..settings import (
+        GroupSettings,
+        IsolationLevel,
+        OffsetReset,
+        SaslMechanism,
+        SecurityProtocol,
+        Settings,
+    )
 
-SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
-SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
-OffsetReset = Literal["earliest", "latest", "error"]
-IsolationLevel = Literal["read_committed", "read_uncommitted"]
+__all__ = [
+    "ConnectionConfig",
+    "ConsumerConfig",
+    "connect",
+    "connection_config",
+    "consumer_config",
+    "disconnect",
+    "require_topics",
+]
+
+_log = structlog.get_logger(__name__)
+
+_PROBE_TIMEOUT = 5.0  # seconds, for each address
+_TOPIC_TIMEOUT = 5.0  # seconds that a broker may take to create a topic on request
+_RETRY_AFTER = 0.1  # seconds
+_LEAVE_TIMEOUT = 1.0  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionConfig:
-    """Where the brokers are and how to be let in.
+    """Addresses, encryption and credentials of a cluster.
 
     Attributes:
-        bootstrap_servers: `host:port,host:port`; one that answers is enough to find the others.
-        client_id: the name that the broker sees in its logs and quotas.
-        request_timeout: seconds until a request that got no answer has failed.
-        metadata_max_age: seconds after which topics and leaders are asked for again; new partitions,
-            and new topics of a pattern, are seen at the latest then.
-        security_protocol: plain or TLS, with or without SASL.
-        sasl_mechanism: how user name and password are proved.
-        ssl_cafile: certificates that we trust (PEM); the system's own when it is not given.
-        ssl_certfile: our certificate (PEM), where the broker asks for one.
+        bootstrap_servers: `host:port,host:port`; one reachable broker is enough to find the others.
+        client_id: our name in the brokers' logs and quotas.
+        request_timeout: seconds after which a request without a response has failed.
+        metadata_max_age: seconds between refreshes of topics and leaders: the longest time until new
+            partitions are seen.
+        ssl_cafile: certificates to trust (PEM); by default those of the system.
+        ssl_certfile: our certificate (PEM), for mutual TLS.
         ssl_keyfile: its private key (PEM).
-        ssl_check_hostname: whether the broker's certificate must carry the name that we connect to.
+        ssl_check_hostname: whether the broker's certificate must carry the host name we connect to.
     """
 
-    bootstrap_servers: str = "localhost:9092"
+    bootstrap_servers: str
     client_id: str = "kmr"
     request_timeout: float = 40.0
     metadata_max_age: float = 60.0
@@ -52,7 +77,7 @@ class ConnectionConfig:
     ssl_check_hostname: bool = True
 
     def __post_init__(self) -> None:
-        """Raises `SettingsError` for values that cannot work together."""
+        """Raise `SettingsError` for values that do not fit together."""
         if not self.bootstrap_servers.strip(", "):
             raise SettingsError("bootstrap_servers is empty: give host:port of at least one broker")
         if self.security_protocol.startswith("SASL") and not (
@@ -63,7 +88,7 @@ class ConnectionConfig:
             )
 
     def client_options(self) -> dict[str, Any]:
-        """The same as keyword arguments of aiokafka's clients.
+        """Keyword arguments for aiokafka's clients.
 
         Raises `SettingsError` when a certificate or key cannot be read.
         """
@@ -96,68 +121,180 @@ class ConnectionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerConfig(ConnectionConfig):
-    """What to read, as a member of which group, and in what pieces.
+    """A worker's consumer. `kmr.settings` describes the fields without a default, and has their defaults.
 
     Attributes:
-        group: the consumer group.
-        topics: the topics to read; or else
-        topic_pattern: a regular expression that whole topic names must match.
-        group_instance_id: a name that survives restarts (static membership, KIP-345): the broker keeps
-            the partitions for this member until `session_timeout` has passed, and stopping does not
-            leave the group.
-        auto_offset_reset: where to begin when the group has committed no offset: the first record, only
-            new ones, or an `OffsetOutOfRange` error.
-        on_out_of_range: where to go on when the next offset is not on the broker any more (retention was
-            faster). Both ways skip records, which an ERROR log tells.
-        isolation_level: whether records of open or aborted transactions are left out (KIP-98).
-        max_partition_fetch_bytes: bytes that one fetch response brings of one partition; a larger
-            record batch still comes whole.
-        fetch_max_bytes: bytes of one fetch response. A consumer holds at most two responses per broker
-            besides what `poll` has handed out: one that arrives, and what paused partitions keep.
-        fetch_max_wait: seconds that the broker waits for `fetch_min_bytes` to come together.
-        session_timeout: seconds without a heartbeat until the broker gives our partitions to others;
-            brokers accept 6 s to 30 min.
-        heartbeat_interval: seconds between heartbeats; also how soon we hear of a rebalance.
-        rebalance_timeout: seconds that the broker waits for us to come back in a rebalance: the time
-            that `Listener.revoked` has. After it we are no member any more and commits are fenced.
-            A consumer's `request_timeout` is at least 5 seconds more.
-        commit_timeout: seconds that a commit is retried while the coordinator is not reachable.
-        stop_timeout: seconds that `Consumer.stop` waits for the broker to take note.
+        group_instance_id: a member name that survives restarts (static membership, KIP-345): the broker
+            keeps the partitions for this member until `session_timeout` has passed, and stopping does
+            not leave the group.
+        on_out_of_range: `earliest` and `latest` skip records, which is logged as an ERROR.
+        max_partition_fetch_bytes: the most bytes of one partition in a fetch response; a larger record
+            batch still comes whole.
+        fetch_max_bytes: the most bytes of a fetch response. A consumer holds at most two responses per
+            broker besides the batches that `poll` has returned: one that arrives, and the batches of
+            paused partitions.
+        fetch_max_wait: seconds that the broker waits for records before it answers with none.
+        session_timeout: brokers accept 6 s to 30 min.
+        heartbeat_interval: also the longest time until we hear of a rebalance.
+        rebalance_timeout: the time that `Listener.revoked` has, in seconds; after it we are no longer a
+            member and commits are fenced. A consumer's `request_timeout` is at least 5 seconds more.
+        commit_timeout: seconds for which a commit is retried while the coordinator is unreachable.
+        stop_timeout: seconds that `Consumer.stop` waits for the broker.
     """
 
     group: str
-    topics: tuple[str, ...] = ()
-    topic_pattern: str | None = None
+    topics: tuple[str, ...]
     group_instance_id: str | None = None
-    auto_offset_reset: OffsetReset = "earliest"
-    on_out_of_range: OffsetReset = "error"
-    isolation_level: IsolationLevel = "read_committed"
-    max_partition_fetch_bytes: int = 1024 * 1024
-    fetch_max_bytes: int = 16 * 1024 * 1024
-    fetch_min_bytes: int = 1
-    fetch_max_wait: float = 0.5
-    session_timeout: float = 30.0
-    heartbeat_interval: float = 3.0
-    rebalance_timeout: float = 60.0
+    auto_offset_reset: OffsetReset
+    on_out_of_range: OffsetReset
+    isolation_level: IsolationLevel
+    max_partition_fetch_bytes: int
+    fetch_max_bytes: int
+    fetch_max_wait: float
+    session_timeout: float
+    heartbeat_interval: float
+    rebalance_timeout: float
     commit_timeout: float = 15.0
     stop_timeout: float = 5.0
 
-    def __post_init__(self) -> None:
-        """Raises `SettingsError` for values that cannot work together."""
-        super().__post_init__()
-        if not self.group:
-            raise SettingsError("group is empty: a consumer needs the name of its group")
-        if bool(self.topics) == (self.topic_pattern is not None):
-            raise SettingsError("give either topics or topic_pattern")
-        if self.topic_pattern is not None:
-            try:
-                re.compile(self.topic_pattern)
-            except re.error as error:
-                raise SettingsError(
-                    f"topic_pattern {self.topic_pattern!r} is no regular expression: {error}"
-                ) from error
-        if self.heartbeat_interval >= self.session_timeout:
-            raise SettingsError(
-                f"heartbeat_interval ({self.heartbeat_interval} s) must be shorter than session_timeout"
-                f" ({self.session_timeout} s); a third of it is usual"
+
+def connection_config(settings: Settings | GroupSettings) -> ConnectionConfig:
+    """Return the connection of producers and admin clients. Raises SettingsError."""
+    return ConnectionConfig(**_connection(settings))
+
+
+def consumer_config(settings: Settings) -> ConsumerConfig:
+    """Return the configuration of the worker's consumer. Raises SettingsError."""
+    return ConsumerConfig(
+        group=settings.group,
+        topics=settings.topics,
+        group_instance_id=settings.group_instance_id,
+        auto_offset_reset=settings.auto_offset_reset,
+        on_out_of_range=settings.on_out_of_range,
+        isolation_level=settings.isolation_level,
+        max_partition_fetch_bytes=settings.fetch.max_partition_bytes,
+        fetch_max_bytes=settings.fetch.max_bytes,
+        fetch_max_wait=settings.fetch.max_wait,
+        session_timeout=settings.session_timeout,
+        heartbeat_interval=settings.heartbeat_interval,
+        metadata_max_age=settings.metadata_max_age,
+        rebalance_timeout=settings.rebalance_timeout,
+        **_connection(settings),
+    )
+
+
+def _connection(settings: Settings | GroupSettings) -> dict[str, Any]:
+    security = settings.security
+    return {
+        "bootstrap_servers": settings.bootstrap_servers,
+        "client_id": settings.client_id,
+        "security_protocol": security.protocol,
+        "sasl_mechanism": security.sasl_mechanism,
+        "sasl_username": security.sasl_user,
+        "sasl_password": security.sasl_password,
+        "ssl_cafile": security.ssl_cafile,
+        "ssl_certfile": security.ssl_certfile,
+        "ssl_keyfile": security.ssl_keyfile,
+        "ssl_check_hostname": security.ssl_check_hostname,
+    }
+
+
+async def connect(consumer: Any, config: ConnectionConfig) -> None:
+    """Start an `AIOKafkaConsumer` that has no subscription yet; close it if that fails.
+
+    Raises:
+        BrokerUnavailable: no address answers as a Kafka broker; names the reason for each.
+        ConsumerError: a broker refuses our credentials.
+    """
+    try:
+        await consumer.start()
+    except KafkaError as error:
+        await consumer.stop()
+        raise await _diagnose(config) from error
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await consumer.stop()
+        raise
+
+
+async def _diagnose(config: ConnectionConfig) -> ConsumerError:
+    """Try each address once more: aiokafka only logs why an address did not answer."""
+    options = config.client_options()
+    servers = options.pop("bootstrap_servers")
+    options.pop("metadata_max_age_ms")
+    options["request_timeout_ms"] = round(_PROBE_TIMEOUT * 1000)
+    reasons = []
+    for host, port, _ in collect_hosts(servers):
+        try:
+            with anyio.fail_after(_PROBE_TIMEOUT):
+                connection = await create_conn(host, port, **options)
+            connection.close()
+        except (AuthenticationFailedError, SaslAuthenticationFailed) as error:
+            return ConsumerError(
+                f"{host}:{port} refuses {config.sasl_mechanism} credentials of"
+                f" {config.sasl_username!r}: {error}"
             )
+        except TimeoutError:
+            reasons.append(f"{host}:{port}: no answer in {_PROBE_TIMEOUT:g} s")
+        except OSError as error:  # asyncio's own text does not name the cause
+            number = error.errno or 0
+            reasons.append(f"{host}:{port}: {os.strerror(number) if number > 0 else error}")
+        except KafkaError as error:
+            reasons.append(f"{host}:{port}: {error}")
+        else:
+            reasons.append(f"{host}:{port}: it answers now; try again")
+    return BrokerUnavailable(f"no Kafka broker answers at bootstrap_servers ({'; '.join(reasons)})")
+
+
+async def require_topics(client: Any, config: ConnectionConfig, topics: tuple[str, ...]) -> None:
+    """Wait until the topics exist; a broker with automatic creation creates them on our request.
+
+    Raises `ConsumerError` for topics that do not exist, or that we may not read.
+    """
+    missing = list(topics)
+    with anyio.move_on_after(_TOPIC_TIMEOUT):
+        await client.set_topics(topics)
+        while True:
+            forbidden = sorted(client.cluster.unauthorized_topics & set(topics))
+            if forbidden:
+                raise ConsumerError(f"not allowed to read topic {', '.join(forbidden)}")
+            missing = [t for t in topics if not client.cluster.partitions_for_topic(t)]
+            if not missing:
+                return
+            await anyio.sleep(_RETRY_AFTER)
+            await client.force_metadata_update()
+    raise ConsumerError(
+        f"topic {', '.join(missing)} does not exist at {config.bootstrap_servers}, and the broker"
+        " does not create topics automatically: create it first"
+    )
+
+
+async def disconnect(consumer: Any, timeout: float) -> None:
+    """Leave the group and close the connections, within about `timeout` seconds."""
+    with anyio.move_on_after(timeout, shield=True) as patience:
+        await consumer.stop()
+    if not patience.cancelled_caught:
+        return
+    # aiokafka finishes a rebalance before it leaves. That may take as long as the slowest member, and
+    # it blocks the coordinator's connection, so leave through another one. (The rebalance itself was
+    # cancelled with `stop`, which awaited it.)
+    coordinator, client = consumer._coordinator, consumer._client
+    _log.warning("leaving the group in the middle of a rebalance", seconds=timeout)
+    with anyio.move_on_after(_LEAVE_TIMEOUT, shield=True):
+        await _leave(coordinator, client)
+    with anyio.move_on_after(_LEAVE_TIMEOUT, shield=True):
+        await consumer._fetcher.close()
+        await client.close()
+
+
+async def _leave(coordinator: Any, client: Any) -> None:
+    for task in (coordinator._heartbeat_task, coordinator._commit_refresh_task):
+        if task is not None:
+            task.cancel()
+    if not coordinator.member_id or coordinator._group_instance_id is not None:
+        return  # not yet a member, or a static one that is expected back
+    try:
+        leave = LeaveGroupRequest(coordinator.group_id, coordinator.member_id)
+        await client.send(coordinator.coordinator_id, leave)
+    except KafkaError as error:
+        _log.warning("leaving the group failed", reason=str(error))

@@ -1,1 +1,1 @@
-"""The reducers that come with the framework, besides the writers in `framework.sinks`."""
+"""The contract of reducers, their flushes, and the reducers without a sink."""

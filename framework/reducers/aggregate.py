@@ -2,56 +2,49 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import pyarrow as pa
 
-from framework.errors import StrategyError
-from framework.reducer import Empty, Flushed, FlushResult
-from framework.reducers.collect import Collecting
-from framework.reducers.tables import one_table
+from ..errors import StrategyError
+from .collect import Collecting, one_table
+from .reducer import Empty, Flushed, FlushResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from .reducer import SparkPlace
+
 __all__ = ["ALL", "Aggregate", "group"]
 
-_FUNCTIONS: Final = (
-    "sum",
-    "count",
-    "min",
-    "max",
-    "mean",
-    "count_distinct",
-    "first",
-    "last",
-    "list",
-)
+AggregateFunction = Literal[
+    "sum", "count", "min", "max", "mean", "count_distinct", "first", "last", "list"
+]
+_FUNCTIONS: Final = get_args(AggregateFunction)
 ALL: Final = "*"
-"""Stands for the rows themselves, which can only be counted."""
+"""The column name for whole rows; they can only be counted."""
 
 
 class Aggregate(Collecting):
-    """Groups what was collected by the values of some columns, and aggregates others.
+    """Groups the collected rows by the values of some columns, and aggregates other columns.
 
-    Each flush is aggregated by itself: its rows are partial results wherever a group spans flushes.
-    Where a strategy delivers exactly once, each flush has the rows of one partition.
-    On Spark a flush is a micro-batch, with all of its partitions, and limits have no effect. Sums, counts,
-    minima and maxima can be aggregated again downstream; a mean needs its sum and count.
+    Each flush is aggregated separately: a group that spans flushes has a partial result in each. Sums,
+    counts, minima and maxima can be aggregated again downstream; a mean needs its sum and count.
+    With exactly-once delivery each flush has the rows of one partition. On Spark a flush is a micro-batch,
+    with all of its partitions, and limits have no effect.
 
     Example:
         `Aggregate(["carrier"], {"flights": ("*", "count"), "delay": ("dep_delay", "mean")})`
 
     Args:
         by: the columns that make a group; groups come out in the order of their first row.
-        columns: for each new column, the column it is made of and the function: sum, count, min, max,
-            mean, count_distinct, first, last or list. Nulls are left out, except by list.
-            `("*", "count")` counts rows.
+        columns: for each new column, its source column and the function: sum, count, min, max, mean,
+            count_distinct, first, last or list. All but list ignore nulls. `("*", "count")` counts rows.
         limits: the limits and policies of `Reducer`.
 
     Raises:
-        StrategyError: there is no such function; from `flush`: the rows lack a column, or its type
-            does not go with the function.
+        StrategyError: there is no such function; from `flush`: the rows lack a column, or the function
+            does not support its type.
     """
 
     def __init__(
@@ -65,13 +58,15 @@ class Aggregate(Collecting):
         for name, (source, function) in self.columns.items():
             if function not in _FUNCTIONS:
                 raise StrategyError(
-                    f"Aggregate: {name}: there is no function {function!r}; "
+                    f"Aggregate: {name}: unknown function {function!r}; "
                     f"use one of {', '.join(_FUNCTIONS)}"
                 )
             if source == ALL and function != "count":
-                raise StrategyError(f"Aggregate: {name}: only rows can be counted by '*'")
+                raise StrategyError(f"Aggregate: {name}: '*' can only be counted, not {function!r}")
         if clash := set(self.by) & set(self.columns):
-            raise StrategyError(f"Aggregate: {sorted(clash)} are columns of by already")
+            raise StrategyError(
+                f"Aggregate: {sorted(clash)} are in both by and columns; rename the new columns"
+            )
 
     def flush(self) -> FlushResult:
         if not self.rows:
@@ -88,8 +83,17 @@ class Aggregate(Collecting):
         )
         return Flushed(out=grouped.rename_columns([*self.by, *self.columns]))
 
+    def guarantee_on_spark(self, place: SparkPlace) -> str:
+        return ""
+
+    def difference_on_spark(self, place: SparkPlace) -> str:
+        return (
+            "one result for each micro-batch, with all of its partitions; limits have no effect. Tasks "
+            "aggregate, the driver merges their results and runs the reducers after it"
+        )
+
     def require_columns(self, table: pa.Table) -> None:
-        """Raise StrategyError unless the rows have all columns that are grouped by or aggregated."""
+        """Raise StrategyError unless the rows have all columns that are grouped or aggregated."""
         wanted = [*self.by, *(source for source, _ in self.columns.values() if source != ALL)]
         if missing := [name for name in wanted if name not in table.column_names]:
             raise StrategyError(
@@ -104,7 +108,7 @@ def group(table: pa.Table, by: Sequence[str], aggregations: Sequence[Any]) -> pa
         aggregations: as for `pyarrow.TableGroupBy.aggregate`.
 
     Raises:
-        StrategyError: a function does not go with the type of its column.
+        StrategyError: a function does not support the type of its column.
     """
     try:
         # One thread keeps the order of the rows, which first, last and list need.

@@ -1,4 +1,4 @@
-"""Reducers that make rows of rows: larger ones, or whatever a function of the user makes of them."""
+"""Reducers that make new rows: `Batcher` joins them, `Collect` applies a function of the user."""
 
 from __future__ import annotations
 
@@ -8,16 +8,34 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 from anyio import to_thread
 
-from framework.errors import StrategyError
-from framework.reducer import Empty, Flushed, FlushResult, Reducer
-from framework.reducers.tables import one_table
+from ..errors import StrategyError
+from .reducer import Empty, Flushed, FlushResult, Reducer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
-    from framework.record import Rows
+    from ..record import Rows
+    from .reducer import SparkPlace
 
-__all__ = ["Batcher", "Collect", "Collecting"]
+__all__ = ["Batcher", "Collect", "Collecting", "one_table"]
+
+
+def one_table(rows: Sequence[Rows]) -> pa.Table:
+    """Join rows, in order, to one table; a column that only some have is null in the others.
+
+    Different types of a column become the wider one (int32 and int64, a type and null).
+
+    Raises:
+        StrategyError: a column has incompatible types, such as numbers and text.
+    """
+    tables = [each.table for each in rows]
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
+        raise StrategyError(
+            f"batches have columns of incompatible types ({error}); "
+            "declare them with @map_record(schema=...)"
+        ) from error
 
 
 class Collecting(Reducer):
@@ -37,10 +55,15 @@ class Collecting(Reducer):
         self.rows = []
 
 
-class Batcher(Collecting):
-    """Puts the rows of many batches together, for a next reducer that wants few and large ones.
+def _per_flush(place: SparkPlace) -> str:
+    each = "chunk of a task" if place == "task" else "micro-batch"
+    return f"one result for each {each}, or less at its limits"
 
-    Takes the limits and policies of `Reducer`; they decide how large.
+
+class Batcher(Collecting):
+    """Joins the rows of many batches to larger ones for the next reducer.
+
+    Takes the limits and policies of `Reducer`; they set the size.
     """
 
     def flush(self) -> FlushResult:
@@ -48,19 +71,25 @@ class Batcher(Collecting):
             return Empty()
         return Flushed(out=one_table(self.rows).combine_chunks())
 
+    def guarantee_on_spark(self, place: SparkPlace) -> str:
+        return ""
+
+    def difference_on_spark(self, place: SparkPlace) -> str:
+        return _per_flush(place)
+
 
 class Collect(Collecting):
-    """Gives everything that was collected to a function, and what it returns to the next reducer.
+    """Applies a function to all collected rows, and sends its result to the next reducer.
 
     Args:
         function: called with a `pyarrow.Table`; returns a table (or a record batch) of rows for the
-            next reducer, or None when there are none, for example because it delivered them itself.
-            A plain function runs in a thread; it may be `async def`. When it raises, `on_error`
-            decides; a retry calls it with the same rows.
+            next reducer, or None if there are none, for example because it delivered them itself.
+            A plain function runs in a thread; it may be `async def`. An exception is handled by
+            `on_error`; a retry calls it with the same rows.
         limits: the limits and policies of `Reducer`.
 
     Raises:
-        StrategyError: from `flush`: it returned something else.
+        StrategyError: from `flush`: the function returned another type.
     """
 
     def __init__(self, function: Callable[[pa.Table], Any], **limits: Any) -> None:
@@ -84,3 +113,6 @@ class Collect(Collecting):
                 "return a pyarrow Table or RecordBatch, or None"
             )
         return Flushed(out=out)
+
+    def difference_on_spark(self, place: SparkPlace) -> str:
+        return _per_flush(place)

@@ -1,34 +1,17 @@
-"""Where a reducer writes: ClickHouse, Spark, a Kafka topic, a stream of text.
+"""The writers: reducers that write to ClickHouse, Spark, a Kafka topic or a stream.
 
-A writer is imported when it is first asked for: what one of them needs, the others do not pay for.
+Each is imported when it is first used, with its libraries.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
+
+from .._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from framework.sinks.clickhouse.writer import ClickHouseWriter
-    from framework.sinks.kafka.writer import DeadLetterWriter, KafkaWriter
-    from framework.sinks.spark.writer import SparkWriter
-    from framework.sinks.stream import StreamWriter
+    from .clickhouse.writer import ClickHouseWriter as ClickHouseWriter
+    from .kafka.writer import DeadLetterWriter as DeadLetterWriter
+    from .kafka.writer import KafkaWriter as KafkaWriter
+    from .spark.writer import SparkWriter as SparkWriter
+    from .stream import StreamWriter as StreamWriter
 
-__all__ = ["ClickHouseWriter", "DeadLetterWriter", "KafkaWriter", "SparkWriter", "StreamWriter"]
-
-_MODULES: Final = {
-    "ClickHouseWriter": "clickhouse.writer",
-    "DeadLetterWriter": "kafka.writer",
-    "KafkaWriter": "kafka.writer",
-    "SparkWriter": "spark.writer",
-    "StreamWriter": "stream",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_exports(__name__)

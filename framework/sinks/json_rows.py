@@ -1,4 +1,4 @@
-"""Rows as JSON: converted by columns, so that no cell is touched by Python unless it must be."""
+"""Encode rows as JSON: types are converted by columns, not cell by cell."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ if TYPE_CHECKING:
 __all__ = ["BASE64", "json_lines", "json_objects"]
 
 BASE64 = "base64:"
-"""What bytes that are no UTF-8 text begin with, before their base64."""
+"""Prefix of bytes that are not UTF-8, before their base64."""
 
 
 def json_lines(table: pa.Table) -> bytes:
-    """One JSON object a row, one row a line, each line ended.
+    """Encode each row as a JSON object and a line feed.
 
-    Bytes are shown as text where they are UTF-8, else as `base64:...`; timestamps as ISO 8601, in UTC
-    if they have a zone; infinity and NaN as null.
+    Bytes become text where they are UTF-8, else `base64:...`; timestamps ISO 8601, in UTC if they have
+    a zone; infinity and NaN null.
     """
     return msgspec.json.Encoder().encode_lines(_structs(table)) if table.num_rows else b""
 
 
 def json_objects(table: pa.Table) -> list[bytes]:
-    """One JSON object a row, as in `json_lines`."""
+    """Encode each row as a JSON object, as in `json_lines`."""
     encoder = msgspec.json.Encoder()
     return list(map(encoder.encode, _structs(table)))
 
 
 def _structs(table: pa.Table) -> Sequence[msgspec.Struct]:
-    """The rows as structs of a type made for these columns: the fastest thing that msgspec encodes."""
+    """Make structs of the rows, of a type for these columns: msgspec encodes them fastest."""
     if not table.num_columns:
         empty = msgspec.defstruct("Row", [])
         return [empty() for _ in range(table.num_rows)]
-    # Fields have names of their own, because a column's name need not be a Python identifier.
+    # A column's name need not be a Python identifier.
     fields = [(f"c{position}", object) for position in range(table.num_columns)]
     rename = {field: name for (field, _), name in zip(fields, table.column_names, strict=True)}
     row = msgspec.defstruct("Row", fields, rename=rename, gc=False)
@@ -47,7 +47,7 @@ def _structs(table: pa.Table) -> Sequence[msgspec.Struct]:
 
 
 def readable(array: pa.Array[Any]) -> pa.Array[Any]:
-    """The same values in types that JSON has, down to the children of nested types."""
+    """Convert to types that JSON has, down to the children of nested types."""
     kind = array.type
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return _as_text(array)

@@ -1,4 +1,4 @@
-"""A sink that writes rows as JSON to a stream or a file: for error records, and for looking at a flow."""
+"""Write rows as JSON to a stream or a file: for failed records, and for inspection."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Any, Literal, Self, TextIO, get_args
 
 import msgspec
 
-from framework.errors import SinkError, StrategyError
-from framework.reducer import Context, Empty, Flushed, FlushResult, Retry
-from framework.reducers.collect import Collecting
-from framework.reducers.tables import one_table
-from framework.sinks.json_rows import json_lines, json_objects
+from ..errors import SinkError, StrategyError
+from ..reducers.collect import Collecting, one_table
+from ..reducers.reducer import Context, Empty, Flushed, FlushResult, Retry, SparkPlace
+from .json_rows import json_lines, json_objects
 
 __all__ = ["StreamFormat", "StreamWriter"]
 
@@ -27,19 +26,19 @@ _STANDARD = ("stdout", "stderr")
 class StreamWriter(Collecting):
     """Writes rows to a text stream, or appends them to a file.
 
-    Bytes are shown as text where they are UTF-8, else as `base64:...`.
+    Bytes become text where they are UTF-8, else `base64:...`.
 
     Args:
         stream: `sys.stdout`, `sys.stderr`, their names, the path of a file, or any open text stream.
-            The standard streams are kept by name and found when the worker starts, so that the
-            reducer can travel to another process; another open stream cannot.
-        format: `json` writes one object a line, `pretty` indents it for people.
-        max_age: how long a row waits at most before it is written, in seconds.
+            The standard streams are kept by name, so that the reducer can be pickled; one with another
+            open stream cannot.
+        format: `json` writes one object per line, `pretty` indents it.
+        max_age: the most seconds until a row is written.
         limits: further limits and policies of `Reducer`.
 
     Raises:
         StrategyError: there is no such format; from `open`: the file cannot be written.
-        SinkError: from `flush`: nobody reads the stream any more (a broken pipe).
+        SinkError: from `flush`: the stream is closed (a broken pipe).
     """
 
     def __init__(
@@ -88,6 +87,11 @@ class StreamWriter(Collecting):
                     f"{context.stage}: cannot write to {self._path}: {error.strerror}"
                 ) from error
 
+    def difference_on_spark(self, place: SparkPlace) -> str:
+        if place != "task":
+            return ""
+        return "writes where its task runs: to the logs, or the disk, of an executor"
+
     def flush(self) -> FlushResult:
         if not self.rows:
             return Empty()
@@ -99,7 +103,7 @@ class StreamWriter(Collecting):
         try:
             _write(stream, lines)
         except (OSError, ValueError) as error:
-            # How much of it was written is unknown: a retry might write rows twice.
+            # It is unknown how much was written: a retry might write rows twice.
             raise SinkError(f"StreamWriter: cannot write to {where} any more: {error}") from error
         return Flushed()
 
@@ -111,7 +115,7 @@ class StreamWriter(Collecting):
 
 
 def _write(stream: Any, lines: bytes) -> None:
-    """Write as UTF-8 whatever the stream's own encoding is, if it lets us."""
+    """Write as UTF-8, whatever the stream's own encoding, if it has a binary buffer."""
     stream.flush()
     binary = getattr(stream, "buffer", None)
     if binary is None:
@@ -123,7 +127,7 @@ def _write(stream: Any, lines: bytes) -> None:
 
 
 def _append(path: Path, lines: bytes) -> FlushResult:
-    """Append all of it or, when the disk is full, nothing."""
+    """Append all lines or, when the disk is full, none."""
     try:
         with path.open("ab", buffering=0) as file:
             end = file.seek(0, os.SEEK_END)

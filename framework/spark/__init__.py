@@ -1,4 +1,25 @@
-"""The Spark engine: a Kafka source in Python, and strategies on Structured Streaming.
+"""Spark: a Kafka source in Python, and strategies as queries of Structured Streaming.
 
-Nothing here imports PySpark, or starts a JVM, before it is asked to: `import framework` works without.
+Three rooms: `source/` (how Spark reads Kafka), `engine/` (how one micro-batch runs), `runtime/` (the JVM
+and the session). Importing this package loads neither PySpark nor a JVM.
 """
+
+from typing import TYPE_CHECKING, Any
+
+from .._extras import require_extra
+from .._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from .engine.engine import SparkEngine as SparkEngine
+    from .engine.engine_settings import EngineSettings as EngineSettings
+    from .source.data_source import register as register
+
+_import_name, __dir__ = lazy_exports(__name__)
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        return _import_name(name)
+    except ModuleNotFoundError:
+        require_extra("spark", f"kmr.spark.{name}")
+        raise

@@ -1,4 +1,4 @@
-"""What a suite is: it runs against a broker that is there already, and says how each of its tests went."""
+"""The contract of a suite: it runs against a running broker and reports the result of each test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Outcome", "Suite", "SuiteNotRun"]
 
 
 class SuiteNotRun(Exception):
-    """A suite could not be fetched or started; the message says what is missing, and what to do."""
+    """A suite could not be fetched or started; the message names the missing part and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)

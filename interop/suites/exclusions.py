@@ -43,7 +43,7 @@ def read_exclusions(path: Path = EXCLUSIONS) -> dict[str, Exclusions]:
     suites = tomllib.loads(path.read_text())
     for suite, reasons in suites.items():
         if not isinstance(reasons, dict):
-            raise ValueError(  # noqa: TRY004  of the file, whatever its type
+            raise ValueError(  # noqa: TRY004  about the file, not about a type
                 f"{path.name}: {suite} is not a table of tests and reasons"
             )
         for test, reason in reasons.items():

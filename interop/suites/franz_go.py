@@ -1,6 +1,6 @@
 """franz-go's own tests of its Kafka client, as its Go module ships them: groups, transactions, admin.
 
-`interop/go` names the module's version, and the checksums of all that it needs; the go command fetches them.
+`interop/go` pins the module's version and the checksums of its dependencies; the go command fetches them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["FranzGo", "outcome"]
 _MODULE: Final = Path(__file__).parents[1] / "go"
 _PACKAGE: Final = "github.com/twmb/franz-go"
 _PATIENCE: Final = 1800.0  # seconds for a whole run, with the fetching and compiling before it
-_TAIL: Final = 20  # lines of what a failed test printed
+_TAIL: Final = 20  # lines of a failed test's output
 
 
 class FranzGo:
@@ -41,7 +41,7 @@ class FranzGo:
         return f"the tests of the Go client {_PACKAGE} {found[1] if found else ''}"
 
     async def run(self, bootstrap_servers: str, directory: Path) -> Outcome:
-        """Fetch, compile, run, read what was printed."""
+        """Fetch, compile, run, and parse the output."""
         go = shutil.which("go")
         if go is None:
             raise SuiteNotRun(
@@ -81,7 +81,7 @@ class FranzGo:
 def outcome(printed: str, exclusions: Exclusions) -> Outcome:
     """How each test went, by what `go test -json` printed; other lines are the go command's.
 
-    A test that skips itself counts as failed unless it is excluded: what is not run has a reason.
+    A test that skips itself counts as failed unless it is excluded with a reason.
     """
     passed: list[str] = []
     failed: dict[str, str] = {}

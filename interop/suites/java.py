@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 from anyio import run_process, to_thread
 
 from demo.processes import ChildFailed, Children, give_up_after
-from framework.spark.jvm import JvmNotFound, cache_directory, find_jvm
 from interop.cached import FetchFailed
 from interop.lock import LOCK
 from interop.maven import fetch, read_lock
 from interop.suites.contract import Outcome, SuiteNotRun
+from kmr.spark.runtime.jvm import JvmNotFound, cache_directory, find_jvm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ class Java:
     broker: Sequence[str] = ()
 
     async def run(self, bootstrap_servers: str, directory: Path) -> Outcome:
-        """Compile, run, read what was printed."""
+        """Compile, run, and parse the output."""
         locked = [each for each in read_lock(LOCK) if each.name in _NEEDED]
         try:
             java = find_jvm().java

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Final
 from anyio import to_thread
 
 from demo.processes import Children
-from framework.spark.jvm import cache_directory
 from interop.cached import FetchFailed
 from interop.sdists import fetch_sdist, locked, unpack
 from interop.suites import kafka_python_fixture
 from interop.suites.contract import SuiteNotRun
 from interop.suites.running import merged, run_pytest
+from kmr.spark.runtime.jvm import cache_directory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ _PYTEST: Final = ("-o", "addopts=", "--tb=short", "-p", "no:cacheprovider", "-p"
 """Their own options are made for a plugin."""
 
 _VERSION: Final = "4.3"
-"""What the client takes a broker for that serves what ours serves; a test compares the two."""
+"""The broker version that the client infers from our APIs; a test compares the two."""
 
 _SERVICE: Final = '''\
 """Left out of the source distribution: the handle of a broker that somebody else has started."""

@@ -137,7 +137,7 @@ def _users(directory: Path, user: str, password: str) -> str:
 
 
 def _run(command: list[str], **options: Any) -> bytes:
-    """What a program prints. Raises RuntimeError, with what it said, if it fails."""
+    """Run a program and return its output. Raises RuntimeError, with its errors, if it fails."""
     done = subprocess.run(command, capture_output=True, check=False, **options)  # noqa: S603  our own
     if done.returncode:
         raise RuntimeError(f"{command[0]} failed: {done.stderr.decode(errors='replace')}")

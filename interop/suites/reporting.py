@@ -1,8 +1,8 @@
-"""A plugin for pytest, in the process of a suite's tests: leaves out what is excluded, writes down the rest.
+"""A plugin for pytest in the process of a suite's tests: skips excluded tests, records the others' results.
 
 `pytest -p interop.suites.reporting --interop-suite NAME --interop-outcome FILE`
 
-A test that skips itself counts as failed: what is not run is named in `exclusions.toml`, with its reason.
+A test that skips itself counts as failed: `exclusions.toml` names each test that is not run, and why.
 Nothing but the standard library and pytest is imported, for it may run in a suite's own environment.
 """
 

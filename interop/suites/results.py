@@ -1,4 +1,4 @@
-"""How the suites of a run went: one result each, the exit code, and what is printed and kept."""
+"""Results of a run's suites: one for each, the exit code, and the printed and stored report."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _TAIL: Final = 6  # lines of why a test failed; the report has all of it
 
 
 async def run_suites(suites: Iterable[Suite], output: Path, console: Console) -> list[Result]:
-    """Run them, and say how each went. What a suite leaves is kept in `output/NAME` unless all passed."""
+    """Run the suites and report each result. A suite's files stay in `output/NAME` if a test failed."""
     exclusions = read_exclusions()
     results = []
     for suite in suites:
@@ -81,7 +81,7 @@ async def _run(suite: Suite, directory: Path) -> Outcome:
 
 
 def _fresh(directory: Path) -> Path:
-    """An empty directory in an empty directory; what the run before left is gone."""
+    """An empty directory; removes the files of the run before."""
     shutil.rmtree(directory, ignore_errors=True)
     work = (directory / "suite").absolute()
     work.mkdir(parents=True)
@@ -89,7 +89,7 @@ def _fresh(directory: Path) -> Path:
 
 
 def _errors(log: Path) -> dict[str, str]:
-    """What the broker logged as errors: no client may bring it to that."""
+    """The broker's log of errors: no client may cause any."""
     faults = {}
     for line in log.read_text(errors="replace").splitlines():
         if line.startswith("{"):

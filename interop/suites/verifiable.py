@@ -1,8 +1,8 @@
 """confluent-kafka's verifiable producer and consumer, which its source distribution ships.
 
-Apache Kafka's system tests drive such clients: what the producer says was acknowledged, and what consumers
-say of messages, assignments and commits, is held against each other. They are driven here in the same way.
-Their consumer cannot do cooperative rebalancing (it loses sight of partitions that it keeps).
+Apache Kafka's system tests drive such clients, and compare the records that the producer reports as
+acknowledged with the consumers' reports of records, assignments and commits. This suite does the same.
+Their consumer does not support cooperative rebalancing: it loses track of partitions that it keeps.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Final
 from anyio import to_thread
 
 from demo.processes import ChildFailed, Children
-from framework.spark.jvm import cache_directory
 from interop.cached import FetchFailed
 from interop.checks import CheckFailed
 from interop.sdists import fetch_sdist, locked, unpack
 from interop.suites.contract import Outcome, SuiteNotRun
 from interop.suites.verifiable_process import start_consumer, start_producer
+from kmr.spark.runtime.jvm import cache_directory
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -126,7 +126,7 @@ async def _acknowledges(arguments: tuple[str, ...], scene: _Scene) -> None:
     producer = await scene.producer(*_acks(arguments))
     offsets = await producer.offsets()
     _expect("acknowledged messages", sum(map(len, offsets.values())), _MESSAGES)
-    if arguments != ("--acks", "0"):  # those are not told
+    if arguments != ("--acks", "0"):  # acks=0 has no responses
         for place, found in offsets.items():
             _expect(f"offsets of {place}", found, list(range(len(found))))
     consumer = await scene.consumer(*_LONG_SESSION)
@@ -173,7 +173,7 @@ async def _member_goes(arguments: tuple[str, ...], scene: _Scene, *, dies: bool)
 
 
 async def _static_member(scene: _Scene) -> None:
-    """A member that comes back by its name has the partitions that it had; nobody else notices."""
+    """A static member that comes back has its partitions again, without a rebalance of the others."""
     await (await scene.producer()).offsets()
     staying = await scene.member("--group-instance-id", "one", *_LONG_SESSION)
     other = await scene.consumer("--group-instance-id", "two", *_LONG_SESSION)
@@ -193,7 +193,7 @@ async def _static_member(scene: _Scene) -> None:
 
 
 async def _fenced(scene: _Scene) -> None:
-    """Of two members with the same name the earlier one is told that it is no longer a member."""
+    """Of two members with one group.instance.id, the earlier one is fenced."""
     await (await scene.producer()).offsets()
     earlier = await scene.member("--group-instance-id", "one", *_LONG_SESSION)
     later = await scene.member("--group-instance-id", "one", *_LONG_SESSION)
@@ -236,9 +236,7 @@ def _expect_none_missing(ranges: Sequence[tuple[Place, int, int]], ends: dict[Pl
         reached = 0
         for first, last in sorted((low, high) for at, low, high in ranges if at == place):
             if first > reached:
-                raise CheckFailed(
-                    f"nobody has consumed offsets {reached} to {first - 1} of {place}"
-                )
+                raise CheckFailed(f"no consumer has offsets {reached} to {first - 1} of {place}")
             reached = max(reached, last + 1)
         _expect(f"offsets of {place} that were consumed", reached, end)
 

@@ -69,11 +69,11 @@ class _Process:
 
     @property
     def said(self) -> str:
-        """The end of all that it has written."""
+        """The last lines of its output."""
         return self._child.tail()
 
     def wrote(self, text: str) -> bool:
-        """Whether this is somewhere in all that it has written."""
+        """Whether its output contains this text."""
         return text in self._child.log.read_text(errors="replace").lower()
 
 
@@ -105,7 +105,7 @@ class VerifiableConsumer(_Process):
 
     @property
     def ranges(self) -> list[tuple[Place, int, int]]:
-        """First and last offset of all that it consumed at a time from a partition, both inclusive."""
+        """First and last offset, both inclusive, of each chunk that it consumed from a partition."""
         return [
             ((each["topic"], each["partition"]), each["minOffset"], each["maxOffset"])
             for event in self.named("records_consumed")

@@ -1,4 +1,4 @@
-"""The load generators of the broker's bench: what they count is what was sent."""
+"""The load generators of the broker's bench: they count exactly the sent records."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bench.broker.report import starting
 from bench.broker.restart import starts
 from bench.broker.servers import Server
 from bench.broker.wire import Wire, WireError, fetch_request, fetched, produce_request, produced_at
-from broker.records import parse_header, read_records
+from kmr.broker.log.records import parse_header, read_records
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from broker import Broker
+    from kmr.broker import Broker
 
 
 Create: TypeAlias = "Callable[[str, int], Awaitable[None]]"

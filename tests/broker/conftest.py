@@ -13,9 +13,9 @@ import pytest
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
-from broker import Broker, BrokerSettings
-from broker.records import Codec, NewRecord, build_batch
-from broker.wire.messages import default_message
+from kmr.broker import Broker, BrokerSettings
+from kmr.broker.log.records import Codec, NewRecord, build_batch
+from kmr.broker.protocol.messages import default_message
 
 Start = Callable[..., Awaitable[Broker]]
 
@@ -45,7 +45,7 @@ class RawClient:
         self._correlation_id = 0
 
     def message(self, key: int, version: int, /, **fields: Any) -> Any:
-        """A request; nested entities are dictionaries, what is not given has its default."""
+        """Build a request; nested entities are dictionaries, other fields get their defaults."""
         return build(load_request_schema(key, version), fields)
 
     async def call(self, key: int, version: int, /, **fields: Any) -> Any:
@@ -144,7 +144,7 @@ async def connect() -> AsyncIterator[Callable[[Broker], Awaitable[RawClient]]]:
 
 @pytest.fixture(scope="session")
 def until() -> Callable[[Callable[[], bool]], Awaitable[None]]:
-    """Lets the event loop run until a condition holds that nobody announces."""
+    """Runs the event loop until a condition holds."""
 
     async def until(condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(30):

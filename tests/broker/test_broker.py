@@ -1,6 +1,4 @@
 import asyncio
-import os
-import shutil
 import signal
 import socket
 import sys
@@ -13,7 +11,7 @@ import anyio
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from broker import Broker, BrokerError, BrokerSettings
+from kmr.broker import Broker, BrokerError, BrokerSettings
 
 Start = Callable[..., Awaitable[Broker]]
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
@@ -40,10 +38,6 @@ async def consume(broker: Broker, topic: str, count: int) -> list[bytes]:
         return [(await consumer.getone()).value for _ in range(count)]
     finally:
         await consumer.stop()
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def test_a_broker_serves_on_a_free_port_until_it_is_left(tmp_path: Path) -> None:
@@ -82,23 +76,6 @@ async def test_records_and_ids_survive_a_restart(start: Start, tmp_path: Path, f
         assert await consume(again, "t", 2) == [b"a", b"b"]
 
 
-async def test_the_cluster_id_stays_the_same(tmp_path: Path) -> None:
-    settings = BrokerSettings(data_dir=tmp_path, port=0)
-    ids = []
-    for _ in range(2):
-        async with Broker(settings):
-            ids.append((tmp_path / "meta.json").read_bytes())
-    assert ids[0] == ids[1]
-
-
-async def test_a_second_broker_on_the_same_directory_is_refused(
-    broker: Broker, start: Start
-) -> None:
-    with pytest.raises(BrokerError, match=rf"in use by another broker \(process {os.getpid()}\)"):
-        await start()
-    assert await produce(broker, "t", b"a") == [0]
-
-
 async def test_an_occupied_port_is_named(start: Start, tmp_path: Path, broker: Broker) -> None:
     port = int(broker.bootstrap_servers.rpartition(":")[2])
     with pytest.raises(BrokerError, match=rf"port {port} on 127\.0\.0\.1 is in use"):
@@ -110,45 +87,6 @@ async def test_an_occupied_port_is_named(start: Start, tmp_path: Path, broker: B
 async def test_an_address_that_is_not_ours_is_refused(start: Start, host: str) -> None:
     with pytest.raises(BrokerError, match="cannot listen on"):
         await start(host=host, insecure=True)
-
-
-async def test_a_data_directory_that_cannot_be_made_is_named(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(BrokerError, match="cannot be used"):
-        await start(data_dir=tmp_path / "file" / "data")
-
-
-@pytest.mark.parametrize(
-    ("meta", "message"),
-    [(b"{", "is not a broker's"), (b'{"format":9,"cluster_id":"x"}', "format 9")],
-)
-async def test_a_directory_of_another_format_is_refused(
-    start: Start, tmp_path: Path, meta: bytes, message: str
-) -> None:
-    (tmp_path / "meta.json").write_bytes(meta)
-    for _ in range(2):  # the lock is released
-        with pytest.raises(BrokerError, match=message):
-            await start(data_dir=tmp_path)
-
-
-async def test_damaged_offsets_and_ids_are_named(start: Start, tmp_path: Path) -> None:
-    async with Broker(BrokerSettings(data_dir=tmp_path, port=0)) as broker:
-        await broker.topics.create("t", 10)
-    shutil.move(tmp_path / "offsets", tmp_path / "away")
-    (tmp_path / "offsets").write_bytes(b"not a directory")
-    before = open_files()
-    with pytest.raises(BrokerError, match="committed offsets in"):
-        await start(data_dir=tmp_path)
-    assert open_files() == before
-    assert not (tmp_path / "clean").exists()
-    (tmp_path / "offsets").unlink()
-    for _ in range(2):
-        with pytest.raises(BrokerError, match="are missing: restore"):
-            await start(data_dir=tmp_path)
-    shutil.move(tmp_path / "away", tmp_path / "offsets")
-    (tmp_path / "producer-ids").write_bytes(b"garbage")
-    with pytest.raises(BrokerError, match="producer ids in"):
-        await start(data_dir=tmp_path)
 
 
 async def test_an_error_inside_leaves_the_broker_as_it_is(tmp_path: Path) -> None:
@@ -195,7 +133,7 @@ async def test_the_stop_answers_a_long_poll_at_once(
     assert await client.is_closed_by_broker()
 
 
-async def test_clients_are_told_the_advertised_address(start: Start) -> None:
+async def test_clients_get_the_advertised_address(start: Start) -> None:
     broker = await start(
         host="0.0.0.0", insecure=True, advertised_host="kafka.example", advertised_port=9999
     )
@@ -211,7 +149,7 @@ async def test_a_broker_on_all_addresses_names_the_one_that_its_client_used(star
 SERVE_UNTIL_KILLED = """
 import asyncio, sys
 from pathlib import Path
-from broker import Broker, BrokerSettings
+from kmr.broker import Broker, BrokerSettings
 
 async def serve():
     async with Broker(BrokerSettings(data_dir=Path(sys.argv[1]), port=0, fsync="os")) as broker:

@@ -3,25 +3,27 @@ from typing import Any
 
 import pytest
 
-from broker import BrokerSettings
+from kmr.broker import BrokerSettings
+from kmr.broker.settings import is_loopback
+from kmr.errors import SettingsError
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"port": 65_536}, "port must be between 0 and 65535"),
+        ({"port": 65_536}, "port must be a whole number >= 0 and <= 65535"),
         ({"port": -1}, "port must be"),
         ({"advertised_port": 70_000}, "advertised_port must be"),
-        ({"node_id": -1}, "node_id must be between 0 and 2147483647, not -1"),
+        ({"node_id": -1}, "node_id must be a whole number >= 0 and <= 2147483647, not -1"),
         ({"node_id": 2**31}, "node_id must be"),
-        ({"default_partitions": 0}, "default_partitions must be greater than 0"),
-        ({"retention_bytes": 0}, "retention_bytes must be greater than 0"),
-        ({"fsync": "never"}, "fsync must be always, interval or os, not 'never'"),
-        ({"group_initial_rebalance_delay": -1}, "must not be negative"),
+        ({"default_partitions": 0}, "default_partitions must be a whole number > 0"),
+        ({"retention_bytes": 0}, "retention_bytes must be bytes, a whole number > 0"),
+        ({"fsync": "never"}, "fsync must be one of always, interval, os, not 'never'"),
+        ({"group_initial_rebalance_delay": -1}, "must be seconds, a number >= 0"),
         ({"message_max_bytes": 2**40}, "message_max_bytes .* must not be greater than request"),
         ({"group_min_session_timeout": 3600}, "must not be greater than group_max_session"),
         ({"request_max_bytes": 2**31}, "request_max_bytes"),
-        ({"http_port": -1}, "http_port must be between 0 and 65535"),
+        ({"http_port": -1}, "http_port must be a whole number >= 0 and <= 65535"),
         ({"http_port": 0, "http_host": "0.0.0.0"}, "http_host '0.0.0.0' .* set insecure"),
         (
             {"shutdown_timeout": 60},
@@ -30,7 +32,7 @@ from broker import BrokerSettings
     ],
 )
 def test_a_value_that_makes_no_sense_is_named(setting: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(SettingsError, match=message):
         BrokerSettings(data_dir=Path("data"), **setting)
 
 
@@ -55,7 +57,7 @@ def test_the_defaults_listen_on_loopback() -> None:
         (True, True, "SASL_SSL"),
     ],
 )
-def test_the_protocol_that_is_told_to_clients_is_the_one_they_must_speak(
+def test_the_security_protocol_follows_from_the_settings(
     tmp_path: Path, encrypted: bool, authenticated: bool, protocol: str
 ) -> None:
     settings = BrokerSettings(
@@ -65,3 +67,21 @@ def test_the_protocol_that_is_told_to_clients_is_the_one_they_must_speak(
         users_file=tmp_path / "users.json" if authenticated else None,
     )
     assert settings.security_protocol == protocol
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.1.2.3", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("", False),
+        ("10.0.0.1", False),
+        ("kafka.example", False),
+    ],
+)
+def test_other_machines_cannot_reach_a_loopback_address(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected

@@ -49,7 +49,7 @@ class Draft:
         return History.of({name: getattr(self, name) for name in names}, self.unread)
 
     def promise(self, delivery: Delivery = "exactly-once") -> Promise:
-        """What the group claims."""
+        """The guarantee that the group claims."""
         return Promise(GROUP, TOPIC, delivery)
 
 

@@ -149,7 +149,7 @@ def test_losses_are_legal_at_most_once_and_counted(draft: Callable[..., Any]) ->
 @pytest.mark.parametrize(
     ("change", "place"),
     [
-        ({"id": 999}, (0, 1)),  # nobody sent it
+        ({"id": 999}, (0, 1)),  # it was never sent
         ({"offset": 7}, (0, 7)),  # it was sent elsewhere
     ],
 )
@@ -267,7 +267,7 @@ def test_a_process_that_grew_too_large_is_named() -> None:
         ("running", None, True, "violated"),
     ],
 )
-def test_a_process_must_end_as_it_was_told_to(
+def test_a_process_must_end_by_our_signal(
     ending: str, code: int | None, ready: bool, verdict: str
 ) -> None:
     line = {"name": "w", "pid": 7, "started": 0, "ended": 1, "code": code}

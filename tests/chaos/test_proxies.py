@@ -18,7 +18,7 @@ from chaos.proxies import HttpLink
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from broker import Broker
+    from kmr.broker import Broker
 
 INSERT = {"query": "INSERT INTO t FORMAT ArrowStream"}
 SELECT = {"query": "SELECT 1"}

@@ -34,7 +34,7 @@ def run_of(draft: Any, scenario: str) -> Run:
     return Run(SCENARIOS[scenario], 5, strikes, ["disk-full"], 2.0, history, results)
 
 
-def test_a_report_names_what_was_violated_and_how_to_see_it_again(
+def test_a_report_names_the_violation_and_the_command_that_repeats_it(
     draft: Callable[..., Any], tmp_path: Path
 ) -> None:
     made = draft(2, 5)
@@ -66,7 +66,7 @@ def test_a_checker_that_finds_nothing_where_it_had_to_is_no_success(
     assert run_of(doubled, "crashes").verdict == "violated"
 
 
-def test_what_is_unknown_is_no_success(draft: Callable[..., Any]) -> None:
+def test_an_unknown_result_is_no_success(draft: Callable[..., Any]) -> None:
     made = draft(1, 3)
     made.unread = {"dead/g": "gone"}
     assert run_of(made, "crashes").verdict == "unknown"

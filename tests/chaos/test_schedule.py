@@ -1,4 +1,4 @@
-"""Seeds, schedules, scenarios: what is known before anything runs."""
+"""Seeds, schedules, scenarios: everything that is fixed before a run."""
 
 from __future__ import annotations
 

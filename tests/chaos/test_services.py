@@ -11,9 +11,9 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from broker.client.producer import BatchProducer, ProduceError
 from chaos.history import Recorder
 from chaos.services import Service, ServiceFailed, Services, free_port
+from kmr.broker.client import BatchProducer, ProduceError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -87,7 +87,7 @@ async def test_a_service_is_killed_started_anew_and_stopped_at_the_end(tmp_path:
     assert log.count("listening on") == 2
 
 
-async def test_a_service_that_ends_by_itself_is_noticed(tmp_path: Path) -> None:
+async def test_a_service_that_ends_unexpectedly_is_noticed(tmp_path: Path) -> None:
     async with broker_in(tmp_path) as broker:
         os.kill(broker.service.pid, signal.SIGTERM)
         with anyio.fail_after(30):
@@ -123,5 +123,5 @@ async def test_a_service_that_does_not_come_up_says_why(tmp_path: Path) -> None:
     arguments = ["broker", "serve", "--data", str(tmp_path), "--port", "70000"]
     async with Services(tmp_path / "logs", Recorder()) as services:
         service = services.add("broker", lambda: arguments, ready_line="listening")
-        with pytest.raises(ServiceFailed, match="port must be between 0 and 65535"):
+        with pytest.raises(ServiceFailed, match="port must be a whole number >= 0 and <= 65535"):
             await service.start()

@@ -1,4 +1,4 @@
-"""What the workers do with a record."""
+"""The workers' strategies."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 
 from chaos.workload import ID_BYTES, Mode, Workload, identify
-from framework.mapper import apply
-from framework.testing import batch_of
+from kmr.mapping.functions import apply
+from kmr.testing import batch_of
 
 
 def test_each_record_is_identified_and_only_the_poisoned_one_fails() -> None:
@@ -31,4 +31,4 @@ def test_every_mode_makes_a_strategy_that_can_travel(mode: Mode, table: str, top
     strategy.validate()
     assert strategy.reduce_err is not None
     if not mode.startswith(("commit", "resume")):
-        assert strategy.promise == mode
+        assert strategy.requested_delivery == mode

@@ -23,18 +23,34 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 LONG = 900.0  # seconds; only so that nothing hangs
+WHOLE = ("-m", "demo")
+FEW_FLIGHTS = """
+import sys
+from demo import __main__ as demo, flights
+
+demo.load_flights = lambda: flights.load_flights().slice(0, 40_000)
+sys.exit(demo.main())
+"""
+SHORT = ("-c", FEW_FLIGHTS)
+"""The demo with fewer records: it comes sooner to where a test interrupts it."""
 
 
-async def start_demo(directory: Path, environment: Mapping[str, str] | None = None) -> Process:
-    surroundings = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **(environment or {})}
-    command = [sys.executable, "-m", "demo"]
+async def start_demo(
+    directory: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    arguments: tuple[str, ...] = WHOLE,
+) -> Process:
+    path = os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])
+    surroundings = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200", **(environment or {})}
+    command = [sys.executable, *arguments]
     return await anyio.open_process(
         command, cwd=directory, env=surroundings, stdin=None, stderr=subprocess.STDOUT
     )
 
 
 async def until(process: Process, text: str) -> str:
-    """Read what the demo prints until it has printed this."""
+    """Read the demo's output until it contains this text."""
     assert process.stdout is not None
     output = b""
     while text.encode() not in output:
@@ -45,7 +61,7 @@ async def until(process: Process, text: str) -> str:
 async def run_demo(
     directory: Path, environment: Mapping[str, str] | None = None
 ) -> tuple[int, str]:
-    """The exit code, and all that it printed."""
+    """The exit code and the whole output."""
     process = await start_demo(directory, environment)
     with anyio.fail_after(LONG):
         assert process.stdout is not None
@@ -84,7 +100,7 @@ def test_the_data_are_all_flights_with_their_carriers() -> None:
 
 
 def run_printed_commands(output: str, directory: Path) -> None:
-    """Each check that the report prints, against what the demo left, on a port that is free."""
+    """Run each check that the report prints, on a free port, against the demo's data."""
     lines = [line[21:] for line in output.splitlines() if line.startswith("  ")]
     serve = next(line for line in lines if "clickhouse serve" in line)
     checks = [line for line in lines if "http://127.0.0.1:8123" in line and "KMR_" not in line]
@@ -112,6 +128,7 @@ def run_printed_commands(output: str, directory: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_jvms")
 async def test_both_engines_deliver_every_flight_once_and_the_same(tmp_path: Path) -> None:
     code, output = await run_demo(tmp_path)
     assert code == 0, output
@@ -144,7 +161,7 @@ async def test_without_java_the_workers_half_runs_and_the_exit_code_says_so(tmp_
 
 
 @pytest.mark.slow
-async def test_when_spark_fails_the_workers_half_is_told_nevertheless(tmp_path: Path) -> None:
+async def test_when_spark_fails_the_report_still_has_the_workers_half(tmp_path: Path) -> None:
     home = tmp_path / "java"
     (home / "bin").mkdir(parents=True)
     (home / "release").write_text('JAVA_VERSION="17.0.1"\n')
@@ -174,6 +191,7 @@ async def test_an_interrupted_demo_leaves_no_process_behind(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_jvms")
 @pytest.mark.parametrize(
     ("running", "impatient"),
     [("java", False), ("pyspark.daemon", False), ("pyspark.daemon", True)],
@@ -181,7 +199,7 @@ async def test_an_interrupted_demo_leaves_no_process_behind(
 async def test_a_demo_that_is_interrupted_in_sparks_half_leaves_no_process_behind(
     tmp_path: Path, running: str, *, impatient: bool
 ) -> None:
-    process = await start_demo(tmp_path)
+    process = await start_demo(tmp_path, arguments=SHORT)
     with anyio.fail_after(LONG):
         await until(process, "Spark's session is starting")
         while not any(running in command for command in processes_below(tmp_path)):  # noqa: ASYNC110

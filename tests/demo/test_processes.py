@@ -66,7 +66,7 @@ async def test_a_kill_ends_a_child_and_what_it_has_started(tmp_path: Path) -> No
             assert await child.stop() == -signal.SIGKILL
 
 
-async def test_a_child_that_fails_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
+async def test_the_error_of_a_failed_child_has_the_end_of_its_log(tmp_path: Path) -> None:
     with anyio.fail_after(60):
         async with Children(tmp_path) as children:
             child = await children.start("wrong", "clickhouse", "nonsense")
@@ -78,8 +78,8 @@ async def test_a_child_that_fails_is_told_with_the_end_of_its_log(tmp_path: Path
 
 
 async def test_a_wait_that_is_too_long_says_for_what() -> None:
-    too_long = pytest.raises(ChildFailed, match="nobody comes, 0 s long")
-    with too_long, give_up_after(0, "nobody comes"):
+    too_long = pytest.raises(ChildFailed, match="a guest, 0 s long")
+    with too_long, give_up_after(0, "a guest"):
         await anyio.sleep_forever()
 
 

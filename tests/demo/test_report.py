@@ -17,8 +17,8 @@ from demo.spark import SPARK
 from demo.workers import WORKERS
 
 if TYPE_CHECKING:
-    from demo.clickhouse.server import EmbeddedClickHouse
-    from tests.demo.conftest import Ask
+    from kmr.embedded.server import EmbeddedClickHouse
+    from tests.framework.embedded.conftest import Ask
 
 
 @pytest.fixture

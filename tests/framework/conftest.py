@@ -1,31 +1,20 @@
-"""A running broker for every test of the framework that wants one, records in it, and consumers."""
+"""Fixtures of the framework's tests: a running broker, topics and records in it."""
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
-import anyio
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from framework.kafka.connection import ConsumerConfig
-from framework.kafka.consumer import KafkaConsumer
-from framework.kafka.fallback import RecordFetcher
-from framework.kafka.fetch import BatchFetcher
-from framework.record import SCHEMA
-from framework.testing import broker
+from kmr.testing import broker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import AsyncIterator, Iterable
 
-    from broker import Broker
-    from framework.record import Batch, TopicPartition
-
-    Consume = Callable[..., AbstractAsyncContextManager["Member"]]
+    from kmr.broker import Broker
 
 __all__ = ["broker"]
 
@@ -81,73 +70,3 @@ async def produce(broker: Broker) -> AsyncIterator[Produce]:
             return int(metadata.offset)
 
         yield write
-
-
-@pytest.fixture(params=["batches", "records"])
-def fetcher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type:
-    """Which of its two ways to fetch a consumer takes."""
-    if request.param == "batches":
-        return BatchFetcher
-    monkeypatch.setattr("framework.kafka.consumer.fetcher_mismatch", lambda _: "something")
-    return RecordFetcher
-
-
-@dataclass
-class Member:
-    """A consumer, its listener, and what it was told."""
-
-    consumer: KafkaConsumer
-    told: list[tuple[str, set[TopicPartition]]] = field(default_factory=list)
-    partitions: frozenset[TopicPartition] = frozenset()
-    on_revoked: Callable[[], Awaitable[None]] | None = None
-    on_assigned: Callable[[], Awaitable[None]] | None = None
-    _changed: anyio.Event = field(default_factory=anyio.Event)
-
-    async def revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        self.told.append(("revoked", set(partitions)))
-        if self.on_revoked is not None:
-            await self.on_revoked()
-
-    async def assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        self.told.append(("assigned", set(partitions)))
-        self.partitions = partitions
-        if self.on_assigned is not None:
-            await self.on_assigned()
-        self._changed.set()
-        self._changed = anyio.Event()
-
-    async def until_assigned(self, condition: Callable[[frozenset[TopicPartition]], bool]) -> None:
-        while not condition(self.partitions):
-            await self._changed.wait()
-
-    async def read(self, count: int) -> list[Batch]:
-        """Poll until there are `count` records, and check that the batches follow each other."""
-        batches: list[Batch] = []
-        while sum(map(len, batches)) < count:
-            batches += await self.consumer.poll()
-        ends: dict[TopicPartition, int] = {}
-        for batch in batches:
-            assert batch.records.schema == SCHEMA
-            assert ends.get(batch.topic_partition, batch.first) == batch.first
-            ends[batch.topic_partition] = batch.last + 1
-        assert sum(map(len, batches)) == count
-        return batches
-
-
-@pytest.fixture
-async def consume(broker: Broker, fetcher: type) -> AsyncIterator[Consume]:
-    """Starts a member of group "g" that reads topic "t"; keyword arguments are those of the config."""
-
-    @asynccontextmanager
-    async def start(**options: Any) -> AsyncIterator[Member]:
-        config = {"group": "g", "topics": ("t",), "bootstrap_servers": broker.bootstrap_servers}
-        member = Member(KafkaConsumer(ConsumerConfig(**(config | options))))
-        await member.consumer.start(member)
-        assert isinstance(member.consumer._fetcher, fetcher)
-        try:
-            yield member
-        finally:
-            await member.consumer.stop()
-
-    with anyio.fail_after(60):
-        yield start

@@ -7,8 +7,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from framework.record import SCHEMA, Batch, Header, Range, Rows, to_records
-from framework.testing import batch_of
+from kmr.record import SCHEMA, Batch, Header, Range, Rows, to_records
+from kmr.testing import batch_of
 
 
 def rows_of(offsets: list[int], first: int, last: int) -> Rows:
@@ -56,6 +56,15 @@ def test_a_batch_is_decoded_when_its_records_are_asked_for_and_only_once() -> No
     assert batch.records is batch.records
     assert decoded == [1]
     assert batch.offsets().tolist() == [7, 8]
+
+
+def test_a_slice_has_the_rows_of_its_offsets_and_is_decoded_late() -> None:
+    columns = batch_of("t", 3, 7, [b"a", b"b", b"c", b"d"]).records.take(pa.array([0, 1, 3]))
+    whole = Batch("t", 3, 7, 12, nbytes=60, load=lambda: columns, max_timestamp_ms=5)
+    head, tail, gap = whole.slice(7, 8), whole.slice(9, 12), whole.slice(11, 12)
+    assert [part.offsets().tolist() for part in (head, tail, gap)] == [[7, 8], [10], []]
+    assert [(part.first, part.last) for part in (head, tail, gap)] == [(7, 8), (9, 12), (11, 12)]
+    assert (head.nbytes, tail.nbytes, tail.max_timestamp_ms) == (20, 40, 5)
 
 
 def test_records_show_every_column_of_a_row() -> None:

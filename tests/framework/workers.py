@@ -1,4 +1,4 @@
-"""A whole worker on a consumer in memory, which the tests feed and look at."""
+"""A worker with a consumer in memory, for tests."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from framework.mapper import map_record
-from framework.record import Record, TopicPartition
-from framework.settings import Settings
-from framework.testing import Journal, MemoryConsumer, batch_of
-from framework.worker import Worker
+from kmr.mapping.functions import map_record
+from kmr.record import Record, TopicPartition
+from kmr.settings import Settings
+from kmr.testing import Journal, MemoryConsumer, batch_of
+from kmr.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from framework.strategy import Strategy
+    from kmr.strategy import Strategy
 
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -24,7 +24,7 @@ P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 @map_record
 def locate(record: Record) -> dict[str, int] | None:
-    """One row a record; `poison` fails, `skip` is filtered."""
+    """Map a record to one row; `poison` fails, `skip` is filtered."""
     if record.value == b"poison":
         raise ValueError("poisoned")
     return None if record.value == b"skip" else {"p": record.partition, "o": record.offset}
@@ -34,7 +34,7 @@ def locate(record: Record) -> dict[str, int] | None:
 async def running(
     strategy: Strategy, consumer: MemoryConsumer, **settings: Any
 ) -> AsyncIterator[Worker]:
-    """A worker that runs until the end of the block, and is then drained."""
+    """Run a worker until the end of the block, and drain it."""
     base: dict[str, Any] = {"topics": ("t",), "group": "g", "executor": "inline"}
     worker = Worker(strategy, Settings(**(base | settings)), consumer=consumer)
     async with anyio.create_task_group() as tasks:
@@ -49,7 +49,7 @@ def put(consumer: MemoryConsumer, partition: int, first: int, *values: bytes) ->
 
 
 def committed(consumer: MemoryConsumer) -> dict[TopicPartition, int]:
-    """What the group would go on from; a start that was committed as such is 0."""
+    """Return the last committed offset of each partition."""
     return {
         partition: offset for commit in consumer.commits for partition, offset in commit.items()
     }

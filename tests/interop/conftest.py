@@ -22,8 +22,8 @@ from .outside import BOOTSTRAP_VARIABLE, OutsideBroker, only_ours
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from broker import Broker
-    from framework.testing import StartBroker
+    from kmr.broker import Broker
+    from kmr.testing import StartBroker
 
     from .clients.base import AdminClient, Client
 

@@ -59,7 +59,7 @@ class OutsideTopics:
             for _, code, *_ in answer.topic_errors:
                 if code:
                     raise for_code(code)(name)
-            while await self._led(admin, name) < partitions:  # noqa: ASYNC110  nobody tells
+            while await self._led(admin, name) < partitions:  # noqa: ASYNC110  there is no event to wait for
                 await anyio.sleep(_POLL)
 
     async def delete_all(self) -> None:
@@ -72,7 +72,7 @@ class OutsideTopics:
                 await anyio.sleep(_POLL)
 
     def __getattr__(self, name: str) -> NoReturn:
-        only_ours(f"broker.topics.topics.{name}")
+        only_ours(f"kmr.broker.topics.topics.{name}")
 
     def _delete_groups(self, groups: list[str]) -> None:
         """Those that have members still are asked for again, until their sessions have expired."""

@@ -12,13 +12,13 @@ from confluent_kafka import admin as librdkafka_admin
 from kafka import admin as kafka_admin
 from kafka.errors import NoError
 
-from broker.security.acls import Operation, Rule, read_rules, write_rules
+from kmr.broker.authorization.rules import Operation, Rule, read_rules, write_rules
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from broker import Broker
-    from framework.testing import StartBroker
+    from kmr.broker import Broker
+    from kmr.testing import StartBroker
 
 ck_admin: Any = librdkafka_admin
 """Its types lack what it takes from others."""

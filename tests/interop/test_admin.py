@@ -1,4 +1,4 @@
-"""What the admin APIs of the clients can ask of the broker."""
+"""The clients' admin APIs against the broker."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .clients.base import Group, Journal, Message, Refused, TooLarge
 from .clients.via_aiokafka import Aiokafka
 
 if TYPE_CHECKING:
-    from broker import Broker
-    from framework.testing import StartBroker
+    from kmr.broker import Broker
+    from kmr.testing import StartBroker
 
     from .clients.base import AdminClient
 

@@ -20,7 +20,7 @@ from .clients.via_aiokafka import Aiokafka
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from broker import Broker
+    from kmr.broker import Broker
 
 librdkafka: Any = admin
 TIMES = [1_700_000_000_000 + n for n in (0, 5, 3)]

@@ -107,14 +107,16 @@ class Topic:
         self.next_offset = 0
 
     def produce(self, client: Raw, records: bytes) -> None:
-        """Offer the records; what is acknowledged must be there from now on."""
+        """Produce the records; acknowledged ones must stay readable."""
         result = client.produce(self.name, records)
         if result.error_code in REFUSALS:
             assert result.error_message
             return
         assert result.error_code is ErrorCode.none
         if result.base_offset < self.next_offset:
-            assert unpack_from(">q", records, 43)[0] >= 0, "only who has an id can be a duplicate"
+            assert unpack_from(">q", records, 43)[0] >= 0, (
+                "only a producer with an id can send a duplicate"
+            )
             return
         for batch in split(records):
             self.stored.append(stamped(batch, self.next_offset))
@@ -159,7 +161,7 @@ def test_whatever_is_acknowledged_is_there_and_nothing_else_also_after_a_kill(
     assert again.errors == []
 
 
-def test_a_damaged_request_stores_what_was_sent_or_nothing_also_after_a_kill(
+def test_a_damaged_request_stores_the_sent_records_or_nothing_also_after_a_kill(
     serve: Serve, tmp_path: Path
 ) -> None:
     broker = serve(tmp_path / "data")

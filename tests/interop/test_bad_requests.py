@@ -11,11 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.index import UnknownEntity, load_request_schema
 from kio.schema.api_versions.v0 import ApiVersionsRequest
-from kio.schema.list_transactions.v2 import ListTransactionsRequest
 from kio.serial.errors import OutOfBoundValue
 
-from broker.dispatch import SERVED, advertised_versions
-from broker.wire.messages import default_message
+from kmr.broker.apis.catalogue import SERVED, advertised_versions
 
 from .clients.raw import Raw, body_of, framed, produce_request, response_in
 from .clients.requests import damaged, requests
@@ -42,8 +40,8 @@ SCHEMAS = [pytest.param(each, id=f"{each.__name__}-{each.__version__}") for each
 
 @pytest.fixture(scope="module")
 def broker(serve_module: Serve, tmp_path_factory: pytest.TempPathFactory) -> BrokerProcess:
-    """A broker in which nobody's wait is long, and that allows few topics."""
-    broker = serve_module(
+    """A broker with short waits that allows few topics."""
+    return serve_module(
         tmp_path_factory.mktemp("data"),
         group_min_session_timeout="20ms",
         group_max_session_timeout="100ms",
@@ -52,11 +50,6 @@ def broker(serve_module: Serve, tmp_path_factory: pytest.TempPathFactory) -> Bro
         request_memory_bytes=16 * MIB,
         response_memory_bytes=16 * MIB,
     )
-    with Raw(
-        broker.port
-    ) as client:  # it loads the library of expressions, once, for the first of them
-        client.ask(default_message(ListTransactionsRequest, transactional_id_pattern="a"))
-    return broker
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +74,7 @@ def check_response(frame: bytes, request: Any) -> None:
         response_in(frame, request)
 
 
-def test_the_broker_advertises_what_is_tested_here(broker: BrokerProcess) -> None:
+def test_the_broker_advertises_every_tested_api(broker: BrokerProcess) -> None:
     with Raw(broker.port) as client:
         answer = client.ask(ApiVersionsRequest())
     advertised = [(each.api_key, each.min_version, each.max_version) for each in answer.api_keys]

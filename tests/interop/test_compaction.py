@@ -1,4 +1,4 @@
-"""Compacted topics: clients read around what is gone."""
+"""Compacted topics: clients read across removed records."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from broker.compactor import compact
-from broker.log.compaction_state import CompactionState
+from kmr.broker.log.compaction import CompactionState
+from kmr.broker.operations.maintenance import compact
 
 from .clients.base import At, Client, Message
 from .clients.via_aiokafka import Aiokafka
@@ -19,8 +19,8 @@ from .clients.via_aiokafka import Aiokafka
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from broker.topics.topics import Topic
-    from framework.testing import StartBroker
+    from kmr.broker.topics.topics import Topic
+    from kmr.testing import StartBroker
 
     from .conftest import Serve
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from broker import Broker, BrokerSettings
+from kmr.broker import Broker, BrokerSettings
 
 from .clients.base import TIMEOUT, Journal, Message
 from .clients.via_aiokafka import Aiokafka

@@ -1,4 +1,4 @@
-"""What a person does with kcat at a terminal."""
+"""kcat, as a person uses it at a terminal."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from broker import Broker
-    from framework.testing import StartBroker
+    from kmr.broker import Broker
+    from kmr.testing import StartBroker
 
 pytestmark = pytest.mark.skipif(
     shutil.which("kcat") is None, reason="kcat is not installed (apt-get install kcat)"

@@ -25,7 +25,7 @@ BATCH = 200
 
 
 class Stream:
-    """Sends batch after batch until it is told to stop; `acknowledged` has all that arrived."""
+    """Sends batch after batch until it is stopped; `acknowledged` has every acknowledged value."""
 
     def __init__(self, client: Client, servers: str) -> None:
         self.acknowledged: list[bytes] = []
@@ -55,7 +55,7 @@ class Stream:
             moved.cancel()
             if self._running.done():
                 await self._running  # raises what ended it
-                raise AssertionError("producing ended before it was told to")
+                raise AssertionError("producing ended before it was stopped")
 
     async def stop(self) -> None:
         self._stop.set()

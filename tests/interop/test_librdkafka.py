@@ -14,7 +14,7 @@ from .clients.base import Message
 from .clients.via_librdkafka import Librdkafka
 
 if TYPE_CHECKING:
-    from broker import Broker
+    from kmr.broker import Broker
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaProducer
 from .clients.base import At, Message
 
 if TYPE_CHECKING:
-    from broker import Broker
+    from kmr.broker import Broker
 
     from .clients.base import Client, Start
 
@@ -50,7 +50,7 @@ async def filled(broker: Broker) -> Broker:
     ],
     ids=str,
 )
-async def test_reading_begins_where_it_is_told_to(
+async def test_reading_begins_at_the_requested_position(
     filled: Broker, client: Client, start: Start, first: int
 ) -> None:
     async with client.reader(filled.bootstrap_servers, "t", start) as reader:
@@ -62,7 +62,7 @@ async def test_reading_begins_where_it_is_told_to(
 
 
 @pytest.mark.parametrize("start", ["end", COUNT, At(EPOCH + 10 * COUNT)], ids=str)
-async def test_at_the_end_only_what_is_new_is_read(
+async def test_from_the_end_only_new_records_are_read(
     filled: Broker, client: Client, start: Start
 ) -> None:
     servers = filled.bootstrap_servers
@@ -89,7 +89,7 @@ async def test_each_partition_has_offsets_of_its_own(broker: Broker, client: Cli
         assert records[-1].message.value == b"%d-%d" % (partition, 10 * partition)
 
 
-async def test_after_an_offset_that_is_not_there_reading_goes_on_with_what_is_new(
+async def test_after_an_offset_out_of_range_reading_continues_with_new_records(
     broker: Broker, client: Client
 ) -> None:
     """Clients reset by themselves when the broker says OFFSET_OUT_OF_RANGE: by default to the end."""

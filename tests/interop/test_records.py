@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from broker.records import CODECS as CODEC_NUMBERS
-from broker.records import parse_header
+from kmr.broker.log.records import CODECS as CODEC_NUMBERS
+from kmr.broker.log.records import parse_header
 
 from .clients.base import CODECS, Message, TooLarge
 
 if TYPE_CHECKING:
-    from broker import Broker
-    from broker.records import BatchHeader
-    from framework.testing import StartBroker
+    from kmr.broker import Broker
+    from kmr.broker.log.records import BatchHeader
+    from kmr.testing import StartBroker
 
     from .clients.base import Acks, Client, Codec, Record
 

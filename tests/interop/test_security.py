@@ -20,22 +20,22 @@ from aiokafka.errors import KafkaConnectionError as AioNoConnection
 from aiokafka.errors import TopicAuthorizationFailedError as AioTopicRefused
 from kafka.errors import TopicAuthorizationFailedError
 
-from broker.security.acls import Operation, Rule, write_rules
-from broker.security.users import make_user, write_users
-from framework.errors import ConsumerError
-from framework.mapper import map_record
-from framework.settings import SecuritySettings, Settings
-from framework.strategy import Strategy
-from framework.testing import Journal, MemoryWriter
-from framework.worker import Worker
+from kmr.broker.authorization.rules import Operation, Rule, write_rules
+from kmr.broker.authorization.users import make_user, write_users
+from kmr.errors import ConsumerError
+from kmr.mapping.functions import map_record
+from kmr.settings import SecuritySettings, Settings
+from kmr.strategy import Strategy
+from kmr.testing import Journal, MemoryWriter
+from kmr.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from broker import Broker
-    from framework.record import Record
-    from framework.testing import StartBroker
+    from kmr.broker import Broker
+    from kmr.record import Record
+    from kmr.testing import StartBroker
 
 TIMEOUT = 60.0
 MECHANISMS = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
@@ -141,7 +141,7 @@ async def test_every_client_produces_and_consumes_by_every_mechanism(
 
 @contextmanager
 def said_by(name: str) -> Iterator[list[str]]:
-    """What a logger is told; not by `caplog`, which an imported PySpark cuts off from other loggers."""
+    """Capture a logger's records; PySpark, once imported, disconnects `caplog`."""
     messages: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]

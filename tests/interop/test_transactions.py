@@ -53,7 +53,7 @@ async def send_last(client: TransactionalClient, servers: str, topic: str) -> No
         await producer.commit()
 
 
-async def test_committed_and_aborted_records_are_told_apart_by_every_client(
+async def test_every_client_distinguishes_committed_and_aborted_records(
     client: TransactionalClient, servers: str
 ) -> None:
     topic = f"both-{client.name}"
@@ -108,7 +108,7 @@ async def test_a_transaction_that_takes_too_long_is_aborted_so_that_readers_go_o
         await slow.begin()
         await slow.send(topic, [b"slow"])
         await send_last(client, servers, topic)
-        # The reader can only come to the end when the broker has aborted what is open before it.
+        # The reader reaches the end only after the broker has aborted the open transaction.
         assert await client.read(servers, topic, committed=True, last=END) == [END]
         with pytest.raises(Fenced if not isinstance(client, ViaLibrdkafka) else (Fenced, Failed)):
             await slow.commit()
@@ -173,9 +173,9 @@ async def test_offsets_of_a_member_that_has_left_are_refused_and_its_transaction
 
 
 class Copier:
-    """Copies a topic exactly once: what it read and what it wrote are one transaction.
+    """Copies a topic exactly once: offsets and records are committed in one transaction.
 
-    Whatever goes wrong, it closes everything and begins where the group is; `copied` is how far.
+    After any error it closes everything and begins at the group's committed offset, which is `copied`.
     """
 
     BATCH = 20
@@ -217,7 +217,7 @@ class Copier:
                 self.restarts += 1
 
 
-async def test_what_is_copied_in_transactions_is_there_exactly_once_though_the_broker_is_killed(
+async def test_records_copied_in_transactions_arrive_exactly_once_though_the_broker_is_killed(
     client: TransactionalClient, serve: Serve, tmp_path: Path
 ) -> None:
     broker = serve(tmp_path / "data")

@@ -14,14 +14,14 @@ from aiokafka.errors import KafkaConnectionError as AioNoConnection
 from confluent_kafka import admin as librdkafka_admin
 from kafka import admin as kafka_admin
 
-from broker.security.users import make_user, read_users, write_users
+from kmr.broker.authorization.users import make_user, read_users, write_users
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from broker import Broker
-    from framework.testing import StartBroker
+    from kmr.broker import Broker
+    from kmr.testing import StartBroker
 
 ck_admin: Any = librdkafka_admin
 """Its types lack what it takes from others."""
@@ -156,7 +156,7 @@ async def test_librdkafka_describes_users(broker: Broker) -> None:
     }
 
 
-async def test_librdkafka_is_told_about_each_user(broker: Broker) -> None:
+async def test_librdkafka_describes_each_user(broker: Broker) -> None:
     codes = await by_librdkafka(
         broker,
         upsertion("alice", SHA_256),

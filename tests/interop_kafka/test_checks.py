@@ -1,4 +1,4 @@
-"""What the run prints and exits with follows from its checks."""
+"""Output and exit code of a run follow from its checks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_a_run_passes_if_there_were_checks_and_all_of_them_passed() -> Non
     assert run.passed
 
 
-async def test_the_table_shows_what_was_seen_letter_by_letter() -> None:
+async def test_the_table_shows_observations_verbatim() -> None:
     run, _ = checks()
     await run.run("one node", "first", passing)
     await run.run("one node", "second", failing, "a reason\nwith a log")

@@ -1,4 +1,4 @@
-"""What the Java program prints is read line by line."""
+"""Parsing the Java program's output, line by line."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def repository(monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
 
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The URL of a port that nobody can listen on."""
+    """The URL of a port that refuses connections."""
     monkeypatch.setattr(maven, "_PAUSE", 0.0)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -100,7 +100,7 @@ def test_other_bytes_than_the_lock_names_are_refused_and_not_kept(
     repository: Repository, tmp_path: Path
 ) -> None:
     repository.files = dict.fromkeys(repository.files, b"something else")
-    with pytest.raises(FetchFailed, match=r"thing-1\.0\.jar is not what the lock file says"):
+    with pytest.raises(FetchFailed, match=r"thing-1\.0\.jar: sha256 .* differs from the lock file"):
         fetch([ARTIFACT], tmp_path, repository.environ)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 

@@ -1,4 +1,4 @@
-"""What is left out is left out by name, and for a reason."""
+"""Every exclusion has a name and a reason."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def events(*told: tuple[str, str] | tuple[str, str, str]) -> str:
+def events(*entries: tuple[str, str] | tuple[str, str, str]) -> str:
     """Lines of go test: action and test, and what it printed."""
     lines = []
-    for action, test, *output in told:
+    for action, test, *output in entries:
         event = {"Action": action, "Package": "p"} | ({"Test": test} if test else {})
         lines.append(json.dumps(event | ({"Output": output[0]} if output else {})))
     return "\n".join(["go: downloading what it needs", *lines])
@@ -51,7 +51,7 @@ def test_a_test_that_skips_itself_without_our_reason_has_failed() -> None:
     assert outcome(printed, Exclusions({})).failed == {"TestX": "no broker"}
 
 
-def test_an_excluded_test_that_runs_all_the_same_is_told_as_it_went() -> None:
+def test_an_excluded_test_that_ran_is_reported_with_its_result() -> None:
     printed = events(("run", "TestX"), ("pass", "TestX"))
     found = outcome(printed, Exclusions({"TestX": "cannot pass"}))
     assert (found.passed, found.excluded) == (["TestX"], {})
@@ -62,7 +62,7 @@ def test_a_test_that_does_not_end_has_failed() -> None:
     assert outcome(printed, Exclusions({})).failed == {"TestX": "it did not end"}
 
 
-async def test_without_go_the_suite_says_what_is_missing(
+async def test_without_go_the_suite_names_the_missing_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)

@@ -1,4 +1,4 @@
-"""Suites are run against brokers of their own, and what goes wrong with either is told."""
+"""Each suite runs against its own broker; errors of either are reported."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_the_command_runs_all_suites_or_those_that_are_chosen(
     assert (tmp_path / "out" / "clients.md").exists() == (chosen != ["--list"])
 
 
-def test_a_suite_that_nobody_knows_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_suite_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         command.main(["--only", "nobodys"])
     assert ended.value.code == 2

@@ -1,1 +1,1 @@
-"""Rows into ClickHouse."""
+"""Rows into ClickHouse. Start at `writer.py`."""

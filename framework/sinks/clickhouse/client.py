@@ -1,4 +1,4 @@
-"""How to reach a ClickHouse: a server over HTTP, or the engine inside this process (chDB)."""
+"""Connect to ClickHouse, by HTTP or inside this process (chDB), and classify its errors."""
 
 from __future__ import annotations
 
@@ -11,41 +11,43 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import anyio
 import clickhouse_connect
 from anyio import to_thread
+from clickhouse_connect.driver.asyncclient import AsyncClient
+from clickhouse_connect.driver.exceptions import OperationalError, ProgrammingError
 
-from framework.errors import SinkError, StrategyError
-from framework.sinks.clickhouse.errors import classify
+from ..._extras import require_extra
+from ...errors import SinkError, StrategyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
-    from clickhouse_connect.driver.asyncclient import AsyncClient
     from clickhouse_connect.driver.client import Client
 
 __all__ = [
     "URL_VARIABLE",
+    "ClassifiedError",
     "Connection",
     "Target",
+    "classify",
     "connect",
     "connect_async",
-    "data_directory_owner",
+    "directory_in_use",
 ]
 
 URL_VARIABLE = "KMR_CLICKHOUSE_URL"
 DEFAULT_DIRECTORY = ".kmr/clickhouse"
-
 _INSERT_FORMAT = "ArrowStream"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A ClickHouse: `path` is the directory of an embedded one, else it is a server."""
+    """The address of a ClickHouse; `path` is the directory of an embedded one, None for a server."""
 
     host: str = ""
     port: int = 0
@@ -58,16 +60,16 @@ class Target:
 
     @classmethod
     def of(cls, url: str | None, database: str | None = None) -> Self:
-        """The target of a URL.
+        """Parse a URL.
 
         Args:
             url: `http://user:password@host:8123/database`, `https://...` or `chdb:///directory`, with
                 settings as `?name=value`. None: the environment's KMR_CLICKHOUSE_URL, else the embedded
                 ClickHouse in the directory `.kmr/clickhouse`.
-            database: wins over that of the URL.
+            database: overrides that of the URL.
 
         Raises:
-            StrategyError: the URL is none of these.
+            StrategyError: the URL has another form.
         """
         if url is None:
             url = os.environ.get(URL_VARIABLE) or f"chdb:{Path(DEFAULT_DIRECTORY).resolve()}"
@@ -98,104 +100,54 @@ class Target:
 
     @property
     def is_local(self) -> bool:
-        """Whether nothing is gained by compressing what is sent."""
+        """Whether it is on this machine, so that compression gains nothing."""
         return self.path is not None or self.host in ("localhost", "127.0.0.1", "::1")
 
     def __str__(self) -> str:
-        """Without the password: fit for messages."""
+        """Name it for messages, without the password."""
         if self.path is not None:
             return f"the embedded ClickHouse in {self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"ClickHouse at {'https' if self.secure else 'http'}://{host}:{self.port}"
 
-    def check_directory(self) -> None:
-        """Raise SinkError if another process has the directory open, which can only be one at a time."""
-        owner = None if self.path is None else data_directory_owner(self.path)
-        if owner is not None:
-            raise SinkError(
-                f"{self.path} is in use by process {owner}: one process at a time can open a ClickHouse "
-                "directory. Let one serve it (kmr clickhouse serve --data DIR) and the others connect "
-                f"by URL: {URL_VARIABLE}=http://127.0.0.1:8123"
-            )
 
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The operations that the sink needs, over HTTP or in this process.
 
-class Connection(Protocol):
-    """What the sink needs of a client, over HTTP or in-process."""
+    A client of the engine in this process is synchronous, so it runs in threads.
+    """
+
+    client: AsyncClient | Client
+    timeout: float
 
     async def rows(self, sql: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The result of a query."""
+        """Return the rows of a query."""
+        result = await self._call(self.client.query, sql, parameters=dict(parameters))
+        return list(result.named_results())
 
     async def insert(
         self, table: str, columns: Sequence[str], block: pa.Buffer, settings: Mapping[str, Any]
     ) -> None:
-        """Write one block, an Arrow stream; raises if not all of it is written."""
+        """Write one block, an Arrow stream; raise unless all of it is written."""
+        # A stream, because the client copies bytes, and resends them after a lost connection.
+        body = io.BytesIO(memoryview(block))
+        insert = self.client.raw_insert
+        await self._call(insert, table, columns, body, settings=dict(settings), fmt=_INSERT_FORMAT)
 
     async def execute(self, sql: str) -> None:
-        """Run a statement that has no result."""
+        """Run a statement without a result."""
+        await self._call(self.client.command, sql)
 
     async def close(self) -> None:
         """Disconnect."""
+        await self._call(self.client.close)
 
-
-@dataclass(frozen=True, slots=True)
-class _Server:
-    client: AsyncClient
-    timeout: float
-
-    async def rows(self, sql: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
-        with anyio.fail_after(self.timeout):
-            result = await self.client.query(sql, parameters=dict(parameters))
-        return list(result.named_results())
-
-    async def insert(
-        self, table: str, columns: Sequence[str], block: pa.Buffer, settings: Mapping[str, Any]
-    ) -> None:
-        # A stream, not bytes: the client copies bytes, and sends them again after a lost connection.
-        body = io.BytesIO(memoryview(block))
-        with anyio.fail_after(self.timeout):
-            await self.client.raw_insert(
-                table, columns, body, settings=dict(settings), fmt=_INSERT_FORMAT
-            )
-
-    async def execute(self, sql: str) -> None:
-        with anyio.fail_after(self.timeout):
-            await self.client.command(sql)
-
-    async def close(self) -> None:
-        await self.client.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Embedded:
-    client: Client
-    timeout: float
-
-    async def rows(self, sql: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
-        result = await self._run(partial(self.client.query, sql, parameters=dict(parameters)))
-        return list(result.named_results())
-
-    async def insert(
-        self, table: str, columns: Sequence[str], block: pa.Buffer, settings: Mapping[str, Any]
-    ) -> None:
-        await self._run(
-            partial(
-                self.client.raw_insert,
-                table,
-                columns,
-                io.BytesIO(memoryview(block)),
-                settings={**settings, "max_execution_time": self.timeout},
-                fmt=_INSERT_FORMAT,
-            )
-        )
-
-    async def execute(self, sql: str) -> None:
-        await self._run(partial(self.client.command, sql))
-
-    async def close(self) -> None:
-        await self._run(self.client.close)
-
-    async def _run(self, call: Callable[[], Any]) -> Any:
-        return await to_thread.run_sync(call)
+    async def _call(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        if isinstance(self.client, AsyncClient):
+            with anyio.fail_after(self.timeout):
+                return await method(*arguments, **options)
+        return await to_thread.run_sync(partial(method, *arguments, **options))
 
 
 async def connect_async(
@@ -206,45 +158,43 @@ async def connect_async(
     timeout: float,
     options: Mapping[str, Any],
 ) -> Connection:
-    """A connection for the sink.
+    """Open a connection for the sink.
 
     Args:
         settings: ClickHouse settings for every request, besides those of the target.
         connect_timeout: seconds for TCP and TLS.
         timeout: seconds for any one request.
-        options: more arguments for the client of clickhouse-connect: certificates, a proxy, a token.
+        options: further arguments for clickhouse-connect: certificates, a proxy, a token.
 
     Raises:
-        Exception: whatever the client raises; `classify` tells what it means.
+        Exception: the client's own errors; see `classify`.
     """
     target = replace(target, settings={**target.settings, **settings})
     if target.path is not None:
-        client = await to_thread.run_sync(partial(_embedded_client, target))
-        return _Embedded(client, timeout)
+        target = replace(target, settings={"max_execution_time": timeout, **target.settings})
+        return Connection(await to_thread.run_sync(_embedded_client, target), timeout)
     with anyio.fail_after(connect_timeout + timeout):
-        return _Server(
-            await clickhouse_connect.get_async_client(
-                **_server_arguments(target),
-                connect_timeout=connect_timeout,
-                send_receive_timeout=timeout,
-                compress=False,  # blocks are compressed, or not, as Arrow streams
-                **options,
-            ),
-            timeout,
+        client = await clickhouse_connect.get_async_client(
+            **_server_arguments(target),
+            connect_timeout=connect_timeout,
+            send_receive_timeout=timeout,
+            compress=False,  # blocks are compressed, or not, as Arrow streams
+            **options,
         )
+    return Connection(client, timeout)
 
 
 @contextmanager
 def connect(target: Target, *, timeout: float = 30.0) -> Iterator[Client]:
-    """A synchronous client, for commands.
+    """Open a synchronous client, for commands.
 
     Raises:
-        SinkError: nothing answers there, or what is asked of it fails; one line.
+        SinkError: the ClickHouse does not answer, or a query fails; one line.
     """
     if target.path is not None and not target.path.exists():
         raise SinkError(f"There is no ClickHouse directory {target.path}; name a server by its URL")
     client: Client | None = None
-    # The client logs a network error before it raises it; without a handler that goes to stderr.
+    # The client logs a network error before it raises it; without a handler, that goes to stderr.
     log, silent = logging.getLogger("clickhouse_connect"), logging.NullHandler()
     log.addHandler(silent)
     try:
@@ -280,23 +230,22 @@ def _server_arguments(target: Target) -> dict[str, Any]:
 
 
 def _embedded_client(target: Target) -> Client:
-    target.check_directory()
-    try:
-        return clickhouse_connect.get_client(
-            interface="chdb",
-            path=str(target.path),
-            database=target.database,
-            settings=dict(target.settings),
-        )
-    except ImportError as error:
-        raise SinkError(
-            "The embedded ClickHouse needs the package chdb: pip install 'kafka-map-reduce[embedded]'. "
-            f"Or name a server: {URL_VARIABLE}=http://host:8123"
-        ) from error
+    require_extra(
+        "embedded", f"The embedded ClickHouse (or name a server: {URL_VARIABLE}=http://host:8123)"
+    )
+    assert target.path is not None  # noqa: S101  the caller has looked
+    if problem := directory_in_use(target.path):
+        raise SinkError(problem)
+    return clickhouse_connect.get_client(
+        interface="chdb",
+        path=str(target.path),
+        database=target.database,
+        settings=dict(target.settings),
+    )
 
 
-def data_directory_owner(path: Path) -> int | None:
-    """The id of another process that has this ClickHouse data directory open, if one has."""
+def directory_in_use(path: Path) -> str | None:
+    """Return the message to show if another process has a ClickHouse data directory open, else None."""
     try:
         status = (path / "status").open("rb")
     except OSError:
@@ -307,9 +256,126 @@ def data_directory_owner(path: Path) -> int | None:
         except OSError:
             found = re.search(rb"PID: (\d+)", status.read())
             owner = int(found[1]) if found else 0
-            return None if owner == os.getpid() else owner
+            if owner != os.getpid():
+                return (
+                    f"{path} is in use by process {owner}: one process at a time can open a ClickHouse "
+                    "directory. Let one serve it (kmr clickhouse serve --data DIR) and the others connect "
+                    f"by URL: {URL_VARIABLE}=http://127.0.0.1:8123"
+                )
     return None
 
 
 def _without_password(url: str) -> str:
     return re.sub(r"://[^@/]*@", "://", url)
+
+
+Kind = Literal["later", "schema", "data", "stop", "unknown"]
+
+_CODE = re.compile(r"Code: (\d+)\. DB::Exception: (.*)", re.DOTALL)
+_NOISE = re.compile(r"\s*(\(version [^()]*(?:\([^()]*\))?\)|\(for url [^)]*\))")
+_HTTP_STATUS = re.compile(r"HTTP status (\d{3})")
+_LONGEST_REASON = 300
+
+# The server is overloaded, or parts of it are unreachable: it will accept the same rows later.
+_LATER = {
+    159: "TIMEOUT_EXCEEDED", 160: "TOO_SLOW", 173: "CANNOT_ALLOCATE_MEMORY", 198: "DNS_ERROR",
+    201: "QUOTA_EXCEEDED", 202: "TOO_MANY_SIMULTANEOUS_QUERIES", 203: "NO_FREE_CONNECTION",
+    209: "SOCKET_TIMEOUT", 210: "NETWORK_ERROR", 225: "NO_ZOOKEEPER", 236: "ABORTED",
+    241: "MEMORY_LIMIT_EXCEEDED", 242: "TABLE_IS_READ_ONLY", 243: "NOT_ENOUGH_SPACE",
+    244: "UNEXPECTED_ZOOKEEPER_ERROR", 252: "TOO_MANY_PARTS", 279: "ALL_CONNECTION_TRIES_FAILED",
+    285: "TOO_FEW_LIVE_REPLICAS", 286: "UNSATISFIED_QUORUM_FOR_PREVIOUS_WRITE",
+    289: "REPLICA_IS_NOT_IN_QUORUM", 319: "UNKNOWN_STATUS_OF_INSERT", 373: "SESSION_IS_LOCKED",
+    394: "QUERY_WAS_CANCELLED", 425: "SYSTEM_ERROR", 439: "CANNOT_SCHEDULE_TASK",
+    473: "DEADLOCK_AVOIDED", 499: "S3_ERROR", 519: "NO_REMOTE_SHARD_AVAILABLE",
+    659: "UNKNOWN_STATUS_OF_TRANSACTION", 722: "ASYNC_LOAD_WAIT_FAILED", 745: "SERVER_OVERLOADED",
+    999: "KEEPER_EXCEPTION",
+}  # fmt: skip
+# The table does not, or no longer, fit the rows.
+_SCHEMA = {
+    8: "THERE_IS_NO_COLUMN", 10: "NOT_FOUND_COLUMN_IN_BLOCK", 15: "DUPLICATE_COLUMN",
+    16: "NO_SUCH_COLUMN_IN_TABLE", 20: "NUMBER_OF_COLUMNS_DOESNT_MATCH", 44: "ILLEGAL_COLUMN",
+    47: "UNKNOWN_IDENTIFIER", 50: "UNKNOWN_TYPE", 53: "TYPE_MISMATCH", 60: "UNKNOWN_TABLE",
+    70: "CANNOT_CONVERT_TYPE", 81: "UNKNOWN_DATABASE", 122: "INCOMPATIBLE_COLUMNS",
+}  # fmt: skip
+# Some rows cannot be stored; the others can.
+_DATA = {
+    6: "CANNOT_PARSE_TEXT", 26: "CANNOT_PARSE_QUOTED_STRING",
+    27: "CANNOT_PARSE_INPUT_ASSERTION_FAILED", 38: "CANNOT_PARSE_DATE",
+    41: "CANNOT_PARSE_DATETIME", 69: "ARGUMENT_OUT_OF_BOUND", 72: "CANNOT_PARSE_NUMBER",
+    117: "INCORRECT_DATA", 128: "TOO_LARGE_ARRAY_SIZE", 131: "TOO_LARGE_STRING_SIZE",
+    153: "ILLEGAL_DIVISION", 190: "SIZES_OF_ARRAYS_DONT_MATCH",
+    321: "VALUE_IS_OUT_OF_RANGE_OF_DATA_TYPE", 349: "CANNOT_INSERT_NULL_IN_ORDINARY_COLUMN",
+    376: "CANNOT_PARSE_UUID", 395: "FUNCTION_THROW_IF_VALUE_IS_NON_ZERO", 407: "DECIMAL_OVERFLOW",
+    467: "CANNOT_PARSE_BOOL", 469: "VIOLATED_CONSTRAINT", 675: "CANNOT_PARSE_IPV4",
+    676: "CANNOT_PARSE_IPV6", 691: "UNKNOWN_ELEMENT_OF_ENUM",
+}  # fmt: skip
+# Neither waiting nor leaving out rows helps.
+_STOP = {
+    48: "NOT_IMPLEMENTED", 62: "SYNTAX_ERROR", 73: "UNKNOWN_FORMAT", 115: "UNKNOWN_SETTING",
+    164: "READONLY", 192: "UNKNOWN_USER", 193: "WRONG_PASSWORD", 194: "REQUIRED_PASSWORD",
+    497: "ACCESS_DENIED", 516: "AUTHENTICATION_FAILED",
+}  # fmt: skip
+_KINDS: dict[int, Kind] = {
+    **dict.fromkeys(_LATER, "later"),
+    **dict.fromkeys(_SCHEMA, "schema"),
+    **dict.fromkeys(_DATA, "data"),
+    **dict.fromkeys(_STOP, "stop"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifiedError:
+    """The meaning of an error for the rows.
+
+    Attributes:
+        kind: `later`: the same rows may be accepted later; `schema`: the table is not as expected;
+            `data`: one or more rows can never be stored; `stop`: the user must act; `unknown`.
+        reason: one line, without the server's address and version.
+        after: seconds to wait before the next attempt; None: the stage decides.
+    """
+
+    kind: Kind
+    reason: str
+    after: float | None = None
+
+
+def classify(error: Exception) -> ClassifiedError:
+    """Classify an error of a ClickHouse client, or of the network below it."""
+    text = str(error)
+    found = _CODE.search(text)
+    code = getattr(error, "code", None) or (int(found[1]) if found else None)
+    message = found[2] if found else _network_reason(error) or text or type(error).__name__
+    reason = " ".join(_NOISE.sub("", message).split())[:_LONGEST_REASON]
+    kind = _kind(error, code, text)
+    if code == 252 and "partitions for single INSERT block" in text:
+        kind = "stop"  # the same code as too many parts, but waiting does not help
+    if kind == "data" and "while pushing to view" in text:
+        # The table already has the rows; bisecting uses other tokens, which would double them.
+        kind = "stop"
+    return ClassifiedError(kind, reason, after=5.0 if code == 252 else None)
+
+
+def _kind(error: Exception, code: int | None, text: str) -> Kind:
+    if code is not None:
+        return _KINDS.get(code, "unknown")
+    if isinstance(error, OSError):  # of the network, or a timeout
+        return "later"
+    if isinstance(error, ProgrammingError):  # the client refuses an unknown setting
+        return "stop"
+    status = _HTTP_STATUS.search(text)
+    if status is not None:  # of a proxy in between
+        return "later" if status[1][0] == "5" or status[1] in ("408", "429") else "stop"
+    return "later" if isinstance(error, OperationalError) else "unknown"
+
+
+def _network_reason(error: BaseException) -> str | None:
+    """Return the operating system's message from under the exceptions of the client's layers."""
+    reason = None
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno is not None:
+            reason = os.strerror(cause.errno) if cause.errno > 0 else cause.strerror
+        elif isinstance(cause, TimeoutError):
+            reason = "no answer in time"
+        cause = cause.__cause__ or cause.__context__
+    return reason

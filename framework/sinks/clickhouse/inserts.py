@@ -1,126 +1,229 @@
-"""Which INSERTs a flush is made of: one per partition, each with a token that names its offsets."""
+"""Write the inserts of a flush with deduplication tokens, and verify repeated ones.
+
+A server without replication that dies between storing a token and writing the part remembers an insert
+whose rows it does not have. Where the table has the columns, `verify` finds that by counting the rows, and
+writes them again with another token.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass, replace
-from hashlib import sha256
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
+import structlog
+from anyio import to_thread
 
-from framework.announcement import token_of
-from framework.ranges import ranges_of
-from framework.record import Rows
-from framework.reducer import Poisoned
+from ...errors import KmrError, SinkError, StrategyError
+from ...reducers.reducer import Poisoned, Retry
+from .client import classify
+from .table import SchemaMismatch, read_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from framework.record import TopicPartition
+    import anyio
 
-__all__ = ["MAX_BLOCK_ROWS", "Insert", "Section", "plan_inserts"]
+    from ...record import Range, Rows
+    from ..planning import Insert, Section
+    from .client import Connection
+    from .table import Block, Compression, ExtraColumns, Table
 
-MAX_BLOCK_ROWS = 1_000_000
-"""ClickHouse divides what is larger into several blocks, which are not written all or none."""
+__all__ = ["Inserter", "verify"]
 
+_SETTINGS: Mapping[str, int] = {
+    "async_insert": 0,  # the server answers when the rows are in the table, not before
+    "input_format_null_as_default": 1,  # only where a column has a DEFAULT: else null is refused
+}
+_VERIFICATIONS = 5
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Rows `[start, stop)` of the insert `of` that are sent together; `whole` if these are all of it."""
-
-    of: str
-    start: int
-    stop: int
-    whole: bool = False
-
-    @property
-    def token(self) -> str:
-        """What ClickHouse recognises a repetition by."""
-        return self.of if self.whole else f"{self.of}/{self.start}-{self.stop}"
-
-    def halves(self) -> tuple[Section, Section]:
-        """The two parts that are tried when a section of two rows or more is refused."""
-        middle = (self.start + self.stop) // 2
-        return Section(self.of, self.start, middle), Section(self.of, middle, self.stop)
+_log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Insert:
-    """The rows of one partition in a flush, or the rows that belong to no single partition."""
+class _Outcome(Enum):
+    """The outcome of a section; for a single refused row it is the reason instead."""
 
-    token: str
-    parts: tuple[Rows, ...]
-    block_rows: int = MAX_BLOCK_ROWS
-
-    def __len__(self) -> int:
-        return sum(map(len, self.parts))
-
-    def sections(self) -> list[Section]:
-        """The whole, or as many parts as it takes to stay below the largest block."""
-        rows = len(self)
-        size = self.block_rows
-        if rows <= size:
-            return [Section(self.token, 0, rows, whole=True)]
-        return [
-            Section(self.token, start, min(start + size, rows)) for start in range(0, rows, size)
-        ]
-
-    def poisoned(self, refused: Mapping[int, str]) -> Iterator[Poisoned]:
-        """The rows that were refused, given by their number, as what they were added as."""
-        first = 0
-        for part in self.parts:
-            rows = sorted(row - first for row in refused if first <= row < first + len(part))
-            if rows and part.offsets is None:
-                # They belong to no single record: what is known is that all of these records are in it.
-                more = f" (and {len(rows) - 1} more rows)" if len(rows) > 1 else ""
-                reason = refused[first + rows[0]] + more
-                yield Poisoned(Rows(part.table.take(rows), part.ranges, None, part.sources), reason)
-            elif rows:
-                by_reason: dict[str, list[int]] = defaultdict(list)
-                for row in rows:
-                    by_reason[refused[first + row]].append(row)
-                for reason, alike in by_reason.items():
-                    yield Poisoned(_some(part, alike), reason)
-            first += len(part)
+    WRITTEN = 1
+    DIVIDED = 2
 
 
-def _some(part: Rows, rows: Sequence[int]) -> Rows:
-    assert part.offsets is not None  # noqa: S101  the caller has looked
-    offsets = part.offsets[rows]
-    ranges = ranges_of(np.unique(offsets), part.ranges[0])
-    return Rows(part.table.take(rows), ranges, offsets, part.sources)
+@dataclass(slots=True)
+class Inserter:
+    """Writes inserts into one table, as many at a time as `limiter` allows.
 
-
-def plan_inserts(added: Sequence[Rows], group: str) -> list[Insert]:
-    """Divide a flush into inserts, one per partition.
-
-    Rows that came from several partitions at once, such as aggregates, make one insert together. A token
-    is `group:topic:partition:first-last`, over all offsets that the flush has of the partition, so that
-    the same offsets have the same token in whichever process they are written again.
+    Remembers the outcome of each section, so that a retry continues where the last attempt ended; call
+    `forget` when all inserts of a flush are delivered.
     """
-    partitions: dict[TopicPartition | None, list[Rows]] = defaultdict(list)
-    for rows in added:
-        owners = {r.topic_partition for r in rows.ranges}
-        if len(owners) == 1:
-            partitions[owners.pop()].append(rows)
-        else:
-            partitions[None].append(replace(rows, offsets=None))
-    inserts = (Insert(_token(group, parts), tuple(parts)) for parts in partitions.values())
-    return [insert for insert in inserts if len(insert)]
+
+    connection: Connection
+    table: Table
+    columns: Sequence[str] | None
+    extra_columns: ExtraColumns
+    compression: Compression
+    limiter: anyio.CapacityLimiter
+    _outcomes: dict[str, _Outcome | str] = field(default_factory=dict)
+
+    async def write(self, insert: Insert) -> list[Poisoned] | Retry:
+        """Write an insert; return the rows that the table cannot store.
+
+        Raises:
+            StrategyError: rows and table do not fit, or the server refuses permanently.
+            Exception: the client's own, when `classify` does not know it.
+        """
+        table = self.table
+        try:
+            try:
+                return await self._attempt(insert)
+            except SchemaMismatch:
+                if await self._reread() == table:
+                    raise
+            return await self._attempt(insert)
+        except KmrError:
+            raise
+        except Exception as error:
+            failure = classify(error)
+            if failure.kind == "later":
+                return Retry(failure.after, f"{self.table}: {failure.reason}")
+            if failure.kind == "unknown":
+                raise
+            raise StrategyError(f"{self.table} refuses the rows: {failure.reason}") from error
+
+    def forget(self) -> None:
+        """Forget the outcomes of all sections."""
+        self._outcomes = {}
+
+    async def _attempt(self, insert: Insert) -> list[Poisoned]:
+        table = self.table
+        block = await to_thread.run_sync(self._cast, insert, table)
+        if block.refused and await self._reread() != table:
+            # refused by an outdated table definition
+            table = self.table
+            block = await to_thread.run_sync(self._cast, insert, table)
+        refused = dict(block.refused)
+        todo = insert.sections()
+        while todo:
+            section = todo.pop()
+            outcome = self._outcomes.get(section.token)
+            if outcome is None:
+                outcome = self._outcomes[section.token] = await self._send(section, block, table)
+            if outcome is _Outcome.DIVIDED:
+                todo += section.halves()
+            elif isinstance(outcome, str):
+                refused[section.start] = outcome
+        return list(insert.poisoned(refused))
+
+    def _cast(self, insert: Insert, table: Table) -> Block:
+        parts = [rows.table for rows in insert.parts]
+        names = dict.fromkeys(name for part in parts for name in part.column_names)
+        return table.cast(parts, table.choose(list(names), self.columns, self.extra_columns))
+
+    async def _send(self, section: Section, block: Block, table: Table) -> _Outcome | str:
+        start, stop = section.start, section.stop
+        body = await to_thread.run_sync(block.encode, start, stop, self.compression)
+        if body is None:
+            return _Outcome.WRITTEN
+        settings = {**_SETTINGS, "insert_deduplication_token": section.token}
+        try:
+            await self.connection.insert(table.identifier, block.table.column_names, body, settings)
+        except Exception as error:
+            failure = classify(error)
+            if failure.kind == "data":
+                return failure.reason if stop - start == 1 else _Outcome.DIVIDED
+            if failure.kind == "schema":
+                raise SchemaMismatch(f"{table} refuses the rows: {failure.reason}") from error
+            raise
+        return _Outcome.WRITTEN
+
+    async def _reread(self) -> Table:
+        self.table = await read_table(self.connection, self.table.database, self.table.name)
+        return self.table
 
 
-def _token(group: str, parts: Sequence[Rows]) -> str:
-    ranges = [r for rows in parts for r in rows.ranges]
-    if not ranges:
-        return f"{group[:64]}:{_digest(parts)}"
-    return token_of(group, ranges)
+async def verify(
+    inserter: Inserter, insert: Insert, poisoned: list[Poisoned], *, alone: bool
+) -> Retry | None:
+    """Count the rows of an insert that may be a repetition; write them again if they are missing.
+
+    Does nothing where rows or table lack the columns `partition` and `offset`, or the engine is replicated
+    (it writes token and part together).
+
+    Args:
+        alone: no other writer writes these offsets in other ranges, so one row means all of them. Else
+            the rows found may be another writer's, and all are written again: at least once.
+
+    Returns:
+        Retry if the server does not answer.
+
+    Raises:
+        SinkError: the server accepts the rows again and again, but the table does not have them.
+    """
+    expected = len(insert) - sum(len(refused.rows) for refused in poisoned)
+    if expected == 0 or not _countable(inserter.table, insert.parts):
+        return None
+    token = insert.token
+    for attempt in range(1, _VERIFICATIONS + 1):
+        try:
+            found = await _count(inserter, insert)
+        except Exception as error:
+            failure = classify(error)
+            if failure.kind != "later":
+                raise
+            return Retry(failure.after, f"{inserter.table}: {failure.reason}")
+        if found >= expected or (found and alone):
+            if found != expected and alone:
+                _log.warning(
+                    "a range that was written before has another number of rows than now: "
+                    "the map must return the same rows for the same records",
+                    table=str(inserter.table),
+                    token=token,
+                    found=found,
+                    expected=expected,
+                )
+            return None
+        _log.warning("rows of a repeated insert are missing: writing them again", token=token)
+        result = await inserter.write(replace(insert, token=f"{token}/again-{attempt}"))
+        if isinstance(result, Retry):
+            return result
+    raise SinkError(
+        f"{inserter.table} accepts the rows of {token}, but does not contain them afterwards"
+    )
 
 
-def _digest(parts: Sequence[Rows]) -> str:
-    """A name for rows that stand for no offsets: what they contain."""
-    digest = sha256()
-    for rows in parts:
-        for batch in rows.table.to_batches():
-            digest.update(batch.serialize())
-    return digest.hexdigest()
+def _countable(table: Table, parts: tuple[Rows, ...]) -> bool:
+    columns = {column.name for column in table.columns}
+    if not table.engine.endswith("MergeTree") or table.engine.startswith(("Replicated", "Shared")):
+        return False
+    if not {"partition", "offset"} <= columns:
+        return False
+    return all(_names_its_offsets(rows) for rows in parts)
+
+
+def _names_its_offsets(rows: Rows) -> bool:
+    """Return whether the columns `partition` and `offset` are those of the records."""
+    if rows.offsets is None or not {"partition", "offset"} <= set(rows.table.column_names):
+        return False
+    offsets = rows.table.column("offset").to_numpy()
+    partitions = rows.table.column("partition").to_numpy()
+    return np.array_equal(offsets, rows.offsets) and bool(
+        np.all(partitions == rows.ranges[0].partition)
+    )
+
+
+async def _count(inserter: Inserter, insert: Insert) -> int:
+    table = inserter.table
+    ranges: list[Range] = [r for rows in insert.parts for r in rows.ranges]
+    where = "`partition` = {partition:Int64} AND `offset` BETWEEN {first:Int64} AND {last:Int64}"
+    if any(column.name == "topic" for column in table.columns) and all(
+        "topic" in rows.table.column_names for rows in insert.parts
+    ):
+        where += " AND `topic` = {topic:String}"
+    parameters = {
+        "partition": ranges[0].partition,
+        "topic": ranges[0].topic,
+        "first": min(r.first for r in ranges),
+        "last": max(r.last for r in ranges),
+    }
+    sql = f"SELECT count() AS found FROM {table.identifier} WHERE {where}"  # noqa: S608  quoted
+    rows = await inserter.connection.rows(sql, parameters)
+    return int(rows[0]["found"])

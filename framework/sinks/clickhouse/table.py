@@ -1,4 +1,4 @@
-"""A table of ClickHouse as the sink sees it: its columns, its deduplication, and rows made to fit it."""
+"""The definition of a ClickHouse table: its columns, its deduplication, and rows cast to fit it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import numpy as np
 import pyarrow as pa
 from clickhouse_connect.driver.binding import quote_identifier
 
-from framework.errors import StrategyError
-from framework.sinks.clickhouse.arrays import Misfit, either
-from framework.sinks.clickhouse.types import cast_to, type_of
+from ...errors import StrategyError
+from ..casts import Misfit, either, excerpt
+from .types import cast_to, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from framework.sinks.clickhouse.arrays import ColumnType, Mask
-    from framework.sinks.clickhouse.client import Connection
+    from ..casts import Mask
+    from .client import Connection
+    from .types import ColumnType
 
 __all__ = ["ENOUGH_TOKENS", "Block", "Column", "SchemaMismatch", "Table", "read_table"]
 
@@ -27,11 +28,10 @@ Compression = Literal["lz4", "zstd"] | None
 ExtraColumns = Literal["error", "ignore"]
 
 ENOUGH_TOKENS = 10_000
-"""The number of inserts that a table should remember the tokens of."""
+"""The number of inserts whose tokens a table should remember."""
 
 _WINDOW = re.compile(r"\b(?:non_)?replicated_deduplication_window\s*=\s*'?(\d+)")
-_EXCERPT = 60
-_REASONS = 1000  # so many different values are quoted; the rows beyond share one reason
+_QUOTED_ROWS = 1000  # of each column; further rows share one reason
 
 _COLUMNS_SQL = """
 SELECT name, type, default_kind FROM system.columns
@@ -49,7 +49,7 @@ class SchemaMismatch(StrategyError):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column that can be written; `has_default` says that the table has a DEFAULT for it."""
+    """A column that can be written; `has_default`: the table has a DEFAULT for it."""
 
     name: str
     type_name: str
@@ -59,18 +59,18 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows in the form that is sent.
+    """Rows cast for a table.
 
     Attributes:
-        table: the columns of the table; rows that do not fit have null or any other value.
-        refused: the rows that do not fit, and why.
+        table: the columns to send; rows that do not fit have null or an arbitrary value.
+        refused: the row numbers that do not fit, each with the reason.
     """
 
     table: pa.Table
     refused: dict[int, str]
 
     def encode(self, start: int, stop: int, compression: Compression) -> pa.Buffer | None:
-        """The rows `[start, stop)` that fit, as an Arrow stream of one batch; None if there are none."""
+        """Encode the rows `[start, stop)` that fit as an Arrow stream of one batch; None if none fit."""
         rows = self.table.slice(start, stop - start)
         refused = [row - start for row in self.refused if start <= row < stop]
         if refused:
@@ -88,7 +88,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: two of them are equal if rows fit both in the same way."""
+    """A table definition; two are equal if rows are cast for both in the same way."""
 
     database: str
     name: str
@@ -106,26 +106,26 @@ class Table:
 
     @property
     def deduplicates(self) -> bool:
-        """Whether a repeated INSERT is recognised, at least for a while."""
+        """Whether the table recognises a repeated INSERT, at least for a while."""
         return bool(self.window)
 
     @property
     def remedy(self) -> str | None:
-        """The statement that makes the table remember enough inserts; None if it does, or cannot."""
+        """The statement that makes the table remember enough inserts; None if it does, or never can."""
         if self.window is None or self.window >= ENOUGH_TOKENS:
             return None
         setting = _window_setting(self.engine)
         return f"ALTER TABLE {self.identifier} MODIFY SETTING {setting} = {ENOUGH_TOKENS}"
 
     def deduplication_advice(self) -> str | None:
-        """What to do so that a repeated INSERT is recognised; None if all is well."""
+        """Return how to make the table recognise repeated INSERTs; None if nothing need be done."""
         if self.window is not None and self.window >= ENOUGH_TOKENS:
             return None
         if self.engine in ("Distributed", "Null"):
             return None
         if self.window is None:
             return (
-                f"the engine {self.engine} of {self} knows no deduplication: an INSERT that is repeated "
+                f"the engine {self.engine} of {self} does not deduplicate: an INSERT that is repeated "
                 "after a lost answer doubles its rows; use an engine of the MergeTree family"
             )
         return (
@@ -136,10 +136,10 @@ class Table:
     def choose(
         self, names: Sequence[str], only: Sequence[str] | None, extra: ExtraColumns
     ) -> list[Column]:
-        """The columns to write, of rows that have the columns `names`.
+        """Choose the columns to write, for rows with the columns `names`.
 
         Raises:
-            SchemaMismatch: the table lacks a column of the rows, or the rows one that has no default.
+            SchemaMismatch: the table lacks a column of the rows, or the rows one without a default.
         """
         known = {column.name: column for column in self.columns}
         wanted = names if only is None else only
@@ -173,7 +173,7 @@ class Table:
         """Cast rows, part after part, to the types of the columns.
 
         Raises:
-            SchemaMismatch: a column of the rows has a type that cannot become that of the table.
+            SchemaMismatch: the type of a column of the rows cannot become that of the table.
         """
         cast: list[pa.Table] = []
         refused: dict[int, str] = {}
@@ -214,21 +214,19 @@ def _array(rows: pa.Table, name: str) -> Any:
 
 
 def _explain(column: Column, array: Any, bad: Any, at: int, refused: dict[int, str]) -> None:
-    """Say of each row that does not fit which value it has."""
-    quoted = bad[:_REASONS]
+    """Add the reason, with the value, for each row that does not fit."""
+    quoted = bad[:_QUOTED_ROWS]
     values = array.take(pa.array(quoted)).to_pylist()
     for row, value in zip(quoted.tolist(), values, strict=True):
         refused[at + row] = _reason(column, value)
-    for row in bad[_REASONS:].tolist():
+    for row in bad[_QUOTED_ROWS:].tolist():
         refused[at + row] = f"column {column.name} ({column.type_name}): the value does not fit"
 
 
 def _reason(column: Column, value: object) -> str:
     if value is None:
         return f"column {column.name} ({column.type_name}) cannot be null"
-    text = repr(value)
-    excerpt = text if len(text) <= _EXCERPT else text[:_EXCERPT] + "..."
-    return f"column {column.name} ({column.type_name}) cannot hold {excerpt}"
+    return f"column {column.name} ({column.type_name}) cannot hold {excerpt(value)}"
 
 
 def _names(names: Sequence[str]) -> str:
@@ -244,8 +242,8 @@ async def read_table(connection: Connection, database: str, name: str) -> Table:
     """Read a table's definition.
 
     Raises:
-        StrategyError: there is no such table; the message shows how one is made.
-        Exception: of the client.
+        StrategyError: there is no such table; the message shows how to create one.
+        Exception: the client's own.
     """
     where = {"database": database, "table": name}
     found = await connection.rows(_TABLE_SQL, where)

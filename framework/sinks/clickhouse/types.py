@@ -1,13 +1,13 @@
-"""From Arrow columns to what a ClickHouse column can hold, and which rows have something else.
+"""Cast Arrow columns to the types of ClickHouse columns, and find the rows that do not fit.
 
-ClickHouse casts what it is sent without a word: 300 becomes 44 in a UInt8, the year 2200 becomes 2106 in a
-DateTime, null becomes 0. So the columns are cast here, where a value that does not fit is found, and sent
-in a form that the server takes as it is. All of it works on whole arrays.
+ClickHouse casts silently: 300 becomes 44 in a UInt8, the year 2200 becomes 2106 in a DateTime, null becomes
+0. So the columns are cast here, on whole arrays, and sent in a form that the server stores as it is.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import UTC
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +15,9 @@ import pyarrow.compute as pc
 from clickhouse_connect.datatypes.registry import get_from_name
 from clickhouse_connect.driver.exceptions import Error
 
-from framework.sinks.clickhouse.arrays import (
+from ..casts import (
     Array,
     Cast,
-    ColumnType,
     Misfit,
     between,
     cast_fitting,
@@ -34,14 +33,20 @@ from framework.sinks.clickhouse.arrays import (
     to_integer,
     with_items,
 )
-from framework.sinks.clickhouse.times import to_date, to_datetime, to_datetime64
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+__all__ = ["ColumnType", "cast_to", "type_of"]
 
-__all__ = ["cast_to", "type_of"]
+ColumnType: TypeAlias = Any
+"""A ClickHouse type of clickhouse-connect; its attributes differ from type to type."""
 
+# Days and seconds since 1970 of what Date32 and DateTime64 can hold: the years 1900 to 2299.
+_DAYS = (-25_567, 120_529)
+_Unit = Literal["s", "ms", "us", "ns"]
+_UNITS: tuple[_Unit, ...] = get_args(_Unit)
+_SECONDS = (_DAYS[0] * 86_400, (_DAYS[1] + 1) * 86_400 - 1)
 _INTEGERS: dict[str, pa.DataType] = {
     "Int8": pa.int8(),
     "Int16": pa.int16(),
@@ -57,7 +62,7 @@ _FLOATS: dict[str, pa.DataType] = {
     "Float64": pa.float64(),
     "BFloat16": pa.float32(),
 }
-_NULLABLE = ("Variant", "Dynamic")  # by nature: they are not wrapped in Nullable
+_NULLABLE = ("Variant", "Dynamic")  # without being wrapped in Nullable
 _WIDE_INTEGERS = ("Int128", "Int256", "UInt128", "UInt256")
 _WIDE_INTEGER = r"^-?\d{1,77}$"
 _UUID = r"^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}$"
@@ -65,9 +70,9 @@ _IPV4 = r"^((25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(25[0-5]|2[0-4]\d|1?\d?\d)$"
 
 
 def type_of(text: str) -> ColumnType:
-    """The type that ClickHouse writes like this, `Array(Nullable(DateTime64(3, 'UTC')))` for example.
+    """Parse the name of a type, such as `Array(Nullable(DateTime64(3, 'UTC')))`.
 
-    One that clickhouse-connect does not know yet is taken for Dynamic: the server's own cast decides.
+    A type that clickhouse-connect does not know is treated as Dynamic: the server casts.
     """
     try:
         return get_from_name(text)
@@ -78,12 +83,12 @@ def type_of(text: str) -> ColumnType:
 def cast_to(array: Array, target: ColumnType, *, has_default: bool = False) -> Cast:
     """Cast a column to a ClickHouse type.
 
-    Null fits a Nullable column, and one whose default stands in for it (`has_default`). Numbers must
-    keep their value, but for floats; times are cut to the column's precision. A time without a zone is
-    UTC; as text it is in the zone that the column names, if it names one.
+    Null fits a Nullable column, and one with a default (`has_default`). Integers must keep their value;
+    times are cut to the column's precision. A time without a zone is UTC; as text it is in the column's
+    zone, if it has one.
 
     Raises:
-        Misfit: there is no way from the one type to the other.
+        Misfit: the one type cannot become the other.
     """
     while target.base_type == "SimpleAggregateFunction":
         target = target.element_type
@@ -92,7 +97,7 @@ def cast_to(array: Array, target: ColumnType, *, has_default: bool = False) -> C
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     try:
-        # a column of nothing but null may have any type
+        # a column of nulls fits any type
         cast = Cast(array) if pa.types.is_null(array.type) else _cast(array, target)
     except pa.ArrowNotImplementedError as error:
         raise Misfit(f"Arrow has no cast from {array.type} to it") from error
@@ -106,12 +111,12 @@ def _cast(array: Array, target: ColumnType) -> Cast:
     if kind in _INTEGERS:
         return to_integer(array, _INTEGERS[kind])
     if kind in _FLOATS:
-        # a large integer loses digits in a float: whoever chose the column's type knows that
+        # a large integer may lose digits: that comes with the column's type
         options = pc.CastOptions(_FLOATS[kind], allow_float_truncate=True)
         return cast_parts(array, lambda part: part.cast(options=options))
     if kind in _CASTERS:
         return _CASTERS[kind](array, target)
-    return Cast(array)  # JSON, Variant, Point, ...: the server's own cast decides
+    return Cast(array)  # JSON, Variant, Point, ...: the server casts
 
 
 def _to_bool(array: Array, _target: ColumnType) -> Cast:
@@ -137,21 +142,14 @@ def _to_fixed_string(array: Array, target: ColumnType) -> Cast:
 
 
 def _to_wide_integer(array: Array, _target: ColumnType) -> Cast:
-    """128 and 256 bits, which Arrow does not have, as text."""
+    """Send 128 and 256 bits as text: Arrow has no such integers."""
     if is_text(array.type):
         return Cast(array, misfits(pc.match_substring_regex(array, _WIDE_INTEGER)))
     if pa.types.is_uint64(array.type):
         return Cast(pc.cast(array, pa.string()))
-    whole = (
-        to_integer(array, pa.decimal256(76, 0))
-        if _is_decimal(array)
-        else to_integer(array, pa.int64())
-    )
+    is_decimal = pa.types.is_decimal(array.type)
+    whole = to_integer(array, pa.decimal256(76, 0) if is_decimal else pa.int64())
     return Cast(pc.cast(whole.array, pa.string()), whole.bad)
-
-
-def _is_decimal(array: Array) -> bool:
-    return pa.types.is_decimal(array.type)
 
 
 def _to_uuid(array: Array, _target: ColumnType) -> Cast:
@@ -171,11 +169,13 @@ def _to_ipv4(array: Array, _target: ColumnType) -> Cast:
 def _to_ipv6(array: Array, _target: ColumnType) -> Cast:
     if array.type == pa.binary(16):
         return Cast(array)
-    return Cast(pc.cast(array, pa.string()))  # an address has many spellings; the server knows them
+    return Cast(
+        pc.cast(array, pa.string())
+    )  # an address has many spellings; the server parses them
 
 
 def _to_enum(array: Array, target: ColumnType) -> Cast:
-    names: dict[str, int] = target._name_map  # noqa: SLF001  no other way to learn the names
+    names: dict[str, int] = target._name_map  # noqa: SLF001  there is no public way
     if pa.types.is_integer(array.type):
         cast = to_integer(array, pa.int8() if target.base_type == "Enum8" else pa.int16())
         known = pa.array(list(names.values()), cast.array.type)
@@ -190,7 +190,7 @@ def _to_decimal(array: Array, target: ColumnType) -> Cast:
     scale, precision = target.scale, target.prec
     to = pa.decimal128(precision, scale) if precision <= 38 else pa.decimal256(precision, scale)
     if pa.types.is_integer(array.type):
-        # Arrow refuses the column as a whole unless there is room for the widest integer
+        # Arrow refuses the whole column unless the type has room for the widest integer
         array = pc.cast(array, pa.decimal256(min(76, 20 + scale), scale))
     return cast_parts(array, lambda part: pc.cast(part, to))
 
@@ -214,7 +214,7 @@ def _to_map(array: Array, target: ColumnType) -> Cast:
     lengths = lengths_of(lists)
     bad = lists_with(lists, either(keys.bad, values.bad))
     kept = [keys.array, values.array]
-    if bad is not None:  # Arrow has no map with a key that is null, not even in a row to be dropped
+    if bad is not None:  # Arrow allows no null key, not even in a row that is dropped
         lengths[bad] = 0
         there = pa.array(~bad[parents_of(lists)])
         kept = [column.filter(there) for column in kept]
@@ -227,7 +227,7 @@ def _pair(key: pa.DataType, value: pa.DataType) -> pa.StructType:
 
 
 def _pairs_of_dicts(array: Array) -> Array:
-    """Python's dicts, which Arrow reads as structs; a key that only some rows have is null elsewhere."""
+    """Make lists of pairs of Python's dicts: Arrow reads dicts as structs, with null for absent keys."""
     names = [field.name for field in array.type]
     values = pa.concat_arrays([pc.struct_field(array, name) for name in names])
     rows = np.tile(np.arange(len(array)), len(names))
@@ -254,6 +254,93 @@ def _to_tuple(array: Array, target: ColumnType) -> Cast:
     return Cast(pa.StructArray.from_arrays(arrays, names=names), bad)
 
 
+def _to_date(array: Array, target: ColumnType) -> Cast:
+    """Cast dates, times (their day), text and numbers of days; Date is sent as a number."""
+    if pa.types.is_integer(array.type):
+        days = to_integer(array, pa.int32())
+    else:
+        dates = cast_parts(array, lambda part: pc.cast(part, pa.date32()))
+        days = Cast(pc.cast(dates.array, pa.int32()), dates.bad)
+    if target.base_type == "Date":
+        fit = cast_fitting(days.array, between(days.array, 0, 65_535), pa.uint16())
+    else:
+        fit = cast_fitting(days.array, between(days.array, *_DAYS), pa.date32())
+    return Cast(fit.array, either(days.bad, fit.bad))
+
+
+def _to_datetime(array: Array, target: ColumnType) -> Cast:
+    """Cast times, text and numbers of seconds to seconds since 1970, up to 2106."""
+    if pa.types.is_integer(array.type) or pa.types.is_floating(array.type):
+        seconds = to_integer(array, pa.int64())
+    else:
+        times = _times(array, target)
+        seconds = Cast(pc.cast(_at(times.array, "s"), pa.int64()), times.bad)
+    fit = cast_fitting(seconds.array, between(seconds.array, 0, 2**32 - 1), pa.uint32())
+    return Cast(fit.array, either(seconds.bad, fit.bad))
+
+
+def _to_datetime64(array: Array, target: ColumnType) -> Cast:
+    """Cast to times of at least the column's precision; the server cuts them to it."""
+    unit = _UNITS[(target.scale + 2) // 3]
+    if pa.types.is_integer(array.type):
+        whole = to_integer(array, pa.int64())
+        times = Cast(pc.cast(whole.array, pa.timestamp("s", "UTC")), whole.bad)
+    else:
+        times = _times(array, target)
+    seconds = pc.cast(_at(times.array, "s"), pa.int64())
+    bad = misfits(between(seconds, *_SECONDS))
+    kept = times.array
+    if bad is not None:
+        kept = pc.if_else(pa.array(~bad), kept, pa.scalar(None, kept.type))
+    fine = cast_parts(kept, lambda part: _at(part, unit))  # nanoseconds end in 2262
+    return Cast(fine.array, either(times.bad, either(bad, fine.bad)))
+
+
+def _times(array: Array, target: ColumnType) -> Cast:
+    """Cast timestamps, dates and text to points in time, in UTC."""
+    if pa.types.is_timestamp(array.type):
+        return Cast(_utc(array))
+    if not is_text(array.type):
+        return Cast(_utc(pc.cast(array, pa.timestamp("s"))))
+    zone = str(target.tzinfo) if target.tzinfo not in (None, UTC) else None
+    return cast_parts(array, lambda part: _parsed(part, zone))
+
+
+def _parsed(text: Array, zone: str | None) -> Array:
+    """Parse ISO 8601 with `T` or a space, with a zone or without, up to nanoseconds; all of one form."""
+    for unit in ("us", "ns"):
+        for zoned in (False, True):
+            try:
+                times = pc.cast(text, pa.timestamp(unit, "UTC" if zoned else None))
+            except pa.ArrowInvalid:
+                continue
+            if not zoned and zone is not None:
+                times = _in_zone(times, zone)
+            return _utc(_at(times, "us"))
+    raise pa.ArrowInvalid("not a time")
+
+
+def _in_zone(times: Array, zone: str) -> Array:
+    try:
+        return pc.assume_timezone(times, zone, ambiguous="earliest", nonexistent="earliest")
+    except pa.ArrowInvalid as error:
+        raise Misfit(
+            f"the time zone {zone} is not known on this machine: install tzdata"
+        ) from error
+
+
+def _utc(times: Array) -> Array:
+    return pc.cast(times, pa.timestamp(times.type.unit, "UTC"))
+
+
+def _at(times: Array, unit: _Unit) -> Array:
+    """Convert timestamps to another unit, cut off, not rounded."""
+    if times.type.unit == unit:
+        return times
+    to = pa.timestamp(unit, times.type.tz)
+    return times.cast(options=pc.CastOptions(to, allow_time_truncate=True))
+
+
 _CASTERS: dict[str, Callable[[Array, ColumnType], Cast]] = {
     "Bool": _to_bool,
     "String": _to_string,
@@ -264,10 +351,10 @@ _CASTERS: dict[str, Callable[[Array, ColumnType], Cast]] = {
     "Enum8": _to_enum,
     "Enum16": _to_enum,
     "Decimal": _to_decimal,
-    "Date": to_date,
-    "Date32": to_date,
-    "DateTime": to_datetime,
-    "DateTime64": to_datetime64,
+    "Date": _to_date,
+    "Date32": _to_date,
+    "DateTime": _to_datetime,
+    "DateTime64": _to_datetime64,
     "Array": _to_array,
     "Map": _to_map,
     "Tuple": _to_tuple,

@@ -1,4 +1,4 @@
-"""Rows into ClickHouse: large inserts, one per partition, each of which can be repeated without harm."""
+"""Write rows to ClickHouse: large inserts, one per partition, each safe to repeat."""
 
 from __future__ import annotations
 
@@ -8,92 +8,76 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import anyio
 import structlog
 
-from framework.errors import KmrError, SinkError, StrategyError
-from framework.reducer import (
-    DEFAULT_MAX_AGE,
-    DEFAULT_MAX_BYTES,
-    DEFAULT_MAX_ROWS,
-    Empty,
-    Flushed,
-    Reducer,
-    Retry,
-)
-from framework.sinks.clickhouse.client import Target, connect_async
-from framework.sinks.clickhouse.delivery import Inserter
-from framework.sinks.clickhouse.errors import classify
-from framework.sinks.clickhouse.inserts import MAX_BLOCK_ROWS, Insert, plan_inserts
-from framework.sinks.clickhouse.replay import verify
-from framework.sinks.clickhouse.table import read_table
+from ...errors import KmrError, SinkError, StrategyError
+from ...reducers.collect import Collecting
+from ...reducers.reducer import Empty, Flushed, Retry
+from ..planning import MAX_BLOCK_ROWS, Insert, plan_inserts
+from .client import Target, classify, connect_async
+from .inserts import Inserter, verify
+from .table import read_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from framework.announcement import Announcement
-    from framework.record import Rows
-    from framework.reducer import (
-        Context,
-        Delivery,
-        FlushResult,
-        OnError,
-        OnShutdown,
-        Poisoned,
-        WhenFull,
-    )
-    from framework.sinks.clickhouse.client import Connection
-    from framework.sinks.clickhouse.table import Compression, ExtraColumns, Table
+    from ...delivery.announcement import Announcement
+    from ...reducers.reducer import Context, Delivery, FlushResult, Poisoned, SparkPlace
+    from .client import Connection
+    from .table import Compression, ExtraColumns, Table
 
 __all__ = ["ClickHouseWriter"]
 
 _RECONNECT = 0.5  # seconds between attempts to reach a server that is not there yet
-_OURS = ("insert_deduplication_token", "async_insert")
+_RESERVED = ("insert_deduplication_token", "async_insert")
 
 _log = structlog.get_logger(__name__)
 
 
-class ClickHouseWriter(Reducer):
-    """Writes rows to a table of ClickHouse.
+class ClickHouseWriter(Collecting):
+    """Writes rows to a ClickHouse table.
 
-    Every INSERT has the rows of one partition, and the deduplication token
-    `group:topic:partition:first-last`: repeated after a lost answer, or by another worker, it is
-    recognised by the table and not written twice (`non_replicated_deduplication_window`, or the
-    replicated one, must be large enough; a warning at start says how to set it). So a topic that was
-    deleted and created anew, whose offsets begin again, needs another group, or a table that was emptied:
-    else its first rows count as repetitions. Columns are matched by
-    name and cast to the table's types; rows with a value that does not fit go to `reduce_err`, the
-    others are written.
+    Columns are matched by name and cast to the table's types; rows with a value that does not fit go to
+    `reduce_err`, the others are written.
+
+    Every INSERT has the rows of one partition and the deduplication token
+    `group:topic:partition:first-last`, so the table recognises one that is repeated after a lost answer
+    or by another worker (`non_replicated_deduplication_window`, or the replicated one, must be large
+    enough; a warning at start shows how to set it). A topic that was deleted and created anew therefore
+    needs another group or an emptied table: its offsets begin again, and its first rows would count as
+    repetitions.
 
     With `exactly-once` each range of offsets is announced in the group's committed offset before it is
-    written; after a crash just that range is read, mapped and written again with the same token, and
-    counted where the table has the columns `partition` and `offset` (and `topic`). That takes one commit
-    a flush, and holds if the map gives the same rows for the same records, if the topic still has them
-    (retention), and if the table still remembers the token. It is the default where the table
+    written; after a crash exactly that range is read, mapped and written again with the same token, and
+    counted where the table has the columns `partition` and `offset` (and `topic`). It takes one commit
+    per flush. It requires that the map returns the same rows for the same records, that the topic still
+    has them (retention), and that the table still remembers the token. It is the default where the table
     deduplicates. With `at-least-once` an INSERT that was under way in a crash may be doubled, because the
     records are divided into other ranges afterwards.
 
     Args:
         table: `table` or `database.table`; it must exist.
         delivery: `exactly-once`, which an unsuitable table refuses at start, or `at-least-once`. None:
-            exactly once if the table deduplicates, else at least once with a warning.
+            exactly-once if the table deduplicates, else at-least-once with a warning.
         url: `http://user:password@host:8123/database`, `https://...`, or `chdb:///directory` for the
             engine inside this process. None: the environment's KMR_CLICKHOUSE_URL, else the embedded
             ClickHouse in `.kmr/clickhouse`.
-        database: wins over that of the URL.
-        columns: write these columns only; None: all that the rows have.
-        extra_columns: what a column of the rows that the table lacks means: an `error`, or `ignore`.
+        database: overrides that of the URL.
+        columns: write these columns only; None: all columns of the rows.
+        extra_columns: `error`, or `ignore` columns of the rows that the table lacks.
         settings: ClickHouse settings for every request.
-        concurrency: inserts at a time.
-        compression: of the blocks on the wire; `auto` is lz4, but none for this machine.
+        concurrency: the most inserts at a time.
+        compression: of the blocks on the wire; `auto`: lz4, but none to this machine.
         connect_timeout: seconds to wait for the server at start.
-        timeout: seconds for one request; then it is tried again.
-        client: more arguments for clickhouse-connect's client, such as `ca_cert` or `http_proxy`.
-        max_rows: of each partition, or, with `at-least-once`, of all together; at most 1,000,000 for
-            exactly once. See `Reducer` for this and the rest.
+        timeout: seconds until a request is retried.
+        client: further arguments of clickhouse-connect's client, such as `ca_cert` or `http_proxy`.
+        limits: the limits and policies of `Reducer`. `max_rows` is for each partition, or, with
+            `at-least-once`, for all together; at most 1,000,000 with exactly-once.
 
     Raises:
-        StrategyError: an argument makes no sense.
+        StrategyError: an argument is not allowed.
     """
 
     block_rows = MAX_BLOCK_ROWS
+    names_ranges = True
 
     def __init__(
         self,
@@ -110,21 +94,9 @@ class ClickHouseWriter(Reducer):
         connect_timeout: float = 10.0,
         timeout: float = 60.0,
         client: Mapping[str, Any] | None = None,
-        max_rows: int | None = DEFAULT_MAX_ROWS,
-        max_bytes: int | None = DEFAULT_MAX_BYTES,
-        max_age: float | None = DEFAULT_MAX_AGE,
-        when_full: WhenFull = "flush",
-        on_shutdown: OnShutdown = "flush",
-        on_error: OnError = "retry",
+        **limits: Any,
     ) -> None:
-        super().__init__(
-            max_rows=max_rows,
-            max_bytes=max_bytes,
-            max_age=max_age,
-            when_full=when_full,
-            on_shutdown=on_shutdown,
-            on_error=on_error,
-        )
+        super().__init__(**limits)
         if not table:
             raise StrategyError("ClickHouseWriter needs the name of a table")
         if delivery not in (None, "exactly-once", "at-least-once"):
@@ -132,10 +104,10 @@ class ClickHouseWriter(Reducer):
                 "ClickHouseWriter: delivery must be 'exactly-once' or 'at-least-once', not "
                 f"{delivery!r}; 'at-most-once' is set in Strategy(delivery=...)"
             )
-        if delivery != "at-least-once" and max_rows is not None and max_rows > MAX_BLOCK_ROWS:
+        if delivery != "at-least-once" and (self.max_rows or 0) > MAX_BLOCK_ROWS:
             raise StrategyError(
-                f"ClickHouseWriter: max_rows={max_rows} is more than one block of ClickHouse "
-                f"({MAX_BLOCK_ROWS} rows), which is written all or none; lower it"
+                f"ClickHouseWriter: max_rows={self.max_rows} is more than one block of ClickHouse "
+                f"({MAX_BLOCK_ROWS} rows), the most that it writes atomically; lower it"
             )
         if url is not None:
             Target.of(url)
@@ -143,7 +115,7 @@ class ClickHouseWriter(Reducer):
             raise StrategyError(
                 "ClickHouseWriter: concurrency must be at least 1, timeouts above 0 seconds"
             )
-        if taken := [name for name in _OURS if name in (settings or {})]:
+        if taken := [name for name in _RESERVED if name in (settings or {})]:
             raise StrategyError(
                 f"ClickHouseWriter sets {' and '.join(taken)} itself: without it a repeated INSERT "
                 "would double its rows"
@@ -161,18 +133,23 @@ class ClickHouseWriter(Reducer):
         self.connect_timeout = connect_timeout
         self.timeout = timeout
         self.client = dict(client or {})
-        self._added: list[Rows] = []
         self._group = ""
         self._inserter: Inserter | None = None
-        self._limiter: anyio.CapacityLimiter | None = None
         self._shares = False
         self._announcement: Announcement | None = None
         self._replayed = False
-        self._tried = False  # since the last flush that was complete
+        self._tried = False  # since the last complete flush
         self._warned: set[str] = set()
 
+    def guarantee_on_spark(self, place: SparkPlace) -> str:
+        """See `Reducer.guarantee_on_spark`."""
+        if place == "reduce_err":
+            return "exactly once"
+        each = "range of offsets" if place == "task" else "micro-batch"
+        return f"exactly once, by one token per {each}"
+
     def spawn(self) -> Self:
-        """A copy of its own, but for the memory of what was warned of: once is enough for a stage."""
+        """Copy; the copies share the set of logged warnings, so that a stage logs each once."""
         copy = super().spawn()
         copy._warned = self._warned  # noqa: SLF001  of our own class
         return copy
@@ -181,8 +158,8 @@ class ClickHouseWriter(Reducer):
         """Connect and read the table.
 
         Raises:
-            SinkError: the server cannot be reached, or refuses us.
-            StrategyError: there is no such table, or it cannot recognise repeated inserts and must.
+            SinkError: the server cannot be reached, or refuses the connection.
+            StrategyError: there is no such table, or it does not deduplicate and must.
         """
         self._group = context.group
         if isinstance(context.opened, ClickHouseWriter):
@@ -197,7 +174,7 @@ class ClickHouseWriter(Reducer):
                 await connection.execute(table.remedy)
                 _log.info("table altered", statement=table.remedy)
                 table = await read_table(connection, target.database, name)
-            self._settle_delivery(table, context.stage)
+            self._choose_delivery(table, context.stage)
         except Exception as error:
             await connection.close()
             if isinstance(error, KmrError):
@@ -208,25 +185,26 @@ class ClickHouseWriter(Reducer):
         compression = self.compression
         if compression == "auto":
             compression = None if target.is_local else "lz4"
-        self._limiter = anyio.CapacityLimiter(self.concurrency)
-        self._inserter = Inserter(connection, table, self.columns, self.extra_columns, compression)
+        limiter = anyio.CapacityLimiter(self.concurrency)
+        self._inserter = Inserter(
+            connection, table, self.columns, self.extra_columns, compression, limiter
+        )
 
     def _share(self, opened: ClickHouseWriter) -> None:
-        """Write through the connection of another copy, which closes it."""
-        assert opened._inserter is not None  # noqa: S101  it is open
-        self._inserter = replace(opened._inserter, _fates={})
-        self._limiter = opened._limiter
+        """Use the connection of another copy, which closes it."""
+        assert opened._inserter is not None  # noqa: S101  `Context.opened` is open
+        self._inserter = replace(opened._inserter, _outcomes={})
         self.delivery = opened.delivery
         self._shares = True
 
-    def _settle_delivery(self, table: Table, stage: str) -> None:
-        """Decide what can be promised with this table, and say what should be done about it."""
+    def _choose_delivery(self, table: Table, stage: str) -> None:
+        """Choose the guarantee that the table supports, and log how to improve it."""
         advice = table.deduplication_advice()
         if not table.deduplicates:
             if self._wanted == "exactly-once":
                 raise StrategyError(
                     f"ClickHouseWriter({self.table!r}, delivery='exactly-once'): "
-                    f"{advice or f'{table} ({table.engine}) cannot tell which inserts it knows'}"
+                    f"{advice or f'{table} ({table.engine}) does not deduplicate'}"
                 )
             self.delivery = "at-least-once"
         if advice is not None and advice not in self._warned:
@@ -247,13 +225,13 @@ class ClickHouseWriter(Reducer):
             except KmrError:
                 raise
             except Exception as error:
-                trouble = classify(error)
-                if trouble.kind != "later":
-                    raise SinkError(f"{target} refuses: {trouble.reason}") from error
+                failure = classify(error)
+                if failure.kind != "later":
+                    raise SinkError(f"{target} refuses the connection: {failure.reason}") from error
                 if anyio.current_time() >= deadline:
                     raise SinkError(
-                        f"{target} did not answer for {self.connect_timeout:g} s: {trouble.reason}. "
-                        "Is it running, and the URL right?"
+                        f"{target} did not answer for {self.connect_timeout:g} s: {failure.reason}. "
+                        "Start it, or correct the URL"
                     ) from error
             await anyio.sleep(_RECONNECT)
 
@@ -262,43 +240,39 @@ class ClickHouseWriter(Reducer):
         if self._inserter is not None and not self._shares:
             await self._inserter.connection.close()
 
-    def add(self, rows: Rows) -> None:
-        """Keep the rows for the next flush."""
-        self._added.append(rows)
-
     def reset(self) -> None:
-        """Forget the rows. What was written of them stays known until a flush is complete."""
-        self._added = []
+        """Drop the rows. The inserter remembers which are written until a flush is complete."""
+        super().reset()
         self._announcement = None
 
     def announce(self, announcement: Announcement, *, replayed: bool) -> None:
-        """See `Reducer.announce`: the token of the next flush."""
+        """See `Reducer.announce`: sets the token of the next flush."""
         self._announcement = announcement
         self._replayed = replayed
 
     async def flush(self) -> FlushResult:
-        """Write what was added, but for what an earlier attempt has written already.
+        """Write the added rows, except those that an earlier attempt has written.
 
         Raises:
-            StrategyError: rows and table do not fit each other.
+            StrategyError: rows and table do not fit.
         """
-        inserter, limiter = self._inserter, self._limiter
-        if inserter is None or limiter is None:
+        inserter = self._inserter
+        if inserter is None:
             raise SinkError(f"ClickHouseWriter({self.table!r}) is used before it was opened")
-        if not self._added:
+        if not self.rows:
             return Empty()
         results: list[list[Poisoned] | Retry | Exception] = []
         repeated, self._tried = self._replayed or self._tried, True
 
         async def write(insert: Insert) -> None:
-            async with limiter:
+            async with inserter.limiter:
                 try:
                     result = await inserter.write(insert)
                     if repeated and isinstance(result, list):
                         alone = self.delivery == "exactly-once"
                         result = await verify(inserter, insert, result, alone=alone) or result
                     results.append(result)
-                except Exception as error:  # noqa: BLE001  the others are still written, and remembered
+                except Exception as error:  # noqa: BLE001  the other inserts continue
                     results.append(error)
 
         async with anyio.create_task_group() as tasks:
@@ -318,8 +292,6 @@ class ClickHouseWriter(Reducer):
     def _inserts(self) -> list[Insert]:
         announcement = self._announcement
         if announcement is None:
-            return plan_inserts(self._added, self._group)
-        insert = Insert(
-            announcement.token, tuple(self._added), announcement.chunk or MAX_BLOCK_ROWS
-        )
+            return plan_inserts(self.rows, self._group)
+        insert = Insert(announcement.token, tuple(self.rows), announcement.chunk or MAX_BLOCK_ROWS)
         return [insert] if len(insert) else []

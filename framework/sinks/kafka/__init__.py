@@ -1,1 +1,1 @@
-"""Rows into a Kafka topic."""
+"""Rows into a Kafka topic. Start at `writer.py`."""

@@ -1,4 +1,4 @@
-"""A sink that writes rows to a Kafka topic, and the one for failed records."""
+"""Write rows, or failed records, to a Kafka topic."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from aiokafka import AIOKafkaProducer
 from aiokafka import errors as kafka_errors
 from anyio import to_thread
 
-from framework.errors import BrokerUnavailable, SinkError, StrategyError
-from framework.reducer import Context, Empty, Flushed, FlushResult, Poisoned, Retry
-from framework.reducers.collect import Collecting
-from framework.reducers.tables import one_table
-from framework.sinks.kafka.delivery import Delivery, ProducerLost, stop_producer
-from framework.sinks.kafka.messages import (
+from ...errors import BrokerUnavailable, SinkError, StrategyError
+from ...reducers.collect import Collecting, one_table
+from ...reducers.reducer import Context, Empty, Flushed, FlushResult, Poisoned, Retry
+from .row_messages import (
     JSON,
     Messages,
     column_of,
     dead_letters,
+    message_limit,
     messages_of,
     partitions_by_key,
 )
-from framework.sinks.kafka.topic import message_limit
+from .sending import ProducerLost, SendState, stop_producer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,40 +38,39 @@ Compression = Literal["gzip", "snappy", "lz4", "zstd"]
 
 _BATCH_BYTES: Final = 512 * 1024
 _CLOSE_SECONDS: Final = 5.0
-# Each finds at least half of a record batch that is too large; enough for several such messages.
+# Each replacement halves a record batch that is too large; enough to find several such messages.
 _MOST_PRODUCERS: Final = 64
 
 
 class KafkaWriter(Collecting):
-    """Writes rows to a Kafka topic; a flush is done when the brokers have acknowledged every message.
+    """Writes rows to a Kafka topic; a flush is complete when the brokers have acknowledged every message.
 
-    At least once: after a crash rows are sent again, and after a failed attempt those that were not
-    acknowledged. Within an attempt the client's retries double nothing (`idempotence`).
+    At least once: rows are sent again after a crash, unacknowledged ones also after a failed attempt.
+    The client's own retries within an attempt double nothing (`idempotence`).
 
     Args:
-        topic: where to write.
-        key: the column with the keys; messages of one key go to one partition, chosen as the Java
-            client does it. Without a key each flush goes to the next partition.
+        topic: the topic to write to.
+        key: the column with the keys; the key determines the partition, as in the Java client. Without
+            a key each flush goes to the next partition.
         value: the column with the values, or `json` for the whole row as a JSON object. Text is sent
             as UTF-8, numbers as text.
         headers: for each header, the column with its values; a null leaves the header out.
         timestamp: the column with the messages' times; without it, the time of sending.
-        partition: a partition, or the column with the partitions; goes before the key.
+        partition: a partition, or the column with the partitions; overrides the key.
         acks: `all` waits for every in-sync replica, 1 for the leader only.
-        idempotence: let the brokers drop what the client sends twice; needs `acks="all"`.
+        idempotence: let the brokers drop messages that the client sends twice; needs `acks="all"`.
         compression: of record batches.
         max_message_bytes: messages whose key, value and headers are larger go to `reduce_err`; so do
-            those that are above the topic's own limit.
-        attempt_timeout: how long an attempt waits for acknowledgements before it is reported as failed
-            and repeated, in seconds.
-        open_timeout: how long to wait at the start for the topic to be there, in seconds.
-        bootstrap_servers: the brokers to write to; by default those that the records come from, with
-            the same security settings.
+            those above the topic's own limit.
+        attempt_timeout: seconds to wait for acknowledgements until an attempt has failed and is repeated.
+        open_timeout: seconds to wait for the topic at start.
+        bootstrap_servers: the brokers to write to; by default the worker's own, with the same security
+            settings.
         limits: the limits and policies of `Reducer`.
 
     Raises:
-        StrategyError: arguments that make no sense together; from `open`: there is no such topic.
-        SinkError: from `flush`: the brokers refuse for good, such as for missing permissions.
+        StrategyError: arguments that do not fit together; from `open`: there is no such topic.
+        SinkError: from `flush`: the brokers refuse permanently, such as for missing permissions.
     """
 
     def __init__(
@@ -100,7 +98,7 @@ class KafkaWriter(Collecting):
         if acks not in ("all", 1):
             raise StrategyError(
                 f"{name}: acks must be 'all' or 1, not {acks!r}: "
-                "without acknowledgements nothing can ever count as delivered"
+                "without acknowledgements no message ever counts as delivered"
             )
         if idempotence and acks != "all":
             raise StrategyError(f"{name}: idempotence=True needs acks='all'")
@@ -127,12 +125,12 @@ class KafkaWriter(Collecting):
         self.bootstrap_servers = bootstrap_servers
         self._client: dict[str, Any] = {}
         self._producer: AIOKafkaProducer | None = None
-        self._delivery: Delivery | None = None
+        self._state: SendState | None = None
         self._topic_limit: int | None = None
         self._flushes = 0
 
     def spawn(self) -> Self:
-        # Nothing is open yet, and what was configured never changes: a shallow copy shares no state.
+        # Nothing is open yet, and the configuration never changes: a shallow copy shares no state.
         other = copy.copy(self)
         other.reset()
         return other
@@ -163,7 +161,7 @@ class KafkaWriter(Collecting):
 
     def reset(self) -> None:
         super().reset()
-        self._delivery = None
+        self._state = None
 
     async def flush(self) -> FlushResult:
         if not self.rows:
@@ -171,9 +169,9 @@ class KafkaWriter(Collecting):
         try:
             for _ in range(_MOST_PRODUCERS):
                 producer = self._producer or await self._connect()
-                delivery = self._delivery or await self._prepare(producer)
+                state = self._state or await self._prepare(producer)
                 try:
-                    reason = await delivery.attempt(
+                    reason = await state.attempt(
                         producer, self.attempt_timeout, idempotent=self.idempotence
                     )
                 except ProducerLost as lost:
@@ -185,19 +183,19 @@ class KafkaWriter(Collecting):
             return Retry(None, f"topic {self.topic}: {type(error).__name__}: {error}")
         if reason is not None:
             return Retry(None, reason)
-        return Flushed(poisoned=self._poisoned(sorted(delivery.refused)))
+        return Flushed(poisoned=self._poisoned(sorted(state.refused)))
 
     def messages(self, table: pa.Table) -> Messages:
-        """The rows as messages. Raises StrategyError for columns that are not there or do not fit."""
+        """Make messages of the rows. Raises StrategyError for columns that are missing or do not fit."""
         return messages_of(table, self.key, self.value, self.headers, self.timestamp)
 
-    async def _prepare(self, producer: AIOKafkaProducer) -> Delivery:
+    async def _prepare(self, producer: AIOKafkaProducer) -> SendState:
         partitions = sorted(await producer.partitions_for(self.topic))
-        self._delivery = await to_thread.run_sync(self._encode, partitions)
+        self._state = await to_thread.run_sync(self._encode, partitions)
         self._flushes += 1
-        return self._delivery
+        return self._state
 
-    def _encode(self, partitions: list[int]) -> Delivery:
+    def _encode(self, partitions: list[int]) -> SendState:
         table = one_table(self.rows)
         messages = self.messages(table)
         limit = self.max_message_bytes
@@ -205,7 +203,7 @@ class KafkaWriter(Collecting):
             limit = min(limit, self._topic_limit)
         large = [at for at in range(len(messages)) if messages.nbytes(at) > limit]
         targets = self._partitions(table, messages, partitions)
-        return Delivery(self.topic, messages, targets, refused=large)
+        return SendState(self.topic, messages, targets, refused=large)
 
     def _partitions(
         self, table: pa.Table, messages: Messages, partitions: list[int]
@@ -230,7 +228,7 @@ class KafkaWriter(Collecting):
         return wanted
 
     def _poisoned(self, refused: list[int]) -> list[Poisoned]:
-        """The refused messages as the rows that they were added as."""
+        """Return the rows of refused messages, as parts of the `Rows` that were added."""
         poisoned = []
         positions = np.array(refused, dtype=np.int64)
         start = 0
@@ -267,25 +265,26 @@ class KafkaWriter(Collecting):
 
 
 class DeadLetterWriter(KafkaWriter):
-    """For `reduce_err`: writes failed records to a topic as they were, with headers that say why.
+    """For `reduce_err`: writes failed records unchanged to a topic, with headers that tell the reason.
 
-    Key, value and headers are those of the record; added are the headers `kmr.topic`,
+    Key, value and headers are those of the record; it adds the headers `kmr.topic`,
     `kmr.partition`, `kmr.offset`, `kmr.timestamp` (milliseconds since 1970), `kmr.reason`,
-    `kmr.stage` and `kmr.attempt`, all as text. The topic must take messages that are about 1,500 bytes
-    larger than the largest record: one that it refuses stops the worker, as there is no other place
-    for it.
+    `kmr.stage` and `kmr.attempt`, all as text. The topic must accept messages about 1,500 bytes larger
+    than the largest record: a message that it refuses stops the worker.
 
     Args:
-        topic: where to write.
-        max_age: how long a failed record waits at most before it is written, in seconds.
-        options: those of `KafkaWriter`, but for keys, values and headers.
+        topic: the topic to write to.
+        max_age: the most seconds until a failed record is written.
+        options: those of `KafkaWriter`, without keys, values, headers and timestamps.
     """
 
     def __init__(self, topic: str, *, max_age: float | None = 1.0, **options: Any) -> None:
         for name in ("key", "value", "headers", "timestamp"):
             if name in options:
-                raise StrategyError(f"DeadLetterWriter: {name} is that of the failed record")
-        # The topic's own limit decides alone: there is no further place to divert to.
+                raise StrategyError(
+                    f"DeadLetterWriter: {name} is that of the failed record; remove it"
+                )
+        # Only the topic's own limit applies: there is no further place to divert to.
         super().__init__(topic, max_age=max_age, **{"max_message_bytes": 2**31 - 1, **options})
 
     def messages(self, table: pa.Table) -> Messages:

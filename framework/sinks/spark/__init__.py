@@ -1,1 +1,1 @@
-"""Rows into tables and directories of Spark."""
+"""Rows into tables and directories of Spark. Start at `writer.py`."""

@@ -1,68 +1,62 @@
-"""Where a flush goes: files that are named after their offsets, or whatever Spark itself writes."""
+"""Destinations of a flush: Parquet files named after their offsets, or Spark's own writer.
+
+A table of Spark's catalog may have either. Both have the same methods. `write` and `write_frame` may be
+called again with the same part; `publish` is called when all parts of a flush are written. `doubt` says why a
+part that is written again may be doubled; it is None if it never is.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyarrow import fs
 
-from framework.errors import StrategyError
-from framework.sinks.spark.files import open_directory
-from framework.sinks.spark.tables import read_table, sees
-from framework.sinks.spark.types import Fitted, fit, to_spark
+from ...errors import StrategyError
+from .files import HIDDEN, open_directory
+from .types import Fitted, fit, to_spark
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
-    from framework.sinks.spark.files import Compression, Directory, PartitionValues
-    from framework.sinks.spark.names import Part
-    from framework.sinks.spark.session import SharedSession
-    from framework.sinks.spark.tables import CatalogTable
+    from ...spark.runtime.session import SharedSession
+    from .files import Compression, Directory, Part, PartitionValues
 
 __all__ = [
     "FILE_FORMATS",
+    "CatalogTable",
     "Columns",
     "Destination",
-    "Files",
-    "Frames",
+    "FileDestination",
+    "SparkDestination",
     "choose_path",
     "choose_table",
+    "read_table",
 ]
 
 FILE_FORMATS = ("avro", "csv", "json", "orc", "parquet", "xml")
-"""Formats that are nothing but files in a directory: overwriting a directory replaces what it held."""
+"""Formats of plain files in a directory: overwriting the directory replaces its rows."""
 
 RANGE_COLUMN = "kmr_range"
-"""The partition column that names a flush's directory, where Spark writes the files."""
+"""The partition column whose value is the name of a flush, where Spark writes the files."""
 
-
-class Destination(Protocol):
-    """Takes the parts of a flush; everything may be called again with the same part."""
-
-    @property
-    def doubt(self) -> str | None:
-        """Why the same part, written again, may be doubled; None if it is not."""
-
-    def write(self, part: Part, rows: pa.Table) -> dict[int, str]:
-        """Write rows; returns the numbers of those that do not fit, and why: they are not written."""
-
-    def write_frame(self, part: Part, frame: DataFrame) -> None:
-        """Write what a transform made of a part's rows."""
-
-    def publish(self) -> None:
-        """All parts of a flush are written: make them known."""
+_DETAILS = "# Detailed Table Information"
+_PARTITIONS = "# Partition Information"
+_OWN_CATALOG = "spark_catalog"
 
 
 @dataclass(slots=True)
 class Columns:
-    """The columns of a destination as far as they are known.
+    """The columns of a destination that are known so far.
 
     Attributes:
-        reread: the columns of a table that has no others; None where new columns are welcome.
+        destination: its name, for messages.
+        schema: the columns; None before the first rows.
+        reread: reads a table's columns again; rows must not have others. None: new columns are allowed.
     """
 
     destination: str
@@ -70,11 +64,10 @@ class Columns:
     reread: Callable[[], pa.Schema] | None = None
 
     def fit(self, rows: pa.Table) -> Fitted:
-        """Cast rows to the columns that are there already, so that all files have the same types.
+        """Cast rows to the known columns, so that all files have the same types.
 
         Raises:
-            StrategyError: a column is unknown to a table, or of a type that cannot become that of the
-                destination.
+            StrategyError: a table does not have a column, or its type cannot become that of the destination.
         """
         rows = to_spark(rows)
         if self.schema is None:
@@ -98,8 +91,8 @@ class Columns:
 
 
 @dataclass(slots=True)
-class Files:
-    """Parquet files, written here and renamed: no JVM is asked, but that of a table to look again."""
+class FileDestination:
+    """Parquet files that this process writes and renames. Only a table needs the JVM, for a refresh."""
 
     directory: Directory
     columns: Columns
@@ -110,19 +103,22 @@ class Files:
     _new: set[PartitionValues] = field(default_factory=set)
 
     def write(self, part: Part, rows: pa.Table) -> dict[int, str]:
+        """Write rows; return the numbers of rows that do not fit, which are not written, with the reasons."""
         fitted = self.columns.fit(rows)
         if fitted.table.num_rows:
             self._new.update(self.directory.write(part.name, fitted.table))
         return fitted.refused
 
     def write_frame(self, part: Part, frame: DataFrame) -> None:
+        """Write the result of a transform of a part's rows."""
         refused = self.write(part, frame.toArrow())
         if refused:
             raise StrategyError(
-                f"{len(refused)} rows that transform made do not fit: {next(iter(refused.values()))}"
+                f"{len(refused)} rows of transform do not fit: {next(iter(refused.values()))}"
             )
 
     def publish(self) -> None:
+        """Add new files and partitions to the table."""
         if self.table is not None and self.session is not None and self._new:
             self.table.publish(self.session.get(), self._new - self._known)
         self._known |= self._new
@@ -130,11 +126,11 @@ class Files:
 
 
 @dataclass(slots=True)
-class Frames:
-    """What Spark writes: for formats and file systems that only Spark can reach.
+class SparkDestination:
+    """DataFrames that Spark writes: for formats and file systems that only Spark supports.
 
     Args:
-        table, path: where to; one of them is None.
+        table, path: the destination; one of them is None.
         options: for Spark's writer.
     """
 
@@ -148,12 +144,14 @@ class Frames:
     doubt: str | None
 
     def write(self, part: Part, rows: pa.Table) -> dict[int, str]:
+        """Write rows, as `FileDestination.write` does."""
         fitted = self.columns.fit(rows)
         if fitted.table.num_rows:
             self.write_frame(part, self.session.get().createDataFrame(fitted.table).coalesce(1))
         return fitted.refused
 
     def write_frame(self, part: Part, frame: DataFrame) -> None:
+        """Write a DataFrame: replace the directory of a part, or append with Delta's transaction id."""
         writer: Any = frame.write.format(self.format).options(**self.options)
         if self.format == "delta" and part.span is not None:
             span = part.span
@@ -170,13 +168,16 @@ class Frames:
             writer.mode("append").save(self.path)
 
     def publish(self) -> None:
-        """Spark knows what it wrote."""
+        """Do nothing: Spark knows its own files."""
+
+
+Destination: TypeAlias = FileDestination | SparkDestination
 
 
 def choose_table(
     session: SharedSession, name: str, *, compression: Compression, options: Mapping[str, str]
-) -> Files | Frames:
-    """How to write into a table: as files if it is made of files that can be put there, else by Spark.
+) -> Destination:
+    """Choose how to write to a table: Parquet files from here if possible, else by Spark.
 
     Raises:
         StrategyError: there is no such table.
@@ -187,7 +188,7 @@ def choose_table(
     if table.provider == "delta":
         doubt = None
     elif table.provider != "parquet" or table.location is None:
-        doubt = f"Spark appends to {table.provider} tables, and they do not know what they have"
+        doubt = f"Spark appends to {table.provider} tables, which do not detect repeated writes"
     elif options:
         doubt = "Spark appends with options"
     else:
@@ -200,9 +201,9 @@ def choose_table(
         else:
             local = isinstance(directory.filesystem, fs.LocalFileSystem)
             if not local or sees(session.get(), directory, table.location):
-                return Files(directory, columns, session, table)
-            doubt = f"{table.location} here is not what Spark has there"
-    return Frames(session, table.provider, columns, table, None, (), options, doubt)
+                return FileDestination(directory, columns, session, table)
+            doubt = f"Spark does not see the files that this process writes to {table.location}"
+    return SparkDestination(session, table.provider, columns, table, None, (), options, doubt)
 
 
 def choose_path(
@@ -214,11 +215,11 @@ def choose_path(
     compression: Compression,
     options: Mapping[str, str],
     schema: pa.Schema | None,
-) -> Files | Frames:
-    """How to write to a path: Parquet as files from here, anything else by Spark.
+) -> Destination:
+    """Choose how to write to a path: Parquet files from here, any other format by Spark.
 
     Raises:
-        StrategyError: this process cannot write there, and there is no session that could.
+        StrategyError: this process cannot write there, and has no session.
     """
     if format == "parquet" and not options:
         try:
@@ -227,10 +228,135 @@ def choose_path(
             if session is None:
                 raise
         else:
-            return Files(directory, Columns(path, schema or directory.schema()))
+            return FileDestination(directory, Columns(path, schema or directory.schema()))
     if session is None:
         raise StrategyError(f"{path}: only Spark writes {format}")
     doubt = None
     if format not in (*FILE_FORMATS, "delta"):
-        doubt = f"Spark appends to {format}, which does not know what it has"
-    return Frames(session, format, Columns(path, schema), None, path, partition_by, options, doubt)
+        doubt = f"Spark appends to {format}, which does not detect repeated writes"
+    return SparkDestination(
+        session, format, Columns(path, schema), None, path, partition_by, options, doubt
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogTable:
+    """The definition of a table, at the time of `read_table`.
+
+    Attributes:
+        identifier: the name, quoted for SQL.
+        provider: the format: `parquet`, `delta`, ...
+        location: the URI of its directory; None if files must not be added to it.
+        partition_by: its partition columns.
+        schema: its columns, in Arrow's types.
+    """
+
+    identifier: str
+    provider: str
+    location: str | None
+    partition_by: tuple[str, ...]
+    schema: pa.Schema
+
+    def publish(self, session: SparkSession, partitions: Iterable[PartitionValues]) -> None:
+        """Add new partitions to the table, and refresh Spark's list of its files."""
+        specs = [
+            ", ".join(
+                f"{_quote(column)} = {_literal(value)}"
+                for column, value in zip(self.partition_by, values, strict=True)
+            )
+            for values in partitions
+        ]
+        if self.partition_by and specs:
+            added = " ".join(f"PARTITION ({spec})" for spec in specs)
+            session.sql(f"ALTER TABLE {self.identifier} ADD IF NOT EXISTS {added}")
+        session.sql(f"REFRESH TABLE {self.identifier}")
+
+
+def read_table(session: SparkSession, name: str) -> CatalogTable:
+    """Read a table's definition.
+
+    Raises:
+        StrategyError: there is no such table, or it is a view; the message has an example of CREATE TABLE.
+    """
+    from pyspark.errors import AnalysisException
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    identifier = ".".join(map(_quote, _parts(name)))
+    try:
+        described = session.sql(f"DESCRIBE TABLE EXTENDED {identifier}").collect()
+        schema = to_arrow_schema(session.table(identifier).schema, timezone="UTC")
+    except AnalysisException as error:
+        raise StrategyError(
+            f"Spark has no table {name} ({str(error).splitlines()[0]}). Create it with the columns that "
+            f"your map returns, for example: CREATE TABLE {identifier} (`partition` INT, `offset` "
+            "BIGINT, `timestamp` TIMESTAMP) USING parquet"
+        ) from error
+    rows = [(row[0], row[1]) for row in described]
+    details = dict(_after(rows, _DETAILS))
+    if "Provider" not in details:
+        raise StrategyError(f"{name} is a view, or another object that cannot be written to")
+    plain = details.get("Catalog", _OWN_CATALOG) == _OWN_CATALOG and "Bucket Columns" not in details
+    partition_by = tuple(
+        column for column, _ in _after(rows, _PARTITIONS) if not column.startswith("#")
+    )
+    return CatalogTable(
+        identifier=identifier,
+        provider=details["Provider"].lower(),
+        location=details.get("Location") if plain else None,
+        partition_by=partition_by,
+        schema=schema,
+    )
+
+
+def _after(rows: Sequence[tuple[str, str]], heading: str) -> list[tuple[str, str]]:
+    """Return the rows of one section of DESCRIBE: from its heading to the next empty line."""
+    names = [name for name, _ in rows]
+    if heading not in names:
+        return []
+    section = rows[names.index(heading) + 1 :]
+    ends = [at for at, (name, _) in enumerate(section) if not name]
+    return list(section[: ends[0]] if ends else section)
+
+
+def sees(session: SparkSession, directory: Directory, location: str) -> bool:
+    """Return whether Spark, at a location, finds a file that this process writes into a directory."""
+    from pyspark.errors import AnalysisException
+
+    name = f"{HIDDEN}kmr-probe-{session.__hash__():x}"
+    path = f"{directory.root}/{name}"
+    directory.filesystem.create_dir(directory.root, recursive=True)
+    with directory.filesystem.open_output_stream(path) as stream:
+        pq.write_table(pa.table({"probe": pa.array([], pa.int32())}), stream)
+    try:
+        # Spark does not read hidden names, but fails if the path does not exist.
+        reader: Any = session.read.schema("probe int")
+        reader.parquet(f"{location.rstrip('/')}/{name}").isEmpty()
+    except AnalysisException:
+        return False
+    finally:
+        directory.remove(path)
+    return True
+
+
+def _parts(name: str) -> list[str]:
+    """Split `catalog.database.table`; a part in backticks may have dots."""
+    parts, quoted = [""], False
+    for character in name:
+        if character == "`":
+            quoted = not quoted
+        elif character == "." and not quoted:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def _quote(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _literal(value: Any) -> str:
+    if value is None:
+        return "null"
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,10 +1,14 @@
-"""Parquet files that Spark reads: written under a hidden name, then renamed; the same rows, the same name."""
+"""Parquet files for Spark: written under a hidden name, then renamed to a name made of their offsets.
+
+The same offsets have the same name, so a file that is written again replaces the first one.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
@@ -15,21 +19,47 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from framework.errors import StrategyError
-from framework.sinks.spark.names import SUFFIX, partition_directory
+from ...errors import StrategyError
+from ..planning import plan_inserts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["HIDDEN", "Compression", "Directory", "PartitionValues", "open_directory"]
+    from ...record import Rows
+    from ..planning import Insert
 
-HIDDEN = "_"
-"""Spark, and everything that reads Hive's layout, takes no notice of names that begin like this."""
+__all__ = [
+    "HIDDEN",
+    "NULL_PARTITION",
+    "SUFFIX",
+    "Compression",
+    "Directory",
+    "Part",
+    "PartitionValues",
+    "Span",
+    "open_directory",
+    "partition_directory",
+    "plan_parts",
+    "safe_name",
+]
 
 PartitionValues = tuple[Any, ...]
 
 Compression = Literal["zstd", "snappy", "gzip", "brotli", "lz4", "none"]
 
+SUFFIX = ".parquet"
+HIDDEN = "_"
+"""Spark, and other readers of Hive's layout, ignore names that begin with this."""
+
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+"""The value for null in the names of partition directories, as in Hive and Spark."""
+
+_SEPARATOR = "~"  # not allowed in topic names, and not special in a URI or to Spark
+_LONGEST = 200  # a file name has at most 255 bytes; ours get a prefix and a suffix
+_SPAN = re.compile(r"([^~]+)~([^~]+)~(\d+)~(\d+)-(\d+)")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+# Spark escapes these in the names of partition directories (ExternalCatalogUtils).
+_ESCAPED = re.compile(r"[\x00-\x1f\"#%'*/:=?\\{\[\]^\x7f]")
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _S3 = re.compile(r"s3[an]:")
 _PARTITION_TYPES = (
@@ -41,13 +71,99 @@ _PARTITION_TYPES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Directory:
-    """A directory of Parquet files, with directories below it for the values of `partition_by`.
+class Span:
+    """Offsets `[first, last]`, both inclusive, of one topic partition, written by one consumer group.
+
+    `str` is the name of their file, without its suffix.
+    """
+
+    group: str
+    topic: str
+    partition: int
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        # 19 digits hold every offset, so names sort by offset.
+        parts = (safe_name(self.group), self.topic, str(self.partition))
+        return _SEPARATOR.join((*parts, f"{self.first:019d}-{self.last:019d}"))
+
+    @classmethod
+    def parse(cls, name: str) -> Span | None:
+        """Parse the name of a file, without its suffix; return None for a foreign file."""
+        found = _SPAN.fullmatch(name)
+        if found is None:
+            return None
+        group, topic, *numbers = found.groups()
+        return cls(group, topic, *map(int, numbers))
+
+    def through(self, other: Span) -> Span:
+        """Return the span from the lowest to the highest offset of both."""
+        return replace(self, first=min(self.first, other.first), last=max(self.last, other.last))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The rows of a flush from one topic partition; or all rows, if they belong to no single one.
 
     Attributes:
-        filesystem, root: where it is.
-        partition_by: the columns whose values are the names of directories; files do not hold them.
-        compression: of the columns in files.
+        name: made of the offsets only: the same in every process.
+        span: the offsets; None for rows of several partitions.
+        insert: the rows.
+    """
+
+    name: str
+    span: Span | None
+    insert: Insert
+
+
+def plan_parts(added: Sequence[Rows], group: str) -> list[Part]:
+    """Divide a flush into parts, one for each topic partition."""
+    return [_part(insert, group) for insert in plan_inserts(added, group)]
+
+
+def _part(insert: Insert, group: str) -> Part:
+    ranges = [r for rows in insert.parts for r in rows.ranges]
+    digest = sha256(insert.token.encode()).hexdigest()[:32]
+    name = f"{safe_name(group[:64])}{_SEPARATOR}{digest}"
+    if len({r.topic_partition for r in ranges}) != 1:
+        return Part(name, None, insert)
+    topic, partition = ranges[0].topic_partition
+    first, last = min(r.first for r in ranges), max(r.last for r in ranges)
+    span = Span(group, topic, partition, first, last)
+    return Part(str(span) if len(str(span)) <= _LONGEST else name, span, insert)
+
+
+def safe_name(text: str) -> str:
+    """Return a text as a safe and unique part of a file name."""
+    if text and not _UNSAFE.search(text):
+        return text
+    return f"{_UNSAFE.sub('_', text)}_{sha256(text.encode()).hexdigest()[:8]}"
+
+
+def partition_directory(column: str, value: Any) -> str:
+    """Return the directory name for a value of a partition column: `carrier=AA`."""
+    return f"{_escape(column)}={_escape(_text(value))}"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return NULL_PARTITION
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _escape(text: str) -> str:
+    return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """A directory of Parquet files, with a subdirectory for each value of `partition_by`.
+
+    Attributes:
+        filesystem, root: its place.
+        partition_by: the columns whose values are in directory names; the files do not have them.
+        compression: the compression of new files.
     """
 
     filesystem: fs.FileSystem
@@ -59,13 +175,13 @@ class Directory:
         return self.root
 
     def write(self, name: str, table: pa.Table) -> list[PartitionValues]:
-        """Write rows as the file `name`, in place of one that was there; returns the partitions it is in.
+        """Write rows to the file `name`, and replace an older one; return the partitions that have it.
 
-        Nobody sees a part of a file, and once this returns it survives a power failure (of a local disk).
-        With `partition_by`, there is a file of that name in every partition, one visible after the other.
+        A file appears as a whole, and survives a power failure (on a local disk) once this returns. With
+        `partition_by`, each partition has a file of that name; they appear one after the other.
 
         Raises:
-            StrategyError: a partition column is missing, or of a type that makes no good name.
+            StrategyError: a partition column is missing, or its type is not allowed.
             OSError: of the file system.
         """
         values = []
@@ -111,7 +227,7 @@ class Directory:
             raise StrategyError(f"{self}: the rows have no columns but those of partition_by")
 
     def _put(self, directory: str, name: str, table: pa.Table) -> None:
-        # A name that nobody else uses: a worker that lost its partition may be writing the same rows.
+        # A unique name: a worker that lost its partition may still write the same rows.
         hidden = f"{directory}/{HIDDEN}{name}.{uuid4().hex[:8]}"
         try:
             with self.filesystem.open_output_stream(hidden) as stream:
@@ -124,22 +240,22 @@ class Directory:
             raise
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name, in place of one that has it."""
+        """Rename a file, and replace one that has the new name."""
         try:
             self.filesystem.move(old, new)
-        except OSError:  # HDFS renames onto no other file
+        except OSError:  # HDFS does not replace a file
             if self.filesystem.get_file_info(new).type != fs.FileType.File:
                 raise
             self.filesystem.delete_file(new)
             self.filesystem.move(old, new)
 
     def remove(self, path: str) -> None:
-        """Delete a file, if it is there."""
+        """Delete a file, if it exists."""
         if self.filesystem.get_file_info(path).type == fs.FileType.File:
             self.filesystem.delete_file(path)
 
     def sync(self, path: str) -> None:
-        """Bring a file, or the names in a directory, to the disk; object stores have done so already."""
+        """Sync a file, or the entries of a directory, to the local disk; object stores need no sync."""
         if not isinstance(self.filesystem, fs.LocalFileSystem):
             return
         handle = os.open(path, os.O_RDONLY)
@@ -149,7 +265,7 @@ class Directory:
             os.close(handle)
 
     def schema(self) -> pa.Schema | None:
-        """The columns of one of the files that are there; None without any."""
+        """Return the columns of any existing file; None without files."""
         found = self._any_file(self.root)
         if found is None:
             return None
@@ -170,7 +286,7 @@ class Directory:
 
 
 def _without_empty(column: Any) -> Any:
-    """To Spark, the empty text and null are the same partition."""
+    """Replace empty text by null: to Spark, they are the same partition."""
     if not pa.types.is_string(column.type):
         return column
     return pc.if_else(pc.equal(column, pa.scalar("")), pa.scalar(None, pa.string()), column)
@@ -179,10 +295,10 @@ def _without_empty(column: Any) -> Any:
 def open_directory(
     path: str, *, partition_by: Sequence[str] = (), compression: Compression = "zstd"
 ) -> Directory:
-    """A directory by its path or URI (`file:`, `s3:` or `s3a:`, `gs:`, `hdfs:`, `abfs:`); need not exist yet.
+    """Open a directory by its path or URI (`file:`, `s3:`, `s3a:`, `gs:`, `hdfs:`, `abfs:`); may be missing.
 
     Raises:
-        StrategyError: there is no such file system here, or it cannot be opened.
+        StrategyError: pyarrow cannot open its file system.
     """
     filesystem: fs.FileSystem
     try:

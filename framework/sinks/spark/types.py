@@ -1,4 +1,4 @@
-"""Arrow columns in types that Spark has, and rows made to fit those that a table has already."""
+"""Arrow columns in Spark's types, and rows cast to the columns of a destination."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from framework.errors import StrategyError
-from framework.sinks.clickhouse.arrays import cast_parts
+from ...errors import StrategyError
+from ..casts import cast_parts, excerpt, is_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,15 +41,14 @@ _AS_THEY_ARE = (
     pa.types.is_null,
 )
 _MOST_DIGITS = 38
-_EXCERPT = 60
 
 
 class Fitted(NamedTuple):
-    """Rows in the types that were asked for.
+    """Rows cast to a schema.
 
     Attributes:
         table: the rows that fit.
-        refused: the number of each row that does not, and why; they are not in `table`.
+        refused: the numbers of the rows that do not fit, with the reasons; they are not in `table`.
     """
 
     table: pa.Table
@@ -57,10 +56,10 @@ class Fitted(NamedTuple):
 
 
 def spark_type(kind: Any) -> pa.DataType | None:
-    """The type of Spark's that holds every value of an Arrow type; None if there is none.
+    """Return the type of Spark that holds every value of an Arrow type; None if there is none.
 
-    Unsigned integers become the next wider signed type, timestamps microseconds (Spark has nothing finer:
-    what is below is cut off), in UTC where they have a time zone.
+    Unsigned integers become the next wider signed type. Timestamps become microseconds (finer digits are
+    cut off), in UTC if they have a time zone.
     """
     if kind in _WIDER:
         return _WIDER[kind]
@@ -90,22 +89,17 @@ def _nested(kind: Any) -> pa.DataType | None:
         if not types or any(of is None for _, of in types):
             return None
         return pa.struct([pa.field(name, of) for name, of in types])
-    if (
-        pa.types.is_list(kind)
-        or pa.types.is_large_list(kind)
-        or pa.types.is_fixed_size_list(kind)
-        or pa.types.is_list_view(kind)
-    ):
+    if is_list(kind):
         item = spark_type(kind.value_type)
         return None if item is None else pa.list_(item)
     return None
 
 
 def to_spark(table: pa.Table) -> pa.Table:
-    """The rows with columns of Spark's types; a column without any value has no type yet, and is left out.
+    """Cast the columns to Spark's types; leave out columns of type null, which have no value yet.
 
     Raises:
-        StrategyError: there is nothing in Spark for a column's type.
+        StrategyError: Spark has no type for a column.
     """
     columns = {}
     for field, column in zip(table.schema, table.columns, strict=True):
@@ -120,18 +114,17 @@ def to_spark(table: pa.Table) -> pa.Table:
 
 
 def _cast(column: Any, kind: pa.DataType) -> Any:
-    # Finer timestamps are cut off; nothing else of ours loses anything.
+    # Cuts off finer timestamps; the other types of `spark_type` lose nothing.
     return column.cast(options=pc.CastOptions(kind, allow_time_truncate=True))
 
 
 def fit(table: pa.Table, schema: pa.Schema, destination: str) -> Fitted:
-    """Cast the columns that the schema names, and leave out rows with values that it cannot hold.
+    """Cast rows to a schema, and leave out rows with values that do not fit.
 
-    Columns that the schema has not stay as they are, behind the others; those that the rows have not
-    are null.
+    A column that only the rows have stays as it is, after the others; one that only the schema has is null.
 
     Raises:
-        StrategyError: a column's type cannot become that of the schema, whatever the values are.
+        StrategyError: a column's type cannot be cast, whatever the values are.
     """
     columns: dict[str, Any] = {}
     reasons: dict[int, str] = {}
@@ -170,11 +163,6 @@ def _reasons(
     rows = [row for row in np.flatnonzero(bad).tolist() if row not in known]
     values = array.take(pa.array(rows, pa.int64())).to_pylist()
     return {
-        row: f"column {field.name} ({field.type}) cannot hold {_excerpt(value)}"
+        row: f"column {field.name} ({field.type}) cannot hold {excerpt(value)}"
         for row, value in zip(rows, values, strict=True)
     }
-
-
-def _excerpt(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _EXCERPT else text[:_EXCERPT] + "..."

@@ -1,4 +1,4 @@
-"""Rows to Spark: into a table or a directory that Spark reads, or through a function on DataFrames."""
+"""The sink for Spark: tables, directories of files, or a function on DataFrames."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any, Self, cast, get_args
 import structlog
 from anyio import to_thread
 
-from framework.errors import KmrError, SinkError, StrategyError
-from framework.reducer import Empty, Flushed, Reducer, Retry
-from framework.reducers.tables import one_table
-from framework.results import reason_of
-from framework.sinks.spark.destinations import choose_path, choose_table
-from framework.sinks.spark.files import Compression
-from framework.sinks.spark.names import plan_parts
-from framework.sinks.spark.session import SharedSession
-from framework.sinks.spark.types import to_spark
+from ...errors import KmrError, SinkError, StrategyError, reason_of
+from ...reducers.collect import Collecting, one_table
+from ...reducers.reducer import AT_LEAST_ONCE_ON_SPARK, Empty, Flushed, Retry
+from ...spark.runtime.session import SharedSession
+from .destinations import FILE_FORMATS, choose_path, choose_table
+from .files import Compression, plan_parts
+from .types import to_spark
 
 if TYPE_CHECKING:
     import os
@@ -25,17 +23,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from framework.record import Rows
-    from framework.reducer import (
-        Context,
-        FlushResult,
-        OnError,
-        OnShutdown,
-        Poisoned,
-        WhenFull,
-    )
-    from framework.sinks.spark.destinations import Destination
-    from framework.sinks.spark.names import Part
+    from ...reducers.reducer import Context, FlushResult, Poisoned, SparkPlace
+    from .destinations import Destination
+    from .files import Part
 
 __all__ = ["SparkWriter"]
 
@@ -46,64 +36,66 @@ DEFAULT_MAX_AGE = 60.0
 _log = structlog.get_logger(__name__)
 
 
-class SparkWriter(Reducer):
-    """Writes rows for Spark: into a table of its catalog, to a path, or through a function of yours.
+class SparkWriter(Collecting):
+    """Writes rows for Spark: into a table of its catalog, to a path, or through your own function.
 
-    A flush is one Parquet file per topic partition, written here by pyarrow under a hidden name and then
-    renamed to `group~topic~partition~first-last.parquet`: the same offsets, written again after a crash
-    or by another worker, replace the file that has them, so that nothing is doubled as long as ranges
-    are the same. For a table, Spark is then told to look again. This is the fastest way: a flush of
+    A flush is one Parquet file per topic partition. This process writes it by pyarrow under a hidden name
+    and renames it to `group~topic~partition~first-last.parquet`. If the same offsets are written again,
+    after a crash or by another worker, the file is replaced, so nothing is doubled as long as the ranges
+    are the same. For a table, Spark then refreshes its list of files. This is the fastest way: a flush of
     32,768 rows took 0.02 s (0.12 s into a table) and `DataFrame.write` 0.6 s, one of 500,000 rows 0.1 s
     (0.4 s) and `DataFrame.write` 2 to 6 s (2 cores; `python -m bench.spark_sink` measures it). It needs
     no JVM unless there is a table or a transform.
 
-    Where files cannot be put so, Spark writes them:
+    Everything else is written by Spark:
 
-    - other file formats (ORC, JSON, CSV, Avro), and file systems that only Spark reaches: a directory
-      `kmr_range=...` per flush and topic partition, overwritten as a whole. Nothing is doubled;
-      `kmr_range` is one more column when it is read;
-    - Delta: with `txnAppId` = `kmr:group:topic:partition` and `txnVersion` = the last offset, so that a
-      range that is there already is skipped. It also skips offsets that begin anew: after a topic was made
-      anew, or to write old offsets once more, use another consumer group;
-    - everything else (Iceberg, ORC tables, a transform that writes by itself) is at least once: a flush
-      that is repeated after a crash may be there twice. A line in the log says so at start.
+    - other file formats (ORC, JSON, CSV, Avro), and file systems that only Spark supports: a directory
+      `kmr_range=...` per flush and topic partition, overwritten as a whole. Nothing is doubled; readers
+      see `kmr_range` as one more column;
+    - Delta: with `txnAppId` = `kmr:group:topic:partition` and `txnVersion` = the last offset, Delta skips
+      a range that it has. It also skips offsets that restart from 0: use another consumer group after a
+      topic was created again, or to write old offsets once more;
+    - Iceberg, tables of other formats, and a transform that writes are at least once: a flush that is
+      repeated after a crash may be doubled. The log says so at start.
 
-    Rows that belong to no single topic partition, such as aggregates, are named after all of the offsets
-    behind them; in Delta they are at least once.
+    Rows that belong to no single topic partition, such as aggregates, are named after all of their
+    offsets; in Delta they are at least once.
 
-    Types are those that Spark has: unsigned integers become wider signed ones, timestamps microseconds
-    (what is finer is cut off). The first flush, or what is there already, decides about a column; a
-    value that does not fit later goes to `reduce_err`. Name the types with `schema` where the first rows
-    do not show them.
+    Types are Spark's: unsigned integers become wider signed ones, timestamps become microseconds (finer
+    digits are cut off). The existing data, or else the first flush, decides the type of a column; a value
+    that does not fit later goes to `reduce_err`. Set `schema` if the first rows do not show the types.
 
-    What Spark is given as a DataFrame is held by its driver as a whole: with `transform` and more than
-    100,000 rows a flush, give it (or the Spark Connect server) `spark.driver.memory` of 2g and more.
+    Spark's driver holds a whole DataFrame: with `transform` and more than 100,000 rows a flush, give the
+    driver (or the Spark Connect server) a `spark.driver.memory` of 2g or more.
 
-    Many small files are slow to read: flush rarely, and let `kmr spark compact` put them together.
+    Many small files are slow to read: flush rarely, and merge them with `kmr spark compact`.
 
-    With `--engine spark`, tasks write Parquet files to a path, one for each range of offsets. All else is
-    written by the driver, once for each micro-batch and topic partition, with the engine's own session.
+    With `--engine spark`, tasks write Parquet files to a path, one for each range of offsets. The driver
+    writes everything else, once for each micro-batch and topic partition, with the engine's session.
 
     Args:
         table: `table`, `database.table` or `catalog.database.table`; it must exist.
         path: a directory, or its URI: `s3://bucket/directory`. It need not exist yet.
-        format: of a path: `parquet`, or what the Spark session has: `delta`, `iceberg`, `orc`, `json`.
+        format: of a path: `parquet`, or a format of the Spark session: `delta`, `iceberg`, `orc`, `json`.
         partition_by: of a path: columns of text, integers, booleans or dates; each value is a directory.
-        transform: called with a DataFrame of the rows of one topic partition in one flush. What it
-            returns is written to the table or path; with neither of them, it writes by itself and
-            returns None. It runs again when a flush is tried again.
-        schema: of a path: columns and their types; further ones are welcome.
+        transform: called with a DataFrame of the rows of one topic partition in one flush. Its result is
+            written to the table or path; without either of them, it must write the rows and return None.
+            It runs again when a flush is retried.
+        schema: of a path: columns and their types; rows may have further columns.
         master: `local[2]`, `spark://host:port`, or `sc://host:port` (Spark Connect: no JVM here). None:
-            the session that runs in this process, else what Spark's own configuration says. All writers of
-            a process share one session.
-        settings: Spark settings for a session that is opened.
-        compression: of Parquet files that are written here: `zstd`, `snappy`, `gzip`, `lz4`, `none`.
-        options: for Spark's writer, which writes then, also Parquet.
-        max_rows: of all partitions together; see `Reducer` for this and the rest.
+            the running session of this process, else Spark's own configuration. All writers of a process
+            share one session.
+        settings: Spark settings for a session that the writer opens.
+        compression: of Parquet files that this process writes: `zstd`, `snappy`, `gzip`, `lz4`, `none`.
+        options: for Spark's writer, which then writes Parquet too.
+        max_rows: of all partitions together; for this and the other limits see `Reducer`.
+        policies: those of `Reducer`.
 
     Raises:
-        StrategyError: an argument makes no sense.
+        StrategyError: an argument is invalid, or arguments contradict each other.
     """
+
+    names_ranges = True
 
     def __init__(
         self,
@@ -121,24 +113,13 @@ class SparkWriter(Reducer):
         max_rows: int | None = DEFAULT_MAX_ROWS,
         max_bytes: int | None = DEFAULT_MAX_BYTES,
         max_age: float | None = DEFAULT_MAX_AGE,
-        when_full: WhenFull = "flush",
-        on_shutdown: OnShutdown = "flush",
-        on_error: OnError = "retry",
+        **policies: Any,
     ) -> None:
-        super().__init__(
-            max_rows=max_rows,
-            max_bytes=max_bytes,
-            max_age=max_age,
-            when_full=when_full,
-            on_shutdown=on_shutdown,
-            on_error=on_error,
-        )
+        super().__init__(max_rows=max_rows, max_bytes=max_bytes, max_age=max_age, **policies)
         if table is not None and path is not None:
             raise StrategyError("SparkWriter: either table or path, not both")
         if table is None and path is None and transform is None:
-            raise StrategyError(
-                "SparkWriter needs a table, a path, or a transform that writes by itself"
-            )
+            raise StrategyError("SparkWriter needs a table, a path, or a transform that writes")
         if path is None and (format != "parquet" or partition_by or schema is not None):
             raise StrategyError(
                 "SparkWriter: format, partition_by and schema are for a path; a table has its own"
@@ -159,21 +140,45 @@ class SparkWriter(Reducer):
         self.options = dict(options or {})
         self.session = SharedSession(master, settings or {})
         self._group = ""
-        self._added: list[Rows] = []
         self._destination: Destination | None = None
         self._opened = False
         self._written: dict[str, list[Poisoned]] = {}
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
+
+    def guarantee_on_spark(self, place: SparkPlace) -> str:
+        """See `Reducer.guarantee_on_spark`."""
+        if place == "reduce_err":
+            return "at least once"
+        if not self.needs_session:
+            return "exactly once, by one file per range of offsets"
+        if self.table is not None:
+            return (
+                "exactly once if the table is made of Parquet files that the driver can write, or is "
+                "Delta; else at least once, which the log says at start"
+            )
+        if self.path is None:
+            return f"the transform writes, {AT_LEAST_ONCE_ON_SPARK}"
+        if self.format == "delta":
+            return "exactly once, by txnAppId and txnVersion"
+        if self.format in FILE_FORMATS:
+            return "exactly once, by files or a directory per micro-batch, which are replaced"
+        return f"Spark appends to {self.format}, {AT_LEAST_ONCE_ON_SPARK}"
+
+    def difference_on_spark(self, place: SparkPlace) -> str:
+        """See `Reducer.difference_on_spark`."""
+        if place == "task":
+            return ""
+        return "master= and settings= have no effect: the engine's session writes"
 
     def spawn(self) -> Self:
-        """A copy with rows of its own, and the same Spark session."""
+        """Return a copy without rows that shares the Spark session."""
         other = copy.copy(self)
-        other._added, other._written = [], {}  # noqa: SLF001  of our own class
+        other.rows, other._written = [], {}  # noqa: SLF001  of our own class
         return other
 
     @property
     def needs_session(self) -> bool:
-        """Whether Spark itself is needed: for a table, a transform, options, or what is not Parquet."""
+        """Whether Spark writes: for a table, a transform, options, or another format than Parquet."""
         return (
             self.path is None
             or self.transform is not None
@@ -189,10 +194,12 @@ class SparkWriter(Reducer):
             StrategyError: there is no such table, or the path cannot be written to.
         """
         self._group = context.group
+        if context.session is not None:
+            self.session.use(context.session)
         await to_thread.run_sync(self._open)
         doubt = self.at_least_once
-        if doubt is not None and doubt not in self._told:
-            self._told.add(doubt)
+        if doubt is not None and doubt not in self._logged:
+            self._logged.add(doubt)
             _log.info("delivers at least once", stage=context.stage, reason=doubt)
 
     def _open(self) -> None:
@@ -228,35 +235,27 @@ class SparkWriter(Reducer):
 
     @property
     def at_least_once(self) -> str | None:
-        """Why a flush that is repeated may be there twice; None if it is not. Known once it is open."""
+        """Why a repeated flush may be doubled; None if it never is. Known after `open`."""
         if self._destination is None:
-            return "the transform writes by itself"
+            return "the transform writes"
         return self._destination.doubt
 
     async def close(self) -> None:
-        """End the session, if it was opened here and nobody else uses it."""
+        """Release the session; the last writer of the process stops it, if a writer opened it."""
         if self._opened:
             self._opened = False
             await to_thread.run_sync(self.session.release)
 
-    def add(self, rows: Rows) -> None:
-        """Keep the rows for the next flush."""
-        self._added.append(rows)
-
-    def reset(self) -> None:
-        """Forget the rows. What was written of them stays known until a flush is complete."""
-        self._added = []
-
     def flush(self) -> FlushResult:
-        """Write what was added, but for what an earlier attempt has written already. Blocks: for a thread.
+        """Write the added rows, except parts that an earlier attempt wrote. Blocks; call it in a thread.
 
         Raises:
             StrategyError: rows and destination do not fit each other.
         """
-        if not self._added:
+        if not self.rows:
             return Empty()
         try:
-            for part in plan_parts(self._added, self._group):
+            for part in plan_parts(self.rows, self._group):
                 if part.name not in self._written:
                     self._written[part.name] = self._write(part)
             if self._destination is not None:
@@ -294,8 +293,8 @@ class SparkWriter(Reducer):
                 )
         elif made is None:
             raise StrategyError(
-                f"SparkWriter: {name} returned None, but what it returns is written to "
-                f"{self.table or self.path}: return a DataFrame, or leave out table and path"
+                f"SparkWriter: {name} returned None, but its result is written to {self.table or self.path}: "
+                "return a DataFrame, or leave out table and path"
             )
         else:
             self._destination.write_frame(part, made)

@@ -1,4 +1,4 @@
-"""Access rules through the protocol are those of the file, no more and no less."""
+"""The protocol shows and changes exactly the access rules in the file."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker import Broker
-from broker.security.acls import Operation, Rule, read_rules, write_rules
+from kmr.broker import Broker
+from kmr.broker.authorization.rules import Operation, Rule, read_rules, write_rules
 
 Start = Callable[..., Awaitable[Broker]]
 Connect = Callable[[Broker], Awaitable[Any]]
@@ -38,7 +38,7 @@ def acls(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def client(start: Start, connect: Connect, acls: Path) -> Any:
-    """A client that may do everything with the cluster, nothing with topics."""
+    """A client with every permission for the cluster and none for topics."""
     broker = await start(acl_file=acls, data_dir=acls.parent / "guarded")
     await broker.topics.create("new")
     return await connect(broker)
@@ -131,9 +131,7 @@ async def test_a_filter_finds_what_kafkas_would(
     "code", ["resource_type_filter", "pattern_type_filter", "operation", "permission_type"]
 )
 @pytest.mark.parametrize("value", [0, 16, -1])
-async def test_a_filter_with_a_code_that_nobody_knows_is_refused(
-    client: Any, code: str, value: int
-) -> None:
+async def test_a_filter_with_an_unknown_code_is_refused(client: Any, code: str, value: int) -> None:
     response = await client.call(DESCRIBE, 3, **wanted(**{code: value}))
     assert response.error_code is ErrorCode.invalid_request
     deleted = await client.call(
@@ -145,7 +143,7 @@ async def test_a_filter_with_a_code_that_nobody_knows_is_refused(
     ]
 
 
-async def test_what_is_created_holds_at_once_and_stays(client: Any, acls: Path) -> None:
+async def test_created_rules_apply_at_once_and_stay(client: Any, acls: Path) -> None:
     async def error() -> ErrorCode:
         (topic,) = (await client.call(METADATA, 12, topics=[{"name": "new"}])).topics
         return topic.error_code  # type: ignore[no-any-return]
@@ -183,22 +181,22 @@ async def test_one_permission_of_a_rule_can_be_deleted(client: Any, acls: Path) 
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"permission_type": 1}, "rules allow or deny"),
+        ({"permission_type": 1}, "must be allow or deny"),
         ({"host": ""}, "the host is empty"),
-        ({"principal": "Group:staff"}, "a principal is a user, User:NAME"),
-        ({"principal": "User:"}, "a principal is a user, User:NAME"),
-        ({"principal": "alice"}, "a principal is a user, User:NAME"),
+        ({"principal": "Group:staff"}, "must be a user, User:NAME"),
+        ({"principal": "User:"}, "must be a user, User:NAME"),
+        ({"principal": "alice"}, "must be a user, User:NAME"),
         ({"operation": TWO_PHASE_COMMIT}, "there is no operation 15 to allow or deny"),
         ({"operation": ANY}, "there is no operation 1 to allow or deny"),
         ({"resource_type": 6}, "no rules for resources of type 6"),
         ({"resource_type": ANY}, "no rules for resources of type 1"),
-        ({"resource_pattern_type": MATCH}, "named literally, or by what its name begins with"),
+        ({"resource_pattern_type": MATCH}, "must be literal or prefixed"),
         ({"resource_name": ""}, "the name of the resource is empty"),
         ({"resource_type": GROUP, "resource_name": "all*"}, "whose name ends with a *"),
-        ({"resource_type": CLUSTER, "resource_name": "mine"}, "is called kafka-cluster"),
+        ({"resource_type": CLUSTER, "resource_name": "mine"}, "name is kafka-cluster"),
     ],
 )
-async def test_what_rules_cannot_say_is_refused_and_the_rest_is_done(
+async def test_rules_that_cannot_be_expressed_are_refused_and_the_others_created(
     client: Any, acls: Path, values: dict[str, object], reason: str
 ) -> None:
     response = await client.call(CREATE, 3, creations=[creation(**values), creation()])
@@ -226,7 +224,7 @@ async def test_every_kind_of_resource_can_be_allowed(client: Any) -> None:
     }
 
 
-async def test_what_is_denied_is_denied_at_once_and_is_found_and_deleted_as_such(
+async def test_denials_apply_at_once_and_are_found_and_deleted_as_such(
     client: Any, acls: Path
 ) -> None:
     async def error() -> ErrorCode:
@@ -267,7 +265,7 @@ async def test_every_operation_of_kafka_can_be_allowed(client: Any) -> None:
 
 @pytest.fixture
 def break_file(acls: Path) -> Callable[[], Callable[[], bool]]:
-    """Breaks the file of rules; what it returns tells whether it is still as broken."""
+    """Make the file of rules invalid; return a check that it was not changed."""
 
     def break_it() -> Callable[[], bool]:
         acls.write_text("{")
@@ -276,7 +274,7 @@ def break_file(acls: Path) -> Callable[[], Callable[[], bool]]:
     return break_it
 
 
-async def test_a_file_that_somebody_has_broken_is_left_to_them(
+async def test_an_invalid_file_is_not_overwritten(
     client: Any, break_file: Callable[[], Callable[[], bool]]
 ) -> None:
     is_left = break_file()
@@ -285,7 +283,7 @@ async def test_a_file_that_somebody_has_broken_is_left_to_them(
     response = await client.call(DELETE, 3, filters=[wanted()])
     assert [each.error_code for each in response.filter_results] == [ErrorCode.kafka_storage_error]
     assert is_left()
-    assert await described(client) == ORDERS | CLICKS | GROUPS | OURS  # what was read last holds
+    assert await described(client) == ORDERS | CLICKS | GROUPS | OURS  # the last valid content
 
 
 async def test_a_broker_without_rules_says_so(broker: Broker, connect: Connect) -> None:

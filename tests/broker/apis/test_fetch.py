@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker import Broker
-from broker.log.errors import LogCorrupt
-from broker.log.partition import PartitionLog
-from broker.records import read_records, split_batches
+from kmr.broker import Broker
+from kmr.broker.log.partition import PartitionLog
+from kmr.broker.log.records import read_records, split_batches
+from kmr.broker.log.results import LogCorrupt
 
 Batch = Callable[..., bytes]
 Connect = Callable[[Broker], Awaitable[Any]]
@@ -203,15 +203,15 @@ async def test_a_long_poll_waits_for_min_bytes(
     assert [len(each.records) for each in parts(response)] == [2 * len(one), len(one)]
 
 
-async def test_what_there_is_comes_when_min_bytes_did_not_in_time(
-    client: Any, batch: Batch
-) -> None:
+async def test_the_available_records_are_returned_after_max_wait(client: Any, batch: Batch) -> None:
     await produce(client, batch(b"a"))
     response = await client.ask(request(client, 0, wait=0.02, min_bytes=10_000))
     assert values(parts(response)[0].records) == [b"a"]
 
 
-async def test_nobody_waits_for_more_than_the_limits_allow(client: Any, batch: Batch) -> None:
+async def test_a_fetch_does_not_wait_for_more_than_its_limits_allow(
+    client: Any, batch: Batch
+) -> None:
     one = batch(b"x" * 100)
     await produce(client, *[one] * 3)
     limit = 2 * len(one) + 50
@@ -221,27 +221,25 @@ async def test_nobody_waits_for_more_than_the_limits_allow(client: Any, batch: B
     assert len(parts(response)[0].records) == 2 * len(one)
 
 
-async def test_without_a_minimum_nobody_waits(client: Any) -> None:
+async def test_a_fetch_without_a_minimum_does_not_wait(client: Any) -> None:
     response = await client.ask(request(client, 0, wait=600, min_bytes=0))
     assert parts(response)[0].records == b""
 
 
 @pytest.mark.parametrize("topic", ["unknown", "t"])
-async def test_what_is_not_there_is_told_at_once(client: Any, topic: str) -> None:
+async def test_missing_topics_and_partitions_are_reported_at_once(client: Any, topic: str) -> None:
     wanted = {"partition": 9, "fetch_offset": 0, "partition_max_bytes": 1000}
     response = await client.ask(request(client, topic=topic, partitions=[wanted], wait=600))
     assert parts(response)[0].error_code is ErrorCode.unknown_topic_or_partition
 
 
-async def test_a_fetch_of_nothing_is_answered_at_once(client: Any) -> None:
+async def test_a_fetch_without_partitions_is_answered_at_once(client: Any) -> None:
     message = client.message(FETCH, 11, max_wait=timedelta(seconds=600), min_bytes=1, topics=[])
     assert (await client.ask(message)).responses == ()
 
 
 @pytest.mark.parametrize("session_id", [0, 7])
-async def test_there_is_no_session_that_a_fetch_could_go_on_with(
-    client: Any, session_id: int
-) -> None:
+async def test_a_fetch_that_continues_a_session_is_refused(client: Any, session_id: int) -> None:
     response = await client.ask(request(client, 0, session_id=session_id, session_epoch=3))
     assert response.error_code is ErrorCode.fetch_session_id_not_found
     assert response.responses == ()
@@ -258,7 +256,7 @@ async def test_a_fetch_that_begins_or_ends_a_session_is_a_full_one(
     assert values(parts(response)[0].records) == [b"a"]
 
 
-async def test_a_leader_epoch_that_never_was_is_refused(client: Any) -> None:
+async def test_an_unknown_leader_epoch_is_refused(client: Any) -> None:
     wanted = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}
     for epoch, code in ((0, ErrorCode.none), (1, ErrorCode.unknown_leader_epoch)):
         partitions = [{**wanted, "current_leader_epoch": epoch}]
@@ -348,7 +346,7 @@ async def test_fetches_take_turns_when_response_memory_is_short(
     assert {len(parts(each)[0].records) for each in responses} == {len(batch(b"x" * 900_000))}
 
 
-async def test_a_topic_that_is_made_again_does_not_show_its_former_records(
+async def test_a_recreated_topic_does_not_show_its_former_records(
     client: Any, broker: Broker, batch: Batch
 ) -> None:
     await produce(client, batch(b"old"))

@@ -11,7 +11,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from kio.schema.errors import ErrorCode
 
-from broker import Broker, BrokerSettings
+from kmr.broker import Broker, BrokerSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,12 +31,12 @@ NODES = {
     *("node_id", "broker_id", "controller_id", "leader_id", "replica_id"),
     *("replica_nodes", "isr_nodes"),
 }
-"""What fields that name a node are called."""
+"""Names of the fields that hold a node id."""
 
 
 @pytest.fixture(params=IDS)
 def node(request: pytest.FixtureRequest) -> int:
-    """Ids that the node is given."""
+    """Ids of the node to try."""
     number: int = request.param
     return number
 
@@ -50,7 +50,7 @@ async def client(start: Start, connect: Connect, node: int) -> Any:
 
 
 def nodes(message: Any) -> set[int]:
-    """Every node that a message names."""
+    """Every node id in a message."""
     found: set[int] = set()
     for field in fields(message):
         value = getattr(message, field.name)

@@ -9,10 +9,10 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import MessageSizeTooLargeError
 from kio.schema.errors import ErrorCode
 
-from broker import Broker
-from broker.log.errors import LogFailed
-from broker.log.partition import PartitionLog
-from broker.records import NewRecord, build_batch
+from kmr.broker import Broker
+from kmr.broker.log.partition import PartitionLog
+from kmr.broker.log.records import NewRecord, build_batch
+from kmr.broker.log.results import LogFailed
 
 Batch = Callable[..., bytes]
 Connect = Callable[[Broker], Awaitable[Any]]
@@ -24,7 +24,7 @@ PRODUCE = 0
 
 @pytest.fixture
 async def produce(broker: Broker, connect: Connect) -> Produce:
-    """Produces to partition 0 of topic `t`, which is created; returns the partition's result."""
+    """Produce to partition 0 of topic `t`, which is created; return the partition's result."""
     await broker.topics.create("t")
     client = await connect(broker)
 
@@ -55,7 +55,7 @@ async def produce(broker: Broker, connect: Connect) -> Produce:
 
 @pytest.mark.parametrize("acks", [1, -1])
 @pytest.mark.parametrize("version", range(3, 12))
-async def test_offsets_are_told_in_every_version(
+async def test_offsets_are_returned_in_every_version(
     produce: Produce, batch: Batch, version: int, acks: int
 ) -> None:
     for offset in (0, 2):
@@ -92,7 +92,9 @@ async def test_several_partitions_and_topics_are_written_in_one_request(
     assert [each.log.next_offset for each in broker.topics.partitions] == [1, 2, 1]
 
 
-async def test_log_append_time_is_told(broker: Broker, produce: Produce, batch: Batch) -> None:
+async def test_log_append_time_is_in_the_response(
+    broker: Broker, produce: Produce, batch: Batch
+) -> None:
     await broker.topics.create("stamped", 1, {"message.timestamp.type": "LogAppendTime"})
     result = await produce(batch(b"a", timestamp=1000), topic="stamped")
     assert result.log_append_time is not None
@@ -137,7 +139,7 @@ async def test_records_that_cannot_be_stored_are_refused_with_a_reason(
     assert (await produce(batch(b"sound"))).base_offset == 0
 
 
-async def test_the_limit_of_a_topic_goes_before_the_brokers(
+async def test_the_limit_of_a_topic_overrides_the_brokers(
     broker: Broker, produce: Produce, batch: Batch
 ) -> None:
     await broker.topics.create("small", 1, {"max.message.bytes": "200"})
@@ -150,7 +152,7 @@ async def test_the_limit_of_a_topic_goes_before_the_brokers(
 async def test_the_records_that_are_to_blame_are_named(
     broker: Broker, connect: Connect, version: int
 ) -> None:
-    """KIP-467: from version 8 on, by their numbers in the batch."""
+    """From version 8 on, by their index in the batch (KIP-467)."""
     await broker.topics.create("compacted", 1, {"cleanup.policy": "compact"})
     keys = (b"a", None, b"b", None)
     records = bytes(build_batch([NewRecord(key, b"value") for key in keys]))
@@ -179,7 +181,7 @@ async def test_an_old_record_format_is_named(produce: Produce) -> None:
         ("__consumer_offsets", 0, ErrorCode.invalid_topic_exception),
     ],
 )
-async def test_there_must_be_such_a_partition(
+async def test_a_missing_partition_is_refused(
     produce: Produce, batch: Batch, topic: str, partition: int, code: ErrorCode
 ) -> None:
     result = await produce(batch(b"a"), topic=topic, partition=partition)
@@ -206,7 +208,7 @@ async def test_versions_that_are_advertised_for_old_clients_are_refused(
 
 
 class Idempotent:
-    """Sends batches of one producer id, each with a sequence of its own."""
+    """Send batches of one producer id, with given sequences."""
 
     def __init__(self, produce: Produce) -> None:
         self._produce = produce
@@ -222,7 +224,7 @@ class Idempotent:
         return result.error_code, result.base_offset
 
 
-async def test_a_batch_that_comes_again_is_stored_once(produce: Produce) -> None:
+async def test_a_batch_sent_twice_is_stored_once(produce: Produce) -> None:
     producer = Idempotent(produce)
     assert [await producer.send(n) for n in (0, 1, 1, 0, 2)] == [
         (ErrorCode.none, offset) for offset in (0, 1, 1, 0, 2)
@@ -275,7 +277,7 @@ async def test_a_duplicate_is_acknowledged_only_when_the_first_is_on_disk(
     assert offsets == [0, 0]
 
 
-async def test_a_disk_that_fails_is_told_to_the_producer(
+async def test_the_producer_gets_an_error_when_the_disk_fails(
     broker: Broker, produce: Produce, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: PartitionLog) -> None:
@@ -328,7 +330,7 @@ async def test_a_real_client_gets_back_what_it_sent(
     await consumer.stop()
 
 
-async def test_a_real_client_is_told_that_a_message_is_too_large(broker: Broker) -> None:
+async def test_a_real_client_gets_an_error_for_a_large_message(broker: Broker) -> None:
     producer = AIOKafkaProducer(
         bootstrap_servers=broker.bootstrap_servers, max_request_size=4 * 2**20
     )

@@ -1,3 +1,5 @@
+"""CreateTopics, DeleteTopics, CreatePartitions."""
+
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
@@ -7,8 +9,8 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from kio.schema.errors import ErrorCode
 
-from broker import Broker
-from broker.log.partition import PartitionLog
+from kmr.broker import Broker
+from kmr.broker.log.partition import PartitionLog
 
 Connect = Callable[[Broker], Awaitable[Any]]
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
@@ -76,7 +78,7 @@ async def test_topics_are_created_with_their_settings(
     ],
 )
 @pytest.mark.parametrize("validate_only", [False, True])
-async def test_what_cannot_be_created_is_refused_with_a_reason(
+async def test_invalid_topics_are_refused_with_a_reason(
     broker: Broker, connect: Connect, topic: Any, code: ErrorCode, validate_only: bool
 ) -> None:
     await broker.topics.create("there")
@@ -107,7 +109,7 @@ async def test_replicas_may_be_assigned_to_this_node(broker: Broker, connect: Co
     assert response.topics[0].num_partitions == 2
 
 
-async def test_a_name_that_is_there_twice_is_refused(broker: Broker, connect: Connect) -> None:
+async def test_a_name_listed_twice_is_refused(broker: Broker, connect: Connect) -> None:
     client = await connect(broker)
     response = await client.call(CREATE_TOPICS, 7, topics=[wanted("t"), wanted("t")])
     assert [each.error_code for each in response.topics] == [ErrorCode.invalid_request] * 2
@@ -156,7 +158,7 @@ async def test_topics_are_deleted_by_id(broker: Broker, connect: Connect) -> Non
     assert broker.topics.get("t") is None
 
 
-async def test_who_deletes_a_topic_by_name_is_told_its_id(broker: Broker, connect: Connect) -> None:
+async def test_deleting_a_topic_by_name_returns_its_id(broker: Broker, connect: Connect) -> None:
     topic = await broker.topics.create("t")
     client = await connect(broker)
     response = await client.call(DELETE_TOPICS, 6, topics=[{"name": "t"}, {"name": "no"}])
@@ -172,7 +174,7 @@ async def test_a_topic_to_delete_is_named_in_one_way(broker: Broker, connect: Co
     assert broker.topics.get("t") is topic
 
 
-async def test_a_topic_that_is_named_twice_is_not_deleted(broker: Broker, connect: Connect) -> None:
+async def test_a_topic_listed_twice_is_not_deleted(broker: Broker, connect: Connect) -> None:
     topic = await broker.topics.create("t")
     client = await connect(broker)
     twice = [{"name": "t"}, {"name": None, "topic_id": topic.topic_id}]
@@ -202,7 +204,7 @@ async def test_a_deleted_topic_takes_its_committed_offsets_along(
         await client.call(DELETE_TOPICS, 6, topics=[{"name": "t"}])
 
 
-async def test_the_deletion_of_a_topic_answers_who_polls_it(
+async def test_deleting_a_topic_answers_its_long_polls(
     broker: Broker, connect: Connect, until: Until
 ) -> None:
     topic = await broker.topics.create("t")
@@ -243,10 +245,134 @@ async def test_a_real_client_creates_and_deletes_topics(broker: Broker) -> None:
         ([("retention.ms", None)], ErrorCode.invalid_config),
     ],
 )
-async def test_settings_that_are_not_clear_are_refused(
+async def test_ambiguous_settings_are_refused(
     broker: Broker, connect: Connect, configs: list[tuple[str, str | None]], code: ErrorCode
 ) -> None:
     client = await connect(broker)
     settings = [{"name": name, "value": value} for name, value in configs]
     response = await client.call(CREATE_TOPICS, 7, topics=[wanted("t", configs=settings)])
     assert response.topics[0].error_code is code
+
+
+Start = Callable[..., Awaitable[Broker]]
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, DELETE_RECORDS, CREATE_PARTITIONS = 0, 1, 2, 3, 21, 37
+
+
+async def produce(client: Any, data: bytes, partition: int = 0) -> int:
+    records = {"index": partition, "records": data}
+    topics = [{"name": "t", "partition_data": [records]}]
+    response = await client.call(PRODUCE, 9, acks=1, topic_data=topics)
+    (result,) = response.responses[0].partition_responses
+    assert result.error_code is ErrorCode.none
+    return int(result.base_offset)
+
+
+# -- CreatePartitions
+
+
+@pytest.mark.parametrize("version", range(4))
+async def test_a_topic_gets_more_partitions(
+    broker: Broker, connect: Connect, batch: Callable[..., bytes], version: int
+) -> None:
+    created = await broker.topics.create("t", 1, {"retention.ms": "1000"})
+    client = await connect(broker)
+    await produce(client, batch(b"old"))
+    wanted = {"name": "t", "count": 3, "assignments": None}
+    response = await client.call(CREATE_PARTITIONS, version, topics=[wanted])
+    (result,) = response.results
+    assert (result.name, result.error_code) == ("t", ErrorCode.none)
+    grown = broker.topics.get("t")
+    assert grown is not None
+    assert grown.topic_id == created.topic_id
+    assert grown.partitions[0] is created.partitions[0]
+    assert [each.log.config.retention_ms for each in grown.partitions] == [1000] * 3
+    assert broker.topics.by_id(created.topic_id) is grown
+    metadata = await client.call(METADATA, 9, topics=[{"name": "t"}])
+    assert len(metadata.topics[0].partitions) == 3
+    assert await produce(client, batch(b"new"), 2) == 0
+
+
+async def test_added_partitions_are_there_after_a_restart(
+    start: Start, connect: Connect, batch: Callable[..., bytes]
+) -> None:
+    broker = await start()
+    await broker.topics.create("t")
+    client = await connect(broker)
+    topics = [{"name": "t", "count": 2, "assignments": [{"broker_ids": (0,)}]}]
+    response = await client.call(CREATE_PARTITIONS, 3, topics=topics)
+    assert response.results[0].error_code is ErrorCode.none
+    await produce(client, batch(b"a", b"b"), 1)
+    await client.close()
+    await broker.__aexit__(None, None, None)
+    again = await start()
+    partition = again.topics.partition("t", 1)
+    assert partition is not None
+    assert partition.high_watermark == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "assignments", "code"),
+    [
+        ("no", 3, None, ErrorCode.unknown_topic_or_partition),
+        ("t", 2, None, ErrorCode.invalid_partitions),
+        ("t", 1, None, ErrorCode.invalid_partitions),
+        ("t", -1, None, ErrorCode.invalid_partitions),
+        ("t", 2**31 - 1, None, ErrorCode.invalid_partitions),
+        ("t", 3, [], ErrorCode.invalid_replica_assignment),
+        ("t", 3, [{"broker_ids": (1,)}], ErrorCode.invalid_replica_assignment),
+        ("t", 3, [{"broker_ids": (0, 1)}], ErrorCode.invalid_replica_assignment),
+        ("t", 3, [{"broker_ids": ()}], ErrorCode.invalid_replica_assignment),
+    ],
+)
+@pytest.mark.parametrize("validate_only", [False, True])
+async def test_impossible_partitions_are_refused_and_the_others_added(
+    broker: Broker,
+    connect: Connect,
+    name: str,
+    count: int,
+    assignments: Any,
+    code: ErrorCode,
+    validate_only: bool,
+) -> None:
+    for topic in ("t", "good"):
+        await broker.topics.create(topic, 2)
+    client = await connect(broker)
+    topics = [
+        {"name": name, "count": count, "assignments": assignments},
+        {"name": "good", "count": 3, "assignments": None},
+    ]
+    response = await client.call(CREATE_PARTITIONS, 3, topics=topics, validate_only=validate_only)
+    refused, good = response.results
+    assert refused.error_code is code
+    assert refused.error_message
+    assert good.error_code is ErrorCode.none
+    counts = {each.name: len(each.partitions) for each in broker.topics}
+    assert counts == {"t": 2, "good": 2 if validate_only else 3}
+
+
+async def test_a_topic_listed_twice_gets_no_partitions(broker: Broker, connect: Connect) -> None:
+    await broker.topics.create("t")
+    client = await connect(broker)
+    topics = [{"name": "t", "count": count, "assignments": None} for count in (2, 3)]
+    response = await client.call(CREATE_PARTITIONS, 3, topics=topics)
+    assert [each.error_code for each in response.results] == [ErrorCode.invalid_request] * 2
+
+
+async def test_a_failing_disk_leaves_the_topic_unchanged(
+    broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no space left")
+
+    created = await broker.topics.create("t")
+    client = await connect(broker)
+    topics = [{"name": "t", "count": 3, "assignments": None}]
+    with monkeypatch.context() as patch:
+        patch.setattr("kmr.broker.topics.topics.write_checked", fail)
+        response = await client.call(CREATE_PARTITIONS, 3, topics=topics)
+    assert response.results[0].error_code is ErrorCode.kafka_storage_error
+    assert broker.topics.get("t") is created
+    directory = created.partitions[0].log.directory.parent
+    assert sorted(each.name for each in directory.iterdir()) == ["0", "topic.json"]
+    response = await client.call(CREATE_PARTITIONS, 3, topics=topics)
+    assert response.results[0].error_code is ErrorCode.none

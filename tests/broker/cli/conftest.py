@@ -9,8 +9,8 @@ import pytest
 import structlog
 from anyio.from_thread import start_blocking_portal
 
-from broker import Broker, BrokerSettings
-from broker.cli import app
+from kmr.broker import Broker, BrokerSettings
+from kmr.broker.cli import app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Result(NamedTuple):
-    """What a command did."""
+    """The exit code and output of a command."""
 
     code: int
     out: bytes
@@ -72,5 +72,33 @@ def kmr(
             )
         captured = capfdbinary.readouterr()
         return Result(code, captured.out, captured.err)
+
+    return run
+
+
+class Offline(Protocol):
+    """Runs `kmr broker ARGUMENTS`; returns its exit code, stdout and stderr."""
+
+    def __call__(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]: ...
+
+
+@pytest.fixture
+def offline(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Offline:
+    """Runs a command in this process, without a broker, with files of users and rules."""
+    monkeypatch.setenv("KMR_BROKER__USERS_FILE", str(tmp_path / "users.json"))
+    monkeypatch.setenv("KMR_BROKER__ACL_FILE", str(tmp_path / "acls.json"))
+
+    def run(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
+        source = tmp_path / "stdin"
+        source.write_text(stdin)
+        capsys.readouterr()
+        with source.open() as file, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", file)
+            code = app(
+                arguments, exit_on_error=False, print_error=False, result_action="return_value"
+            )
+        return code, *capsys.readouterr()
 
     return run

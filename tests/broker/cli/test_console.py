@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from broker.cli.completion import completer
+from kmr.broker.cli.console import completer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
     from tests.broker.cli.conftest import Kmr
 
-RUN = [sys.executable, "-c", "from broker.cli import app; app()", "console"]
+RUN = [sys.executable, "-c", "from kmr.broker.cli import app; app()", "console"]
 
 
 def console(kmr: Kmr, *lines: str) -> list[str]:
-    """What the console prints for these lines."""
+    """Return the output of the console for these lines."""
     result = kmr("console", stdin="\n".join(lines).encode())
     assert (result.code, result.err) == (0, b"")
     return result.lines
 
 
-def test_a_person_makes_a_topic_sends_and_reads(kmr: Kmr) -> None:
+def test_topics_are_created_written_and_read(kmr: Kmr) -> None:
     shown = console(
         kmr,
         "create orders --partitions 1",
@@ -59,7 +59,7 @@ def test_a_person_makes_a_topic_sends_and_reads(kmr: Kmr) -> None:
         "1  two words a=b",
         "2  more a=b",
         "3 1  ",
-        "nothing new",
+        "no new records",
         "reading orders, in no group",
         "TOPIC   PARTITION  NEXT",
         "orders          0     1",
@@ -69,11 +69,11 @@ def test_a_person_makes_a_topic_sends_and_reads(kmr: Kmr) -> None:
     ]
 
 
-def test_a_group_commits_what_was_shown(kmr: Kmr) -> None:
+def test_a_group_commits_the_records_that_were_shown(kmr: Kmr) -> None:
     console(kmr, "create jobs", "send jobs 1 2 3")
     first = console(kmr, "subscribe jobs", "join team", "poll --max 2 --format value", "leave")
     assert "reading jobs, in group team" in first
-    assert "the group gives us jobs:0" in first
+    assert "assigned partitions: jobs:0" in first
     assert first[first.index("1") + 1 :][:2] == ["2", "reading jobs, in no group"]
 
     second = console(kmr, "subscribe jobs", "join team", "poll --format value", "group team")
@@ -84,7 +84,7 @@ def test_a_group_commits_what_was_shown(kmr: Kmr) -> None:
     assert "team" in console(kmr, "groups")
 
 
-def test_subscriptions_add_up_and_keep_their_place(kmr: Kmr) -> None:
+def test_subscriptions_add_up_and_keep_their_positions(kmr: Kmr) -> None:
     console(kmr, "create left", "create right", "send left 1", "send right 2")
     shown = console(
         kmr,
@@ -113,20 +113,20 @@ def test_subscriptions_add_up_and_keep_their_place(kmr: Kmr) -> None:
         ("send there x --partition 9", "error: topic there has no partition 9: it has 1"),
         ("subscribe missing", "error: topic missing: does not exist"),
         ("subscribe", "error: name at least one topic"),
-        ("unsubscribe there", "error: topic there: is not subscribed"),
+        ("unsubscribe there", "error: topic there: not subscribed"),
         ("poll", "error: subscribe to a topic first"),
         ("poll --format x", "error: --format"),
         ("poll --wait long", "error: "),
         ("join team", "error: subscribe to a topic first"),
         ("leave", "error: in no group"),
-        ("seek 5", "error: no partitions to seek in"),
+        ("seek 5", "error: no partitions assigned"),
         ("describe missing", "error: topic missing: does not exist"),
         ("group missing", "error: group missing: does not exist"),
         ("send there 'no end", "error: No closing quotation"),
-        ("help nonsense", "error: there is no command 'nonsense'"),
+        ("help nonsense", "error: unknown command 'nonsense'"),
     ],
 )
-def test_an_error_is_told_and_ends_nothing(kmr: Kmr, line: str, message: str) -> None:
+def test_the_console_continues_after_an_error(kmr: Kmr, line: str, message: str) -> None:
     kmr("topic", "create", "there", "--if-not-exists")
     shown = console(kmr, line, "", "# a comment", "topics", "exit", "nonsense")
     assert shown[0].startswith(message)
@@ -134,7 +134,7 @@ def test_an_error_is_told_and_ends_nothing(kmr: Kmr, line: str, message: str) ->
     assert not any("nonsense" in each for each in shown[1:])
 
 
-def test_every_command_explains_itself(kmr: Kmr) -> None:
+def test_every_command_has_a_help_text(kmr: Kmr) -> None:
     overview = "\n".join(console(kmr, "help"))
     commands = re.findall(r"^│ (\w+)", overview, re.MULTILINE)
     assert {"topics", "create", "delete", "send", "subscribe", "unsubscribe"} < set(commands)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.cli.errors import UsageError
-from broker.cli.formats import FORMATS, formatter
+from kmr.broker.cli.formats import FORMATS, formatter
+from kmr.broker.cli.terminal import UsageError
 
 
 class Record(NamedTuple):
@@ -33,12 +33,12 @@ class Record(NamedTuple):
         ("ümlaut {key}", "ümlaut k".encode()),
     ],
 )
-def test_records_are_written_as_the_format_says(form: str, expected: bytes) -> None:
+def test_records_are_written_in_each_format(form: str, expected: bytes) -> None:
     assert formatter(form)(Record(headers=(("h", b"1"), ("n", None)))) == expected
 
 
 @given(st.binary(), st.binary())
-def test_bytes_are_written_as_they_are(key: bytes, value: bytes) -> None:
+def test_bytes_are_written_unchanged(key: bytes, value: bytes) -> None:
     record = Record(key=key, value=value)
     assert formatter("{key}|{value}")(record) == key + b"|" + value
 
@@ -59,7 +59,7 @@ def test_a_tombstone_is_null_in_json_and_nothing_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("form", ["", "nonsense", "{nonsense}"])
-def test_a_format_that_makes_no_sense_is_refused(form: str) -> None:
+def test_an_unknown_format_is_refused(form: str) -> None:
     with pytest.raises(UsageError, match="--format"):
         formatter(form)
 

@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from broker.log.compaction_batches import empty_batches
-from broker.log.config import LogConfig
-from broker.log.partition import PartitionLog
-from broker.producers.identity import ProducerIdentity
-from broker.producers.markers import Marker, build_marker
-from broker.records import NewRecord, build_batch, parse_header, split_batches
+from kmr.broker.log.compaction import empty_batches
+from kmr.broker.log.log_config import LogConfig
+from kmr.broker.log.partition import PartitionLog
+from kmr.broker.log.producers import Marker, ProducerIdentity, build_marker
+from kmr.broker.log.records import NewRecord, build_batch, parse_header, split_batches
 
 NOW = 1_700_000_000_000
 Kmr = Callable[..., Any]
@@ -96,7 +95,7 @@ def test_a_damaged_batch_is_shown_and_the_next_ones_too(kmr: Kmr, segment: Path)
     assert result.err.decode().strip().endswith("1 damaged batches")
 
 
-def test_a_segment_that_ends_too_early_is_shown_as_far_as_it_goes(kmr: Kmr, segment: Path) -> None:
+def test_a_truncated_segment_is_shown_up_to_its_end(kmr: Kmr, segment: Path) -> None:
     segment.write_bytes(segment.read_bytes()[:-1])
     result = kmr("log", "dump", str(segment))
     assert (result.code, len(result.lines)) == (1, 3)
@@ -113,7 +112,7 @@ def test_an_empty_segment_has_no_batches(kmr: Kmr, segment: Path) -> None:
     assert kmr("log", "dump", str(segment))[:2] == (0, b"")
 
 
-def test_a_file_that_is_not_there_is_an_error(kmr: Kmr, tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(kmr: Kmr, tmp_path: Path) -> None:
     result = kmr("log", "dump", str(tmp_path / "no.log"))
     assert (result.code, result.out) == (1, b"")
-    assert b"cannot be read: No such file" in result.err
+    assert b"cannot be read (No such file" in result.err

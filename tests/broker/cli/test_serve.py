@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-SERVE = ["-c", "from broker.cli import app; app()", "serve"]
+SERVE = ["-c", "from kmr.broker.cli import app; app()", "serve"]
 
 
 async def start(*arguments: str | int | Path) -> Process:
@@ -59,7 +59,7 @@ def member(servers: str) -> AIOKafkaConsumer[bytes, bytes]:
 
 
 async def finished(process: Process) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a process that ends by itself."""
+    """Return exit code, stdout and stderr of a process that ends without a signal."""
     async with asyncio.timeout(20):
         out, err = await process.communicate()
     assert process.returncode is not None
@@ -67,7 +67,7 @@ async def finished(process: Process) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_stops_it_in_good_order(tmp_path: Path, number: signal.Signals) -> None:
+async def test_a_signal_stops_it_cleanly(tmp_path: Path, number: signal.Signals) -> None:
     async with serving("--data", tmp_path, "--port", 0) as (process, servers):
         async with AIOKafkaProducer(bootstrap_servers=servers) as producer:
             await producer.send_and_wait("t", b"value")
@@ -78,7 +78,7 @@ async def test_a_signal_stops_it_in_good_order(tmp_path: Path, number: signal.Si
         assert (tmp_path / "clean").exists()
 
 
-async def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
+async def test_acknowledged_records_survive_a_kill(tmp_path: Path) -> None:
     arguments = ("--data", tmp_path, "--port", 0, "--group-min-session-timeout", "100ms")
     async with serving(*arguments) as (process, servers):
         async with AIOKafkaProducer(bootstrap_servers=servers) as producer:
@@ -95,7 +95,7 @@ async def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
     assert values == [b"%d" % index for index in range(5, 20)]
 
 
-async def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
+async def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
     async with serving("--data", tmp_path / "a", "--port", 0) as (_, servers):
         port = servers.rpartition(":")[2]
         code, out, err = await finished(await start("--data", tmp_path / "b", "--port", port))
@@ -112,10 +112,12 @@ async def test_a_data_directory_that_is_in_use_is_one_line(tmp_path: Path) -> No
         assert str(process.pid) in err
 
 
-async def test_a_setting_that_makes_no_sense_is_one_line(tmp_path: Path) -> None:
+async def test_a_wrong_setting_is_one_line(tmp_path: Path) -> None:
     code, out, err = await finished(await start("--data", tmp_path, "--partitions", 0))
     assert (code, out) == (2, "")
-    assert err == "kmr broker: --partitions must be greater than 0, not 0\n"
+    assert err == (
+        "kmr broker: default_partitions must be a whole number > 0, not '0' (from flag --partitions)\n"
+    )
 
 
 async def test_logs_go_to_stderr_as_json_unless_it_is_a_terminal(tmp_path: Path) -> None:
@@ -135,3 +137,20 @@ async def test_logs_go_to_stderr_as_json_unless_it_is_a_terminal(tmp_path: Path)
     assert list(events[1])[:4] == ["timestamp", "level", "logger", "event"]
     assert (events[0]["address"], events[1]["topic"]) == (servers, "t")
     assert (events[2]["signal"], events[3]["seconds"] < 25) == ("SIGTERM", True)
+
+
+async def test_other_machines_cannot_connect_by_accident(tmp_path: Path) -> None:
+    """As a process: what it says, and its exit code."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "from kmr.broker.cli import app; app()", "serve"),
+        *("--data", str(tmp_path), "--port", "0", "--host", "0.0.0.0"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, said = await process.communicate()
+    assert process.returncode == 2
+    text = said.decode()
+    assert text.startswith("kmr broker: host '0.0.0.0' lets other machines connect")
+    for flag in ("--tls-certificate", "--tls-key", "--users", "--tls-client-ca", "--insecure"):
+        assert flag in text
+    assert text.count("\n") == 1
+    assert not list(tmp_path.iterdir())  # noqa: ASYNC240

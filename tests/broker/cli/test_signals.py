@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.broker.cli.conftest import Kmr
 
-RUN = ["-c", "from broker.cli import app; app()"]
+RUN = ["-c", "from kmr.broker.cli import app; app()"]
 
 
 @asynccontextmanager
@@ -47,7 +47,7 @@ async def read(process: Process, lines: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_signal_is_the_ordinary_end_of_following(
+async def test_a_signal_ends_consume_follow_normally(
     kmr: Kmr, servers: str, number: signal.Signals
 ) -> None:
     topic = f"followed-{number.name}"
@@ -70,7 +70,7 @@ async def test_a_signal_is_the_ordinary_end_of_following(
     assert shown.lines[-1].split() == [topic, "0", "2", "2", "0"]
 
 
-async def test_new_records_are_followed_without_being_told(kmr: Kmr, servers: str) -> None:
+async def test_new_records_are_followed_by_default(kmr: Kmr, servers: str) -> None:
     await asyncio.to_thread(kmr, "topic", "create", "new")
     await asyncio.to_thread(kmr, "produce", "new", stdin=b"old\n")
     async with running(servers, "consume", "new") as consumer:
@@ -80,7 +80,7 @@ async def test_new_records_are_followed_without_being_told(kmr: Kmr, servers: st
         assert reading.result() == [b"new"]
 
 
-async def test_a_reader_that_goes_away_ends_consume_quietly(kmr: Kmr, servers: str) -> None:
+async def test_a_closed_stdout_ends_consume_quietly(kmr: Kmr, servers: str) -> None:
     await asyncio.to_thread(kmr, "topic", "create", "piped")
     await asyncio.to_thread(kmr, "produce", "piped", stdin=b"x" * 100 + b"\n")
     reader, writer = os.pipe()
@@ -92,7 +92,9 @@ async def test_a_reader_that_goes_away_ends_consume_quietly(kmr: Kmr, servers: s
         assert (consumer.returncode, err) == (128 + signal.SIGPIPE, b"")
 
 
-async def test_an_interrupt_ends_produce_with_what_was_typed_sent(kmr: Kmr, servers: str) -> None:
+async def test_an_interrupt_ends_produce_after_sending_complete_lines(
+    kmr: Kmr, servers: str
+) -> None:
     await asyncio.to_thread(kmr, "topic", "create", "typed")
     consume = ("consume", "typed", "--from-beginning", "--follow")
     async with (

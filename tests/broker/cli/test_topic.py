@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kio.schema.errors import ErrorCode
 
-from broker.apis import groups
+from kmr.broker.apis import groups
 
 if TYPE_CHECKING:
     import pytest
@@ -99,10 +99,10 @@ def test_a_mistake_is_one_line_and_an_exit_code(kmr: Kmr) -> None:
         assert result.err.count(b"\n") == 1
 
 
-def test_an_existing_topic_can_be_left_alone(kmr: Kmr) -> None:
+def test_an_existing_topic_may_be_ignored(kmr: Kmr) -> None:
     kmr("topic", "create", "kept", "--partitions", "2")
     again = kmr("topic", "create", "kept", "--if-not-exists")
-    assert again == (0, b"kept: exists already, with 2 partitions\n", b"")
+    assert again == (0, b"kept: already exists, with 2 partitions\n", b"")
 
 
 def test_describing_a_topic_does_not_create_it(kmr: Kmr) -> None:
@@ -117,7 +117,7 @@ def test_a_broker_that_is_not_there_is_one_line(kmr: Kmr) -> None:
     assert result.err.count(b"\n") == 1
 
 
-def test_a_group_shows_what_it_committed_and_how_far_it_is_behind(kmr: Kmr) -> None:
+def test_a_group_shows_its_committed_offsets_and_lag(kmr: Kmr) -> None:
     kmr("topic", "create", "lagging")
     kmr("produce", "lagging", stdin=b"1\n2\n3\n")
     kmr("consume", "lagging", "--group", "slow", "--from-beginning", "--max-records", "1")
@@ -128,8 +128,8 @@ def test_a_group_shows_what_it_committed_and_how_far_it_is_behind(kmr: Kmr) -> N
     assert shown[-1].split() == ["lagging", "0", "1", "3", "2"]
     (group,) = json.loads(kmr("group", "describe", "slow", "--json").out)
     assert group["offsets"] == [{"topic": "lagging", "partition": 0, "committed": 1, "end": 3}]
-    missing = kmr("group", "describe", "nobody")
-    assert (missing.code, missing.err) == (1, b"kmr broker: group nobody: does not exist\n")
+    missing = kmr("group", "describe", "unknown")
+    assert (missing.code, missing.err) == (1, b"kmr broker: group unknown: does not exist\n")
 
 
 def test_a_cluster_that_has_no_coordinator_yet_is_asked_again(

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from aiokafka import AIOKafkaProducer
 
-from broker.records import NewRecord, build_batch, parse_header
+from kmr.broker.log.records import NewRecord, build_batch, parse_header
 
 if TYPE_CHECKING:
-    from broker import Broker
+    from kmr.broker import Broker
     from tests.broker.cli.conftest import Kmr
 
 PRODUCER_ID = 77
@@ -37,7 +37,7 @@ async def test_a_transaction_is_listed_described_and_aborted(kmr: Kmr, servers: 
         refused = await asyncio.to_thread(kmr, "txn", "abort", "orders", "0", "--start-offset", "9")
         assert (refused.code, refused.err.decode()) == (
             1,
-            "kmr broker: orders-0: no transaction begins at 9; those that are open begin at 0\n",
+            "kmr broker: orders-0: no transaction begins at 9; open transactions begin at 0\n",
         )
         aborted = await asyncio.to_thread(kmr, "txn", "abort", "orders", "0", "--start-offset", "0")
         assert aborted.lines == ["orders-0: aborted the transaction that began at 0"]
@@ -51,9 +51,7 @@ async def test_a_transaction_is_listed_described_and_aborted(kmr: Kmr, servers: 
     assert (info["state"], info["partitions"]) == ("CompleteCommit", [])
 
 
-async def test_a_transaction_that_nobody_will_end_is_found_and_aborted(
-    kmr: Kmr, start: Any
-) -> None:
+async def test_a_hanging_transaction_is_found_and_aborted(kmr: Kmr, start: Any) -> None:
     broker: Broker = await start()
     topic = await broker.topics.create("t", 2)
     partition = topic.partitions[1]
@@ -80,9 +78,9 @@ async def test_a_transaction_that_nobody_will_end_is_found_and_aborted(
     assert partition.log.last_stable_offset == partition.log.next_offset == 2
 
 
-def test_what_does_not_exist_is_said_in_one_line(kmr: Kmr) -> None:
+def test_a_missing_transaction_or_topic_is_one_line(kmr: Kmr) -> None:
     for arguments, words in (
-        (("txn", "describe", "nobody"), "transactional id nobody: transactional id not found"),
+        (("txn", "describe", "unknown"), "transactional id unknown: transactional id not found"),
         (("txn", "describe"), "name at least one transactional id"),
         (("txn", "hanging", "none"), "topic none: does not exist"),
         (("txn", "abort", "none", "0", "--start-offset", "0"), "none-0: does not exist"),

@@ -1,4 +1,4 @@
-"""Brokers on a disk that forgets."""
+"""Brokers on a simulated disk that loses unsynced data."""
 # ruff: noqa: E402  what asserts must be registered before it is imported
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import structlog
 
 pytest.register_assert_rewrite("chaos.disks.auditor", "chaos.disks.wire", "chaos.disks.workload")
 
-from broker import Broker, BrokerSettings
 from chaos.disks.auditor import Auditor
 from chaos.disks.promises import History
 from chaos.disks.wire import look
 from chaos.disks.workload import PARTS, Workload
+from kmr.broker import Broker, BrokerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tools:
-    """What the tests of this folder share."""
+    """Tools of this folder's tests."""
 
     connect: Connect
 
@@ -62,13 +62,13 @@ class Tools:
         )
 
     async def look(self, client: Any) -> Found:
-        """Everything that clients can see. Raises LookupError when they are told of damage."""
+        """Everything that clients can see. Raises LookupError if they get an error."""
         return await look(client)
 
     async def audit(
         self, root: Path, history: History, at: int, fsync: str = "always", *, durable: bool
     ) -> None:
-        """Start a broker on what a crash left, twice, and check what its clients see."""
+        """Start a broker on the files of a crash, twice, and check what its clients see."""
         auditor = Auditor(history, at, durable=durable)
         async with self.broker(root, fsync) as broker:
             client = await self.connect(broker)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from broker.errors import BrokerError
 from chaos.disks.disk import Disk
 from chaos.disks.power_loss import EVERYTHING, survivors, write_tree
+from kmr.broker.errors import BrokerError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,13 +83,13 @@ async def test_a_damaged_file_is_made_up_for_or_somebody_is_told(
         damaged = tmp_path / "damaged"
         shutil.copytree(intact, damaged)
         damage(damaged / path, Random(number))
-        told = await start_and_look(tools, damaged, history, expected)
-        assert told, f"{damage.__name__} of {path} went unnoticed"
+        noticed = await start_and_look(tools, damaged, history, expected)
+        assert noticed, f"{damage.__name__} of {path} went unnoticed"
         shutil.rmtree(damaged)
 
 
 async def start_and_look(tools: Any, root: Path, history: Any, expected: Any) -> bool:
-    """Whether all is there, or the operator or a client is told that it is not."""
+    """Whether everything is there, or the operator or a client gets an error."""
     same = False
     with capture_logs() as logs:
         try:

@@ -1,7 +1,7 @@
-"""A disk that refuses: it is full, or fails to sync, at any operation of a broker's life.
+"""A disk that is full, or fails to sync, at any operation of a broker's life.
 
 Each step of the work either succeeds or is refused with a reason; what succeeded is there afterwards,
-once, also after a power loss; and when there is room again, what was refused succeeds.
+once, also after a power loss; refused steps succeed when there is room again.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.errors import BrokerError
-from broker.maintenance import retain
-from broker.records import NewRecord, build_batch
 from chaos.disks.disk import Disk
 from chaos.disks.power_loss import NOTHING, survivors, write_tree
+from kmr.broker.errors import BrokerError
+from kmr.broker.log.records import NewRecord, build_batch
+from kmr.broker.operations.maintenance import retain
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
     from pathlib import Path
 
-    from broker import Broker
+    from kmr.broker import Broker
 
 PRODUCE, OFFSET_COMMIT, CREATE_TOPICS, DELETE_TOPICS, DELETE_RECORDS = 0, 8, 19, 20, 21
 INIT, ADD_PARTITIONS, END, ALTER, CREATE_PARTITIONS = 22, 24, 26, 33, 37
@@ -48,11 +48,11 @@ class Refused(Exception):
 
 
 class AlreadyThere(Exception):
-    """What was refused before had come so far that it was done; nobody was told of it."""
+    """A refused step had taken effect all the same, so its retry is refused."""
 
 
 class Work:
-    """One client that does one thing after another, and knows what it was told."""
+    """One client that takes its steps in order, and remembers the responses."""
 
     broker: Broker
     client: Any
@@ -219,7 +219,7 @@ class Work:
 
 
 def check(code: object, *, done: ErrorCode | None = None) -> None:
-    """`done`: what a client is answered when what it asks for is there."""
+    """`done`: the error code of a step that has already been taken."""
     if code is OK:
         return
     if code is done:
@@ -265,7 +265,7 @@ class Fault:
 
 
 async def survive(tools: Any, where: Path, fault: Fault, *, goes_on: bool) -> None:
-    """Do the work on a disk with a fault; then the power fails, and what was acknowledged is there.
+    """Do the work on a disk with a fault; then the power fails, and all acknowledged data is there.
 
     `goes_on`: the fault passes when something was refused, and the same broker goes on; otherwise it
     passes when the broker is restarted.

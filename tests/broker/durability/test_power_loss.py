@@ -1,7 +1,7 @@
-"""A broker whose disk forgets what was not synced, at any moment: what clients were told holds.
+"""A broker whose disk loses unsynced data at any moment: all acknowledgements hold.
 
 Real clients work on a broker; the disk takes down every change to its files (`chaos.disks`). Then, for
-one moment after the other, a broker is started on what a crash at this moment would have left.
+one moment after the other, a broker is started on the files that a crash at this moment leaves.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Moments = Callable[[int, int], range]
 
 
 def crashes(disk: Disk, moments: Iterable[int], luck: Luck | None) -> Iterator[tuple[int, Tree]]:
-    """Moments and what a crash leaves then; of several that leave the same only the last.
+    """Moments and the files that a crash leaves then; of equal ones only the last.
 
     `luck`: without it, each moment has its own.
     """
@@ -94,7 +94,7 @@ async def test_a_kill_at_any_operation_takes_back_nothing_that_was_acknowledged(
 
 
 @pytest.mark.slow
-async def test_whatever_luck_leaves_of_all_clients_work_holds_what_was_acknowledged(
+async def test_acknowledged_work_of_all_clients_survives_any_power_loss(
     tools: Any, root: Path, tmp_path: Path, moments: Moments
 ) -> None:
     with Disk(root) as disk:
@@ -106,7 +106,7 @@ async def test_whatever_luck_leaves_of_all_clients_work_holds_what_was_acknowled
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fsync", ["interval", "os"])
-async def test_without_a_sync_a_power_loss_leaves_the_beginning_of_what_was_sent(
+async def test_without_a_sync_a_power_loss_leaves_a_prefix_of_the_sent_records(
     tools: Any, root: Path, tmp_path: Path, moments: Moments, fsync: str
 ) -> None:
     with Disk(root) as disk:

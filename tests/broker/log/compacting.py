@@ -1,15 +1,13 @@
-"""A log that is compacted by hand: what the tests of compaction do with it."""
+"""Helpers of the compaction tests: write a log, compact it by hand, read it."""
 
 from collections.abc import Callable
 from pathlib import Path
 
-from broker.log.compaction import Compaction
-from broker.log.compaction_plan import plan_compaction
-from broker.log.config import LogConfig
-from broker.log.partition import PartitionLog
-from broker.producers.identity import ProducerIdentity
-from broker.producers.markers import Marker, build_marker
-from broker.records import (
+from kmr.broker.log.compaction import Compaction, plan_compaction
+from kmr.broker.log.log_config import LogConfig
+from kmr.broker.log.partition import PartitionLog
+from kmr.broker.log.producers import Marker, ProducerIdentity, build_marker
+from kmr.broker.log.records import (
     Codec,
     NewRecord,
     StoredRecord,
@@ -68,7 +66,7 @@ def compact(log: PartitionLog, now_ms: int = NOW, *, max_keys: int = 1000) -> bo
     compaction.read_keys()
     for group in plan.groups:
         rewritten = compaction.rewrite(group)
-        assert rewritten is None or log.put_in_place(rewritten)
+        assert rewritten is None or log.replace_segments(rewritten)
     plan.state.after_pass(compaction.clean_to, compaction.tombstones, now_ms).save(log.directory)
     return True
 

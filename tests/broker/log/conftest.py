@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.log.config import LogConfig
-from broker.log.partition import Appended, PartitionLog
-from broker.records import Codec, NewRecord, build_batch, split_batches
+from kmr.broker.log.log_config import LogConfig
+from kmr.broker.log.partition import PartitionLog
+from kmr.broker.log.records import Codec, NewRecord, build_batch, split_batches
+from kmr.broker.log.results import Appended
 
 NOW_MS = 1_700_000_000_000
 
@@ -60,7 +61,7 @@ def read_all() -> Callable[[PartitionLog], list[bytes]]:
 
 @pytest.fixture
 def open_log(tmp_path: Path) -> Iterator[Callable[..., PartitionLog]]:
-    """Opens the log in `tmp_path/t-0`, as after a clean stop unless told; closes it at the end."""
+    """Opens the log in `tmp_path/t-0`, by default as after a clean stop; closes it at the end."""
     logs: list[PartitionLog] = []
 
     def open_log(config: LogConfig | None = None, *, clean: bool = True) -> PartitionLog:

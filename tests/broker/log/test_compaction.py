@@ -1,16 +1,21 @@
-"""What compaction leaves of a log, and what of it survives a crash."""
+"""When a log is compacted, and which records, tombstones, markers and producers stay."""
 
 from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
-from broker.log.compaction import Compaction
-from broker.log.compaction_plan import plan_compaction
-from broker.log.compaction_state import COMPACTION_FILE, CompactionState, Horizon
-from broker.log.config import TimestampType
-from broker.log.partition import PartitionLog
-from broker.records import (
+from kmr.broker.log.compaction import (
+    COMPACTION_FILE,
+    Compaction,
+    CompactionState,
+    Horizon,
+    Stopped,
+    plan_compaction,
+)
+from kmr.broker.log.log_config import TimestampType
+from kmr.broker.log.partition import PartitionLog
+from kmr.broker.log.records import (
     CODECS,
     Codec,
     NewRecord,
@@ -21,8 +26,9 @@ from broker.records import (
     read_records,
     split_batches,
 )
+from kmr.broker.log.results import LogCorrupt
 
-from .compacting import CONFIG, NOW, Open, compact, log_files, pairs, put, stored
+from .compacting import CONFIG, NOW, Open, compact, end_transaction, log_files, pairs, put, stored
 
 
 def test_only_the_latest_record_of_each_key_stays_where_it_was(open_log: Open) -> None:
@@ -39,7 +45,7 @@ def test_only_the_latest_record_of_each_key_stays_where_it_was(open_log: Open) -
 
 
 @pytest.mark.parametrize("max_bytes", [1, 61, 100, 1000])
-def test_what_has_no_records_any_more_is_passed_over(open_log: Open, max_bytes: int) -> None:
+def test_a_read_skips_batches_without_records(open_log: Open, max_bytes: int) -> None:
     log = open_log(replace(CONFIG, segment_bytes=1))  # a segment of its own for each batch
     for _ in range(5):
         put(log, ("a", "old"))
@@ -55,7 +61,7 @@ def test_what_has_no_records_any_more_is_passed_over(open_log: Open, max_bytes: 
         ] == [b"new"]
 
 
-def test_what_has_no_records_any_more_is_read_where_nothing_follows(open_log: Open) -> None:
+def test_a_read_returns_batches_without_records_at_the_log_end(open_log: Open) -> None:
     log = open_log(CONFIG)
     batch = build_batch([NewRecord(None, b"without a key", (), NOW)])
     log.append(batch, [parse_header(batch)], now_ms=NOW)
@@ -174,7 +180,7 @@ def test_records_without_a_key_go(open_log: Open) -> None:
     assert pairs(log) == {1: ("a", "1")}
 
 
-def test_records_that_nobody_can_decode_stay_as_they_are(open_log: Open) -> None:
+def test_undecodable_records_stay_as_they_are(open_log: Open) -> None:
     log = open_log(CONFIG)
     whole = build_batch([NewRecord(b"a", b"1"), NewRecord(b"a", b"2")])
     header = parse_header(whole)
@@ -209,9 +215,6 @@ def test_a_time_finds_the_records_that_are_left(open_log: Open) -> None:
     assert open_log(CONFIG).offset_for_timestamp(NOW + 3) == (4, NOW + 4)
 
 
-# -- deletion beside compaction
-
-
 def test_age_deletes_nothing_where_a_log_is_only_compacted(open_log: Open) -> None:
     config = replace(CONFIG, retention_ms=10, retention_bytes=1)
     log = open_log(config)
@@ -233,43 +236,6 @@ def test_deleted_records_are_left_out(open_log: Open) -> None:
     assert open_log(CONFIG).log_start_offset == 3
 
 
-# -- crashes
-
-
-@pytest.mark.parametrize("crash", ["before the rename", "after it", "half deleted", "damaged"])
-def test_a_crash_leaves_the_old_segments_or_the_new_one(open_log: Open, crash: str) -> None:
-    log = open_log(CONFIG)
-    for n in range(3):
-        put(log, ("a", str(n)), ("b", str(n)))
-        log.roll()
-    put(log, ("c", "active"))
-    plan = plan_compaction(log, NOW)
-    assert plan is not None
-    log.checkpoint()
-    compaction = Compaction(plan)
-    compaction.read_keys()
-    assert compaction.rewrite(next(plan.groups)) is not None
-    old, new = set(range(7)), {4, 5, 6}
-    source = log.directory / f"{0:020}.log.tmp"
-    swap = log.directory / f"{0:020}-{6:020}.log.swap"
-    if crash != "before the rename":
-        source.rename(swap)
-    if crash == "half deleted":
-        (log.directory / f"{2:020}.log").unlink()
-    if crash == "damaged":
-        swap.write_bytes(swap.read_bytes()[:-1])
-    recovered = open_log(CONFIG, clean=False)
-    expected = old if crash in ("before the rename", "damaged") else new
-    assert set(pairs(recovered)) == expected
-    assert not recovered.recovery.lost_data
-    assert not {".tmp", ".swap"} & {path.suffix for path in log.directory.iterdir()}
-    while compact(recovered):
-        pass
-    recovered.roll()
-    compact(recovered)
-    assert set(pairs(recovered)) == new
-
-
 def test_a_lost_state_means_that_all_is_compacted_again(open_log: Open) -> None:
     log = open_log(CONFIG)
     put(log, ("a", "1"), ("a", None))
@@ -282,7 +248,7 @@ def test_a_lost_state_means_that_all_is_compacted_again(open_log: Open) -> None:
     assert pairs(log) == {}
 
 
-def test_a_log_that_lost_records_forgets_what_was_compacted(open_log: Open) -> None:
+def test_a_log_that_lost_records_forgets_the_progress_of_compaction(open_log: Open) -> None:
     log = open_log(CONFIG)
     put(log, ("a", "1"))
     log.roll()
@@ -295,3 +261,182 @@ def test_a_log_that_lost_records_forgets_what_was_compacted(open_log: Open) -> N
     again = open_log(CONFIG)
     assert again.recovery.lost_durable_records
     assert CompactionState.load(log.directory) == CompactionState()
+
+
+def test_compaction_waits_until_enough_is_new(open_log: Open) -> None:
+    log = open_log(replace(CONFIG, min_cleanable_dirty_ratio=0.5))
+    for n in range(8):
+        put(log, (f"k{n}", "x"))
+    log.roll()
+    assert compact(log)
+    for n in range(9):
+        put(log, (f"n{n}", "x"))
+        log.roll()
+        assert compact(log) == (n == 8), n
+
+
+def test_records_stay_as_they_are_for_the_lag(open_log: Open) -> None:
+    log = open_log(replace(CONFIG, min_compaction_lag_ms=100))
+    put(log, ("a", "1"))
+    log.roll()
+    put(log, ("a", "2"), timestamp=NOW + 50)
+    log.roll()
+    assert not compact(log, NOW + 99)
+    compact(log, NOW + 149)
+    assert sorted(pairs(log)) == [0, 1], "the newer one still has to wait"
+    compact(log, NOW + 150)
+    assert sorted(pairs(log)) == [1]
+
+
+def test_old_records_are_compacted_however_few_there_are(open_log: Open) -> None:
+    config = replace(CONFIG, min_cleanable_dirty_ratio=0.9, max_compaction_lag_ms=100)
+    log = open_log(config)
+    for n in range(8):
+        put(log, (f"k{n}", "x"), timestamp=NOW)
+    log.roll()
+    assert compact(log)
+    put(log, ("k0", "y"), timestamp=NOW)
+    log.roll()
+    assert not compact(log, NOW + 100)
+    assert compact(log, NOW + 101)
+    assert 0 not in pairs(log)
+
+
+def test_the_active_segment_is_closed_when_its_records_are_too_old(open_log: Open) -> None:
+    log = open_log(CONFIG)
+    put(log, ("a", "1"))
+    log.roll_if_older(NOW)
+    assert len(log_files(log)) == 1
+    log.roll_if_older(NOW + 1)
+    assert len(log_files(log)) == 2
+
+
+def test_more_keys_than_there_is_memory_for_take_several_passes(open_log: Open) -> None:
+    log = open_log(CONFIG)
+    for n in range(20):
+        put(log, (f"k{n % 10}", str(n)))
+    log.roll()
+    passes = 0
+    while compact(log, max_keys=4):
+        passes += 1
+    assert passes == 5
+    assert pairs(log) == {n: (f"k{n % 10}", str(n)) for n in range(10, 20)}
+
+
+def test_a_pass_gives_up_when_its_segments_are_deleted_meanwhile(open_log: Open) -> None:
+    log = open_log(CONFIG)
+    put(log, ("a", "1"), ("a", "2"))
+    log.roll()
+    put(log, ("a", "3"))
+    plan = plan_compaction(log, NOW)
+    assert plan is not None
+    log.checkpoint()
+    compaction = Compaction(plan)
+    compaction.read_keys()
+    (group,) = plan.groups
+    rewritten = compaction.rewrite(group)
+    log.truncate_start(2)
+    assert rewritten is not None
+    assert not log.replace_segments(rewritten)
+    assert sorted(pairs(log)) == [2]
+    assert [path.name for path in log.directory.glob("*.tmp")] == []
+
+
+def test_a_pass_stops_when_it_is_told(open_log: Open) -> None:
+    log = open_log(CONFIG)
+    put(log, ("a", "1"), ("a", "2"))
+    log.roll()
+    plan = plan_compaction(log, NOW)
+    assert plan is not None
+    with pytest.raises(Stopped):
+        Compaction(plan, stopped=lambda: True).read_keys()
+    stop: list[bool] = []
+    compaction = Compaction(plan, stopped=lambda: bool(stop))
+    compaction.read_keys()
+    stop.append(True)
+    with pytest.raises(Stopped):
+        compaction.rewrite(next(plan.groups))
+    assert [path.name for path in log.directory.glob("*.tmp")] == []
+    assert sorted(pairs(log)) == [0, 1]
+
+
+def test_a_damaged_segment_is_left_alone(open_log: Open) -> None:
+    log = open_log(CONFIG)
+    put(log, ("a", "1"))
+    put(log, ("a", "2"))
+    log.roll()
+    path = log_files(log)[0]
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(LogCorrupt):
+        compact(log)
+    assert path.read_bytes() == data
+
+
+def test_the_state_of_a_producer_survives_the_removal_of_its_records(open_log: Open) -> None:
+    log = open_log(CONFIG)
+    put(log, ("a", "1"), producer=(7, 0, 0))
+    put(log, ("a", "2"), producer=(7, 0, 1))
+    put(log, ("a", "3"))
+    log.roll()
+    compact(log)
+    assert pairs(log) == {2: ("a", "3")}
+    log.close()
+    for snapshot in log.directory.glob("*.snapshot"):
+        snapshot.unlink()
+    again = open_log(CONFIG)
+    assert put(again, ("x", "retry"), producer=(7, 0, 1)) == 1, "a duplicate"
+    assert put(again, ("x", "next"), producer=(7, 0, 2)) == 3
+
+
+def test_batches_of_forgotten_producers_leave_nothing(open_log: Open) -> None:
+    log = open_log(CONFIG)
+    put(log, ("a", "1"), producer=(7, 0, 0))
+    put(log, ("a", "2"))
+    log.roll()
+    log.producers.expire(NOW + 10**10)
+    compact(log)
+    header = next(next(log.segments()).batches(0, 0))
+    assert (header.producer_id, header.record_count, header.next_offset) == (-1, 0, 1)
+
+
+def test_aborted_records_go_and_replace_nothing(open_log: Open) -> None:
+    log = open_log(CONFIG)
+    put(log, ("a", "old"), ("b", "old"))
+    put(log, ("a", "aborted"), producer=(7, 0, 0), transactional=True)
+    put(log, ("b", "committed"), producer=(8, 0, 0), transactional=True)
+    end_transaction(log, 7, commit=False)
+    end_transaction(log, 8, commit=True)
+    put(log, ("a", "again"), producer=(7, 0, 1), transactional=True)
+    put(log, ("c", "plain"))
+    log.roll()
+    put(log, ("c", "more"), producer=(7, 0, 2), transactional=True)
+    end_transaction(log, 7, commit=True)
+    log.roll()
+    compact(log)
+    values = {offset: pair for offset, pair in pairs(log).items() if offset not in (4, 5, 9)}
+    assert values == {
+        3: ("b", "committed"),
+        6: ("a", "again"),
+        8: ("c", "more"),
+    }
+    markers = [record.offset for record in stored(log) if record.offset in (4, 5, 9)]
+    assert markers == [4, 5, 9], "markers stay"
+
+
+def test_nothing_of_an_open_transaction_is_compacted(open_log: Open) -> None:
+    log = open_log(CONFIG)
+    put(log, ("a", "1"))
+    log.roll()
+    put(log, ("a", "2"))
+    put(log, ("a", "3"), producer=(7, 0, 0), transactional=True)
+    log.roll()
+    put(log, ("a", "4"))
+    log.roll()
+    compact(log)
+    assert sorted(pairs(log)) == [0, 1, 2, 3]
+    end_transaction(log, 7, commit=False)
+    log.roll()
+    compact(log)
+    assert [offset for offset in pairs(log) if offset != 4] == [3]

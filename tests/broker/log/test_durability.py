@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from broker.log.checkpoint import Checkpoint
-from broker.log.config import LogConfig
-from broker.log.errors import LogFailed
-from broker.log.partition import Appended, PartitionLog
+from kmr.broker.log.durability import Checkpoint
+from kmr.broker.log.log_config import LogConfig
+from kmr.broker.log.partition import PartitionLog
+from kmr.broker.log.results import Appended, LogFailed
 
 Append = Callable[..., Appended]
 OpenLog = Callable[..., PartitionLog]
 
 
-def test_a_sync_covers_what_was_flushed_before_it(open_log: OpenLog, append: Append) -> None:
+def test_a_sync_covers_earlier_flushes(open_log: OpenLog, append: Append) -> None:
     log = open_log()
     append(log, [b"a"] * 3)
     append(log, [b"b"], flush=False)
@@ -95,7 +95,7 @@ def test_syncs_in_another_thread_while_segments_come_and_go(
         while not stop.is_set():
             try:
                 synced.append(log.fsync())
-            except Exception as error:  # noqa: BLE001 - whatever it is, the test fails
+            except Exception as error:  # noqa: BLE001 - any error fails the test
                 failures.append(error)
                 return
 
@@ -144,7 +144,7 @@ def test_closing_syncs_under_every_policy(open_log: OpenLog, append: Append) -> 
     assert log.durable_offset == 1
 
 
-def test_what_a_failed_sync_did_not_write_is_written_again_by_who_opens_the_log(
+def test_records_of_a_failed_sync_are_written_again_when_the_log_is_opened(
     open_log: OpenLog, append: Append, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = open_log()

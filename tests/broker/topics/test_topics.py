@@ -9,18 +9,13 @@ from uuid import uuid4
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker import BrokerError, BrokerSettings
-from broker.errors import RequestError
-from broker.log.partition import PartitionLog
-from broker.topics.names import check_topic_name
-from broker.topics.partition import Watch
-from broker.topics.topics import Topics
+from kmr.broker import BrokerError, BrokerSettings
+from kmr.broker.errors import RequestError
+from kmr.broker.log.partition import PartitionLog
+from kmr.broker.topics.topic import Watch
+from kmr.broker.topics.topics import Topics
 
 Open = Callable[..., Awaitable[Topics]]
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @pytest.fixture
@@ -71,20 +66,6 @@ async def test_a_topic_without_a_number_of_partitions_gets_the_default(open_topi
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", "a" * 250, "a/b", "a b", "ä", "__consumer_offsets"]
-)
-def test_a_bad_name_is_refused(name: str) -> None:
-    with pytest.raises(RequestError) as refusal:
-        check_topic_name(name)
-    assert refusal.value.code is ErrorCode.invalid_topic_exception
-
-
-def test_every_name_that_kafka_allows_is_allowed() -> None:
-    for name in ("a" * 249, "A.b_c-9", "...", "__mine"):
-        check_topic_name(name)
-
-
-@pytest.mark.parametrize(
     ("partitions", "settings", "code", "message"),
     [
         (0, {}, ErrorCode.invalid_partitions, "at least 1"),
@@ -93,7 +74,7 @@ def test_every_name_that_kafka_allows_is_allowed() -> None:
         (1, {"retention.ms": "-2"}, ErrorCode.invalid_config, "retention.ms"),
         (1, {"retention.ms": "long"}, ErrorCode.invalid_config, "whole number"),
         (1, {"cleanup.policy": "shred"}, ErrorCode.invalid_config, "cleanup.policy"),
-        (1, {"flush.ms": "10"}, ErrorCode.invalid_config, "flush.ms = 10: is kept by"),
+        (1, {"flush.ms": "10"}, ErrorCode.invalid_config, "flush.ms = 10: needs a broker"),
     ],
 )
 async def test_a_topic_that_cannot_be_is_refused_with_a_reason(
@@ -133,7 +114,7 @@ async def test_a_deleted_topic_is_gone_with_its_files(open_topics: Open, tmp_pat
     assert new.topic_id != old.topic_id
 
 
-async def test_what_is_not_there_or_internal_cannot_be_deleted(open_topics: Open) -> None:
+async def test_missing_and_internal_topics_cannot_be_deleted(open_topics: Open) -> None:
     topics = await open_topics()
     with pytest.raises(RequestError) as refusal:
         await topics.delete("flights")
@@ -147,6 +128,48 @@ async def test_the_deletion_of_a_topic_ends_the_waiting_for_its_records(open_top
         await topics.delete("flights")
         await watch.wait()
     assert topic.partitions[0].closed
+
+
+@pytest.mark.parametrize("change", ["create", "delete"])
+async def test_a_change_is_completed_after_its_request_is_cancelled(
+    open_topics: Open, tmp_path: Path, change: str
+) -> None:
+    topics = await open_topics()
+    if change == "delete":
+        await topics.create("t")
+    task = asyncio.create_task(getattr(topics, change)("t"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await topics.close()
+    again = await open_topics()
+    assert [each.name for each in again] == (["t"] if change == "create" else [])
+
+
+async def test_a_name_that_differs_in_dots_and_underscores_only_is_refused(
+    open_topics: Open,
+) -> None:
+    topics = await open_topics()
+    await topics.create("a.b_c")
+    for name in ("a_b_c", "a.b.c", "a_b.c"):
+        with pytest.raises(RequestError, match=r"differs from 'a\.b_c'") as refusal:
+            await topics.create(name)
+        assert refusal.value.code is ErrorCode.invalid_topic_exception
+    await topics.create("a-b-c")
+
+
+async def test_changes_of_a_topic_that_is_not_there_are_refused(open_topics: Open) -> None:
+    topics = await open_topics()
+    for change in (topics.grow("no", 2), topics.configure("no", dict)):
+        with pytest.raises(RequestError) as refusal:
+            await change
+        assert refusal.value.code is ErrorCode.unknown_topic_or_partition
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def test_a_deletion_that_a_crash_interrupted_is_finished_at_the_start(
@@ -235,36 +258,6 @@ async def test_when_one_log_cannot_be_opened_the_others_are_closed(
     assert open_files() == before
 
 
-@pytest.mark.parametrize("change", ["create", "delete"])
-async def test_a_change_is_completed_when_nobody_waits_for_it_any_more(
-    open_topics: Open, tmp_path: Path, change: str
-) -> None:
-    topics = await open_topics()
-    if change == "delete":
-        await topics.create("t")
-    task = asyncio.create_task(getattr(topics, change)("t"))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await topics.close()
-    again = await open_topics()
-    assert [each.name for each in again] == (["t"] if change == "create" else [])
-
-
-async def test_a_name_that_differs_in_dots_and_underscores_only_is_refused(
-    open_topics: Open,
-) -> None:
-    topics = await open_topics()
-    await topics.create("a.b_c")
-    for name in ("a_b_c", "a.b.c", "a_b.c"):
-        with pytest.raises(RequestError, match=r"differs from 'a\.b_c'") as refusal:
-            await topics.create(name)
-        assert refusal.value.code is ErrorCode.invalid_topic_exception
-    await topics.create("a-b-c")
-
-
 async def test_partitions_that_were_half_added_are_added_again(open_topics: Open) -> None:
     topics = await open_topics()
     topic = await topics.create("flights")
@@ -273,14 +266,6 @@ async def test_partitions_that_were_half_added_are_added_again(open_topics: Open
     PartitionLog.open(stray, topic.config, clean=False).close()  # a crash came in between
     grown = await topics.grow("flights", 3)
     assert [each.log.next_offset for each in grown.partitions] == [0, 0, 0]
-
-
-async def test_changes_of_a_topic_that_is_not_there_are_refused(open_topics: Open) -> None:
-    topics = await open_topics()
-    for change in (topics.grow("no", 2), topics.configure("no", dict)):
-        with pytest.raises(RequestError) as refusal:
-            await change
-        assert refusal.value.code is ErrorCode.unknown_topic_or_partition
 
 
 async def test_a_kill_while_a_topic_is_removed_leaves_a_broker_that_starts(
@@ -309,7 +294,7 @@ async def test_a_missing_log_of_a_partition_is_not_taken_for_an_empty_one(
     await topics.create("t", 2)
     await topics.close()
     shutil.rmtree(tmp_path / "topics" / "t" / "1")
-    with pytest.raises(BrokerError, match="t/1 is missing, where"):
+    with pytest.raises(BrokerError, match="t/1 is missing: the log of a partition"):
         await open_topics()
     (tmp_path / "topics" / "t" / "1").mkdir()
     await open_topics()

@@ -1,4 +1,4 @@
-"""The disk that forgets: what its journal says, and what a power loss leaves."""
+"""The disk that forgets: its journal, and its files after a power loss."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_move_is_there_whole_or_not_at_all(root: Path) -> None:
         assert left(disk, NOTHING) == after
 
 
-def test_a_sync_covers_what_was_written_before_it_began(root: Path) -> None:
+def test_a_sync_covers_writes_from_before_it_began(root: Path) -> None:
     with Disk(root) as disk:
         (root / "a").write_bytes(b"1")
         sync(root / "a")
@@ -120,7 +120,7 @@ def test_a_sync_covers_what_was_written_before_it_began(root: Path) -> None:
     assert left(disk, NOTHING) == {"a": b"1"}
 
 
-def test_chance_keeps_sectors_and_zeros_and_what_was_synced(root: Path) -> None:
+def test_chance_keeps_synced_bytes_and_some_sectors_and_zeros(root: Path) -> None:
     with Disk(root) as disk:
         descriptor = os.open(root / "a", os.O_RDWR | os.O_CREAT)
         os.pwrite(descriptor, b"s" * 700, 0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from framework.cli.root import GROUP, run_command
+from kmr.cli.root import GROUP, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,10 +18,10 @@ STRATEGY = """
 import sys
 
 import pyarrow as pa
-from framework.reducers.collect import Batcher, Collect
-from framework.mapper import map_batch, map_record
-from framework.sinks.stream import StreamWriter
-from framework.strategy import ErrorLimit, Strategy
+from kmr.reducers.collect import Batcher, Collect
+from kmr.mapping.functions import map_batch, map_record
+from kmr.sinks.stream import StreamWriter
+from kmr.strategy import ErrorLimit, Strategy
 
 
 @map_record(schema=pa.schema([("a", pa.int64())]))

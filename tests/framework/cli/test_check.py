@@ -1,22 +1,28 @@
-"""`kmr check` on tables with gaps and doubles."""
+"""`kmr check` on tables and files with gaps and doubles."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import clickhouse_connect
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from framework.cli.check import app, check, show
-from framework.errors import SinkError, StrategyError
+from kmr.cli.check import Columns, app, check, check_spark, show
+from kmr.errors import SettingsError, SinkError, StrategyError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from clickhouse_connect.driver.client import Client
+    from pyspark.sql import SparkSession
 
 FillTable = Callable[..., str]
 
@@ -29,7 +35,7 @@ def client(clickhouse_url: str) -> Iterator[Client]:
 
 @pytest.fixture
 def fill(client: Client) -> Iterator[FillTable]:
-    """Makes a table that holds what is given, dropped after the test."""
+    """Return a function that creates a table with the given rows; it is dropped after the test."""
     names: list[str] = []
 
     def fill(columns: str, *values: tuple[object, ...]) -> str:
@@ -68,7 +74,7 @@ def test_gaps_are_missing_and_repetitions_are_doubled(clickhouse_url: str, fill:
     assert (result.deliveries, result.messages, result.missing, result.doubled) == (7, 4, 2, 2)
 
 
-def test_topics_are_told_apart(clickhouse_url: str, fill: FillTable) -> None:
+def test_topics_are_counted_separately(clickhouse_url: str, fill: FillTable) -> None:
     table = fill("`topic` String, " + PLAIN, ("a", 0, 1), ("b", 0, 1), ("b", 0, 3))
     result = check(url=clickhouse_url, table=table)
     assert [(p.topic, p.missing) for p in result.partitions] == [("a", 0), ("b", 1)]
@@ -77,18 +83,13 @@ def test_topics_are_told_apart(clickhouse_url: str, fill: FillTable) -> None:
 
 def test_columns_may_have_other_names(clickhouse_url: str, fill: FillTable) -> None:
     table = fill("`t x` String, `p` Int32, `kafka offset` Int64", ("a", 0, 1), ("b", 0, 3))
-    found = partial(
-        check,
-        url=clickhouse_url,
-        table=table,
-        partition_column="p",
-        offset_column="kafka offset",
-    )
-    assert found().missing == 1
-    assert found(topic_column="t x").clean
+    found = partial(check, url=clickhouse_url, table=table)
+    columns = Columns(partition_column="p", offset_column="kafka offset")
+    assert found(columns=columns).missing == 1
+    assert found(columns=replace(columns, topic_column="t x")).clean
 
 
-def test_what_is_expected_shows_what_is_missing_at_the_ends(
+def test_an_expected_number_finds_messages_missing_at_the_ends(
     clickhouse_url: str, fill: FillTable
 ) -> None:
     table = fill(PLAIN, (0, 1), (0, 2))
@@ -122,7 +123,7 @@ def test_the_counts_are_those_of_a_naive_count(
         ([(0, 1), (0, 3), (0, 3)], 1, "2 messages: 1 missing, 1 doubled"),
     ],
 )
-def test_the_exit_code_says_whether_something_was_found(
+def test_the_exit_code_is_1_if_deliveries_are_missing_or_doubled(
     clickhouse_url: str,
     fill: FillTable,
     capsys: pytest.CaptureFixture[str],
@@ -135,7 +136,7 @@ def test_the_exit_code_says_whether_something_was_found(
     assert verdict in capsys.readouterr().out
 
 
-def test_what_is_shown_names_an_offset_to_look_at(clickhouse_url: str, fill: FillTable) -> None:
+def test_the_table_names_a_doubled_offset(clickhouse_url: str, fill: FillTable) -> None:
     table = fill("`topic` String, " + PLAIN, ("flights", 3, 7), ("flights", 3, 7))
     console = Console(record=True, width=120, color_system=None)
     show(check(url=clickhouse_url, table=table, expected=1), console)
@@ -150,7 +151,7 @@ def test_a_table_or_column_or_server_that_is_not_there_is_one_clear_line(
 ) -> None:
     with pytest.raises(SinkError, match=r"has no table default\.nowhere$"):
         check(url=clickhouse_url, table="nowhere")
-    with pytest.raises(SinkError, match="has no column offset, but a"):
+    with pytest.raises(SinkError, match=r"has no column offset \(it has a, partition\)"):
         check(url=clickhouse_url, table=fill("`a` UInt8, `partition` UInt8"))
     with pytest.raises(
         SinkError, match=r"http://127\.0\.0\.1:1 does not answer: Connection refused$"
@@ -160,3 +161,77 @@ def test_a_table_or_column_or_server_that_is_not_there_is_one_clear_line(
         check(url="chdb:///nowhere", table="t")
     with pytest.raises(StrategyError, match="ClickHouse URL"):
         check(url="kafka://host", table="t")
+
+
+# On Spark.
+
+GAPS_AND_DOUBLES: dict[str, Any] = {
+    "topic": ["a", "a", "a", "a", "a", "b"],
+    "partition": [0, 0, 0, 0, 1, 0],
+    "offset": [3, 4, 4, 7, 0, 4],
+}
+
+
+def files_of(directory: Path, **columns: Any) -> str:
+    """Every row in a file of its own, as many flushes leave them."""
+    directory.mkdir()
+    table = pa.table(columns)
+    for row in range(table.num_rows):
+        pq.write_table(table.slice(row, 1), directory / f"{row}.parquet")
+    return str(directory)
+
+
+@pytest.mark.slow
+def test_missing_and_doubled_messages_are_counted_per_topic_and_partition(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    result = check_spark(files_of(tmp_path / "t", **GAPS_AND_DOUBLES))
+    assert not result.clean
+    assert (result.deliveries, result.messages, result.missing, result.doubled) == (6, 5, 2, 1)
+    first = result.partitions[0]
+    assert (first.topic, first.partition, first.first, first.last) == ("a", 0, 3, 7)
+    assert (first.missing, first.doubled, first.surplus, first.example) == (2, 1, 1, 4)
+
+
+@pytest.mark.slow
+def test_a_table_with_other_column_names_is_checked_by_them(spark: SparkSession) -> None:
+    spark.sql("CREATE TABLE others (p INT, `o}f` BIGINT) USING parquet")
+    try:
+        spark.sql("INSERT INTO others VALUES (0, 1), (0, 2), (1, 0)")
+        result = check_spark(
+            "others", columns=Columns(partition_column="p", offset_column="o}f"), expected=4
+        )
+        assert (result.messages, result.missing, result.doubled) == (3, 1, 0)
+        with pytest.raises(
+            SinkError, match=r"others has no column partition, offset \(it has p, o}f"
+        ):
+            check_spark("others")
+    finally:
+        spark.sql("DROP TABLE others")
+
+
+@pytest.mark.slow
+def test_what_is_not_there_is_one_clear_error(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(SinkError, match=r"Spark cannot read nowhere: .*TABLE_OR_VIEW_NOT_FOUND"):
+        check_spark("nowhere")
+    with pytest.raises(SinkError, match=r"Spark cannot read .*PATH_NOT_FOUND"):
+        check_spark(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.slow
+def test_the_command_prints_a_verdict_and_its_exit_code_says_whether_all_is_well(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = files_of(tmp_path / "bad", **GAPS_AND_DOUBLES)
+    good = files_of(tmp_path / "good", partition=[0, 0], offset=[5, 6])
+    arguments: dict[str, Any] = {"exit_on_error": False, "result_action": "return_value"}
+    assert app(["--spark", bad], **arguments) == 1
+    assert "5 messages: 2 missing, 1 doubled" in capsys.readouterr().out
+    assert app(["--spark", good, "--expected", "2"], **arguments) == 0
+    assert "2 messages of 2 expected: 0 missing, 0 doubled" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["--table", "t", "--spark", "t"]])
+def test_exactly_one_source_must_be_given(arguments: list[str]) -> None:
+    with pytest.raises(SettingsError, match="either --table, or --spark"):
+        app(arguments, exit_on_error=False, result_action="return_value")

@@ -10,12 +10,12 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from anyio import to_thread
 
-from framework.announcement import Announcement
+from kmr.delivery.announcement import Announcement
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from broker import Broker
+    from kmr.broker import Broker
 
 GROUP = "flights-group"
 TOPIC = "flights"
@@ -72,7 +72,7 @@ async def test_show_has_the_lag_of_every_partition(
     lines = [line.split() for line in output.out.splitlines()]
     assert lines[0][:3] == ["group", f"{GROUP}:", "Empty,"]
     assert lines[2] == ["flights-0", "4", "0", "10", "6", "-"]
-    assert output.out.endswith("lag in all: 6\n")
+    assert output.out.endswith("total lag: 6\n")
 
 
 async def test_an_announced_range_is_shown_and_a_reset_says_what_it_forgets(
@@ -97,7 +97,7 @@ async def test_show_names_a_topic_that_the_group_has_not_committed(
     await produce(broker, 2)
     output = await offsets("show", "--topic", TOPIC)
     assert ["flights-0", "-", "0", "2", "-", "-"] in [x.split() for x in output.out.splitlines()]
-    assert "nothing is committed" in output.out
+    assert "no committed offsets" in output.out
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ async def test_show_names_a_topic_that_the_group_has_not_committed(
         (("--to-timestamp", "2999-01-01"), 10),
     ],
 )
-async def test_reset_puts_the_group_where_it_is_told(
+async def test_reset_sets_the_offsets_of_the_group(
     broker: Broker, offsets: Callable[..., Awaitable[Any]], flags: tuple[str, ...], expected: int
 ) -> None:
     await produce(broker)
@@ -154,7 +154,7 @@ async def test_reset_is_refused_while_the_group_has_members(
         assert output.code == 1
         assert f"group {GROUP} has 1 members (worker-1 at " in output.err
         dry = await offsets("reset", "--to-latest", "--dry-run")
-        assert "it would be refused: the group has 1 members" in dry.out
+        assert "a reset would be refused while the group has members (1)" in dry.out
     finally:
         await member.stop()
     assert await committed(offsets) == 1
@@ -177,7 +177,7 @@ async def test_a_group_without_offsets_needs_a_topic(
     await produce(broker)
     output = await offsets("reset", "--to-latest")
     assert output.code == 1
-    assert "has committed nothing; name the topics with --topic" in output.err
+    assert "has no committed offsets; name the topics with --topic" in output.err
     assert (await offsets("reset", "--to-latest", "--topic", TOPIC)).code == 0
     assert await committed(offsets) == 10
     missing = await offsets("reset", "--shift-by", "1", "--topic", "other")
@@ -187,12 +187,12 @@ async def test_a_group_without_offsets_needs_a_topic(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ((), "say where to: exactly one of --to-earliest"),
-        (("--to-earliest", "--to-offset", "0"), "say where to: exactly one of"),
+        ((), "give exactly one of --to-earliest"),
+        (("--to-earliest", "--to-offset", "0"), "give exactly one of"),
         (("--to-timestamp", "yesterday"), "--to-timestamp must be a time such as"),
     ],
 )
-def test_where_to_must_be_said_once_and_readably(
+def test_reset_needs_exactly_one_valid_target(
     kmr: Callable[..., Any], flags: tuple[str, ...], message: str
 ) -> None:
     output = kmr("offsets", "reset", "--group", GROUP, *flags)

@@ -1,4 +1,4 @@
-"""What the README shows is run."""
+"""The code of the README runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from framework.record import Record
+from kmr.record import Record
 
 README = Path(__file__).parents[3] / "README.md"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from framework.cli.root import GROUP, run_command
+from kmr.cli.root import GROUP, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,7 @@ OURS = '''
 
 And more.
 """
-from framework.errors import KmrError, SettingsError
+from kmr.errors import KmrError, SettingsError
 
 def ours(what: str = "clean") -> int | None:
     """What ours does.
@@ -131,7 +131,7 @@ def test_debug_shows_the_traceback(
     assert err.endswith("kmr: it went wrong\n")
 
 
-def test_a_bug_of_ours_is_not_hidden(groups: list[EntryPoint]) -> None:
+def test_an_unexpected_exception_is_not_hidden(groups: list[EntryPoint]) -> None:
     with pytest.raises(ZeroDivisionError):
         run_command(["ours", "bug"], groups)
 
@@ -158,7 +158,7 @@ def test_a_group_that_cannot_be_loaded_says_why_and_breaks_no_other(
     assert run_command(["ours"], groups) == 0
 
 
-def test_a_slip_in_a_command_is_answered_with_the_nearest(kmr: Callable[..., Any]) -> None:
+def test_a_mistyped_command_suggests_the_nearest(kmr: Callable[..., Any]) -> None:
     output = kmr("vlidate")
     assert output.code == 2
     assert 'Did you mean "validate"?' in output.err
@@ -169,7 +169,11 @@ def test_the_version_is_that_of_the_distribution(kmr: Callable[..., Any]) -> Non
 
 
 def test_the_commands_of_the_framework_can_all_be_loaded() -> None:
-    ours = [group for group in entry_points(group=GROUP) if group.module.startswith("framework.")]
+    ours = [
+        group
+        for group in entry_points(group=GROUP)
+        if group.module.startswith("kmr.") and not group.module.startswith("kmr.broker")
+    ]
     assert {"run", "validate", "graph", "offsets", "top", "check", "config"} <= {
         group.name for group in ours
     }
@@ -177,9 +181,9 @@ def test_the_commands_of_the_framework_can_all_be_loaded() -> None:
         group.load()
 
 
-def test_a_reader_that_goes_away_is_no_error(folder: Path) -> None:
+def test_a_closed_pipe_ends_the_command_quietly(folder: Path) -> None:
     program = (
-        "import sys; from framework.cli.root import run_command; "
+        "import sys; from kmr.cli.root import run_command; "
         "from importlib.metadata import EntryPoint; "
         "sys.exit(run_command(['flood'], [EntryPoint('flood', 'flood:flood', 'g')]))"
     )

@@ -12,16 +12,16 @@ import pytest
 from anyio import to_thread
 from textual.widgets import Sparkline, Static
 
-from framework.cli.top_app import TopApp
-from framework.cli.watch import Watch
-from framework.health import HealthServer
-from framework.status import PartitionStatus, StageStatus, WorkerStatus
-from framework.telemetry import Metrics
+from kmr.cli.top import Watch
+from kmr.cli.top_app import TopApp
+from kmr.observe.health import HealthServer
+from kmr.observe.metrics import Metrics
+from kmr.observe.status import PartitionStatus, StageStatus, WorkerStatus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from framework.cli.watch import View
+    from kmr.cli.top import View
 
 STUCK = WorkerStatus(
     state="running",
@@ -115,8 +115,8 @@ class Screen(TopApp):
         super()._show(view)
         self._tell()
 
-    def _away(self, reason: str) -> None:
-        super()._away(reason)
+    def _show_reason(self, reason: str) -> None:
+        super()._show_reason(reason)
         self._tell()
 
     def _tell(self) -> None:
@@ -159,7 +159,7 @@ async def test_a_paused_screen_asks_no_more() -> None:
             assert worker.asked > asked
 
 
-async def test_the_screen_waits_for_a_worker_that_is_away() -> None:
+async def test_the_screen_waits_for_a_worker_that_is_show_reason() -> None:
     worker = Worker()
     async with worker.serving() as url:
         port = int(url.rpartition(":")[2])

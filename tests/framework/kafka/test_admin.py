@@ -1,4 +1,4 @@
-"""Looking at groups and moving their offsets, against a running broker."""
+"""Inspecting groups and resetting their offsets, against a running broker."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ import anyio
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker.apis import groups
-from framework.consumer import CommitOffset
-from framework.errors import BrokerUnavailable, ConsumerError, OffsetOutOfRange
-from framework.kafka.admin import Admin, Group, connect_admin
-from framework.kafka.connection import ConnectionConfig, ConsumerConfig
-from framework.kafka.consumer import KafkaConsumer
-from framework.record import TopicPartition
+from kmr.broker.apis import groups
+from kmr.errors import BrokerUnavailable, ConsumerError, OffsetOutOfRange
+from kmr.kafka.admin import Admin, Group, connect_admin
+from kmr.kafka.connection import ConnectionConfig
+from kmr.kafka.consumer import CommitOffset
+from kmr.kafka.kafka_consumer import KafkaConsumer
+from kmr.record import TopicPartition
+
+from .members import consumer_config
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Callable
 
-    from broker import Broker
+    from kmr.broker import Broker
 
-    Produce = Callable[..., Awaitable[int]]
-    CreateTopic = Callable[..., Awaitable[None]]
+    from .members import CreateTopic, Produce
+
 
 T0 = TopicPartition("t", 0)
 T1 = TopicPartition("t", 1)
@@ -41,7 +43,7 @@ async def admin(
 
 
 class Listener:
-    """Tells when it was assigned something."""
+    """Notes that it was assigned partitions."""
 
     def __init__(self) -> None:
         self.was_assigned = anyio.Event()
@@ -63,7 +65,7 @@ async def test_offsets_are_found_by_time(admin: Admin) -> None:
     assert await admin.offsets_for_times({T1: 2001}) == {T1: None}
 
 
-async def test_what_does_not_exist_is_named(admin: Admin) -> None:
+async def test_topics_and_partitions_that_do_not_exist_are_named(admin: Admin) -> None:
     with pytest.raises(ConsumerError, match=r"t-7 does not exist at 127\.0\.0\.1"):
         await admin.end_offsets([TopicPartition("t", 7)])
     for _ in range(2):  # asking does not create it
@@ -91,9 +93,7 @@ async def test_a_group_with_members_shows_them_and_keeps_its_offsets(
     admin: Admin, broker: Broker
 ) -> None:
     consumer = KafkaConsumer(
-        ConsumerConfig(
-            bootstrap_servers=broker.bootstrap_servers, group="g", topics=("t",), client_id="me"
-        )
+        consumer_config(bootstrap_servers=broker.bootstrap_servers, client_id="me")
     )
     listener = Listener()
     await consumer.start(listener)
@@ -132,7 +132,7 @@ def coordinator_refuses(monkeypatch: pytest.MonkeyPatch) -> Callable[[ErrorCode,
     return refuse
 
 
-async def test_a_coordinator_that_is_not_there_yet_is_asked_for_again(
+async def test_a_missing_coordinator_is_retried(
     admin: Admin, coordinator_refuses: Callable[[ErrorCode, int], None]
 ) -> None:
     await admin.reset_offsets("g", {T1: 2})
@@ -142,10 +142,10 @@ async def test_a_coordinator_that_is_not_there_yet_is_asked_for_again(
     assert await admin.group_members("g") == Group("g", "Empty", ())
 
 
-async def test_a_coordinator_that_does_not_come_is_named_as_the_reason(
+async def test_a_coordinator_that_stays_missing_is_the_reason(
     admin: Admin, coordinator_refuses: Callable[[ErrorCode, int], None]
 ) -> None:
     admin._config = replace(admin._config, request_timeout=0.3)
     coordinator_refuses(ErrorCode.coordinator_not_available, 1_000)
-    with pytest.raises(ConsumerError, match=r"group g: the broker refused: .*NotAvailable"):
+    with pytest.raises(ConsumerError, match=r"group g: the broker at .* refused: .*NotAvailable"):
         await admin.group_members("g")

@@ -1,4 +1,4 @@
-"""Aggregate: groups, functions, and what is refused."""
+"""Aggregate: groups, functions, and definitions that are refused."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from framework.errors import StrategyError
-from framework.record import Range, Rows
-from framework.reducer import Empty, Flushed
-from framework.reducers.aggregate import Aggregate
+from kmr.errors import StrategyError
+from kmr.record import Range, Rows
+from kmr.reducers.aggregate import Aggregate
+from kmr.reducers.reducer import Empty, Flushed
 
 
 def rows_of(**columns: Any) -> Rows:
@@ -98,9 +98,9 @@ def test_a_type_that_does_not_go_with_the_function_is_explained() -> None:
 @pytest.mark.parametrize(
     ("by", "columns", "message"),
     [
-        (["k"], {"out": ("x", "median")}, "there is no function 'median'; use one of sum, count"),
-        (["k"], {"out": ("*", "sum")}, "only rows can be counted"),
-        (["k"], {"k": ("x", "sum")}, r"\['k'\] are columns of by already"),
+        (["k"], {"out": ("x", "median")}, "unknown function 'median'; use one of sum, count"),
+        (["k"], {"out": ("*", "sum")}, "can only be counted"),
+        (["k"], {"k": ("x", "sum")}, r"\['k'\] are in both by and columns"),
         ([], {}, "at least one column"),
         ("k", {}, "at least one column, not 'k'"),
     ],

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from framework.errors import StrategyError
-from framework.record import Range, Rows
-from framework.reducer import Empty, Flushed
-from framework.reducers.collect import Batcher, Collect
+from kmr.errors import StrategyError
+from kmr.record import Range, Rows
+from kmr.reducers.collect import Batcher, Collect
+from kmr.reducers.reducer import Empty, Flushed
 
 
 def rows_of(first: int = 0, **columns: Any) -> Rows:
@@ -71,7 +71,7 @@ def test_columns_whose_types_do_not_go_together_are_a_clear_error() -> None:
     batcher = Batcher()
     batcher.add(rows_of(a=[1]))
     batcher.add(rows_of(1, a=["x"]))
-    with pytest.raises(StrategyError, match=r"do not go together .*@map_record\(schema=\.\.\.\)"):
+    with pytest.raises(StrategyError, match=r"incompatible types .*@map_record\(schema=\.\.\.\)"):
         batcher.flush()
 
 

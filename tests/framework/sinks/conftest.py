@@ -1,4 +1,4 @@
-"""A ClickHouse to write to, and what can go wrong on the way there."""
+"""A ClickHouse to write to, and a proxy that makes requests fail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import clickhouse_connect
 import pytest
 from aiohttp import web
 
-from framework.reducer import Context
+from kmr.reducers.reducer import Context
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
@@ -23,13 +23,13 @@ CreateTable = Callable[..., str]
 
 @pytest.fixture
 def context() -> Context:
-    """Where the writers of these tests run."""
+    """The context of the writers in these tests."""
     return Context(group="g", bootstrap_servers="", stage="reduce-1", client={})
 
 
 @pytest.fixture
 def client(clickhouse_url: str) -> Iterator[Client]:
-    """A look at the tables from outside."""
+    """A client that reads the tables directly."""
     with clickhouse_connect.get_client(dsn=clickhouse_url, autogenerate_session_id=False) as client:
         yield client
 
@@ -59,13 +59,13 @@ def create_table(client: Client, request: pytest.FixtureRequest) -> Iterator[Cre
 
 @dataclass
 class Proxy:
-    """Stands between a writer and ClickHouse, and does to INSERTs what it is told.
+    """Forwards requests of a writer to ClickHouse, and makes INSERTs fail.
 
     Attributes:
-        url: where it answers.
-        faults: what happens to the next INSERTs, one each: `lose` the answer after the rows are written,
-            `forget` the rows too but not the token, as a server that dies in between, `hang` without
-            passing them on, or an error code to answer with; then all goes well.
+        url: its address.
+        faults: of the next INSERTs, one each: `lose` the answer after the rows are written, `forget` the
+            rows too but not the token (as a server that dies in between), `hang` without forwarding, or
+            an error code to answer with. Later INSERTs succeed.
         tokens: the deduplication tokens of all INSERTs, in order.
         settings: the parameters of the last INSERT.
     """

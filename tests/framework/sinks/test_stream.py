@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import pickle
 import resource
@@ -12,14 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from framework.errors import SinkError, StrategyError
-from framework.record import SCHEMA, Range, Rows
-from framework.reducer import Context, Empty, Flushed, Retry
-from framework.sinks.json_rows import BASE64, json_lines
-from framework.sinks.stream import StreamWriter
+from kmr.errors import SinkError, StrategyError
+from kmr.record import Range, Rows
+from kmr.reducers.reducer import Context, Empty, Flushed, Retry
+from kmr.sinks.stream import StreamWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,10 +25,6 @@ CONTEXT = Context(group="g", bootstrap_servers="", stage="reduce-err", client={}
 
 def rows_of(table: pa.Table | None = None, **columns: Any) -> Rows:
     return Rows(table if table is not None else pa.table(columns), (Range("t", 0, 0, 9),))
-
-
-def written(table: pa.Table) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in json_lines(table).splitlines()]
 
 
 def test_rows_of_all_batches_become_one_line_each() -> None:
@@ -46,73 +38,6 @@ def test_rows_of_all_batches_become_one_line_each() -> None:
         '{"a":2,"b":null}',
         '{"a":null,"b":"x\\ny"}',
     ]
-
-
-def test_a_record_is_readable() -> None:
-    record = {
-        "key": b"UA",
-        "value": b'{"delay": 5}',
-        "topic": "flights",
-        "partition": 0,
-        "offset": 7,
-        "timestamp": 1_500_000,
-        "timestampType": 0,
-        "headers": [{"key": "trace", "value": b"\xff"}],
-    }
-    (line,) = written(pa.Table.from_pylist([record], schema=SCHEMA))
-    assert line == record | {
-        "key": "UA",
-        "value": '{"delay": 5}',
-        "timestamp": "1970-01-01T00:00:01.500000Z",
-        "headers": [{"key": "trace", "value": f"{BASE64}/w=="}],
-    }
-
-
-def test_every_type_of_arrow_that_people_use_can_be_written() -> None:
-    table = pa.table(
-        {
-            "day": pa.array([1, None], pa.date32()),
-            "local": pa.array([0, None], pa.timestamp("s", "Europe/Berlin")),
-            "naive": pa.array([0, None], pa.timestamp("ms")),
-            "enum": pa.array(["x", None]).dictionary_encode(),
-            "fixed": pa.array([b"ab", None], pa.binary(2)),
-            "map": pa.array([[("k", b"v")], None], pa.map_(pa.string(), pa.binary())),
-            "struct": pa.array([{"a": b"x"}, None], pa.struct([("a", pa.binary())])),
-            "nested": pa.array([[[b"a"], None], None], pa.list_(pa.list_(pa.binary()))),
-            "number": [float("nan"), None],
-            "two words": [True, None],
-            "nothing": pa.nulls(2),
-        }
-    )
-    full, empty = written(table)
-    assert full == {
-        "day": "1970-01-02",
-        "local": "1970-01-01T00:00:00Z",
-        "naive": "1970-01-01T00:00:00.000",
-        "enum": "x",
-        "fixed": "ab",
-        "map": [{"key": "k", "value": "v"}],
-        "struct": {"a": "x"},
-        "nested": [["a"], None],
-        "number": None,
-        "two words": True,
-        "nothing": None,
-    }
-    assert set(empty.values()) == {None}
-    assert written(table.slice(1)) == [empty]
-
-
-@given(st.lists(st.none() | st.binary(max_size=6), max_size=8), st.integers(0, 8))
-def test_any_bytes_are_written_and_told_from_text(values: list[bytes | None], skip: int) -> None:
-    table = pa.table({"value": pa.array(values, pa.binary())}).slice(skip)
-    lines = written(table)
-    assert len(lines) == max(0, len(values) - skip)
-    for line, value in zip(lines, values[skip:], strict=True):
-        shown = line["value"]
-        if value is None:
-            assert shown is None
-        elif not shown.startswith(BASE64):
-            assert shown.encode() == value
 
 
 def test_pretty_is_indented_for_people() -> None:
@@ -130,7 +55,7 @@ def test_nothing_collected_writes_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
-def test_a_standard_stream_is_kept_by_name_and_travels(
+def test_a_standard_stream_is_kept_by_name_and_can_be_pickled(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for writer in (StreamWriter(getattr(sys, name)), StreamWriter(name)):
@@ -162,13 +87,13 @@ async def test_a_file_is_appended_to(tmp_path: Path) -> None:
     assert path.read_text() == 'before\n{"a":1}\n'
 
 
-async def test_a_file_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_written_is_refused_at_start(tmp_path: Path) -> None:
     writer = StreamWriter(str(tmp_path / "absent" / "errors.jsonl"))
     with pytest.raises(StrategyError, match=r"reduce-err: cannot write to .*: No such file"):
         await writer.open(CONTEXT)
 
 
-def test_a_full_disk_is_tried_again() -> None:
+def test_a_full_disk_is_retried() -> None:
     writer = StreamWriter("/dev/full")
     writer.add(rows_of(a=[1]))
     assert writer.flush() == Retry(None, "cannot write to /dev/full: No space left on device")
@@ -199,12 +124,12 @@ def test_a_broken_pipe_is_a_clear_error() -> None:
         writer.add(rows_of(a=[1]))
         with pytest.raises(SinkError, match=r"StreamWriter: cannot write to .*Broken pipe"):
             writer.flush()
-        # What is still in the buffer of the stream has nowhere to go either.
+        # The rest in the buffer of the stream cannot be written either.
         with pytest.raises(BrokenPipeError):
             stream.buffer.close()
 
 
-def test_what_is_no_stream_is_refused() -> None:
+def test_a_value_that_is_not_a_stream_is_refused() -> None:
     with pytest.raises(StrategyError, match="5 is neither a text stream nor a path"):
         StreamWriter(5)  # type: ignore[arg-type]
     with pytest.raises(StrategyError, match="format must be one of"):

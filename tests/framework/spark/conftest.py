@@ -1,4 +1,4 @@
-"""A broker in a process of its own (Spark's calls block the one they are made in), and ways to fill it."""
+"""A broker in its own process (Spark's calls block the test's process), and ways to fill it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 
-from broker.client.producer import BatchProducer
+from kmr.broker.client import BatchProducer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Kafka:
-    """A broker seen by somebody who is not asynchronous."""
+    """A broker behind blocking calls."""
 
     servers: str
 
@@ -36,7 +36,7 @@ class Kafka:
         self._admin(lambda admin: admin.delete_topics([topic]))
 
     def delete_records(self, topic: str, before: int) -> None:
-        """Those of partition 0 before an offset: as retention does it, but at once."""
+        """Delete the records of partition 0 before an offset, as retention does."""
         end = {TopicPartition(topic, 0): RecordsToDelete(before_offset=before)}
         self._admin(lambda admin: admin.delete_records(end))
 
@@ -60,7 +60,7 @@ class Kafka:
         asyncio.run(run())
 
     def produce_one(self, topic: str, value: bytes | None, **fields: Any) -> None:
-        """One record with key, headers, timestamp_ms, partition."""
+        """Produce one record with key, headers, timestamp_ms, partition."""
 
         async def run() -> None:
             async with AIOKafkaProducer(bootstrap_servers=self.servers) as producer:
@@ -69,7 +69,7 @@ class Kafka:
         asyncio.run(run())
 
     def produce_to(self, topic: str, partition: int, values: Sequence[bytes]) -> None:
-        """A few records, in order, to one partition."""
+        """Produce a few records, in order, to one partition."""
 
         async def run() -> None:
             async with AIOKafkaProducer(bootstrap_servers=self.servers) as producer:
@@ -79,7 +79,7 @@ class Kafka:
         asyncio.run(run())
 
     def ends(self, topic: str, *, first: bool = False) -> dict[int, int]:
-        """The end (or the first) offset of each partition."""
+        """Return the end (or the first) offset of each partition."""
 
         async def run() -> dict[int, int]:
             async with AIOKafkaConsumer(topic, bootstrap_servers=self.servers) as consumer:
@@ -131,13 +131,13 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 
 @pytest.fixture(scope="session")
 def source(spark: SparkSession) -> str:
-    """The format of the Kafka source, registered."""
-    register = pytest.importorskip("framework.spark.source").register
+    """Register the Kafka source; return its format."""
+    register = pytest.importorskip("kmr.spark.source.data_source").register
     register(spark)
     return "kmr-kafka"
 
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A name that no other test has."""
+    """Return a topic name that is unique to the test."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", request.node.name)[-120:]

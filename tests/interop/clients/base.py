@@ -25,7 +25,7 @@ TIMEOUT = 60.0
 
 
 class Message(NamedTuple):
-    """What is produced."""
+    """A record to produce."""
 
     value: bytes | None
     key: bytes | None = None
@@ -33,7 +33,7 @@ class Message(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What is consumed; `timestamp` in milliseconds since the epoch."""
+    """A consumed record; `timestamp` in milliseconds since the epoch."""
 
     partition: int
     offset: int
@@ -77,7 +77,7 @@ class Reader(Protocol):
 
 
 class Journal:
-    """What the members of one group do; a test waits for conditions about it."""
+    """The state of one group's members; a test waits for conditions about it."""
 
     def __init__(self) -> None:
         self.members: list[Member] = []
@@ -163,7 +163,7 @@ class Member:
 
 
 class Group(NamedTuple):
-    """What a group is like; states by the names of the protocol."""
+    """A group's description; states by the names of the protocol."""
 
     state: str
     members: int

@@ -33,7 +33,7 @@ class Worker:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # Not in the event loop: what the thread waits for may be the broker, which may be in there.
+        # Not in the event loop: the thread may wait for the broker, which may run in that loop.
         with anyio.CancelScope(shield=True):
             if self._close is not None:
                 await self.call(self._close)

@@ -1,4 +1,4 @@
-"""A connection that sends whatever it likes, and messages of kio; nothing of the broker's own code."""
+"""A connection that sends any bytes, and messages of kio; it uses none of the broker's code."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Raw:
     def frame(self) -> bytes | None:
         """The next response without its length, or None if the broker closes the connection.
 
-        Raises TimeoutError; what has come of the response by then is not lost.
+        Raises TimeoutError; the received part of the response is kept.
         """
         if not self._receive(4):
             return None

@@ -20,7 +20,7 @@ def _integers(bits: int) -> st.SearchStrategy[int]:
 
 
 _TIMES = st.sampled_from([timedelta(milliseconds=ms) for ms in (-1, 0, 1, 50)])
-"""None is long: what a request waits for comes soon, or its time is over."""
+"""Short waits: the awaited event comes soon or the request times out."""
 _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "bool": st.booleans(),
     "bytes": st.binary(max_size=30),

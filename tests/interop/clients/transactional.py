@@ -45,7 +45,7 @@ class Transactions(Protocol):
         """Returns when all are acknowledged."""
 
     async def send_offset(self, topic: str, group: str, offset: int) -> None:
-        """What the group will have committed for partition 0."""
+        """The group's committed offset of partition 0 after this transaction."""
 
     async def commit(self) -> None: ...
     async def abort(self) -> None: ...

@@ -1,4 +1,4 @@
-"""A client that speaks of transactions in any version."""
+"""A client of the transaction APIs in any version."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker import Broker
-from broker.producers.identity import ProducerIdentity
-from broker.records import NewRecord, build_batch, parse_header
+from kmr.broker import Broker
+from kmr.broker.log.producers import ProducerIdentity
+from kmr.broker.log.records import NewRecord, build_batch, parse_header
 
 Connect = Callable[[Broker], Awaitable[Any]]
 Start = Callable[..., Awaitable[Broker]]
@@ -34,7 +34,7 @@ OK = ErrorCode.none
 
 
 class Fetched(NamedTuple):
-    """What a consumer sees of a partition; `batches` are (base offset, producer id, is control)."""
+    """A fetched partition; `batches` are (base offset, producer id, is control)."""
 
     batches: list[tuple[int, int, bool]]
     aborted: list[tuple[int, int]] | None
@@ -43,7 +43,7 @@ class Fetched(NamedTuple):
 
 
 class Wire:
-    """A client that speaks of one transactional id; versions are the newest unless given."""
+    """A client with one transactional id; versions are the newest unless given."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
@@ -68,7 +68,7 @@ class Wire:
         )
 
     async def begin(self, transactional_id: str = "x") -> ProducerIdentity:
-        """A producer; whoever had the id is fenced."""
+        """Start a producer, which fences the former one of this id."""
         async with asyncio.timeout(30):
             while True:
                 answer = await self.init(transactional_id)

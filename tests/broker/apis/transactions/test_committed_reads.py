@@ -1,4 +1,4 @@
-"""What consumers of committed records are shown, over a socket and in every version."""
+"""Fetches of committed records, over a socket and in every version."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from broker import Broker
+from kmr.broker import Broker
 
 Connect = Callable[[Broker], Awaitable[Any]]
-Wire = Any  # of conftest.py, which nobody can import
+Wire = Any  # the class is in conftest.py, which tests do not import
 
 FETCH = 1
 OK = ErrorCode.none
 
 
-async def test_a_committed_transaction_is_read_by_everybody_and_its_marker_takes_an_offset(
+async def test_every_consumer_reads_a_committed_transaction_and_its_marker_takes_an_offset(
     wire: Wire,
 ) -> None:
     producer = await wire.begin()
@@ -43,7 +43,7 @@ async def test_a_committed_transaction_is_read_by_everybody_and_its_marker_takes
 
 
 @pytest.mark.parametrize("version", range(4, 13))
-async def test_an_aborted_transaction_is_named_to_who_reads_committed_records(
+async def test_consumers_of_committed_records_get_the_list_of_aborted_transactions(
     wire: Wire, version: int
 ) -> None:
     producer = await wire.begin()
@@ -63,7 +63,7 @@ async def test_an_aborted_transaction_is_named_to_who_reads_committed_records(
 
 @pytest.mark.parametrize("version", [4, 12])
 @pytest.mark.parametrize("max_bytes", [1, 100, 800, 1_500, 100_000])
-async def test_however_little_a_consumer_asks_for_it_learns_of_all_that_was_aborted(
+async def test_a_small_fetch_still_lists_every_aborted_transaction(
     wire: Wire, version: int, max_bytes: int
 ) -> None:
     names = [f"p{number}" for number in range(40)]
@@ -76,7 +76,7 @@ async def test_however_little_a_consumer_asks_for_it_learns_of_all_that_was_abor
     at, batches = 0, []
     while at < 80:
         found = await wire.fetch(at, committed=True, version=version, max_bytes=max_bytes)
-        assert found.batches, "a whole first batch comes whatever the limits are"
+        assert found.batches, "the first batch exceeds the limits and is whole"
         assert found.aborted is not None
         first, last = found.batches[0][0], found.batches[-1][0]
         met = {(pid, at) for at, (pid, _) in enumerate(producers) if first - 40 <= at <= last}

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from framework.sinks.clickhouse.writer import ClickHouseWriter
+from kmr.sinks.clickhouse.writer import ClickHouseWriter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from framework.reducer import Context
+    from kmr.reducers.reducer import Context
 
     from .writing import OpenWriter
 

@@ -1,136 +1,95 @@
-"""How a flush is divided into inserts, and the rows of an insert are named."""
+"""How refused rows are found among the others."""
 
 from __future__ import annotations
 
-import numpy as np
-import pyarrow as pa
-from hypothesis import given
+from typing import TYPE_CHECKING
+
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from framework.record import Range, Rows
-from framework.sinks.clickhouse.inserts import MAX_BLOCK_ROWS, Insert, Section, plan_inserts
+from kmr.record import Range
+from kmr.reducers.reducer import Flushed, Retry
+
+from .writing import OFFSETS, OpenWriter, flush, poisoned_offsets, reasons, rows, written
+
+if TYPE_CHECKING:
+    from clickhouse_connect.driver.client import Client
+
+    from tests.framework.sinks.conftest import CreateTable, Proxy
 
 
-def rows(topic: str, partition: int, first: int, last: int, *, origin: bool = True) -> Rows:
-    offsets = np.arange(first, last + 1)
-    return Rows(
-        pa.table({"n": offsets}),
-        (Range(topic, partition, first, last),),
-        offsets if origin else None,
-    )
-
-
-def tokens(*added: Rows, group: str = "g") -> list[str]:
-    return [insert.token for insert in plan_inserts(added, group)]
-
-
-def test_a_token_spans_all_offsets_that_the_flush_has_of_the_partition() -> None:
-    assert tokens(rows("t", 0, 10, 19), rows("u", 0, 0, 1), rows("t", 0, 30, 39)) == [
-        "g:t:0:10-39",
-        "g:u:0:0-1",
-    ]
-
-
-def test_offsets_without_a_row_count_for_the_token_as_they_do_for_the_ledger() -> None:
-    filtered = Rows(pa.table({"n": [5]}), (Range("t", 0, 0, 3), Range("t", 0, 5, 9)), np.array([5]))
-    assert tokens(filtered) == ["g:t:0:0-9"]
-
-
-def test_a_partition_without_a_row_has_no_insert() -> None:
-    empty = Rows(pa.table({"n": []}), (Range("t", 0, 0, 3),), np.empty(0, np.int64))
-    assert tokens(empty) == []
-
-
-def test_the_generation_is_no_part_of_the_token() -> None:
-    again = Rows(pa.table({"n": [1]}), (Range("t", 0, 1, 1, generation=7),), np.array([1]))
-    assert tokens(again) == tokens(rows("t", 0, 1, 1))
-
-
-def test_a_long_token_is_a_hash_that_still_tells_ranges_apart() -> None:
-    many = tuple(Range("t", partition, 0, 9) for partition in range(100))
-    more = (*many[:-1], Range("t", 99, 0, 10))
-    (one,) = tokens(Rows(pa.table({"n": [1]}), many))
-    (other,) = tokens(Rows(pa.table({"n": [1]}), more))
-    assert one != other
-    assert one.startswith("g:")
-    assert len(one) <= 200
-
-
-def test_rows_that_stand_for_no_offsets_are_named_by_what_they_contain() -> None:
-    one, other = (Rows(pa.table({"n": [n]}), ()) for n in (1, 2))
-    assert tokens(one) == tokens(one)
-    assert tokens(one) != tokens(other)
-
-
-def test_rows_of_several_partitions_belong_to_none_of_them() -> None:
-    ranges = (Range("t", 0, 0, 0), Range("t", 1, 0, 0))
-    mixed = Rows(pa.table({"n": [0, 0]}), ranges, np.array([0, 0]))
-    (insert,) = plan_inserts([mixed], "g")
-    (poisoned,) = insert.poisoned({1: "bad"})
-    assert poisoned.rows.ranges == ranges
-    assert poisoned.rows.offsets is None
-
-
-def test_a_block_stays_below_a_million_rows() -> None:
-    count = 2 * MAX_BLOCK_ROWS + 5
-    offsets = np.arange(count)
-    insert = Insert("g/a:t:0:0-9", (Rows(pa.table({"n": offsets}), (), offsets),))
-    sections = insert.sections()
-    assert [(section.start, section.stop) for section in sections] == [
-        (0, MAX_BLOCK_ROWS),
-        (MAX_BLOCK_ROWS, 2 * MAX_BLOCK_ROWS),
-        (2 * MAX_BLOCK_ROWS, count),
-    ]
-    assert sections[2].token == f"g/a:t:0:0-9/{2 * MAX_BLOCK_ROWS}-{count}"
-
-
-@given(st.integers(1, 1000))
-def test_halving_a_section_ends_in_single_rows_with_tokens_of_their_own(count: int) -> None:
-    todo = [Section("g/a:t:0:0-9", 0, count, whole=True)]
-    seen = {todo[0].token}
-    single = []
-    while todo:
-        section = todo.pop()
-        if section.stop - section.start == 1:
-            single.append(section.start)
-            continue
-        for half in section.halves():
-            assert half.token not in seen
-            seen.add(half.token)
-            todo.append(half)
-    assert sorted(single) == list(range(count))
-
-
-@given(
-    st.lists(st.integers(1, 20), min_size=1, max_size=5),
-    st.sets(st.integers(0, 99), max_size=30),
-    st.integers(1, 3),
-)
-def test_refused_rows_are_named_by_the_offsets_of_the_rows_they_were_added_with(
-    sizes: list[int], refused: set[int], reasons: int
+async def test_values_that_do_not_fit_are_poison_and_the_rest_is_written(
+    client: Client, create_table: CreateTable, open_writer: OpenWriter
 ) -> None:
-    added, first = [], 0
-    for size in sizes:
-        added.append(rows("t", 0, first, first + size - 1))
-        first += size
-    refused = {row for row in refused if row < first}
-    (insert,) = plan_inserts(added, "g")
-    poisoned = list(insert.poisoned({row: f"reason {row % reasons}" for row in refused}))
-    found: list[int] = []
-    for poison in poisoned:
-        assert poison.rows.offsets is not None
-        offsets = poison.rows.offsets.tolist()
-        assert poison.rows.table.column("n").to_pylist() == offsets
-        assert {f"reason {offset % reasons}" for offset in offsets} == {poison.reason}
-        assert [o for r in poison.rows.ranges for o in range(r.first, r.last + 1)] == offsets
-        found += offsets
-    assert sorted(found) == sorted(refused)
+    table = create_table(OFFSETS + ", `age` UInt8, `name` String, `note` Nullable(String)")
+    writer = await open_writer(table)
+    first = rows(0, 4, age=[1, 300, 3, 4], name=["a", "b", None, "d"], note=[None] * 4)
+    second = rows(4, 2, age=["5", "six"], name=["e", "f"], note=["x", "y"])
+    result = await flush(writer, first, second)
+    assert written(client, table) == [0, 3, 4]
+    assert poisoned_offsets(result) == [1, 2, 5]
+    assert reasons(result) == [
+        "column age (UInt8) cannot hold 300",
+        "column name (String) cannot be null",
+        "column age (UInt8) cannot hold 'six'",
+    ]
+    assert isinstance(result, Flushed)
+    assert result.poisoned[0].rows.ranges == (Range("topic", 0, 1, 1),)
+    assert result.poisoned[0].rows.table.column("age").to_pylist() == [300]
 
 
-def test_refused_rows_without_an_origin_stand_for_all_their_offsets_once() -> None:
-    made = rows("t", 0, 0, 9, origin=False)
-    (insert,) = plan_inserts([made], "g")
-    (poisoned,) = insert.poisoned({2: "bad", 5: "worse"})
-    assert poisoned.rows.ranges == made.ranges
-    assert poisoned.reason == "bad (and 1 more rows)"
-    assert poisoned.rows.table.num_rows == 2
+async def test_all_rows_of_a_flush_can_be_poison(
+    client: Client, create_table: CreateTable, open_writer: OpenWriter, proxy: Proxy
+) -> None:
+    table = create_table(OFFSETS + ", `x` UInt8")
+    writer = await open_writer(table, url=proxy.url)
+    result = await flush(writer, rows(0, 50, x=[-1] * 50))
+    assert poisoned_offsets(result) == list(range(50))
+    assert reasons(result) == ["column x (UInt8) cannot hold -1"]
+    assert proxy.tokens == []
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(bad=st.sets(st.integers(0, 63), max_size=5), cast=st.sets(st.integers(0, 63), max_size=5))
+async def test_rows_that_the_server_refuses_are_found_and_every_other_row_is_written_once(
+    client: Client,
+    create_table: CreateTable,
+    open_writer: OpenWriter,
+    bad: set[int],
+    cast: set[int],
+) -> None:
+    table = create_table(OFFSETS + ", `x` Int32, `address` IPv6, CONSTRAINT odd CHECK x != 7")
+    writer = await open_writer(table)
+    values = [7 if n in bad and n % 2 else 1 for n in range(64)]
+    addresses = ["nowhere" if n in bad and not n % 2 else "::1" for n in range(64)]
+    for n in cast:
+        values[n] = 2**31
+    result = await flush(
+        writer,
+        rows(0, 40, x=values[:40], address=addresses[:40]),
+        rows(40, 24, x=values[40:], address=addresses[40:]),
+    )
+    assert poisoned_offsets(result) == sorted(bad | cast)
+    assert written(client, table) == [n for n in range(64) if n not in bad | cast]
+
+
+async def test_an_interrupted_search_for_poison_continues_where_it_was(
+    client: Client, create_table: CreateTable, open_writer: OpenWriter, proxy: Proxy
+) -> None:
+    table = create_table(OFFSETS + ", CONSTRAINT small CHECK offset != 5", window=0)
+    writer = await open_writer(table, url=proxy.url)
+    whole = rows(0, 16)
+    for healthy in (
+        3,
+        2,
+    ):  # each attempt gets so many requests through, then the server is overloaded
+        proxy.faults = [*[""] * healthy, 745]
+        assert isinstance(await flush(writer, whole), Retry)
+    result = await flush(writer, whole)
+    assert poisoned_offsets(result) == [5]
+    assert "is violated" in reasons(result)[0]
+    assert written(client, table) == [n for n in range(16) if n != 5]
+    refused = [token for token in proxy.tokens if proxy.tokens.count(token) > 1]
+    assert len(refused) == 4, "only the two overloaded requests are repeated"

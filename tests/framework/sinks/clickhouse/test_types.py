@@ -1,4 +1,4 @@
-"""Arrow columns made to fit ClickHouse's types: what becomes of each value, and which do not fit."""
+"""Casting Arrow columns to ClickHouse's types: the values, and the rows that do not fit."""
 
 # ruff: noqa: DTZ001  times without a zone are among the cases
 
@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from framework.sinks.clickhouse.arrays import Misfit
-from framework.sinks.clickhouse.types import cast_to, type_of
+from kmr.sinks.casts import Misfit
+from kmr.sinks.clickhouse.types import cast_to, type_of
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
@@ -176,12 +176,12 @@ def test_values_keep_their_meaning(type_name: str, value: Any, expected: Any) ->
         ("DateTime", pa.array([True])),
     ],
 )
-def test_a_type_that_no_value_can_come_from_is_a_misfit(type_name: str, array: Any) -> None:
+def test_a_type_that_cannot_be_cast_is_a_misfit(type_name: str, array: Any) -> None:
     with pytest.raises(Misfit):
         cast_to(array, type_of(type_name))
 
 
-def test_null_fits_where_a_default_stands_in_for_it() -> None:
+def test_null_fits_a_column_with_a_default() -> None:
     assert bad_rows(pa.array([1, None]), "UInt8", has_default=True) == []
     assert bad_rows(pa.array([[1], None]), "Array(UInt8)", has_default=True) == []
     assert bad_rows(pa.array([[None], None]), "Array(UInt8)", has_default=True) == [0]
@@ -193,7 +193,7 @@ def test_a_type_that_the_client_does_not_know_is_left_to_the_server() -> None:
     assert bad_rows(column, "Novelty(8)") == []
 
 
-def test_dictionaries_and_extension_types_are_seen_through() -> None:
+def test_dictionaries_and_extension_types_are_unwrapped() -> None:
     words = pa.array(["a", "b", "a"]).dictionary_encode()
     assert cast_to(words, type_of("LowCardinality(String)")).array.to_pylist() == ["a", "b", "a"]
     uuids = pa.array([b"0123456789abcdef"], pa.uuid())
@@ -202,7 +202,7 @@ def test_dictionaries_and_extension_types_are_seen_through() -> None:
 
 @pytest.mark.parametrize("type_name", ["UInt8", "DateTime", "Array(UInt8)", "Map(String, UInt8)"])
 @pytest.mark.parametrize("length", [0, 3])
-def test_columns_of_nothing_but_null_have_any_type(type_name: str, length: int) -> None:
+def test_columns_of_nulls_fit_any_type(type_name: str, length: int) -> None:
     assert bad_rows(pa.nulls(length), type_name) == list(range(length))
     assert bad_rows(pa.nulls(length), type_name, has_default=True) == []
 
@@ -238,7 +238,7 @@ def test_integers_fit_exactly_if_the_type_has_them(
 def test_times_fit_exactly_if_they_are_seconds_of_32_bits(times: list[datetime]) -> None:
     epoch = datetime(1970, 1, 1)
     seconds = [(time - epoch) // timedelta(seconds=1) for time in times]
-    # Arrow cuts towards zero: what is less than a second before 1970 is 1970
+    # Arrow cuts towards zero: times less than a second before 1970 become 1970
     seconds = [s + 1 if s < 0 and t.microsecond else s for s, t in zip(seconds, times, strict=True)]
     expected = [n for n, s in enumerate(seconds) if not 0 <= s < 2**32]
     array = pa.array(times, pa.timestamp("us"))
@@ -249,7 +249,7 @@ def test_times_fit_exactly_if_they_are_seconds_of_32_bits(times: list[datetime])
 
 @settings(max_examples=50)
 @given(st.lists(st.one_of(st.just("x"), st.integers(0, 255).map(str)), min_size=1, max_size=300))
-def test_halving_finds_every_value_that_cannot_be_cast_and_keeps_the_others(
+def test_bisecting_finds_every_value_that_cannot_be_cast_and_keeps_the_others(
     texts: list[str],
 ) -> None:
     array = pa.array([text.encode() for text in texts], pa.binary())

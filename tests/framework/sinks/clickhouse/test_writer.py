@@ -1,19 +1,24 @@
-"""ClickHouseWriter against the embedded ClickHouse: what is written, what is refused, what is repeated."""
+"""ClickHouseWriter against the embedded ClickHouse: what it refuses, what it writes, what it repeats."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Any
 
+import clickhouse_connect
 import pyarrow as pa
 import pytest
 
-from framework.errors import StrategyError
-from framework.record import Range, Rows
-from framework.reducer import Empty, Flushed, Retry
+from kmr.errors import SinkError, StrategyError
+from kmr.record import Range, Rows
+from kmr.reducers.reducer import Context, Empty, Flushed, Retry
+from kmr.sinks.clickhouse.writer import ClickHouseWriter
 
-from .writing import OFFSETS, OpenWriter, flush, reasons, rows, written
+from .writing import OFFSETS, OpenWriter, flush, poisoned_offsets, reasons, rows, written
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from clickhouse_connect.driver.client import Client
 
     from tests.framework.sinks.conftest import CreateTable, Proxy
@@ -61,7 +66,7 @@ async def test_after_a_lost_answer_only_that_insert_is_sent_again_and_no_row_is_
 
 
 @pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
-async def test_rows_that_the_server_lost_in_a_crash_are_written_again_though_it_knows_their_token(
+async def test_rows_that_the_server_lost_in_a_crash_are_written_again_although_it_knows_their_token(
     client: Client,
     create_table: CreateTable,
     open_writer: OpenWriter,
@@ -78,7 +83,7 @@ async def test_rows_that_the_server_lost_in_a_crash_are_written_again_though_it_
     assert proxy.tokens == ["g:topic:0:0-9", "g:topic:0:0-9", "g:topic:0:0-9/again-1"]
 
 
-async def test_what_was_written_is_remembered_when_the_stage_adds_the_rows_anew(
+async def test_written_rows_are_remembered_when_the_stage_adds_them_again(
     client: Client, create_table: CreateTable, open_writer: OpenWriter, proxy: Proxy
 ) -> None:
     table = create_table(OFFSETS, window=0)  # nothing but the writer's memory prevents a second row
@@ -148,50 +153,6 @@ async def test_a_failing_materialized_view_stops_instead_of_doubling_rows(
         client.command(f"DROP TABLE {copy}_mv")
 
 
-async def test_a_column_that_the_table_lacks_is_an_error_unless_it_is_ignored(
-    client: Client, create_table: CreateTable, open_writer: OpenWriter
-) -> None:
-    table = create_table(OFFSETS)
-    more = rows(0, 2, colour=["red", "blue"])
-    writer = await open_writer(table)
-    with pytest.raises(StrategyError, match=rf"default\.{table} has no column colour"):
-        await flush(writer, more)
-    writer = await open_writer(table, extra_columns="ignore")
-    assert await flush(writer, more) == Flushed(poisoned=[])
-    assert written(client, table) == [0, 1]
-
-
-async def test_a_column_that_the_rows_lack_needs_a_default(
-    client: Client, create_table: CreateTable, open_writer: OpenWriter
-) -> None:
-    table = create_table(OFFSETS + ", `a` UInt8 DEFAULT 42, `b` Nullable(UInt8), `c` UInt8 ALIAS a")
-    assert await flush(await open_writer(table), rows(0, 1)) == Flushed(poisoned=[])
-    assert client.query(f"SELECT a, b FROM {table}").result_rows == [(42, None)]
-    table = create_table(OFFSETS + ", `needed` UInt8")
-    with pytest.raises(StrategyError, match="no column needed, which has no DEFAULT"):
-        await flush(await open_writer(table), rows(0, 1))
-    writer = await open_writer(table, columns=["partition", "offset"])
-    assert await flush(writer, rows(0, 1, other=["x"])) == Flushed(poisoned=[])
-
-
-async def test_null_becomes_the_default_of_a_column_that_has_one(
-    client: Client, create_table: CreateTable, open_writer: OpenWriter
-) -> None:
-    table = create_table(OFFSETS + ", `a` UInt8 DEFAULT 42")
-    assert await flush(await open_writer(table), rows(0, 2, a=[1, None])) == Flushed(poisoned=[])
-    assert written(client, table, "a") == [1, 42]
-
-
-async def test_a_type_that_cannot_become_that_of_the_column_stops(
-    create_table: CreateTable, open_writer: OpenWriter
-) -> None:
-    table = create_table(OFFSETS + ", `x` Array(UInt8)")
-    with pytest.raises(
-        StrategyError, match=r"column x of .* is Array\(UInt8\), but the rows have string"
-    ):
-        await flush(await open_writer(table), rows(0, 1, x=["text"]))
-
-
 async def test_a_table_that_is_altered_while_rows_flow_is_read_again(
     client: Client, create_table: CreateTable, open_writer: OpenWriter
 ) -> None:
@@ -239,3 +200,104 @@ async def test_blocks_may_be_compressed(
     writer = await open_writer(table, compression=compression)
     await flush(writer, rows(0, 1000, text=["the same again"] * 1000))
     assert client.command(f"SELECT countIf(text = 'the same again') FROM {table}") == 1000
+
+
+async def test_a_database_can_be_named_in_the_table_the_url_or_an_argument(
+    client: Client, clickhouse_url: str, open_writer: OpenWriter
+) -> None:
+    client.command("CREATE DATABASE IF NOT EXISTS other")
+    client.command("DROP TABLE IF EXISTS other.t")
+    client.command(
+        f"CREATE TABLE other.t ({OFFSETS}) ENGINE = MergeTree ORDER BY offset "
+        "SETTINGS non_replicated_deduplication_window = 10000"
+    )
+    for first, (table, arguments) in enumerate(
+        [("other.t", {}), ("t", {"url": f"{clickhouse_url}/other"}), ("t", {"database": "other"})]
+    ):
+        assert await flush(await open_writer(table, **arguments), rows(first, 1)) == Flushed(
+            poisoned=[]
+        )
+    assert written(client, "other.t") == [0, 1, 2]
+    with pytest.raises(SinkError, match="nosuch does not exist"):
+        await open_writer("nosuch.t")
+
+
+async def test_a_server_that_does_not_answer_is_named_without_the_password(
+    open_writer: OpenWriter,
+) -> None:
+    with pytest.raises(SinkError, match=r"http://127\.0\.0\.1:1 did not answer") as raised:
+        await open_writer("t", url="http://user:secret@127.0.0.1:1", connect_timeout=0.01)
+    assert "secret" not in str(raised.value)
+
+
+async def test_the_url_comes_from_the_environment(
+    clickhouse_url: str,
+    create_table: CreateTable,
+    context: Context,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KMR_CLICKHOUSE_URL", clickhouse_url)
+    writer = ClickHouseWriter(create_table(OFFSETS))
+    await writer.open(context)
+    assert await flush(writer, rows(0, 1)) == Flushed(poisoned=[])
+    await writer.close()
+
+
+async def test_the_embedded_engine_needs_no_server(tmp_path: Path, context: Context) -> None:
+    path = tmp_path / "data"
+    with clickhouse_connect.get_client(interface="chdb", path=str(path)) as client:
+        client.command(
+            f"CREATE TABLE t ({OFFSETS}, `x` UInt8) ENGINE = MergeTree ORDER BY offset "
+            "SETTINGS non_replicated_deduplication_window = 10000"
+        )
+        writers = [ClickHouseWriter("t", url=f"chdb://{path}") for _ in range(2)]
+        for writer in writers:
+            await writer.open(context)
+            result = await flush(
+                writer, rows(0, 3, x=[1, 300, 3]), rows(0, 2, partition=1, x=[1, 2])
+            )
+            assert poisoned_offsets(result) == [1]
+        for writer in writers:
+            await writer.close()
+        assert written(client, "t") == [0, 0, 1, 2]
+
+
+async def test_a_directory_that_another_process_has_open_is_refused_by_name(
+    clickhouse_url: str, client: Client, context: Context
+) -> None:
+    path = client.command("SELECT path FROM system.disks WHERE name = 'default'")
+    writer = ClickHouseWriter("t", url=f"chdb://{path}")
+    with pytest.raises(
+        SinkError, match=r"is in use by process \d+: .*KMR_CLICKHOUSE_URL"
+    ) as raised:
+        await writer.open(context)
+    assert f"process {os.getpid()}" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"table": ""}, "name of a table"),
+        ({"url": "ftp://user:secret@host"}, "not ftp://host"),
+        ({"settings": {"async_insert": 1}}, "sets async_insert itself"),
+        ({"concurrency": 0}, "at least 1"),
+        ({"timeout": 0}, "above 0"),
+    ],
+)
+def test_invalid_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(StrategyError, match=message):
+        ClickHouseWriter(**{"table": "t", **arguments})
+
+
+async def test_a_writer_that_was_not_opened_says_so() -> None:
+    writer = ClickHouseWriter("t")
+    writer.add(rows(0, 1))
+    with pytest.raises(SinkError, match="before it was opened"):
+        await writer.flush()
+
+
+async def test_a_setting_that_the_server_cannot_read_is_an_error_at_start(
+    open_writer: OpenWriter,
+) -> None:
+    with pytest.raises(SinkError, match="'many'"):
+        await open_writer("t", settings={"max_threads": "many"})

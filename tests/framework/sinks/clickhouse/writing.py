@@ -1,4 +1,4 @@
-"""Rows for ClickHouse tables, a flush of them, and what is in the table then."""
+"""Rows for ClickHouse tables, a flush of them, and the content of a table."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from framework.record import Range, Rows
-from framework.reducer import Flushed, FlushResult
-from framework.sinks.clickhouse.writer import ClickHouseWriter
+from kmr.record import Range, Rows
+from kmr.reducers.reducer import Flushed, FlushResult
+from kmr.sinks.clickhouse.writer import ClickHouseWriter
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
@@ -28,7 +28,7 @@ def rows(first: int, count: int, *, partition: int = 0, **columns: Any) -> Rows:
 
 
 async def flush(writer: ClickHouseWriter, *added: Rows) -> FlushResult:
-    """A round as the reduce stage makes it."""
+    """One round of calls, as the reduce stage makes it."""
     writer.reset()
     for part in added:
         writer.add(part)

@@ -2,103 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import pickle
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import anyio
-import numpy as np
 import pyarrow as pa
 import pytest
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.partitioner import DefaultPartitioner
-from hypothesis import given
-from hypothesis import strategies as st
 
-from broker import Broker, BrokerSettings
-from framework.errors import SinkError, StrategyError
-from framework.failures import FAILED_SCHEMA
-from framework.record import Range, Rows
-from framework.reducer import Context, Empty, Flushed, Retry
-from framework.sinks.kafka.messages import partitions_by_key
-from framework.sinks.kafka.writer import DeadLetterWriter, KafkaWriter
+from kmr.broker import Broker, BrokerSettings
+from kmr.delivery.failures import FAILED_SCHEMA
+from kmr.errors import SinkError, StrategyError
+from kmr.reducers.reducer import Empty, Flushed
+from kmr.sinks.kafka.writer import DeadLetterWriter, KafkaWriter
+
+from .topics import TOPIC, consumed, context, create, flushed, opened, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
-
-    from aiokafka import ConsumerRecord
-
-    from framework.reducer import FlushResult
-
-TOPIC = "out"
-
-
-def context(bootstrap_servers: str) -> Context:
-    return Context("g", bootstrap_servers, "reduce-1", {"client_id": "test"})
-
-
-def rows_of(table: pa.Table | None = None, first: int = 0, **columns: Any) -> Rows:
-    table = table if table is not None else pa.table(columns)
-    offsets = np.arange(first, first + table.num_rows, dtype=np.int64)
-    return Rows(table, (Range("in", 0, first, first + table.num_rows - 1),), offsets)
-
-
-async def create(broker: Broker, topic: str = TOPIC, partitions: int = 1, **configs: str) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
-    await admin.start()
-    try:
-        configs = {name.replace("_", "."): value for name, value in configs.items()}
-        await admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=configs)])
-    finally:
-        await admin.close()
-
-
-async def delete(broker: Broker, topic: str = TOPIC) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
-    await admin.start()
-    try:
-        await admin.delete_topics([topic])
-    finally:
-        await admin.close()
-
-
-async def consumed(broker: Broker, partitions: int = 1) -> list[ConsumerRecord[bytes, bytes]]:
-    """Everything in the topic, partition by partition."""
-    consumer: AIOKafkaConsumer = AIOKafkaConsumer(bootstrap_servers=broker.bootstrap_servers)
-    await consumer.start()
-    try:
-        assigned = [TopicPartition(TOPIC, number) for number in range(partitions)]
-        consumer.assign(assigned)
-        await consumer.seek_to_beginning(*assigned)
-        ends = await consumer.end_offsets(assigned)
-        records: list[ConsumerRecord[bytes, bytes]] = []
-        with anyio.fail_after(20):
-            for partition in assigned:
-                while await consumer.position(partition) < ends[partition]:
-                    fetched = await consumer.getmany(partition, timeout_ms=200)
-                    records += fetched.get(partition, [])
-        return records
-    finally:
-        await consumer.stop()
-
-
-@asynccontextmanager
-async def opened(broker: Broker, writer: KafkaWriter) -> AsyncIterator[KafkaWriter]:
-    copy = writer.spawn()
-    await copy.open(context(broker.bootstrap_servers))
-    try:
-        yield copy
-    finally:
-        await copy.close()
-
-
-async def flushed(writer: KafkaWriter) -> Flushed:
-    result: FlushResult = await writer.flush()
-    assert isinstance(result, Flushed), result
-    return result
 
 
 async def test_a_row_is_a_message_with_the_row_as_json(broker: Broker) -> None:
@@ -158,15 +78,6 @@ async def test_messages_of_one_key_keep_their_partition_and_their_order(broker: 
         assert of_key == sorted(of_key)
 
 
-@given(st.lists(st.none() | st.binary(max_size=9), max_size=20), st.integers(1, 12))
-def test_partitions_are_those_of_the_java_client(keys: list[bytes | None], count: int) -> None:
-    partitions = list(range(count))
-    expected = [
-        7 if key is None else DefaultPartitioner()(key, partitions, partitions) for key in keys
-    ]
-    assert partitions_by_key(keys, partitions, 7).tolist() == expected
-
-
 async def test_without_keys_each_flush_goes_to_the_next_partition(broker: Broker) -> None:
     await create(broker, partitions=2)
     async with opened(broker, KafkaWriter(TOPIC)) as writer:
@@ -208,112 +119,7 @@ async def test_many_batches_with_every_codec(broker: Broker, compression: Any) -
     assert values == list(range(20_000))
 
 
-async def test_a_message_above_our_limit_is_poisoned_and_the_others_are_delivered(
-    broker: Broker,
-) -> None:
-    await create(broker)
-    async with opened(broker, KafkaWriter(TOPIC, value="v", max_message_bytes=500)) as writer:
-        writer.add(rows_of(v=["a", "b"]))
-        writer.add(rows_of(first=2, v=["c", "x" * 1000, "d"]))
-        (poisoned,) = (await flushed(writer)).poisoned
-    assert poisoned.rows.offsets is not None
-    assert poisoned.rows.offsets.tolist() == [3]
-    assert poisoned.rows.table.to_pylist() == [{"v": "x" * 1000}]
-    assert poisoned.reason == "the message is too large for topic out"
-    assert [record.value for record in await consumed(broker)] == [b"a", b"b", b"c", b"d"]
-
-
-async def test_a_message_above_the_topics_limit_is_found_among_the_others(broker: Broker) -> None:
-    await create(broker, max_message_bytes="2000")
-    values = ["x" * 3000 if number == 33 else f"{number:050}" for number in range(100)]
-    async with opened(broker, KafkaWriter(TOPIC, value="v")) as writer:
-        writer.add(rows_of(v=values))
-        (poisoned,) = (await flushed(writer)).poisoned
-    assert poisoned.rows.offsets is not None
-    assert poisoned.rows.offsets.tolist() == [33]
-    delivered = [int(record.value or b"") for record in await consumed(broker)]
-    assert delivered == [number for number in range(100) if number != 33]
-
-
-async def test_a_limit_that_is_lowered_later_is_found_out_by_sending(broker: Broker) -> None:
-    await create(broker)
-    values = [f"{number:050}" for number in range(100)]
-    values[10] = values[70] = "x" * 3000
-    async with opened(broker, KafkaWriter(TOPIC, value="v")) as writer:
-        await delete(broker)
-        await create(broker, max_message_bytes="2000")
-        writer.add(rows_of(v=values))
-        poisoned = (await flushed(writer)).poisoned
-    (refused,) = poisoned
-    assert refused.rows.offsets is not None
-    assert refused.rows.offsets.tolist() == [10, 70]
-    delivered = [int(record.value or b"") for record in await consumed(broker)]
-    assert delivered == [number for number in range(100) if number not in (10, 70)]
-
-
-async def test_while_the_broker_is_away_a_flush_is_tried_again_and_doubles_nothing(
-    tmp_path: Path,
-) -> None:
-    settings = BrokerSettings(data_dir=tmp_path / "broker", port=0)
-    async with Broker(settings) as first:
-        port = int(first.bootstrap_servers.rpartition(":")[2])
-        await create(first)
-        writer = KafkaWriter(TOPIC, value="v", attempt_timeout=0.3).spawn()
-        await writer.open(context(first.bootstrap_servers))
-        writer.add(rows_of(v=["before"]))
-        await flushed(writer)
-        writer.reset()
-    try:
-        writer.add(rows_of(v=["during", "too"]))
-        for _ in range(2):
-            result = await writer.flush()
-            assert isinstance(result, Retry)
-            assert "topic out: no acknowledgement from the brokers in 0.3 s" in result.reason
-        again = BrokerSettings(data_dir=tmp_path / "broker", port=port)
-        async with Broker(again) as second:
-            with anyio.fail_after(20):
-                while isinstance(await writer.flush(), Retry):
-                    pass
-            values = [record.value for record in await consumed(second)]
-            assert values == [b"before", b"during", b"too"]
-            await writer.close()
-    finally:
-        await writer.close()
-
-
-@pytest.mark.slow
-async def test_a_writer_can_be_closed_while_the_broker_is_away_and_leaves_no_task(
-    tmp_path: Path,
-) -> None:
-    before = asyncio.all_tasks()
-    async with Broker(BrokerSettings(data_dir=tmp_path / "broker", port=0)) as broker:
-        await create(broker)
-        writer = KafkaWriter(TOPIC, value="v", attempt_timeout=0.2).spawn()
-        await writer.open(context(broker.bootstrap_servers))
-    writer.add(rows_of(v=["never"]))
-    assert isinstance(await writer.flush(), Retry)
-    with anyio.fail_after(9):
-        await writer.close()
-    await anyio.wait_all_tasks_blocked()
-    assert asyncio.all_tasks() == before
-
-
-async def test_a_topic_that_is_made_anew_under_the_producer_loses_nothing(broker: Broker) -> None:
-    await create(broker)
-    async with opened(broker, KafkaWriter(TOPIC, value="v")) as writer:
-        writer.add(rows_of(v=["old"]))
-        await flushed(writer)
-        writer.reset()
-        await delete(broker)
-        await create(broker)
-        writer.add(rows_of(v=["new"]))
-        with anyio.fail_after(20):
-            while isinstance(await writer.flush(), Retry):
-                pass
-    assert [record.value for record in await consumed(broker)] == [b"new"]
-
-
-async def test_a_topic_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
+async def test_a_missing_topic_is_refused_at_start(tmp_path: Path) -> None:
     settings = BrokerSettings(data_dir=tmp_path / "broker", port=0, auto_create_topics=False)
     async with Broker(settings) as broker:
         writer = KafkaWriter("absent", open_timeout=1.0)
@@ -326,7 +132,7 @@ async def test_a_topic_that_is_not_there_is_refused_at_the_start(tmp_path: Path)
             await writer.close()
 
 
-async def test_a_column_that_is_not_there_is_named(broker: Broker) -> None:
+async def test_a_missing_column_is_named(broker: Broker) -> None:
     await create(broker)
     async with opened(broker, KafkaWriter(TOPIC, key="k")) as writer:
         writer.add(rows_of(v=["a"]))
@@ -341,7 +147,7 @@ async def test_nothing_collected_sends_nothing(broker: Broker) -> None:
     assert await consumed(broker) == []
 
 
-async def test_a_dead_letter_is_the_record_as_it_was_with_the_reason(broker: Broker) -> None:
+async def test_a_dead_letter_is_the_unchanged_record_with_the_reason(broker: Broker) -> None:
     await create(broker)
     failed = {
         "key": b"UA",
@@ -389,7 +195,7 @@ async def test_a_dead_letter_is_the_record_as_it_was_with_the_reason(broker: Bro
         ({"topic": ""}, "topic is empty"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(StrategyError, match=message):
         KafkaWriter(**{"topic": TOPIC, **options})
 
@@ -399,7 +205,7 @@ def test_a_dead_letter_cannot_have_another_value() -> None:
         DeadLetterWriter(TOPIC, value="v")
 
 
-def test_writers_can_travel_to_another_process() -> None:
+def test_writers_can_be_pickled() -> None:
     writer = pickle.loads(pickle.dumps(KafkaWriter(TOPIC, key="k", max_rows=5)))
     assert (writer.topic, writer.key, writer.max_rows) == (TOPIC, "k", 5)
     assert pickle.loads(pickle.dumps(DeadLetterWriter(TOPIC))).max_age == 1.0

@@ -1,199 +1,91 @@
-"""SparkWriter without Spark: Parquet files that appear whole, under the same name for the same offsets."""
+"""File names made of offsets, and the names of partition directories."""
 
 from __future__ import annotations
 
-import pickle
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+import re
+from datetime import date
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from framework.errors import StrategyError
-from framework.record import Range, Rows
-from framework.reducer import Flushed, Retry
-from framework.sinks.spark.files import open_directory
-from framework.sinks.spark.writer import SparkWriter
+from kmr.record import Range, Rows
+from kmr.sinks.spark.files import Span, partition_directory, plan_parts
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from framework.reducer import Context
+OFFSETS = st.integers(0, 2**63 - 1)
+TOPICS = st.text("abcXYZ019._-", min_size=1, max_size=40)
+SPANS = st.builds(Span, st.text(max_size=20), TOPICS, st.integers(0, 10_000), OFFSETS, OFFSETS)
 
 
-def rows_of(first: int, last: int, partition: int = 0, **columns: Any) -> Rows:
-    offsets = np.arange(first, last + 1)
-    table = pa.table({"partition": [partition] * len(offsets), "offset": offsets, **columns})
-    return Rows(table, (Range("t", partition, first, last),), offsets)
+def rows_of(*ranges: Range) -> Rows:
+    return Rows(pa.table({"a": [1]}), ranges)
 
 
-async def opened(context: Context, path: Path, **options: Any) -> SparkWriter:
-    writer = SparkWriter(path=path, **options).spawn()
-    await writer.open(context)
-    return writer
+@given(SPANS, SPANS)
+def test_different_offsets_have_different_names(one: Span, other: Span) -> None:
+    assert (str(one) == str(other)) == (one == other)
 
 
-def flush(writer: SparkWriter, *rows: Rows) -> Flushed:
-    for each in rows:
-        writer.add(each)
-    result = writer.flush()
-    assert isinstance(result, Flushed)
-    writer.reset()
-    return result
+@given(SPANS)
+def test_a_name_can_be_parsed_and_is_safe_in_a_path_and_a_uri(span: Span) -> None:
+    parsed = Span.parse(str(span))
+    assert parsed is not None
+    assert (parsed.topic, parsed.partition, parsed.first, parsed.last) == (
+        span.topic,
+        span.partition,
+        span.first,
+        span.last,
+    )
+    assert str(parsed) == str(span)
+    assert re.fullmatch(r"[A-Za-z0-9._~-]+", str(span))
 
 
-def names_in(path: Path) -> list[str]:
-    return sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
+@pytest.mark.parametrize("name", ["part-00000", "g~t~0~1", "g~t~0~1-2-3", "", "g~d41d8cd98f00b204"])
+def test_foreign_names_are_not_parsed(name: str) -> None:
+    assert Span.parse(name) is None
 
 
-def offsets_in(path: Path) -> list[Any]:
-    files = [file for file in path.rglob("*.parquet") if not file.name.startswith("_")]
-    return sorted(chain.from_iterable(pq.read_table(file)["offset"].to_pylist() for file in files))
+def test_a_flush_is_one_part_per_topic_partition_from_its_first_to_its_last_offset() -> None:
+    parts = plan_parts(
+        [
+            rows_of(Range("t", 0, 0, 4)),
+            rows_of(Range("t", 1, 7, 9)),
+            rows_of(Range("t", 0, 8, 9)),
+        ],
+        "g",
+    )
+    assert [part.span for part in parts] == [Span("g", "t", 0, 0, 9), Span("g", "t", 1, 7, 9)]
+    assert [len(part.insert) for part in parts] == [2, 1]
 
 
-async def test_a_flush_is_one_file_per_partition_named_after_its_offsets(
-    context: Context, tmp_path: Path
-) -> None:
-    writer = await opened(context, tmp_path / "out")
-    assert writer.at_least_once is None
-    flush(writer, rows_of(0, 4), rows_of(0, 2, partition=1), rows_of(5, 9))
-    assert names_in(tmp_path / "out") == [
-        f"g~t~0~{0:019d}-{9:019d}.parquet",
-        f"g~t~1~{0:019d}-{2:019d}.parquet",
-    ]
+def test_rows_of_several_partitions_are_named_after_all_of_their_offsets() -> None:
+    one, same, other = (
+        plan_parts([rows_of(Range("t", 0, 0, 4), Range("t", 1, 0, last))], "g")[0]
+        for last in (7, 7, 8)
+    )
+    assert one.span is None
+    assert one.name == same.name != other.name
+    assert Span.parse(one.name) is None
 
 
-async def test_the_same_range_from_another_worker_replaces_the_file(
-    context: Context, tmp_path: Path
-) -> None:
-    for _ in range(2):
-        writer = await opened(context, tmp_path)
-        flush(writer, rows_of(0, 9))
-        flush(writer, rows_of(10, 19))
-        await writer.close()
-    assert offsets_in(tmp_path) == list(range(20))
-
-
-async def test_a_crash_before_the_rename_leaves_nothing_visible(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = await opened(context, tmp_path)
-    with monkeypatch.context() as patched:
-        # As if the process had ended there: nothing after it runs, the hidden file stays.
-        patched.setattr("framework.sinks.spark.files.Directory.rename", _crash)
-        patched.setattr("framework.sinks.spark.files.Directory.remove", lambda *_: None)
-        writer.add(rows_of(0, 9))
-        with pytest.raises(KeyboardInterrupt):
-            writer.flush()
-    assert [name[:3] for name in names_in(tmp_path)] == ["_g~"]
-    assert offsets_in(tmp_path) == []
-    assert open_directory(str(tmp_path)).schema() is None
-    flush(await opened(context, tmp_path), rows_of(0, 9))
-    assert offsets_in(tmp_path) == list(range(10))
-
-
-def _crash(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
-async def test_a_disk_that_fails_is_retried_and_only_what_was_not_written(
-    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = await opened(context, tmp_path)
-    writer.add(rows_of(0, 9))
-    writer.add(rows_of(0, 9, partition=1))
-    renamed: list[str] = []
-    rename = type(open_directory(str(tmp_path))).rename
-
-    def fail_second(directory: Any, old: str, new: str) -> None:
-        renamed.append(new)
-        if len(renamed) == 2:
-            raise OSError(28, "No space left on device")
-        rename(directory, old, new)
-
-    monkeypatch.setattr("framework.sinks.spark.files.Directory.rename", fail_second)
-    result = writer.flush()
-    assert isinstance(result, Retry)
-    assert "No space left" in result.reason
-    assert len(names_in(tmp_path)) == 1, "the hidden file is removed"
-    assert isinstance(writer.flush(), Flushed)
-    assert [name.rpartition("/")[2][:6] for name in renamed] == ["g~t~0~", "g~t~1~", "g~t~1~"]
-    assert offsets_in(tmp_path) == sorted([*range(10)] * 2)
-
-
-async def test_partition_by_makes_directories_and_leaves_the_columns_out_of_the_files(
-    context: Context, tmp_path: Path
-) -> None:
-    writer = await opened(context, tmp_path, partition_by="carrier")
-    carriers = ["AA", "UA", None, "", "a/b"]
-    flush(writer, rows_of(0, 4, carrier=carriers))
-    name = f"g~t~0~{0:019d}-{4:019d}.parquet"
-    directories = ("AA", "UA", "__HIVE_DEFAULT_PARTITION__", "a%2Fb")
-    assert names_in(tmp_path) == sorted(f"carrier={value}/{name}" for value in directories)
-    assert offsets_in(tmp_path) == list(range(5))
-    assert pq.read_schema(tmp_path / "carrier=AA" / name).names == ["partition", "offset"]
-
-
-async def test_values_that_do_not_fit_what_is_there_are_poisoned_with_their_offsets(
-    context: Context, tmp_path: Path
-) -> None:
-    flush(await opened(context, tmp_path), rows_of(0, 1, delay=[1, 2]))
-    writer = await opened(context, tmp_path)  # learns the types from the file
-    result = flush(writer, rows_of(2, 4, delay=[3.0, 3.5, 4.0]))
-    (poisoned,) = result.poisoned
-    assert poisoned.rows.offsets is not None
-    assert poisoned.rows.offsets.tolist() == [3]
-    assert poisoned.reason == "column delay (int64) cannot hold 3.5"
-    assert offsets_in(tmp_path) == [0, 1, 2, 4]
-
-
-async def test_a_schema_decides_about_types_from_the_first_row_on(
-    context: Context, tmp_path: Path
-) -> None:
-    schema = pa.schema({"delay": pa.float64()})
-    writer = await opened(context, tmp_path, schema=schema)
-    assert not flush(writer, rows_of(0, 1, delay=[1, 2])).poisoned
-    assert not flush(writer, rows_of(2, 3, delay=[1.5, None])).poisoned
-
-
-async def test_copies_of_a_writer_hold_rows_of_their_own_and_travel_to_other_processes(
-    context: Context, tmp_path: Path
-) -> None:
-    template = pickle.loads(pickle.dumps(SparkWriter(path=tmp_path)))
-    one, other = template.spawn(), template.spawn()
-    for writer in (one, other):
-        await writer.open(context)
-    one.add(rows_of(0, 4))
-    flush(other, rows_of(5, 9))
-    assert offsets_in(tmp_path) == list(range(5, 10))
+def test_a_name_too_long_for_a_file_is_shortened() -> None:
+    part = plan_parts([rows_of(Range("t" * 249, 0, 0, 4))], "g" * 300)[0]
+    assert len(part.name) < 200
+    assert part.span is not None
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("value", "directory"),
     [
-        ({}, "needs a table, a path, or a transform"),
-        ({"table": "t", "path": "p"}, "either table or path"),
-        ({"table": "t", "partition_by": "a"}, "are for a path"),
-        ({"path": "p", "compression": "zip"}, "compression must be one of"),
-        ({"path": "p", "max_rows": 0}, "max_rows must be above 0"),
-        ({"path": "p", "schema": pa.schema({"d": pa.duration("s")})}, "column d is duration"),
+        ("AA", "carrier=AA"),
+        ("a/b=c%", "carrier=a%2Fb%3Dc%25"),
+        (None, "carrier=__HIVE_DEFAULT_PARTITION__"),
+        (True, "carrier=true"),
+        (7, "carrier=7"),
+        (date(2026, 1, 2), "carrier=2026-01-02"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(StrategyError, match=message):
-        SparkWriter(**options)
-
-
-@pytest.mark.parametrize(
-    ("column", "message"),
-    [("nowhere", "no column nowhere"), ("price", "cannot partition by column price")],
-)
-async def test_a_partition_column_that_cannot_be_one_is_an_error(
-    context: Context, tmp_path: Path, column: str, message: str
-) -> None:
-    writer = await opened(context, tmp_path, partition_by=column)
-    writer.add(rows_of(0, 0, price=[1.5]))
-    with pytest.raises(StrategyError, match=message):
-        writer.flush()
+def test_partition_directories_are_named_as_spark_does(value: Any, directory: str) -> None:
+    assert partition_directory("carrier", value) == directory

@@ -1,4 +1,4 @@
-"""Arrow columns in Spark's types, and rows made to fit what is there already."""
+"""Arrow columns in Spark's types, and rows cast to an existing schema."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from framework.errors import StrategyError
-from framework.sinks.spark.destinations import Columns
-from framework.sinks.spark.types import fit, spark_type, to_spark
+from kmr.errors import StrategyError
+from kmr.sinks.spark.types import fit, spark_type, to_spark
 
 
 @pytest.mark.parametrize(
@@ -31,7 +30,7 @@ from framework.sinks.spark.types import fit, spark_type, to_spark
         (pa.array([[("k", 1)]], pa.map_(pa.string(), pa.uint8())), pa.map_(pa.string(), pa.int16()), None),
     ],
 )  # fmt: skip
-def test_a_type_that_spark_lacks_becomes_the_next_wider_one(
+def test_a_type_that_spark_does_not_have_becomes_the_next_wider_one(
     array: Any, kind: pa.DataType, values: list[Any] | None
 ) -> None:
     column = to_spark(pa.table({"c": array})).column("c")
@@ -64,22 +63,6 @@ def test_a_type_without_a_counterpart_is_an_error_that_names_the_column(kind: An
     assert spark_type(kind) is None
     with pytest.raises(StrategyError, match="column c is"):
         to_spark(pa.table({"c": pa.nulls(1, kind)}))
-
-
-def test_a_column_without_any_value_waits_for_its_type() -> None:
-    columns = Columns("/x")
-    assert columns.fit(pa.table({"a": [1], "b": pa.nulls(1)})).table.column_names == ["a"]
-    fitted = columns.fit(pa.table({"a": [2], "b": ["text"]}))
-    assert fitted.table.to_pylist() == [{"a": 2, "b": "text"}]
-    assert columns.fit(pa.table({"a": [3]})).table.to_pylist() == [{"a": 3, "b": None}]
-
-
-def test_an_unknown_column_of_a_table_is_an_error_unless_the_table_was_altered() -> None:
-    altered = pa.table({"a": [0], "b": [""]}).schema
-    columns = Columns("table t", pa.schema({"a": pa.int64()}), lambda: altered)
-    assert columns.fit(pa.table({"a": [1], "b": ["x"]})).table.num_rows == 1
-    with pytest.raises(StrategyError, match=r"table t has no column c; its columns are a, b"):
-        columns.fit(pa.table({"c": [1]}))
 
 
 def test_a_type_that_can_never_fit_is_an_error() -> None:

@@ -1,40 +1,26 @@
-"""SparkWriter with Spark: what is written is what Spark reads, once, however often it is written."""
+"""SparkWriter without Spark: Parquet files that appear whole, under the same name for the same offsets."""
 
 from __future__ import annotations
 
-import json
+import pickle
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from structlog.testing import capture_logs
 
-from framework.errors import StrategyError
-from framework.record import Range, Rows
-from framework.reducer import Context, Flushed, Poisoned
-from framework.sinks.spark.writer import SparkWriter
-from framework.spark.session import SparkUnavailable
+from kmr.errors import StrategyError
+from kmr.record import Range, Rows
+from kmr.reducers.reducer import Flushed, Retry
+from kmr.sinks.spark.files import open_directory
+from kmr.sinks.spark.writer import SparkWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from pyspark.sql import DataFrame, SparkSession
-
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def context() -> Context:
-    return Context(group="g", bootstrap_servers="", stage="reduce-1", client={})
-
-
-@pytest.fixture
-def table(spark: SparkSession) -> Iterator[str]:
-    """The name of a table that is dropped at the end."""
-    yield "deliveries"
-    spark.sql("DROP TABLE IF EXISTS deliveries")
+    from kmr.reducers.reducer import Context
 
 
 def rows_of(first: int, last: int, partition: int = 0, **columns: Any) -> Rows:
@@ -43,258 +29,171 @@ def rows_of(first: int, last: int, partition: int = 0, **columns: Any) -> Rows:
     return Rows(table, (Range("t", partition, first, last),), offsets)
 
 
-async def write(context: Context, *flushes: list[Rows], **options: Any) -> list[Poisoned]:
-    """One worker's life: open, flush after flush, close."""
-    writer = SparkWriter(**options).spawn()
-    poisoned: list[Poisoned] = []
-    try:
-        await writer.open(context)
-        for flush in flushes:
-            for rows in flush:
-                writer.add(rows)
-            result = writer.flush()
-            assert isinstance(result, Flushed)
-            poisoned += result.poisoned
-            writer.reset()
-    finally:
+async def opened(context: Context, path: Path, **options: Any) -> SparkWriter:
+    writer = SparkWriter(path=path, **options).spawn()
+    await writer.open(context)
+    return writer
+
+
+def flush(writer: SparkWriter, *rows: Rows) -> Flushed:
+    for each in rows:
+        writer.add(each)
+    result = writer.flush()
+    assert isinstance(result, Flushed)
+    writer.reset()
+    return result
+
+
+def names_in(path: Path) -> list[str]:
+    return sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
+
+
+def offsets_in(path: Path) -> list[Any]:
+    files = [file for file in path.rglob("*.parquet") if not file.name.startswith("_")]
+    return sorted(chain.from_iterable(pq.read_table(file)["offset"].to_pylist() for file in files))
+
+
+async def test_a_flush_is_one_file_per_partition_named_after_its_offsets(
+    context: Context, tmp_path: Path
+) -> None:
+    writer = await opened(context, tmp_path / "out")
+    assert writer.at_least_once is None
+    flush(writer, rows_of(0, 4), rows_of(0, 2, partition=1), rows_of(5, 9))
+    assert names_in(tmp_path / "out") == [
+        f"g~t~0~{0:019d}-{9:019d}.parquet",
+        f"g~t~1~{0:019d}-{2:019d}.parquet",
+    ]
+
+
+async def test_the_same_range_from_another_worker_replaces_the_file(
+    context: Context, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        writer = await opened(context, tmp_path)
+        flush(writer, rows_of(0, 9))
+        flush(writer, rows_of(10, 19))
         await writer.close()
-    return poisoned
+    assert offsets_in(tmp_path) == list(range(20))
 
 
-def rows_in(frame: DataFrame) -> list[tuple[Any, ...]]:
-    return sorted(tuple(row) for row in frame.collect())
-
-
-async def test_spark_reads_every_type_and_partition_as_it_was_written(
-    context: Context, spark: SparkSession, tmp_path: Path
+async def test_a_crash_before_the_rename_leaves_nothing_visible(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    columns: dict[str, Any] = {
-        "carrier": ["AA", None, "a/b=ü %"],
-        "small": pa.array([1, 2, 65535], pa.uint16()),
-        "seen": pa.array([0, 1_500_000_000, None], pa.timestamp("ns", "UTC")),
-        "tags": [["x"], [], None],
-    }
-    await write(context, [rows_of(0, 2, **columns)], path=tmp_path, partition_by=["carrier"])
-    frame = spark.read.parquet(str(tmp_path))
-    assert dict(frame.dtypes) == {
-        "partition": "bigint",
-        "offset": "bigint",
-        "small": "int",
-        "seen": "timestamp",
-        "tags": "array<string>",
-        "carrier": "string",
-    }
-    selected = frame.selectExpr("offset", "small", "unix_micros(seen)", "tags", "carrier")
-    assert rows_in(selected) == [
-        (0, 1, 0, ["x"], "AA"),
-        (1, 2, 1_500_000, [], None),
-        (2, 65535, None, None, "a/b=ü %"),
-    ]
+    writer = await opened(context, tmp_path)
+    with monkeypatch.context() as patched:
+        # Simulates a crash: nothing after it runs, the hidden file stays.
+        patched.setattr("kmr.sinks.spark.files.Directory.rename", _crash)
+        patched.setattr("kmr.sinks.spark.files.Directory.remove", lambda *_: None)
+        writer.add(rows_of(0, 9))
+        with pytest.raises(KeyboardInterrupt):
+            writer.flush()
+    assert [name[:3] for name in names_in(tmp_path)] == ["_g~"]
+    assert offsets_in(tmp_path) == []
+    assert open_directory(str(tmp_path)).schema() is None
+    flush(await opened(context, tmp_path), rows_of(0, 9))
+    assert offsets_in(tmp_path) == list(range(10))
 
 
-@pytest.mark.parametrize("partitioned", [False, True])
-async def test_a_table_shows_what_was_written_once_however_often(
-    context: Context, spark: SparkSession, table: str, partitioned: bool
+def _crash(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+async def test_after_a_disk_error_only_the_missing_parts_are_written(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spark.sql(
-        f"CREATE TABLE {table} (partition INT, offset BIGINT, carrier STRING) USING parquet"
-        + (" PARTITIONED BY (carrier)" if partitioned else "")
-    )
-    assert spark.table(table).count() == 0  # Spark has looked, and remembers that nothing is there
-    for _ in range(2):
-        await write(
-            context,
-            [rows_of(0, 1, carrier=["AA", "it's"]), rows_of(0, 0, partition=1, carrier=["AA"])],
-            [rows_of(2, 3, carrier=[None, "b\\c"])],
-            table=table,
-        )
-    found = rows_in(spark.table(table).selectExpr("partition", "offset", "coalesce(carrier, '')"))
-    assert found == [(0, 0, "AA"), (0, 1, "it's"), (0, 2, ""), (0, 3, "b\\c"), (1, 0, "AA")]
-    assert spark.table(table).where("carrier = 'AA'").count() == 2
+    writer = await opened(context, tmp_path)
+    writer.add(rows_of(0, 9))
+    writer.add(rows_of(0, 9, partition=1))
+    renamed: list[str] = []
+    rename = type(open_directory(str(tmp_path))).rename
+
+    def fail_second(directory: Any, old: str, new: str) -> None:
+        renamed.append(new)
+        if len(renamed) == 2:
+            raise OSError(28, "No space left on device")
+        rename(directory, old, new)
+
+    monkeypatch.setattr("kmr.sinks.spark.files.Directory.rename", fail_second)
+    result = writer.flush()
+    assert isinstance(result, Retry)
+    assert "No space left" in result.reason
+    assert len(names_in(tmp_path)) == 1, "the hidden file is removed"
+    assert isinstance(writer.flush(), Flushed)
+    assert [name.rpartition("/")[2][:6] for name in renamed] == ["g~t~0~", "g~t~1~", "g~t~1~"]
+    assert offsets_in(tmp_path) == sorted([*range(10)] * 2)
 
 
-async def test_rows_fit_the_types_of_the_table_or_are_poisoned(
-    context: Context, spark: SparkSession, table: str
+async def test_partition_by_makes_directories_and_leaves_the_columns_out_of_the_files(
+    context: Context, tmp_path: Path
 ) -> None:
-    spark.sql(f"CREATE TABLE {table} (offset INT, delay INT, note STRING) USING parquet")
-    offsets = np.arange(2)
-    rows = Rows(
-        pa.table({"offset": offsets, "delay": ["7", "late"]}), (Range("t", 0, 0, 1),), offsets
-    )
-    (poisoned,) = await write(context, [rows], table=table)
-    assert poisoned.reason == "column delay (int32) cannot hold 'late'"
-    assert rows_in(spark.table(table)) == [(0, 7, None)]
-    with pytest.raises(StrategyError, match=r"table deliveries has no column partition"):
-        await write(context, [rows_of(2, 2)], table=table)
-    spark.sql(f"ALTER TABLE {table} ADD COLUMNS (partition INT)")
-    await write(context, [rows_of(2, 2)], table=table)
-    assert spark.table(table).where("partition = 0").count() == 1
+    writer = await opened(context, tmp_path, partition_by="carrier")
+    carriers = ["AA", "UA", None, "", "a/b"]
+    flush(writer, rows_of(0, 4, carrier=carriers))
+    name = f"g~t~0~{0:019d}-{4:019d}.parquet"
+    directories = ("AA", "UA", "__HIVE_DEFAULT_PARTITION__", "a%2Fb")
+    assert names_in(tmp_path) == sorted(f"carrier={value}/{name}" for value in directories)
+    assert offsets_in(tmp_path) == list(range(5))
+    assert pq.read_schema(tmp_path / "carrier=AA" / name).names == ["partition", "offset"]
 
 
-async def test_what_cannot_be_written_to_is_one_clear_error(
-    context: Context, spark: SparkSession
+async def test_values_that_do_not_fit_existing_columns_are_poisoned_with_their_offsets(
+    context: Context, tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        StrategyError, match=r"Spark has no table nowhere .* CREATE TABLE `nowhere`"
-    ):
-        await write(context, table="nowhere")
-    spark.range(1).createOrReplaceTempView("a_view")
-    with pytest.raises(StrategyError, match="a_view is a view"):
-        await write(context, table="a_view")
+    flush(await opened(context, tmp_path), rows_of(0, 1, delay=[1, 2]))
+    writer = await opened(context, tmp_path)  # learns the types from the file
+    result = flush(writer, rows_of(2, 4, delay=[3.0, 3.5, 4.0]))
+    (poisoned,) = result.poisoned
+    assert poisoned.rows.offsets is not None
+    assert poisoned.rows.offsets.tolist() == [3]
+    assert poisoned.reason == "column delay (int64) cannot hold 3.5"
+    assert offsets_in(tmp_path) == [0, 1, 2, 4]
 
 
-async def test_what_a_transform_returns_is_written_once_however_often(
-    context: Context, spark: SparkSession, tmp_path: Path
+async def test_a_schema_sets_the_types_from_the_first_row_on(
+    context: Context, tmp_path: Path
 ) -> None:
-    def per_carrier(frame: DataFrame) -> DataFrame:
-        return frame.groupBy("carrier").count()
-
-    flush = [rows_of(0, 2, carrier=["AA", "AA", "UA"])]
-    for _ in range(2):
-        await write(context, flush, path=tmp_path, transform=per_carrier)
-    assert rows_in(spark.read.parquet(str(tmp_path))) == [("AA", 2), ("UA", 1)]
+    schema = pa.schema({"delay": pa.float64()})
+    writer = await opened(context, tmp_path, schema=schema)
+    assert not flush(writer, rows_of(0, 1, delay=[1, 2])).poisoned
+    assert not flush(writer, rows_of(2, 3, delay=[1.5, None])).poisoned
 
 
-async def test_a_transform_may_write_by_itself_and_the_log_says_what_that_means(
-    context: Context, spark: SparkSession, tmp_path: Path
+async def test_copies_of_a_writer_have_their_own_rows_and_can_be_pickled(
+    context: Context, tmp_path: Path
 ) -> None:
-    def append(frame: DataFrame) -> None:
-        frame.write.mode("append").parquet(str(tmp_path))
-
-    writer = SparkWriter(transform=append)
-    with capture_logs() as logs:
-        for copy in (writer.spawn(), writer.spawn()):
-            await copy.open(context)
-            await copy.close()
-    reason = "the transform writes by itself"
-    assert [(line["event"], line["reason"]) for line in logs] == [
-        ("delivers at least once", reason)
-    ]
-    await write(context, [rows_of(0, 9)], transform=append)
-    assert spark.read.parquet(str(tmp_path)).count() == 10
+    template = pickle.loads(pickle.dumps(SparkWriter(path=tmp_path)))
+    one, other = template.spawn(), template.spawn()
+    for writer in (one, other):
+        await writer.open(context)
+    one.add(rows_of(0, 4))
+    flush(other, rows_of(5, 9))
+    assert offsets_in(tmp_path) == list(range(5, 10))
 
 
 @pytest.mark.parametrize(
-    ("made", "options", "message"),
+    ("options", "message"),
     [
-        (None, {"path": "p"}, "returned None, but what it returns is written to p"),
-        (7, {}, "returned int, and there is no table or path"),
+        ({}, "needs a table, a path, or a transform"),
+        ({"table": "t", "path": "p"}, "either table or path"),
+        ({"table": "t", "partition_by": "a"}, "are for a path"),
+        ({"path": "p", "compression": "zip"}, "compression must be one of"),
+        ({"path": "p", "max_rows": 0}, "max_rows must be above 0"),
+        ({"path": "p", "schema": pa.schema({"d": pa.duration("s")})}, "column d is duration"),
     ],
 )
-async def test_a_transform_that_returns_the_wrong_thing_is_an_error(
-    context: Context, spark: SparkSession, made: Any, options: dict[str, str], message: str
-) -> None:
+def test_invalid_arguments_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(StrategyError, match=message):
-        await write(context, [rows_of(0, 0)], transform=lambda _: made, **options)
+        SparkWriter(**options)
 
 
-async def test_other_file_formats_are_directories_that_are_replaced(
-    context: Context, spark: SparkSession, tmp_path: Path
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [("nowhere", "no column nowhere"), ("price", "cannot partition by column price")],
+)
+async def test_an_invalid_partition_column_is_an_error(
+    context: Context, tmp_path: Path, column: str, message: str
 ) -> None:
-    flushes = [[rows_of(0, 4, carrier=["AA"] * 5)], [rows_of(5, 9, carrier=["UA"] * 5)]]
-    for _ in range(2):
-        await write(context, *flushes, path=tmp_path, format="orc", partition_by="carrier")
-    frame = spark.read.orc(str(tmp_path))
-    assert sorted(row.offset for row in frame.select("offset").collect()) == list(range(10))
-    assert frame.select("kmr_range").distinct().count() == 2
-
-
-async def test_a_format_that_knows_nothing_of_what_it_has_is_at_least_once(
-    context: Context, spark: SparkSession, table: str
-) -> None:
-    spark.sql(f"CREATE TABLE {table} (partition INT, offset BIGINT) USING orc")
-    writer = SparkWriter(table=table).spawn()
-    await writer.open(context)
-    assert writer.at_least_once is not None
-    assert "orc" in writer.at_least_once
-    await writer.close()
-    for _ in range(2):
-        await write(context, [rows_of(0, 1)], table=table)
-    assert rows_in(spark.table(table)) == [(0, 0), (0, 0), (0, 1), (0, 1)]
-
-
-async def test_a_format_with_transactions_is_told_partition_and_last_offset(
-    context: Context, spark: SparkSession, tmp_path: Path
-) -> None:
-    """A stand-in for Delta, which is not on PyPI: it takes the same options, and skips as Delta does."""
-    from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
-
-    log = tmp_path / "log"
-
-    class Writer(DataSourceArrowWriter):
-        def __init__(self, options: dict[str, str]) -> None:
-            self.application, self.version = options["txnappid"], int(options["txnversion"])
-
-        def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-            message: Any = WriterCommitMessage()
-            message.rows = sum(len(batch) for batch in iterator)
-            return message  # type: ignore[no-any-return]
-
-        def commit(self, messages: list[Any]) -> None:
-            known = json.loads(log.read_text()) if log.exists() else []
-            if any(key == self.application and at >= self.version for key, at, _ in known):
-                return
-            rows = sum(message.rows for message in messages if message is not None)
-            log.write_text(json.dumps([*known, (self.application, self.version, rows)]))
-
-    class Delta(DataSource):
-        @classmethod
-        def name(cls) -> str:
-            return "delta"
-
-        def writer(self, schema: Any, overwrite: bool) -> Writer:
-            assert not overwrite
-            return Writer({key.lower(): value for key, value in self.options.items()})
-
-    spark.dataSource.register(Delta)
-    for _ in range(2):
-        await write(
-            context,
-            [rows_of(0, 4), rows_of(0, 2, partition=1)],
-            [rows_of(5, 9)],
-            path=tmp_path / "table",
-            format="delta",
-        )
-    assert json.loads(log.read_text()) == [
-        ["kmr:g:t:0", 4, 5],
-        ["kmr:g:t:1", 2, 3],
-        ["kmr:g:t:0", 9, 5],
-    ]
-
-
-async def test_writers_share_one_session_and_leave_one_that_is_not_theirs_running(
-    context: Context, spark: SparkSession, tmp_path: Path
-) -> None:
-    writer = SparkWriter(transform=lambda frame: frame, path=tmp_path)
-    copies = [writer.spawn(), writer.spawn()]
-    for copy in copies:
-        await copy.open(context)
-    assert {id(copy.session.get()) for copy in copies} == {id(spark)}
-    for copy in copies:
-        await copy.close()
-    assert spark.range(3).count() == 3
-
-
-async def test_a_session_on_another_master_is_refused_in_whichever_thread(
-    context: Context, spark: SparkSession
-) -> None:
-    """Spark itself looks only at sessions of the thread that asks; all others get what is there."""
-    with pytest.raises(
-        SparkUnavailable, match=r"runs on local\[2\] in this process, not on local\[3\]"
-    ):
-        await write(context, transform=print, master="local[3]")
-    assert spark.range(3).count() == 3
-
-
-async def test_writers_of_one_process_that_name_different_masters_are_refused(
-    context: Context, spark: SparkSession
-) -> None:
-    writer = SparkWriter(transform=print, master="local[2]")
-    await writer.open(context)
-    try:
-        with pytest.raises(
-            StrategyError, match=r"uses local\[2\], so another one cannot use local"
-        ):
-            await write(context, transform=print, master="local[3]")
-    finally:
-        await writer.close()
+    writer = await opened(context, tmp_path, partition_by=column)
+    writer.add(rows_of(0, 0, price=[1.5]))
+    with pytest.raises(StrategyError, match=message):
+        writer.flush()

@@ -1,0 +1,307 @@
+"""What an API of the broker consists of, and what its handler is given.
+
+One module of this package holds one API, or a few that belong together. The decorator `api` above a handler
+names the request, the versions and the access rule, and turns the handler into an `Api`, which `catalogue`
+collects. A new API is a new handler, in one of the modules or in a new one.
+
+A handler is written once, against the newest version that it serves: it receives that version's request
+and returns that version's response (both kio dataclasses). `server.dispatch` converts requests of older
+versions to the newest one and the response back to the client's version, which
+`RequestContext.api_version` names. Where the messages changed too much (FindCoordinator 4, for example) the
+older versions are an `Api` of their own, with their own handler.
+
+Produce and Fetch move the bytes of records, and their messages are read and written by hand: the handler
+of a `RawApi` takes the bytes of the request and returns the bytes of the response.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, fields
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, cast
+
+import structlog
+from kio.schema.errors import ErrorCode
+from kio.schema.types import BrokerId
+from kio.static.primitive import i32, i32Timedelta
+
+from ..authorization.rules import CLUSTER, Question
+from ..errors import RequestError
+from ..log.results import LogError
+from ..protocol.messages import response_type
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from ..authorization.rules import Authorizer, Operation, Resource
+    from ..authorization.sasl import SaslExchange
+    from ..authorization.users import Users
+    from ..coordinators.group_coordinator import GroupCoordinator
+    from ..coordinators.transaction_coordinator import TransactionCoordinator
+    from ..operations.metrics import Metrics, RequestMeters
+    from ..server.buffers import BufferPool
+    from ..settings import BrokerSettings
+    from ..storage.data_directory import ProducerIds
+    from ..storage.group_commit import Flush, GroupCommit
+    from ..topics.topics import Topics
+    from .access import AccessRule
+    from .quotas import Quotas
+
+__all__ = [
+    "ANONYMOUS",
+    "LEADER_EPOCH",
+    "NO_THROTTLE",
+    "AdvertisedVersions",
+    "AnyApi",
+    "Api",
+    "Buffered",
+    "CloseConnection",
+    "Deferred",
+    "Outcome",
+    "RawApi",
+    "RawResponse",
+    "RequestContext",
+    "Services",
+    "answer_partitions",
+    "api",
+    "attempt",
+    "check_listed_once",
+    "result_or_refusal",
+]
+
+logger = structlog.get_logger(__name__)
+
+ANONYMOUS = "User:ANONYMOUS"
+"""The principal of clients that do not authenticate."""
+
+NO_THROTTLE: Final = i32Timedelta.parse(timedelta(0))
+"""The throttle time of every API but Produce and Fetch, which set their own (see `quotas`)."""
+
+LEADER_EPOCH: Final = i32(0)
+"""The epoch of every partition: there is one node, so leadership never changes."""
+
+_STORAGE_FAILED: Final = "the broker's disk failed; its log has the reason"
+
+Request = TypeVar("Request")
+Result = TypeVar("Result")
+Topic = TypeVar("Topic")
+
+
+class AdvertisedVersions(NamedTuple):
+    """Versions of one API, inclusive."""
+
+    key: int
+    min_version: int
+    max_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts of a broker that handlers work with; built once by `kmr.broker.broker.Broker`."""
+
+    settings: BrokerSettings
+    cluster_id: str
+    versions: Sequence[AdvertisedVersions]
+    topics: Topics
+    group_commit: GroupCommit
+    response_buffers: BufferPool
+    producer_ids: ProducerIds
+    groups: GroupCoordinator
+    transactions: TransactionCoordinator
+    metrics: Metrics
+    requests: RequestMeters
+    users: Users | None = None  # None: clients need not authenticate by SASL
+    authorizer: Authorizer | None = None  # None: every operation is allowed
+    quotas: Quotas | None = None  # None: no limits
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """The client of a request, and the version that it uses.
+
+    Attributes:
+        node_host, node_port: the address by which this client reaches the broker.
+        mute: stops reading from the client's connection for a number of seconds.
+        sasl: the client's authentication, until it is complete.
+    """
+
+    client_id: str
+    client_host: str
+    node_host: str
+    node_port: int
+    api_key: int
+    api_version: int
+    principal: str
+    services: Services
+    mute: Callable[[float], None]
+    sasl: SaslExchange | None = None
+
+    @property
+    def node_id(self) -> BrokerId:
+        """The one node of this cluster: leader of every partition, coordinator of every group."""
+        return BrokerId(self.services.settings.node_id)
+
+    @property
+    def quota_owner(self) -> str:
+        """The user, or the client id of a client that does not authenticate."""
+        if self.principal == ANONYMOUS:
+            return f"client {self.client_id}"
+        return self.principal
+
+    def allows(self, operation: Operation, resource: Resource, name: str = CLUSTER) -> bool:
+        """Whether this client may perform the operation on the resource."""
+        authorizer = self.services.authorizer
+        if authorizer is None:
+            return True
+        question = Question(self.principal, operation, resource, name, self.client_host)
+        return authorizer.allows(question)
+
+
+class CloseConnection(Exception):
+    """A request that cannot be answered: the connection is closed; the message gives the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A response that is encoded and sent when `flush` is done; later requests are handled meanwhile."""
+
+    flush: Flush
+    encode: Callable[[], bytes | bytearray]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffered:
+    """A response body in a pooled buffer; `release` returns the buffer after the response is sent.
+
+    The first `fetch_response.FETCH_HEADROOM` bytes are reserved for the frame's header.
+    """
+
+    view: memoryview
+    release: Callable[[], None]
+
+
+RawResponse: TypeAlias = bytes | bytearray | Deferred | Buffered | None
+"""The bytes of a response's body, now or later; None when the client wants no response."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Versions:
+    """Versions `min_version` to that of `request`, inclusive, of one API."""
+
+    request: type[Any]  # a class of kio
+    _: KW_ONLY
+    min_version: int = 0
+
+    @property
+    def key(self) -> int:
+        return int(self.request.__api_key__)
+
+    @property
+    def name(self) -> str:
+        """The API's name in Kafka's documentation."""
+        return self.request.__name__.removesuffix("Request")
+
+    @property
+    def max_version(self) -> int:
+        return int(self.request.__version__)
+
+    @property
+    def response(self) -> Any:
+        """The class of the newest version's response."""
+        return response_type(self.key, self.max_version)
+
+
+@dataclass(frozen=True, slots=True)
+class RawApi(_Versions):
+    """An API whose handler reads and writes its messages itself.
+
+    The handler may modify the bytes that it is given until the end of the event-loop turn. It checks access
+    itself (`RequestContext.allows`).
+    """
+
+    handler: Callable[[RequestContext, memoryview], RawResponse | Awaitable[RawResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class Api(_Versions):
+    """An API whose handler receives and returns messages of the newest version.
+
+    Attributes:
+        handler: a plain function if it never waits, else a coroutine function. While it waits, later
+            requests of the same connection wait too (as in Kafka: one request of a connection at a time);
+            it is cancelled when the connection closes. It reports errors in the response's error codes. An
+            exception that leaves it is a bug: it is logged, and the client gets UNKNOWN_SERVER_ERROR or a
+            closed connection.
+        access: the permissions that a request needs on a broker with access rules.
+    """
+
+    handler: Callable[[RequestContext, Any], Any]
+    access: AccessRule
+
+
+def api(
+    request: type[Request], *, min_version: int = 0, access: AccessRule
+) -> Callable[[Callable[[RequestContext, Request], Any]], Api]:
+    """Make an `Api` of the decorated handler."""
+    return lambda handler: Api(request, min_version=min_version, handler=handler, access=access)
+
+
+AnyApi: TypeAlias = Api | RawApi
+
+
+class Outcome(NamedTuple):
+    """The result of one element of a request: its error code, and the reason."""
+
+    code: ErrorCode = ErrorCode.none
+    message: str | None = None
+
+
+def answer_partitions(
+    topic_type: type[Topic], topics: Iterable[Any], answer: Callable[[Any, Any], object]
+) -> tuple[Topic, ...]:
+    """Answer each partition of the topics of a request: `answer` is called with the topic's name and it.
+
+    In every request and response such a topic has two fields, the name and the list of partitions.
+    """
+    name, partitions = (field.name for field in fields(cast("Any", topic_type)))
+
+    def answer_topic(asked: Any) -> Topic:
+        topic, elements = (getattr(asked, field.name) for field in fields(asked))
+        return topic_type(
+            **{name: topic, partitions: tuple([answer(topic, each) for each in elements])}
+        )
+
+    return tuple(map(answer_topic, topics))
+
+
+async def attempt(work: Awaitable[object], failure: str, **names: object) -> Outcome:
+    """Await `work` and return its outcome.
+
+    A RequestError becomes its own code. A failure of the disk becomes KAFKA_STORAGE_ERROR, and one line in
+    the broker's log: `failure`, with `names`.
+    """
+    try:
+        await work
+    except RequestError as error:
+        return Outcome(error.code, error.message)
+    except (LogError, OSError) as error:
+        logger.error(failure, **names, error=str(error))
+        return Outcome(ErrorCode.kafka_storage_error, _STORAGE_FAILED)
+    return Outcome()
+
+
+def result_or_refusal(work: Callable[..., Result], *arguments: Any) -> Result | Outcome:
+    """Return the result of a call; the outcome, if it raises RequestError."""
+    try:
+        return work(*arguments)
+    except RequestError as error:
+        return Outcome(error.code, error.message)
+
+
+def check_listed_once(name: str, times: Counter[str]) -> None:
+    """Raise RequestError (INVALID_REQUEST) if a request lists the same name several times."""
+    if times[name] > 1:
+        raise RequestError(
+            ErrorCode.invalid_request, f"{name!r} is listed {times[name]} times; list it once"
+        )

@@ -1,0 +1,279 @@
+"""OffsetCommit 2 to 8, OffsetFetch 1 to 8, OffsetDelete 0: the committed offsets of groups.
+
+OffsetFetch 7 added `require_stable` (KIP-447), 8 several groups in one request (KIP-709). OffsetDelete
+removes offsets of topics that the group is not subscribed to (KIP-496).
+Differs from Kafka: nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import kio.schema.offset_fetch.v7 as fetch_one
+import structlog
+from kio.schema.errors import ErrorCode
+from kio.schema.offset_commit.v8 import OffsetCommitRequest, OffsetCommitResponse
+from kio.schema.offset_commit.v8.response import (
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+from kio.schema.offset_delete.v0 import OffsetDeleteRequest, OffsetDeleteResponse
+from kio.schema.offset_delete.v0.response import (
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
+)
+from kio.schema.offset_fetch.v8 import OffsetFetchRequest, OffsetFetchResponse
+from kio.schema.offset_fetch.v8.response import (
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopics,
+)
+from kio.schema.types import TopicName
+from kio.static.primitive import i32, i64
+
+from ..authorization.rules import Operation, Resource
+from ..coordinators.group_types import GroupError, MemberIdentity
+from ..coordinators.offset_store import CommittedOffset
+from ..log.results import LogError
+from ..protocol.messages import recast
+from .access import Access, refusal, response_list
+from .api import NO_THROTTLE, answer_partitions, api
+from .groups import group_error_code, group_outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kio.schema.offset_delete.v0.request import OffsetDeleteRequestPartition
+    from kio.schema.txn_offset_commit.v4 import TxnOffsetCommitRequest
+
+    from ..topics.topic import TopicPartition
+    from .access import Call
+    from .api import RequestContext
+
+__all__ = ["check_offsets", "commit_response"]
+
+logger = structlog.get_logger(__name__)
+
+# -- OffsetCommit ----------------------------------------------------------------------------------
+
+
+@api(
+    OffsetCommitRequest,
+    min_version=2,
+    access=Access(
+        whole=[(Operation.READ, Resource.GROUP, "group_id")],
+        each=("topics", Operation.READ, Resource.TOPIC),
+    ),
+)
+async def _offset_commit(
+    context: RequestContext, request: OffsetCommitRequest
+) -> OffsetCommitResponse:
+    """Respond when the offsets are stored as durably as --fsync demands."""
+    accepted, refused = check_offsets(context, request)
+    commit = context.services.groups.commit(
+        request.group_id,
+        MemberIdentity(request.member_id, request.group_instance_id),
+        request.generation_id_or_member_epoch,
+        accepted,
+    )
+    outcome = await group_outcome(commit, "offsets could not be stored", request.group_id)
+    return commit_response(request, refused, outcome)
+
+
+def commit_response(
+    request: OffsetCommitRequest | TxnOffsetCommitRequest,
+    refused: Mapping[TopicPartition, ErrorCode],
+    outcome: ErrorCode,
+) -> OffsetCommitResponse:
+    """Return the code of each partition: that of its refusal, or the outcome of the commit."""
+
+    def result(topic: str, asked: Any) -> OffsetCommitResponsePartition:
+        index = asked.partition_index
+        return OffsetCommitResponsePartition(
+            partition_index=index, error_code=refused.get((topic, index), outcome)
+        )
+
+    return OffsetCommitResponse(
+        throttle_time=NO_THROTTLE,
+        topics=answer_partitions(OffsetCommitResponseTopic, request.topics, result),
+    )
+
+
+def check_offsets(
+    context: RequestContext, request: OffsetCommitRequest | TxnOffsetCommitRequest
+) -> tuple[dict[TopicPartition, tuple[int, int, str]], dict[TopicPartition, ErrorCode]]:
+    """Return the offsets to commit (offset, leader epoch, metadata), and the error codes of the others."""
+    services = context.services
+    accepted: dict[TopicPartition, tuple[int, int, str]] = {}
+    refused: dict[TopicPartition, ErrorCode] = {}
+    for topic in request.topics:
+        for each in topic.partitions:
+            partition = (topic.name, each.partition_index)
+            metadata = each.committed_metadata or ""
+            if services.topics.partition(*partition) is None:
+                refused[partition] = ErrorCode.unknown_topic_or_partition
+            elif not services.groups.accepts_metadata(metadata):
+                refused[partition] = ErrorCode.offset_metadata_too_large
+            else:
+                accepted[partition] = (
+                    each.committed_offset,
+                    each.committed_leader_epoch,
+                    metadata,
+                )
+    return accepted, refused
+
+
+# -- OffsetFetch -----------------------------------------------------------------------------------
+
+_NOTHING_COMMITTED = CommittedOffset(offset=-1, leader_epoch=-1, metadata="", timestamp=-1)
+
+
+async def _offset_fetch_access(call: Call) -> Any:
+    """Refuse groups that the client may not describe, and hide offsets of such topics."""
+    allowed = tuple(each for each in call.request.groups if _may_describe(call, each))
+    response = await call.answer(replace(call.request, groups=allowed))
+    asked = {group.group_id: group for group in allowed}
+    groups = [_without_hidden_topics(call, asked[each.group_id], each) for each in response.groups]
+    _, element_type = response_list(call.api.response)
+    groups += [
+        refusal(element_type, group, ErrorCode.group_authorization_failed, elements=())
+        for group in call.request.groups
+        if group not in allowed
+    ]
+    return replace(response, groups=tuple(groups))
+
+
+@api(OffsetFetchRequest, min_version=8, access=_offset_fetch_access)
+async def _offset_fetch(
+    context: RequestContext, request: OffsetFetchRequest
+) -> OffsetFetchResponse:
+    """From version 8 on a request is for several groups."""
+    groups = [await _group(context, each, stable=request.require_stable) for each in request.groups]
+    return OffsetFetchResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
+
+
+async def _offset_fetch_one_access(call: Call) -> Any:
+    if not _may_describe(call, call.request):
+        return call.refuse(ErrorCode.group_authorization_failed)
+    return _without_hidden_topics(call, call.request, await call.answer())
+
+
+@api(fetch_one.OffsetFetchRequest, min_version=1, access=_offset_fetch_one_access)
+async def _offset_fetch_one(
+    context: RequestContext, request: fetch_one.OffsetFetchRequest
+) -> fetch_one.OffsetFetchResponse:
+    """Up to version 7 a request is for one group."""
+    group = await _group(context, request, stable=request.require_stable)
+    return cast("fetch_one.OffsetFetchResponse", recast(group, fetch_one.OffsetFetchResponse))
+
+
+async def _group(context: RequestContext, asked: Any, *, stable: bool) -> OffsetFetchResponseGroup:
+    """Fetch the offsets of one group, without those of open transactions; -1 where there is none.
+
+    `stable`: their partitions get UNSTABLE_OFFSET_COMMIT, so that the client tries again. The group's error
+    is that of each partition too: version 1 has no field for it.
+    """
+    offsets = context.services.groups.offsets
+    wanted: list[TopicPartition] | None = None
+    if asked.topics is not None:
+        wanted = [
+            (topic.name, index) for topic in asked.topics for index in topic.partition_indexes
+        ]
+    # Before the offsets are read: a transaction may commit in between.
+    unstable = offsets.pending(asked.group_id) if stable else set()
+    error = ErrorCode.none
+    committed: Mapping[TopicPartition, CommittedOffset] = {}
+    try:
+        committed = await offsets.fetch(asked.group_id, wanted)
+    except LogError as failure:
+        logger.error("offsets could not be read", group=asked.group_id, error=str(failure))
+        error = ErrorCode.coordinator_not_available
+    by_topic: defaultdict[str, list[OffsetFetchResponsePartitions]] = defaultdict(list)
+    for topic, index in dict.fromkeys(committed if wanted is None else wanted):
+        found = committed.get((topic, index), _NOTHING_COMMITTED)
+        code = error
+        if (topic, index) in unstable:
+            found = _NOTHING_COMMITTED
+            code = error or ErrorCode.unstable_offset_commit
+        by_topic[topic].append(
+            OffsetFetchResponsePartitions(
+                partition_index=i32(index),
+                committed_offset=i64(found.offset),
+                committed_leader_epoch=i32(found.leader_epoch),
+                metadata=found.metadata,
+                error_code=code,
+            )
+        )
+    return OffsetFetchResponseGroup(
+        group_id=asked.group_id,
+        topics=tuple(
+            OffsetFetchResponseTopics(name=TopicName(topic), partitions=tuple(partitions))
+            for topic, partitions in by_topic.items()
+        ),
+        error_code=error,
+    )
+
+
+def _may_describe(call: Call, group: Any) -> bool:
+    return call.allows(Operation.DESCRIBE, Resource.GROUP, group.group_id)
+
+
+def _without_hidden_topics(call: Call, asked: Any, answer: Any) -> Any:
+    """Refuse topics that the client may not describe; leave them out if it asked for all topics."""
+    topics = []
+    for topic in answer.topics:
+        if call.allows(Operation.DESCRIBE, Resource.TOPIC, topic.name):
+            topics.append(topic)
+        elif asked.topics is not None:
+            wanted = next(each for each in asked.topics if each.name == topic.name)
+            topics.append(refusal(type(topic), wanted, ErrorCode.topic_authorization_failed))
+    return replace(answer, topics=tuple(topics))
+
+
+# -- OffsetDelete ----------------------------------------------------------------------------------
+
+
+@api(
+    OffsetDeleteRequest,
+    access=Access(
+        whole=[(Operation.DELETE, Resource.GROUP, "group_id")],
+        each=("topics", Operation.READ, Resource.TOPIC),
+    ),
+)
+async def _offset_delete(
+    context: RequestContext, request: OffsetDeleteRequest
+) -> OffsetDeleteResponse:
+    services = context.services
+    wanted = [
+        (topic.name, partition.partition_index)
+        for topic in request.topics
+        for partition in topic.partitions
+        if services.topics.partition(topic.name, partition.partition_index) is not None
+    ]
+    try:
+        refused = await services.groups.delete_offsets(request.group_id, wanted)
+    except LogError as failure:
+        logger.error("offsets could not be deleted", group=request.group_id, error=str(failure))
+        return _not_deleted(ErrorCode.coordinator_not_available)
+    if isinstance(refused, GroupError):
+        return _not_deleted(group_error_code(refused))
+
+    def result(topic: str, asked: OffsetDeleteRequestPartition) -> OffsetDeleteResponsePartition:
+        code = ErrorCode.none
+        if (topic, asked.partition_index) in refused:
+            code = ErrorCode.group_subscribed_to_topic
+        elif (topic, asked.partition_index) not in wanted:
+            code = ErrorCode.unknown_topic_or_partition
+        return OffsetDeleteResponsePartition(partition_index=asked.partition_index, error_code=code)
+
+    return OffsetDeleteResponse(
+        error_code=ErrorCode.none,
+        throttle_time=NO_THROTTLE,
+        topics=answer_partitions(OffsetDeleteResponseTopic, request.topics, result),
+    )
+
+
+def _not_deleted(error: ErrorCode) -> OffsetDeleteResponse:
+    return OffsetDeleteResponse(error_code=error, throttle_time=NO_THROTTLE, topics=())

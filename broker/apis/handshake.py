@@ -1,0 +1,115 @@
+"""ApiVersions 0 to 4, SaslHandshake 0 to 1, SaslAuthenticate 0 to 2: all that comes before authentication.
+
+ApiVersions lists the APIs and versions that this broker serves (KIP-35, KIP-511); a request in an unknown
+version is answered in version 0, with UNSUPPORTED_VERSION and the same list. SASL decides which user the
+client is (KIP-43, KIP-152). After SaslHandshake 0 the client sends its SASL messages bare, without a request
+header (`answer_bare`).
+
+Differs from Kafka: no features are listed (KIP-584); sessions do not expire, so clients need not authenticate
+again (KIP-368).
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from kio.schema.api_versions.v4 import ApiVersionsRequest, ApiVersionsResponse
+from kio.schema.api_versions.v4.response import ApiVersion
+from kio.schema.errors import ErrorCode
+from kio.schema.sasl_authenticate.v2 import SaslAuthenticateRequest, SaslAuthenticateResponse
+from kio.schema.sasl_handshake.v1 import SaslHandshakeRequest, SaslHandshakeResponse
+from kio.static.primitive import i16, i64Timedelta
+
+from ..authorization.sasl import MECHANISMS, AuthenticationFailed
+from .access import EVERYONE
+from .api import NO_THROTTLE, CloseConnection, api
+
+if TYPE_CHECKING:
+    from ..authorization.sasl import SaslExchange
+    from .api import RequestContext, Services
+
+__all__ = [
+    "API_VERSIONS",
+    "AUTHENTICATE",
+    "BEFORE_AUTHENTICATION",
+    "answer_bare",
+    "served_versions",
+]
+
+API_VERSIONS: Final = 18
+_HANDSHAKE: Final = 17
+AUTHENTICATE: Final = 36
+
+BEFORE_AUTHENTICATION: Final = frozenset({API_VERSIONS, _HANDSHAKE, AUTHENTICATE})
+"""The only APIs that a client may call until it has authenticated."""
+
+_SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+_FIRST_WITH_SOFTWARE = 3
+_FIRST_WITH_WRAPPED_TOKENS = 1
+_NEVER_EXPIRES = i64Timedelta.parse(timedelta(0))
+
+
+@api(ApiVersionsRequest, access=EVERYONE)
+def _api_versions(context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
+    names = (request.client_software_name, request.client_software_version)
+    valid = context.api_version < _FIRST_WITH_SOFTWARE or all(map(_SOFTWARE.fullmatch, names))
+    return served_versions(context.services, ErrorCode.none if valid else ErrorCode.invalid_request)
+
+
+def served_versions(services: Services, error: ErrorCode) -> ApiVersionsResponse:
+    """Return the list of what this broker serves; with an error too, so that the client can try again."""
+    return ApiVersionsResponse(
+        error_code=error,
+        throttle_time=NO_THROTTLE,
+        api_keys=tuple(
+            ApiVersion(
+                api_key=i16(each.key),
+                min_version=i16(each.min_version),
+                max_version=i16(each.max_version),
+            )
+            for each in services.versions
+        ),
+    )
+
+
+@api(SaslHandshakeRequest, access=EVERYONE)
+def _handshake(context: RequestContext, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
+    if context.sasl is None:
+        return SaslHandshakeResponse(error_code=ErrorCode.illegal_sasl_state, mechanisms=())
+    bare = context.api_version < _FIRST_WITH_WRAPPED_TOKENS
+    served = context.sasl.choose(request.mechanism, bare_tokens=bare)
+    return SaslHandshakeResponse(
+        error_code=ErrorCode.none if served else ErrorCode.unsupported_sasl_mechanism,
+        mechanisms=MECHANISMS,
+    )
+
+
+@api(SaslAuthenticateRequest, access=EVERYONE)
+async def _authenticate(
+    context: RequestContext, request: SaslAuthenticateRequest
+) -> SaslAuthenticateResponse:
+    code, message, answer = ErrorCode.none, None, b""
+    if context.sasl is None:
+        code = ErrorCode.illegal_sasl_state
+        message = "authentication is complete already, or this broker has no users"
+    else:
+        try:
+            answer = await context.sasl.respond(request.auth_bytes)
+        except AuthenticationFailed as error:
+            code, message = ErrorCode.sasl_authentication_failed, str(error)
+    return SaslAuthenticateResponse(
+        error_code=code,
+        error_message=message,
+        auth_bytes=answer,
+        session_lifetime=_NEVER_EXPIRES,
+    )
+
+
+async def answer_bare(sasl: SaslExchange, message: memoryview) -> bytes:
+    """Answer a bare SASL message. Raise CloseConnection on failure: there are no error codes."""
+    try:
+        return await sasl.respond(bytes(message))
+    except AuthenticationFailed as error:
+        raise CloseConnection(str(error)) from None

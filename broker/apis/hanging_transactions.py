@@ -1,0 +1,235 @@
+"""DescribeProducers 0, ListTransactions 0 to 1, DescribeTransactions 0, WriteTxnMarkers 1 (KIP-664).
+
+They find transactions that hang, and end them in a partition: `Admin.abortTransaction` of Kafka's clients,
+`kmr broker txn`. ListTransactions 1 added a filter by duration (KIP-994).
+
+Differs from Kafka: ListTransactions has no filter by a pattern (version 2, KIP-1152); WriteTxnMarkers is for
+administrators only, because no other broker sends it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from kio.schema.describe_producers.v0 import DescribeProducersRequest, DescribeProducersResponse
+from kio.schema.describe_producers.v0.response import (
+    PartitionResponse,
+    ProducerState,
+    TopicResponse,
+)
+from kio.schema.describe_transactions.v0 import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+)
+from kio.schema.describe_transactions.v0.response import TopicData
+from kio.schema.describe_transactions.v0.response import TransactionState as DescribedTransaction
+from kio.schema.errors import ErrorCode
+from kio.schema.list_transactions.v1 import ListTransactionsRequest, ListTransactionsResponse
+from kio.schema.list_transactions.v1.response import TransactionState as ListedTransaction
+from kio.schema.types import ProducerId, TopicName, TransactionalId
+from kio.schema.write_txn_markers.v1 import WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from kio.schema.write_txn_markers.v1.response import (
+    WritableTxnMarkerPartitionResult,
+    WritableTxnMarkerResult,
+    WritableTxnMarkerTopicResult,
+)
+from kio.static.primitive import TZAware, i16, i32, i32Timedelta, i64
+
+from ..authorization.rules import Operation, Resource
+from ..coordinators.transaction_state import TransactionState
+from ..log.producers import CoordinatorFenced, Marker, ProducerError, ProducerIdentity
+from ..log.results import LogError
+from .access import ALTER_CLUSTER, Access, refusal
+from .api import NO_THROTTLE, answer_partitions, api
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kio.schema.write_txn_markers.v1.request import WritableTxnMarker
+
+    from ..coordinators.transaction_state import Transaction
+    from ..topics.topic import TopicPartition
+    from .access import Call
+    from .api import RequestContext
+
+_STATES: Final = {state.value for state in TransactionState} | {"Dead", "PrepareEpochFence"}
+"""States that a filter may name; no transaction of this broker is in the last two, which Kafka has."""
+
+
+# -- DescribeProducers -----------------------------------------------------------------------------
+
+
+@api(DescribeProducersRequest, access=Access(each=("topics", Operation.READ, Resource.TOPIC)))
+def _describe_producers(
+    context: RequestContext, request: DescribeProducersRequest
+) -> DescribeProducersResponse:
+    return DescribeProducersResponse(
+        throttle_time=NO_THROTTLE,
+        topics=answer_partitions(TopicResponse, request.topics, partial(_producers, context)),
+    )
+
+
+def _producers(context: RequestContext, topic: str, index: i32) -> PartitionResponse:
+    partition = context.services.topics.partition(topic, index)
+    if partition is None:
+        return PartitionResponse(
+            partition_index=index,
+            error_code=ErrorCode.unknown_topic_or_partition,
+            error_message=f"there is no partition {index} of {topic!r}",
+            active_producers=(),
+        )
+    return PartitionResponse(
+        partition_index=index,
+        error_code=ErrorCode.none,
+        active_producers=tuple(
+            ProducerState(
+                producer_id=ProducerId(each.producer_id),
+                producer_epoch=i32(each.epoch),
+                last_sequence=i32(each.last_sequence),
+                last_timestamp=i64(each.last_seen_ms),
+                coordinator_epoch=i32(each.coordinator_epoch),
+                current_txn_start_offset=i64(each.transaction_first_offset),
+            )
+            for each in partition.log.producers.describe()
+        ),
+    )
+
+
+# -- ListTransactions and DescribeTransactions -----------------------------------------------------
+
+
+async def _list_access(call: Call) -> Any:
+    return call.visible(await call.answer(), "transaction_states", Resource.TRANSACTIONAL_ID)
+
+
+@api(ListTransactionsRequest, access=_list_access)
+def _list_transactions(
+    context: RequestContext, request: ListTransactionsRequest
+) -> ListTransactionsResponse:
+    coordinator = context.services.transactions
+    now_ms = coordinator.now_ms()
+
+    def is_wanted(transaction: Transaction) -> bool:
+        producers, states = request.producer_id_filters, request.state_filters
+        return (
+            (not producers or transaction.producer.producer_id in producers)
+            and (not states or transaction.state.value in states)
+            and (
+                request.duration_filter < 0
+                or now_ms - transaction.started_ms > request.duration_filter
+            )
+        )
+
+    return ListTransactionsResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=ErrorCode.none,
+        unknown_state_filters=tuple(name for name in request.state_filters if name not in _STATES),
+        transaction_states=tuple(
+            ListedTransaction(
+                transactional_id=TransactionalId(each.transactional_id),
+                producer_id=ProducerId(each.producer.producer_id),
+                transaction_state=each.state.value,
+            )
+            for each in filter(is_wanted, coordinator.transactions())
+        ),
+    )
+
+
+@api(
+    DescribeTransactionsRequest,
+    access=Access(each=("transactional_ids", Operation.DESCRIBE, Resource.TRANSACTIONAL_ID)),
+)
+def _describe_transactions(
+    context: RequestContext, request: DescribeTransactionsRequest
+) -> DescribeTransactionsResponse:
+    return DescribeTransactionsResponse(
+        throttle_time=NO_THROTTLE,
+        transaction_states=tuple(_described(context, each) for each in request.transactional_ids),
+    )
+
+
+def _described(context: RequestContext, transactional_id: TransactionalId) -> DescribedTransaction:
+    transaction = context.services.transactions.get(transactional_id)
+    if transaction is None:
+        code = ErrorCode.transactional_id_not_found
+        missing: DescribedTransaction = refusal(DescribedTransaction, transactional_id, code)
+        return missing
+    return DescribedTransaction(
+        error_code=ErrorCode.none,
+        transactional_id=transactional_id,
+        transaction_state=transaction.state.value,
+        transaction_timeout=i32Timedelta.parse(timedelta(milliseconds=transaction.timeout_ms)),
+        transaction_start_time=_time(transaction.started_ms),
+        producer_id=ProducerId(transaction.producer.producer_id),
+        producer_epoch=i16(transaction.producer.epoch),
+        topics=_by_topic(transaction.partitions),
+    )
+
+
+def _by_topic(partitions: Iterable[TopicPartition]) -> tuple[TopicData, ...]:
+    topics: defaultdict[str, list[i32]] = defaultdict(list)
+    for topic, index in sorted(partitions):
+        topics[topic].append(i32(index))
+    return tuple(
+        TopicData(topic=TopicName(topic), partitions=tuple(indexes))
+        for topic, indexes in topics.items()
+    )
+
+
+def _time(milliseconds: int) -> TZAware:
+    # Not parsed: kio's type rejects -1, which means that there is no time.
+    moment = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=milliseconds)
+    return cast("TZAware", moment)
+
+
+# -- WriteTxnMarkers -------------------------------------------------------------------------------
+
+
+@api(WriteTxnMarkersRequest, min_version=1, access=ALTER_CLUSTER)
+async def _write_markers(
+    context: RequestContext, request: WriteTxnMarkersRequest
+) -> WriteTxnMarkersResponse:
+    """Write one marker after the other, each as durably as --fsync demands.
+
+    The transaction coordinator is not involved: it may not know the transaction.
+    """
+    return WriteTxnMarkersResponse(
+        markers=tuple([await _write(context, marker) for marker in request.markers])
+    )
+
+
+async def _write(context: RequestContext, wanted: WritableTxnMarker) -> WritableTxnMarkerResult:
+    outcomes = await context.services.transactions.write_markers(
+        [(topic.name, index) for topic in wanted.topics for index in topic.partition_indexes],
+        Marker(wanted.transaction_result, wanted.coordinator_epoch),
+        ProducerIdentity(wanted.producer_id, wanted.producer_epoch),
+    )
+
+    def result(topic: str, index: i32) -> WritableTxnMarkerPartitionResult:
+        code = _outcome_code(outcomes.get((topic, index), _NO_PARTITION))
+        return WritableTxnMarkerPartitionResult(partition_index=index, error_code=code)
+
+    return WritableTxnMarkerResult(
+        producer_id=wanted.producer_id,
+        topics=answer_partitions(WritableTxnMarkerTopicResult, wanted.topics, result),
+    )
+
+
+_NO_PARTITION = LookupError("there is no such partition")
+
+
+def _outcome_code(outcome: Exception | None) -> ErrorCode:
+    match outcome:
+        case None:
+            return ErrorCode.none
+        case CoordinatorFenced():
+            return ErrorCode.transaction_coordinator_fenced
+        case ProducerError():
+            return ErrorCode.invalid_producer_epoch
+        case LogError():
+            return ErrorCode.kafka_storage_error
+        case _:
+            return ErrorCode.unknown_topic_or_partition

@@ -1,0 +1,219 @@
+"""ListOffsets 1 to 11, OffsetForLeaderEpoch 2 to 4, DeleteRecords 0 to 2: where a log begins and ends.
+
+ListOffsets finds the ends of a log and the offset of a time (KIP-79), from version 7 on that of the largest
+timestamp (KIP-734). OffsetForLeaderEpoch tells clients whether a log was truncated (KIP-320).
+DeleteRecords moves the start (KIP-107).
+
+Differs from Kafka: nothing is on tiered storage (KIP-405), so the log begins on this disk, and the leader
+epoch is always 0.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING
+
+import structlog
+from kio.schema.delete_records.v2 import DeleteRecordsRequest, DeleteRecordsResponse
+from kio.schema.delete_records.v2.response import (
+    DeleteRecordsPartitionResult,
+    DeleteRecordsTopicResult,
+)
+from kio.schema.errors import ErrorCode
+from kio.schema.list_offsets.v11 import ListOffsetsRequest, ListOffsetsResponse
+from kio.schema.list_offsets.v11.response import (
+    ListOffsetsPartitionResponse,
+    ListOffsetsTopicResponse,
+)
+from kio.schema.offset_for_leader_epoch.v4 import (
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+)
+from kio.schema.offset_for_leader_epoch.v4.response import (
+    EpochEndOffset,
+    OffsetForLeaderTopicResult,
+)
+from kio.static.primitive import i32, i64
+
+from ..authorization.rules import Operation, Resource
+from ..log.results import LogCorrupt, LogError, OffsetOutOfRange
+from ..topics.topic import INTERNAL_TOPICS
+from .access import Access
+from .api import LEADER_EPOCH, NO_THROTTLE, answer_partitions, api
+
+if TYPE_CHECKING:
+    from kio.schema.delete_records.v2.request import DeleteRecordsPartition
+    from kio.schema.list_offsets.v11.request import ListOffsetsPartition
+    from kio.schema.offset_for_leader_epoch.v4.request import OffsetForLeaderPartition
+
+    from ..topics.topic import Partition
+    from .api import RequestContext
+
+logger = structlog.get_logger(__name__)
+
+# -- ListOffsets -----------------------------------------------------------------------------------
+
+_LATEST = -1
+_EARLIEST = -2
+_MAX_TIMESTAMP = -3
+_EARLIEST_LOCAL = -4
+_LATEST_TIERED = -5
+_EARLIEST_PENDING_UPLOAD = -6
+_FIRST_VERSIONS = {
+    _LATEST: 1,
+    _EARLIEST: 1,
+    _MAX_TIMESTAMP: 7,
+    _EARLIEST_LOCAL: 8,
+    _LATEST_TIERED: 9,
+    _EARLIEST_PENDING_UPLOAD: 11,
+}
+_READ_COMMITTED = 1
+_NOT_FOUND = (-1, -1)
+_NO_LEADER_EPOCH = i32(-1)
+
+
+@api(
+    ListOffsetsRequest,
+    min_version=1,
+    access=Access(each=("topics", Operation.DESCRIBE, Resource.TOPIC)),
+)
+def _list_offsets(context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
+    committed = request.isolation_level == _READ_COMMITTED
+    find = partial(_offset, context, committed=committed)
+    return ListOffsetsResponse(
+        throttle_time=NO_THROTTLE,
+        topics=answer_partitions(ListOffsetsTopicResponse, request.topics, find),
+    )
+
+
+def _offset(
+    context: RequestContext, topic: str, wanted: ListOffsetsPartition, *, committed: bool
+) -> ListOffsetsPartitionResponse:
+    index = wanted.partition_index
+    partition = context.services.topics.partition(topic, index)
+    error = ErrorCode.none
+    offset, timestamp = _NOT_FOUND
+    if partition is None:
+        error = ErrorCode.unknown_topic_or_partition
+    elif wanted.current_leader_epoch > LEADER_EPOCH:
+        error = ErrorCode.unknown_leader_epoch
+    elif wanted.timestamp < 0 and context.api_version < _FIRST_VERSIONS.get(wanted.timestamp, inf):
+        error = ErrorCode.unsupported_version
+    else:
+        try:
+            offset, timestamp = _find(partition, wanted.timestamp, committed=committed)
+        except LogCorrupt as problem:
+            logger.error("records cannot be read", topic=topic, partition=index, error=str(problem))
+            error = ErrorCode.kafka_storage_error
+    return ListOffsetsPartitionResponse(
+        partition_index=index,
+        error_code=error,
+        timestamp=i64(timestamp),
+        offset=i64(offset),
+        leader_epoch=LEADER_EPOCH if offset >= 0 else _NO_LEADER_EPOCH,
+    )
+
+
+def _find(partition: Partition, timestamp: int, *, committed: bool) -> tuple[int, int]:
+    """Return offset and timestamp (milliseconds); the ends of a log have no timestamp."""
+    end = partition.last_stable_offset if committed else partition.high_watermark
+    if timestamp == _LATEST:
+        return end, -1
+    if timestamp in {_EARLIEST, _EARLIEST_LOCAL}:
+        return partition.log.log_start_offset, -1
+    if timestamp in {_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD}:
+        return _NOT_FOUND
+    if timestamp == _MAX_TIMESTAMP:
+        found = partition.log.offset_of_max_timestamp()
+    else:
+        found = partition.log.offset_for_timestamp(timestamp)
+    return found if found is not None and found[0] < end else _NOT_FOUND
+
+
+# -- OffsetForLeaderEpoch --------------------------------------------------------------------------
+
+
+@api(
+    OffsetForLeaderEpochRequest,
+    min_version=2,
+    access=Access(each=("topics", Operation.DESCRIBE, Resource.TOPIC)),
+)
+def _offset_for_leader_epoch(
+    context: RequestContext, request: OffsetForLeaderEpochRequest
+) -> OffsetForLeaderEpochResponse:
+    return OffsetForLeaderEpochResponse(
+        throttle_time=NO_THROTTLE,
+        topics=answer_partitions(
+            OffsetForLeaderTopicResult, request.topics, partial(_end_of_epoch, context)
+        ),
+    )
+
+
+def _end_of_epoch(
+    context: RequestContext, topic: str, wanted: OffsetForLeaderPartition
+) -> EpochEndOffset:
+    partition = context.services.topics.partition(topic, wanted.partition)
+    error = ErrorCode.none
+    if partition is None:
+        error = ErrorCode.unknown_topic_or_partition
+    elif wanted.current_leader_epoch > LEADER_EPOCH:
+        error = ErrorCode.unknown_leader_epoch
+    elif wanted.leader_epoch == LEADER_EPOCH:
+        return EpochEndOffset(
+            error_code=error,
+            partition=wanted.partition,
+            leader_epoch=LEADER_EPOCH,
+            end_offset=i64(partition.high_watermark),
+        )
+    return EpochEndOffset(error_code=error, partition=wanted.partition)  # other epochs have no end
+
+
+# -- DeleteRecords ---------------------------------------------------------------------------------
+
+_TO_HIGH_WATERMARK = -1
+
+
+@api(DeleteRecordsRequest, access=Access(each=("topics", Operation.DELETE, Resource.TOPIC)))
+def _delete_records(
+    context: RequestContext, request: DeleteRecordsRequest
+) -> DeleteRecordsResponse:
+    return DeleteRecordsResponse(
+        throttle_time=NO_THROTTLE,
+        topics=answer_partitions(
+            DeleteRecordsTopicResult, request.topics, partial(_delete_below, context)
+        ),
+    )
+
+
+def _delete_below(
+    context: RequestContext, topic: str, wanted: DeleteRecordsPartition
+) -> DeleteRecordsPartitionResult:
+    """Durable before the response: a restart does not bring the records back."""
+    index = wanted.partition_index
+    partition = context.services.topics.partition(topic, index)
+    error, low_watermark = ErrorCode.none, -1
+    if topic in INTERNAL_TOPICS:
+        error = ErrorCode.invalid_topic_exception
+    elif partition is None:
+        error = ErrorCode.unknown_topic_or_partition
+    elif partition.log.config.compacts and not partition.log.config.deletes:
+        error = ErrorCode.policy_violation  # compaction must keep the latest record of each key
+    else:
+        log, end = partition.log, partition.high_watermark
+        offset = end if wanted.offset == _TO_HIGH_WATERMARK else wanted.offset
+        try:
+            if not 0 <= offset <= end:
+                raise OffsetOutOfRange(offset, log.log_start_offset, end)
+            log.truncate_start(offset)
+            low_watermark = log.log_start_offset
+        except OffsetOutOfRange:
+            error = ErrorCode.offset_out_of_range
+        except (LogError, OSError) as problem:
+            logger.error(
+                "records could not be deleted", topic=topic, partition=index, error=str(problem)
+            )
+            error = ErrorCode.kafka_storage_error
+    return DeleteRecordsPartitionResult(
+        partition_index=index, low_watermark=i64(low_watermark), error_code=error
+    )

@@ -1,0 +1,1 @@
+"""Users and their authentication by SASL, and access rules."""

@@ -1,0 +1,331 @@
+"""Access rules: what a file of rules allows and denies, as a whole and as single bindings.
+
+A `Rule` in the file allows several operations on several resources; a `Denial` denies them. Kafka's protocol
+lists, adds and removes one permission at a time: a `Binding`. `kmr broker acl` changes the file rule by rule,
+CreateAcls and DeleteAcls binding by binding, both by `change_rules`. Semantics are those of Kafka's
+authorizer: whatever no rule allows is denied, and a denial overrides every rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from .private_files import PrivateFormat, WatchedFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+    from pathlib import Path
+
+__all__ = [
+    "ANY_NAME",
+    "CLUSTER",
+    "EVERY_HOST",
+    "WILDCARD",
+    "Authorizer",
+    "Binding",
+    "Denial",
+    "Operation",
+    "Question",
+    "Resource",
+    "Rule",
+    "bindings_of",
+    "change_rules",
+    "read_rules",
+    "with_bindings",
+    "without_bindings",
+    "write_rules",
+]
+
+ANY_NAME: Final = ""
+"""The name in a question whether an operation is allowed on any resource of a kind."""
+
+EVERY_HOST: Final = "*"
+"""The host of rules that apply to clients on all hosts."""
+
+CLUSTER: Final = "kafka-cluster"
+"""The name of the one cluster, as in Kafka."""
+
+_CHECK_INTERVAL = 1.0  # seconds
+_MAX_ANSWERS = 10_000
+_EVERYBODY = "User:*"
+
+
+class Operation(StrEnum):
+    """The operations that rules allow and deny; `all` means every one."""
+
+    READ = "read"
+    WRITE = "write"
+    CREATE = "create"
+    DELETE = "delete"
+    ALTER = "alter"
+    DESCRIBE = "describe"
+    CLUSTER_ACTION = "cluster-action"
+    DESCRIBE_CONFIGS = "describe-configs"
+    ALTER_CONFIGS = "alter-configs"
+    IDEMPOTENT_WRITE = "idempotent-write"
+    ALL = "all"
+
+
+_IMPLIED_BY: Final = {
+    Operation.DESCRIBE: (Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER),
+    Operation.DESCRIBE_CONFIGS: (Operation.ALTER_CONFIGS,),
+}
+"""A permission for one of the operations on the right implies that on the left, as in Kafka."""
+
+
+class Resource(StrEnum):
+    """The kinds of resources; there is one cluster."""
+
+    TOPIC = "topic"
+    GROUP = "group"
+    TRANSACTIONAL_ID = "transactional id"
+    CLUSTER = "cluster"
+
+
+class Question(NamedTuple):
+    """Whether this principal, from this host, may perform the operation on the resource."""
+
+    principal: str
+    operation: Operation
+    resource: Resource
+    name: str
+    host: str
+
+
+class Rule(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Allows a principal (`User:alice`, or `User:*` for every one) operations on the named resources.
+
+    A name that ends with `*` is a prefix. `hosts` are the addresses of clients that the rule applies to; `*`
+    is every one. Raise ValueError for an incomplete rule.
+    """
+
+    principal: str
+    operations: tuple[Operation, ...]
+    topics: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    transactional_ids: tuple[str, ...] = ()
+    cluster: bool = False
+    hosts: tuple[str, ...] = (EVERY_HOST,)
+
+    def __post_init__(self) -> None:
+        if not self.principal.removeprefix("User:") or not self.principal.startswith("User:"):
+            raise ValueError(f"the principal must be User: and a name, not {self.principal!r}")
+        if not self.operations:
+            raise ValueError(f"the rule for {self.principal} has no operation; name one")
+        if not (self.topics or self.groups or self.transactional_ids or self.cluster):
+            raise ValueError(
+                f"the rule for {self.principal} has no resource; name a topic, group, transactional id or"
+                " the cluster"
+            )
+        if not self.hosts or "" in self.hosts:
+            raise ValueError(f"the rule for {self.principal} has no host; use * for every host")
+
+    def allows(self, question: Question) -> bool:
+        """Whether the rule allows the operation, or one that implies it."""
+        implied_by = _IMPLIED_BY.get(question.operation, ())
+        return self._applies_to(question, (question.operation, Operation.ALL, *implied_by))
+
+    def denies(self, question: Question) -> bool:
+        """Whether the rule denies the operation; a denial wins over every other rule."""
+        return False
+
+    def names(self, resource: Resource) -> tuple[str, ...]:
+        """Return the names and prefixes of this kind."""
+        match resource:
+            case Resource.TOPIC:
+                return self.topics
+            case Resource.GROUP:
+                return self.groups
+            case Resource.TRANSACTIONAL_ID:
+                return self.transactional_ids
+            case Resource.CLUSTER:
+                return (CLUSTER,) if self.cluster else ()
+
+    def _applies_to(self, question: Question, operations: Sequence[Operation]) -> bool:
+        return (
+            self.principal in (question.principal, _EVERYBODY)
+            and not {question.host, EVERY_HOST}.isdisjoint(self.hosts)
+            and any(operation in self.operations for operation in operations)
+            and any(_covers(each, question.name) for each in self.names(question.resource))
+        )
+
+
+class Denial(Rule, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Denies operations on the named resources, over every rule that allows them; not implied ones."""
+
+    def allows(self, question: Question) -> bool:
+        """Return False: a denial allows nothing."""
+        return False
+
+    def denies(self, question: Question) -> bool:
+        """Whether the rule denies the operation."""
+        return self._applies_to(question, (question.operation, Operation.ALL))
+
+
+def _covers(pattern: str, name: str) -> bool:
+    """Whether the pattern covers the name, or all names of a name that is itself a prefix."""
+    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    allow: tuple[Rule, ...]
+    deny: tuple[Denial, ...] = ()
+
+
+def _parse(data: bytes) -> Sequence[Rule]:
+    found = msgspec.json.decode(data, type=_File)
+    return (*found.allow, *found.deny)
+
+
+def _document(rules: Sequence[Rule]) -> _File:
+    denials = tuple(each for each in rules if isinstance(each, Denial))
+    allowed = tuple(each for each in rules if not isinstance(each, Denial))
+    return _File(allowed, denials)
+
+
+_FORMAT: Final = PrivateFormat[Sequence[Rule]]("the file of access rules", _parse, _document, ())
+read_rules, write_rules, change_rules = _FORMAT.read, _FORMAT.write, _FORMAT.change
+
+
+class Authorizer:
+    """The rules of a running broker; a change of the file applies within about a second."""
+
+    def __init__(self, path: Path) -> None:
+        """Raise BrokerError if the file cannot be read."""
+        self._path = path
+        self._file = WatchedFile(path, _FORMAT, interval=_CHECK_INTERVAL)
+        self._rules = self._file.content
+        self._answers: dict[Question, bool] = {}
+
+    @property
+    def rules(self) -> Sequence[Rule]:
+        """The rules as the file has them now."""
+        self._file.check()
+        return self._file.content
+
+    def alter(self, change: Callable[[Sequence[Rule]], Sequence[Rule]]) -> None:
+        """Change the rules in the file, which apply at once; errors as `change_rules`."""
+        change_rules(self._path, change)
+        self._file.check()
+
+    def allows(self, question: Question) -> bool:
+        """Whether a rule allows the operation and none denies it; `ANY_NAME`: on any resource of the kind."""
+        rules = self._file.content
+        if rules is not self._rules or len(self._answers) >= _MAX_ANSWERS:
+            self._rules = rules
+            self._answers.clear()
+        answer = self._answers.get(question)
+        if answer is None:
+            names = {question.name}
+            if question.name == ANY_NAME:
+                names = {name for rule in rules for name in rule.names(question.resource)}
+            answer = any(_allowed(rules, question._replace(name=name)) for name in names)
+            self._answers[question] = answer
+        return answer
+
+
+def _allowed(rules: Sequence[Rule], question: Question) -> bool:
+    return any(rule.allows(question) for rule in rules) and not any(
+        rule.denies(question) for rule in rules
+    )
+
+
+# -- bindings --------------------------------------------------------------------------------------
+
+WILDCARD = "*"
+"""The name of every resource of a kind."""
+
+
+class Binding(NamedTuple):
+    """Allows (or, if `denied`, denies) a principal one operation on one resource, from one host.
+
+    If `prefixed`, it applies to every resource whose name begins with `name`.
+    """
+
+    principal: str
+    operation: Operation
+    resource: Resource
+    name: str
+    prefixed: bool = False
+    host: str = EVERY_HOST
+    denied: bool = False
+
+    @property
+    def pattern(self) -> str:
+        """The name or prefix as a rule writes it."""
+        return f"{self.name}*" if self.prefixed else self.name
+
+    def covers(self, name: str) -> bool:
+        """Whether it applies to a resource of this name."""
+        if self.prefixed:
+            return name.startswith(self.name)
+        return self.name in (name, WILDCARD)
+
+
+def bindings_of(rules: Iterable[Rule]) -> list[Binding]:
+    """Return the bindings that the rules consist of, each once, in their order."""
+    return list(dict.fromkeys(binding for rule in rules for binding in _bindings(rule)))
+
+
+def with_bindings(rules: Sequence[Rule], added: Iterable[Binding]) -> tuple[Rule, ...]:
+    """Return the rules, with additional ones for the bindings that they do not contain."""
+    known = set(bindings_of(rules))
+    fresh = [binding for binding in dict.fromkeys(added) if binding not in known]
+    return (*rules, *_rules(fresh))
+
+
+def without_bindings(rules: Sequence[Rule], removed: Collection[Binding]) -> tuple[Rule, ...]:
+    """Return the rules without these bindings; rules that contain none of them are kept unchanged."""
+    rest: list[Rule] = []
+    for rule in rules:
+        bindings = _bindings(rule)
+        kept = [binding for binding in bindings if binding not in removed]
+        rest += [rule] if len(kept) == len(bindings) else _rules(kept)
+    return tuple(rest)
+
+
+def _bindings(rule: Rule) -> list[Binding]:
+    return [
+        Binding(
+            rule.principal, operation, resource, *_split(pattern), host, isinstance(rule, Denial)
+        )
+        for resource in Resource
+        for pattern in rule.names(resource)
+        for operation in rule.operations
+        for host in rule.hosts
+    ]
+
+
+def _split(pattern: str) -> tuple[str, bool]:
+    """Return the name or prefix in a pattern, and whether it is a prefix."""
+    prefixed = pattern.endswith("*") and pattern != WILDCARD
+    return pattern[:-1] if prefixed else pattern, prefixed
+
+
+def _rules(bindings: Iterable[Binding]) -> list[Rule]:
+    """Return a rule for each principal, host and resource, with all operations."""
+    grouped: dict[Binding, list[Operation]] = {}
+    for each in bindings:
+        alike = each._replace(operation=Operation.ALL)
+        grouped.setdefault(alike, []).append(each.operation)
+    return [_rule(alike, tuple(operations)) for alike, operations in grouped.items()]
+
+
+def _rule(binding: Binding, operations: tuple[Operation, ...]) -> Rule:
+    resource, pattern = binding.resource, binding.pattern
+    kind = Denial if binding.denied else Rule
+    return kind(
+        principal=binding.principal,
+        operations=operations,
+        topics=(pattern,) if resource is Resource.TOPIC else (),
+        groups=(pattern,) if resource is Resource.GROUP else (),
+        transactional_ids=(pattern,) if resource is Resource.TRANSACTIONAL_ID else (),
+        cluster=resource is Resource.CLUSTER,
+        hosts=(binding.host,),
+    )

@@ -1,0 +1,587 @@
+"""Topics, groups and transactions of a cluster as plain data; all client commands use it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
+from aiokafka.errors import GroupCoordinatorNotAvailableError, KafkaConnectionError, for_code
+from aiokafka.protocol.api import Response
+from aiokafka.protocol.types import (
+    CompactArray,
+    CompactString,
+    Int16,
+    Int32,
+    Int64,
+    Schema,
+    TaggedFields,
+)
+from kio.index import load_request_schema, load_response_schema
+from kio.schema.errors import ErrorCode
+from kio.serial import entity_reader
+
+from ..protocol.messages import default_message, entity_in, write_message
+from .client_command import raise_refusal
+from .terminal import CommandError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+    from io import BytesIO
+
+__all__ = [
+    "ClusterAdmin",
+    "GroupInfo",
+    "MemberInfo",
+    "OpenTransaction",
+    "PartitionInfo",
+    "TopicInfo",
+    "TransactionInfo",
+    "check_partition",
+    "open_admin",
+]
+
+_CREATION_TRIES: Final = 5
+_COORDINATOR_TRIES: Final = 50
+_CONNECTION_TRIES: Final = 50
+_PAUSE: Final = 0.2  # seconds between tries
+
+_WRITE_TXN_MARKERS, _DESCRIBE_PRODUCERS, _LIST_TRANSACTIONS = 27, 61, 66
+_DESCRIBE_TRANSACTIONS: Final = 65
+_MARKERS_VERSION: Final = 1
+_TRANSACTION_COORDINATOR: Final = 1
+
+
+@dataclass(frozen=True)
+class PartitionInfo:
+    """A partition with its offsets from `start` (inclusive) to `end` (exclusive)."""
+
+    index: int
+    leader: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class TopicInfo:
+    """A topic; `config` holds the settings that differ from the broker's defaults."""
+
+    name: str
+    partitions: tuple[PartitionInfo, ...]
+    config: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class MemberInfo:
+    """A member of a group, and its assigned partitions."""
+
+    member_id: str
+    client_id: str
+    host: str
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True)
+class OffsetInfo:
+    """A group's committed offset in a partition, and the end offset of the partition."""
+
+    topic: str
+    partition: int
+    committed: int
+    end: int
+
+
+@dataclass(frozen=True)
+class GroupInfo:
+    """A group with its members and committed offsets."""
+
+    name: str
+    state: str
+    protocol: str
+    members: tuple[MemberInfo, ...]
+    offsets: tuple[OffsetInfo, ...]
+
+
+@dataclass(frozen=True)
+class TransactionInfo:
+    """A transactional id as its coordinator knows it; times in milliseconds, -1 for none."""
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    producer_epoch: int
+    timeout_ms: int
+    started_ms: int
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True)
+class OpenTransaction:
+    """An open transaction in one partition, as the partition's leader knows it."""
+
+    partition: TopicPartition
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    start_offset: int
+    last_timestamp_ms: int
+
+
+class ClusterAdmin:
+    """Reads and changes topics, groups and transactions; use `open_admin`.
+
+    All methods raise KafkaError, and CommandError with the subject when a broker refuses.
+    """
+
+    def __init__(self, client: AIOKafkaAdminClient, settings: Mapping[str, Any]) -> None:
+        self._client = client
+        self._connections = client._client  # noqa: SLF001  sends requests that the admin client lacks
+        self._settings = settings
+
+    # -- topics --------------------------------------------------------------------------------
+
+    async def topics(self, *, internal: bool = False) -> dict[str, int]:
+        """Return the number of partitions of every topic by name."""
+        return {
+            topic["topic"]: len(topic["partitions"])
+            for topic in sorted(await self._client.describe_topics(), key=lambda t: str(t["topic"]))
+            if internal or not topic["is_internal"]
+        }
+
+    async def partitions(
+        self, topics: Iterable[str], only: Sequence[int] = ()
+    ) -> list[TopicPartition]:
+        """Return all partitions of these topics, or only those with these numbers.
+
+        Raises CommandError for a topic or a partition that does not exist.
+        """
+        existing = await self.topics(internal=True)
+        found = []
+        for topic in topics:
+            if topic not in existing:
+                raise CommandError(f"topic {topic}: does not exist")
+            for index in only:
+                check_partition(topic, index, existing[topic])
+            found += [TopicPartition(topic, index) for index in only or range(existing[topic])]
+        return found
+
+    async def ensure_topic(self, name: str) -> int:
+        """Return the number of partitions of a topic, which the cluster may create automatically.
+
+        Raises CommandError if the topic does not exist and is not created.
+        """
+        if name not in await self.topics(internal=True):
+            await self._client.describe_topics([name])
+        # A cluster of several brokers takes a moment to create it.
+        for _ in range(_CREATION_TRIES):
+            topics = await self.topics(internal=True)
+            if name in topics:
+                return topics[name]
+            await asyncio.sleep(_PAUSE)
+        raise CommandError(f"topic {name}: does not exist")
+
+    async def describe_topic(self, name: str) -> TopicInfo:
+        """Return the partitions with their offsets, and the topic's own settings."""
+        # Asking for all topics: asking for one could create it.
+        topics = {topic["topic"]: topic for topic in await self._client.describe_topics()}
+        if name not in topics:
+            raise CommandError(f"topic {name}: does not exist")
+        leaders = {each["partition"]: each["leader"] for each in topics[name]["partitions"]}
+        partitions = [TopicPartition(name, index) for index in sorted(leaders)]
+        async with self._consumer() as consumer:
+            starts = await consumer.beginning_offsets(partitions)
+            ends = await consumer.end_offsets(partitions)
+        return TopicInfo(
+            name=name,
+            partitions=tuple(
+                PartitionInfo(each.partition, leaders[each.partition], starts[each], ends[each])
+                for each in partitions
+            ),
+            config=await self._topic_config(name),
+        )
+
+    async def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int = -1,
+        replication_factor: int = -1,
+        config: Mapping[str, str] | None = None,
+    ) -> None:
+        """Create a topic; -1 takes the broker's default."""
+        # aiokafka accepts -1 only together with an empty assignment.
+        assignment: dict[int, list[int]] | None = (
+            {} if -1 in (partitions, replication_factor) else None
+        )
+        topic = NewTopic(name, partitions, replication_factor, assignment, dict(config or {}))
+        response = await self._client.create_topics([topic])
+        for _, code, message in response.topic_errors:
+            _raise_for(code, f"topic {name}", message)
+
+    async def alter_topic(
+        self, name: str, config: Mapping[str, str], *, delete: Iterable[str] = ()
+    ) -> None:
+        """Set some of a topic's own settings and delete others.
+
+        Reads all settings, changes them and writes them back: concurrent calls may undo each other.
+        """
+        own = {**await self._topic_config(name), **config}
+        for setting in delete:
+            own.pop(setting, None)
+        resource = ConfigResource(ConfigResourceType.TOPIC, name, own)
+        for response in await self._client.alter_configs([resource]):
+            for code, message, *_ in response.resources:
+                _raise_for(code, f"topic {name}", message)
+
+    async def add_partitions(self, name: str, total: int) -> None:
+        """Add partitions to a topic, up to `total`."""
+        await self._client.create_partitions({name: NewPartitions(total)})
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic with all its records."""
+        response = await self._client.delete_topics([name])
+        for _, code in response.topic_error_codes:
+            _raise_for(code, f"topic {name}")
+
+    async def _topic_config(self, name: str) -> dict[str, str]:
+        resource = ConfigResource(ConfigResourceType.TOPIC, name)
+        (response,) = await self._client.describe_configs([resource])
+        code, message, _, _, entries = response.resources[0]
+        _raise_for(code, f"configuration of topic {name}", message)
+        dynamic_topic_config = 1
+        return {
+            name: value for name, value, _, source, *_ in entries if source == dynamic_topic_config
+        }
+
+    # -- groups --------------------------------------------------------------------------------
+
+    async def groups(self) -> list[str]:
+        """Return the names of all groups."""
+        return sorted(str(group[0]) for group in await self._client.list_consumer_groups())
+
+    async def describe_group(self, name: str) -> GroupInfo:
+        """Return the members, the committed offsets, and the end offsets of their partitions."""
+        code, _, state, _, protocol, members, *_ = await self._described(name)
+        _raise_for(code, f"group {name}")
+        offsets = await self._client.list_consumer_group_offsets(name)
+        committed = {tp: each.offset for tp, each in sorted(offsets.items()) if each.offset >= 0}
+        if state == "Dead" and not committed:
+            raise CommandError(f"group {name}: does not exist")
+        async with self._consumer() as consumer:
+            ends = await consumer.end_offsets(list(committed)) if committed else {}
+        return GroupInfo(
+            name,
+            state,
+            protocol,
+            members=tuple(_member(each) for each in members),
+            offsets=tuple(
+                OffsetInfo(tp.topic, tp.partition, at, ends[tp]) for tp, at in committed.items()
+            ),
+        )
+
+    async def _described(self, group: str) -> Sequence[Any]:
+        """Return the fields of a DescribeGroups response; retry while a new cluster starts up.
+
+        The first field is the error code.
+        """
+        for left in reversed(range(_COORDINATOR_TRIES)):
+            try:
+                (response,) = await self._client.describe_consumer_groups([group])
+            except GroupCoordinatorNotAvailableError:
+                if not left:
+                    raise
+            else:
+                described: Sequence[Any] = response.groups[0]
+                if not left or not for_code(described[0]).retriable:
+                    return described
+            await asyncio.sleep(_PAUSE)
+        raise AssertionError("not reached")
+
+    # -- transactions (KIP-664) ----------------------------------------------------------------
+
+    async def transactions(self) -> list[tuple[str, int, str]]:
+        """Return the transactional id, producer id and state of every known transactional id."""
+        await self._connections.force_metadata_update()
+        nodes = [node.nodeId for node in self._connections.cluster.brokers()]
+        answers = [await self._send(_AdminRequest(_LIST_TRANSACTIONS, 0), node) for node in nodes]
+        for answer in answers:
+            _raise_for(answer.error_code, "transactions")
+        return sorted(
+            (each.transactional_id, int(each.producer_id), each.transaction_state)
+            for answer in answers
+            for each in answer.transaction_states
+        )
+
+    async def describe_transaction(self, transactional_id: str) -> TransactionInfo:
+        """Return the newest transaction of a transactional id."""
+        node = await self._client.find_coordinator(transactional_id, _TRANSACTION_COORDINATOR)
+        request = _AdminRequest(
+            _DESCRIBE_TRANSACTIONS,
+            0,
+            response=_DescribeTransactionsResponse,
+            transactional_ids=(transactional_id,),
+        )
+        answer = await self._send(request, node)
+        ((code, _, state, timeout_ms, started_ms, producer_id, epoch, topics, _),) = answer.states
+        _raise_for(code, f"transactional id {transactional_id}")
+        return TransactionInfo(
+            transactional_id=transactional_id,
+            state=state,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            timeout_ms=timeout_ms,
+            started_ms=started_ms,
+            partitions=tuple(
+                TopicPartition(topic, index) for topic, indexes, _ in topics for index in indexes
+            ),
+        )
+
+    async def open_transactions(
+        self, partitions: Iterable[TopicPartition]
+    ) -> list[OpenTransaction]:
+        """Return the open transactions in these partitions."""
+        await self._connections.force_metadata_update()
+        found: list[OpenTransaction] = []
+        for partition in partitions:
+            topic = _element(
+                _DESCRIBE_PRODUCERS,
+                0,
+                "topics",
+                name=partition.topic,
+                partition_indexes=(partition.partition,),
+            )
+            answer = await self._send(
+                _AdminRequest(_DESCRIBE_PRODUCERS, 0, topics=(topic,)), self._leader(partition)
+            )
+            (described,) = answer.topics[0].partitions
+            _raise_for(described.error_code, _name(partition), described.error_message)
+            found += [
+                OpenTransaction(
+                    partition=partition,
+                    producer_id=int(each.producer_id),
+                    producer_epoch=int(each.producer_epoch),
+                    coordinator_epoch=int(each.coordinator_epoch),
+                    start_offset=int(each.current_txn_start_offset),
+                    last_timestamp_ms=int(each.last_timestamp),
+                )
+                for each in described.active_producers
+                if each.current_txn_start_offset >= 0
+            ]
+        return found
+
+    async def hanging_transactions(
+        self, partitions: Iterable[TopicPartition]
+    ) -> list[OpenTransaction]:
+        """Return the open transactions in these partitions that no coordinator knows of."""
+        candidates = await self.open_transactions(partitions)
+        known: set[tuple[int, TopicPartition]] = set()
+        if candidates:
+            wanted = {each.producer_id for each in candidates}
+            for transactional_id, producer_id, _ in await self.transactions():
+                if producer_id in wanted:
+                    info = await self.describe_transaction(transactional_id)
+                    known |= {(info.producer_id, each) for each in info.partitions}
+        return [each for each in candidates if (each.producer_id, each.partition) not in known]
+
+    async def abort_transaction(self, transaction: OpenTransaction) -> None:
+        """Abort a transaction in its one partition."""
+        where = transaction.partition
+        topic = _element(
+            _WRITE_TXN_MARKERS,
+            _MARKERS_VERSION,
+            *("markers", "topics"),
+            name=where.topic,
+            partition_indexes=(where.partition,),
+        )
+        marker = _element(
+            _WRITE_TXN_MARKERS,
+            _MARKERS_VERSION,
+            "markers",
+            producer_id=transaction.producer_id,
+            producer_epoch=transaction.producer_epoch,
+            coordinator_epoch=max(transaction.coordinator_epoch, 0),
+            transaction_result=False,
+            topics=(topic,),
+        )
+        request = _AdminRequest(_WRITE_TXN_MARKERS, _MARKERS_VERSION, markers=(marker,))
+        answer = await self._send(request, self._leader(where))
+        _raise_for(answer.markers[0].topics[0].partitions[0].error_code, _name(where))
+
+    def _leader(self, partition: TopicPartition) -> int:
+        leader = self._connections.cluster.leader_for_partition(partition)
+        if leader is None or leader < 0:
+            raise CommandError(f"{_name(partition)}: does not exist, or has no leader now")
+        return int(leader)
+
+    async def _send(self, request: _AdminRequest, node: int) -> Any:
+        for _ in range(_CONNECTION_TRIES):
+            if await self._connections.ready(node):
+                break
+            await asyncio.sleep(_PAUSE)
+        return await self._connections.send(node, request)
+
+    @asynccontextmanager
+    async def _consumer(self) -> AsyncIterator[AIOKafkaConsumer[bytes, bytes]]:
+        consumer = AIOKafkaConsumer(**self._settings)
+        try:
+            await consumer.start()
+            yield consumer
+        finally:
+            await consumer.stop()
+
+
+@asynccontextmanager
+async def open_admin(settings: Mapping[str, Any]) -> AsyncIterator[ClusterAdmin]:
+    """Connect to a cluster; `settings` are those of any client of aiokafka.
+
+    Raises KafkaError, and CommandError if a broker answers but refuses.
+    """
+    client = AIOKafkaAdminClient(**settings)
+    try:
+        try:
+            await client.start()
+        except KafkaConnectionError:
+            await raise_refusal(settings)
+            raise
+        yield ClusterAdmin(client, settings)
+    finally:
+        await client.close()
+
+
+def check_partition(topic: str, index: int, count: int) -> None:
+    """Raise CommandError unless a topic of `count` partitions has the partition `index`."""
+    if not 0 <= index < count:
+        raise CommandError(f"topic {topic} has no partition {index}: it has {count}")
+
+
+def _raise_for(code: int, subject: str, message: str | None = None) -> None:
+    """Raise CommandError for an error code, with the broker's message if there is one."""
+    if not code:
+        return
+    error = ErrorCode(code)
+    if error is ErrorCode.topic_already_exists:
+        message = "already exists"
+    elif error is ErrorCode.unknown_topic_or_partition:
+        message = "does not exist"
+    raise CommandError(f"{subject}: {message or error.name.replace('_', ' ')}")
+
+
+def _name(partition: TopicPartition) -> str:
+    return f"{partition.topic}-{partition.partition}"
+
+
+def _member(described: Sequence[Any]) -> MemberInfo:
+    member_id, client_id, host, _, assignment = described
+    return MemberInfo(member_id, client_id, host, tuple(sorted(_assigned(assignment))))
+
+
+def _assigned(assignment: bytes) -> Iterable[TopicPartition]:
+    """Decode an assignment; empty for members that do not speak the consumer protocol."""
+    if not assignment:
+        return []
+    try:
+        decoded = ConsumerProtocolMemberAssignment.decode(assignment)
+        return [TopicPartition(topic, each) for topic, some in decoded.assignment for each in some]
+    except ValueError:
+        return []
+
+
+# -- requests that aiokafka's admin client lacks ---------------------------------------------------
+
+
+class _AdminRequest:
+    """A request that aiokafka's admin client lacks: a message of kio, sent through its connections."""
+
+    def __init__(
+        self, key: int, version: int, *, response: type[Response] | None = None, **values: object
+    ) -> None:
+        """`values`: the fields; the others get their defaults.
+
+        `response`: a response class of aiokafka, for responses that kio cannot read.
+        """
+        self.API_KEY = key
+        self.API_VERSION = version
+        self.RESPONSE_TYPE: Any = response or SimpleNamespace(
+            decode=partial(_read, load_response_schema(key, version))
+        )
+        self._response_header = load_response_schema(key, version).__header_schema__
+        self._type: Any = load_request_schema(key, version)
+        self._message = default_message(self._type, **values)
+
+    def prepare(self, versions: Mapping[int, tuple[int, int]]) -> _AdminRequest:
+        """Check the version against those that a broker serves. Raises CommandError."""
+        low, high = versions.get(self.API_KEY, (0, -1))
+        if not low <= self.API_VERSION <= high:
+            name = self._type.__name__.removesuffix("Request")
+            raise CommandError(f"the cluster does not serve {name} (version {self.API_VERSION})")
+        return self
+
+    def build_request_header(self, correlation_id: int, client_id: str) -> SimpleNamespace:
+        header = default_message(
+            self._type.__header_schema__,
+            request_api_key=self.API_KEY,
+            request_api_version=self.API_VERSION,
+            correlation_id=correlation_id,
+            client_id=client_id,
+        )
+        return SimpleNamespace(encode=partial(write_message, header))
+
+    def encode(self) -> bytes:
+        return write_message(self._message)
+
+    def parse_response_header(self, data: BytesIO) -> Any:
+        return _read(self._response_header, data)
+
+
+def _read(schema: Any, data: BytesIO) -> Any:
+    at = data.tell()
+    entity, size = entity_reader(schema)(data.getvalue(), at)
+    data.seek(at + size)
+    return entity
+
+
+def _element(key: int, version: int, *path: str, **values: object) -> Any:
+    """Return an element for the list at `path` in this request."""
+    schema: Any = load_request_schema(key, version)
+    for name in path:
+        schema = entity_in(schema.__dataclass_fields__[name].type)
+    return default_message(schema, **values)
+
+
+class _DescribeTransactionsResponse(Response):  # type: ignore[misc]
+    """For aiokafka: kio refuses the start time -1, which stands for "no open transaction"."""
+
+    API_KEY = _DESCRIBE_TRANSACTIONS
+    API_VERSION = 0
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "states",
+            CompactArray(
+                ("error_code", Int16),
+                ("transactional_id", CompactString("utf-8")),
+                ("state", CompactString("utf-8")),
+                ("timeout_ms", Int32),
+                ("started_ms", Int64),
+                ("producer_id", Int64),
+                ("producer_epoch", Int16),
+                (
+                    "topics",
+                    CompactArray(
+                        ("topic", CompactString("utf-8")),
+                        ("partitions", CompactArray(Int32)),
+                        ("tags", TaggedFields),
+                    ),
+                ),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("tags", TaggedFields),
+    )

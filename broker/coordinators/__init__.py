@@ -1,0 +1,1 @@
+"""The group and transaction coordinators, and the logs that store their state."""

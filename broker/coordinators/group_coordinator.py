@@ -1,0 +1,353 @@
+"""The group coordinator: all groups of this broker and their committed offsets."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+import anyio
+import structlog
+
+from ..log.results import LogError
+from ..operations.health import unwatched
+from .group import Group
+from .group_types import (
+    NO_GENERATION,
+    Clock,
+    GroupDescription,
+    GroupError,
+    GroupSnapshot,
+    GroupState,
+    JoinRequest,
+    JoinResult,
+    MemberIdentity,
+    SyncRequest,
+    SyncResult,
+    TimerHandle,
+)
+from .offset_store import CommittedOffset, OffsetStore
+from .state_log import maintain_regularly
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from anyio.abc import TaskGroup
+
+    from ..log.producers import ProducerIdentity
+    from ..settings import BrokerSettings
+    from ..topics.topic import TopicPartition
+
+__all__ = ["STORE_INTERVAL", "GroupCoordinator"]
+
+STORE_INTERVAL = 1.0
+"""Seconds between two runs of the store's maintenance."""
+_MAX_NAME_BYTES = 32_767  # the longest string of the protocol's older versions
+_MAX_INSTANCE_ID_CHARS = 249  # as for names of topics (KIP-345)
+
+logger = structlog.get_logger()
+
+
+class GroupCoordinator:
+    """Answers group requests while it is entered; an async context manager.
+
+    Stored groups continue: their members have one session timeout to send a heartbeat. On exit, open
+    joins and syncs are answered COORDINATOR_NOT_AVAILABLE. The caller owns the store and closes it.
+    """
+
+    def __init__(
+        self,
+        store: OffsetStore,
+        settings: BrokerSettings,
+        *,
+        cleanup_interval: float = 600.0,
+        clock: Clock | None = None,
+        now: Callable[[], float] = time.time,
+        beat: Callable[[], None] = unwatched,
+    ) -> None:
+        """`clock` runs the timers (default: the running event loop), `now` is seconds since 1970.
+
+        `cleanup_interval`: seconds between two checks for expired offsets. `beat` is called after each
+        interval of maintenance.
+        """
+        self.offsets = store
+        """Committed and pending offsets; `commit` checks the sender of new ones."""
+        self._settings = settings
+        self._cleanup_interval = cleanup_interval
+        self._given_clock = clock
+        self._now = now
+        self._beat = beat
+        self._groups: dict[str, Group] = {}
+        self._cleanup_timer: TimerHandle | None = None
+        self._tasks: TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        self._clock: Clock = self._given_clock or asyncio.get_running_loop()
+        for group_id in self.offsets.group_ids():
+            group = self._new_group(group_id)
+            stored = self.offsets.stored_group(group_id)
+            if stored is not None:
+                group.restore(stored.snapshot)
+        self._schedule_cleanup()
+        self._tasks = await anyio.create_task_group().__aenter__()
+        maintain = partial(
+            maintain_regularly,
+            self.offsets.maintain,
+            interval=STORE_INTERVAL,
+            beat=self._beat,
+            failure="maintenance of committed offsets failed",
+        )
+        self._tasks.start_soon(maintain)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._cleanup_timer is not None:
+            self._cleanup_timer.cancel()
+        for group in self._groups.values():
+            group.close(GroupError.COORDINATOR_NOT_AVAILABLE)
+        self._groups.clear()
+        if self._tasks is not None:
+            self._tasks.cancel_scope.cancel()
+            await self._tasks.__aexit__(None, None, None)
+
+    # -- membership ----------------------------------------------------------------------------
+
+    async def join(self, group_id: str, request: JoinRequest) -> JoinResult:
+        """Join a group; return when its next generation is complete (see `Group.join`)."""
+        error = _check_name(group_id) or _check_names(request)
+        group = self._groups.get(group_id)
+        if group is None and error is None:
+            if request.member.member_id:
+                error = GroupError.UNKNOWN_MEMBER_ID
+            else:
+                group = self._new_group(group_id)
+        if error is not None or group is None:
+            return JoinResult(request.member.member_id, error=error)
+        answer: asyncio.Future[JoinResult] = asyncio.get_running_loop().create_future()
+        group.join(request, answer)
+        return await answer
+
+    async def sync(self, group_id: str, request: SyncRequest) -> SyncResult:
+        """Return the member's assignment when the leader has sent it (see `Group.sync`)."""
+        group = self._find(group_id)
+        if isinstance(group, GroupError):
+            return SyncResult(error=group)
+        answer: asyncio.Future[SyncResult] = asyncio.get_running_loop().create_future()
+        group.sync(request, answer)
+        return await answer
+
+    def heartbeat(
+        self, group_id: str, identity: MemberIdentity, generation: int
+    ) -> GroupError | None:
+        """Extend a member's session (see `Group.heartbeat`)."""
+        group = self._find(group_id)
+        return group if isinstance(group, GroupError) else group.heartbeat(identity, generation)
+
+    def leave(self, group_id: str, identity: MemberIdentity) -> GroupError | None:
+        """Remove a member (see `Group.leave`)."""
+        group = self._find(group_id)
+        return group if isinstance(group, GroupError) else group.leave(identity)
+
+    # -- offsets -------------------------------------------------------------------------------
+
+    def check_commit(
+        self, group_id: str, identity: MemberIdentity, generation: int
+    ) -> GroupError | None:
+        """Check whether this member, or a client outside the group, may commit now."""
+        error = _check_name(group_id)
+        if error is not None:
+            return error
+        group = self._groups.get(group_id)
+        if group is not None:
+            return group.check_commit(identity, generation)
+        return None if generation < 0 else GroupError.ILLEGAL_GENERATION
+
+    def accepts_metadata(self, metadata: str) -> bool:
+        """Whether metadata is short enough for a commit."""
+        return len(metadata.encode()) <= self._settings.offset_metadata_max_bytes
+
+    async def commit(
+        self,
+        group_id: str,
+        identity: MemberIdentity,
+        generation: int,
+        offsets: Mapping[TopicPartition, tuple[int, int, str]],
+    ) -> GroupError | None:
+        """Store (offset, leader epoch, metadata) of each partition, as durably as `fsync` requires.
+
+        Raises `LogFailed`: nothing is stored.
+        """
+        error = self.check_commit(group_id, identity, generation)
+        if error is None:
+            await self.offsets.commit(group_id, self._stamped(group_id, offsets))
+        return error
+
+    async def commit_in_transaction(
+        self,
+        group_id: str,
+        identity: MemberIdentity,
+        generation: int,
+        producer: ProducerIdentity,
+        offsets: Mapping[TopicPartition, tuple[int, int, str]],
+    ) -> GroupError | None:
+        """Store offsets that become committed with the transaction of `producer` (KIP-98, KIP-447).
+
+        Clients older than KIP-447 send neither member nor generation: they may always commit.
+        """
+        is_outside = identity == MemberIdentity("") and generation <= NO_GENERATION
+        error = (
+            _check_name(group_id)
+            if is_outside
+            else self.check_commit(group_id, identity, generation)
+        )
+        if error in (None, GroupError.REBALANCE_IN_PROGRESS):
+            # A rebalance in progress only stops members that commit outside of a transaction: a
+            # producer would treat the error as fatal.
+            error = None
+            stamped = self._stamped(group_id, offsets)
+            await self.offsets.commit_in_transaction(group_id, producer, stamped)
+        return error
+
+    async def remove_topics(self, topics: Collection[str]) -> None:
+        """Remove the committed offsets of deleted topics."""
+        await self.offsets.until_durable(self.offsets.remove_topics(topics))
+
+    # -- administration ------------------------------------------------------------------------
+
+    def groups(self) -> list[Group]:
+        """Return all groups, read-only."""
+        return list(self._groups.values())
+
+    def describe(self, group_id: str) -> GroupDescription:
+        """Describe a group; one that does not exist is Dead, as in Kafka."""
+        group = self._groups.get(group_id)
+        return group.describe() if group else GroupDescription(group_id, GroupState.DEAD)
+
+    async def delete(self, group_id: str) -> GroupError | None:
+        """Delete a group without members, and its committed offsets."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return _check_name(group_id) or GroupError.GROUP_ID_NOT_FOUND
+        if not group.is_idle:
+            return GroupError.NON_EMPTY_GROUP
+        end = self.offsets.remove_group(group_id)
+        self._drop(group)
+        await self.offsets.until_durable(end)
+        return None
+
+    async def delete_offsets(
+        self, group_id: str, partitions: Collection[TopicPartition]
+    ) -> set[TopicPartition] | GroupError:
+        """Remove committed offsets; return the partitions refused because members read their topics."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return _check_name(group_id) or GroupError.GROUP_ID_NOT_FOUND
+        topics = group.subscribed_topics()
+        if isinstance(topics, GroupError):
+            return topics
+        refused = {each for each in partitions if each[0] in topics}
+        end = self.offsets.remove_offsets(
+            group_id, [each for each in partitions if each not in refused]
+        )
+        await self.offsets.until_durable(end)
+        return refused
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _find(self, group_id: str) -> Group | GroupError:
+        error = _check_name(group_id)
+        if error is not None:
+            return error
+        return self._groups.get(group_id, GroupError.UNKNOWN_MEMBER_ID)
+
+    def _new_group(self, group_id: str) -> Group:
+        group = Group(group_id, self._settings, self._clock, self._store_generation)
+        self._groups[group_id] = group
+        return group
+
+    def _stamped(
+        self, group_id: str, offsets: Mapping[TopicPartition, tuple[int, int, str]]
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """Return offsets with the current time; create the group if it does not exist."""
+        if group_id not in self._groups:
+            self._new_group(group_id)
+        timestamp = int(self._now() * 1000)
+        return {each: CommittedOffset(*what, timestamp) for each, what in offsets.items()}
+
+    def _drop(self, group: Group) -> None:
+        group.close(GroupError.COORDINATOR_NOT_AVAILABLE)
+        del self._groups[group.id]
+
+    def _store_generation(self, group_id: str, generation: GroupSnapshot) -> None:
+        try:
+            self.offsets.store_group(group_id, generation)
+        except (LogError, OSError, ValueError) as error:
+            # The group continues; its members must join again only after a restart of the broker.
+            logger.error(
+                "cannot store a group's generation; its members must join again after a restart",
+                group=group_id,
+                error=str(error),
+            )
+
+    def _schedule_cleanup(self) -> None:
+        self._cleanup_timer = self._clock.call_later(self._cleanup_interval, self._clean_up)
+
+    def _clean_up(self) -> None:
+        """Remove expired offsets, and groups without offsets."""
+        expired = int((self._now() - self._settings.offsets_retention_seconds) * 1000)
+        try:
+            for group in tuple(self._groups.values()):
+                if group.is_idle:
+                    self._expire(group, expired)
+                else:
+                    self._expire_unread(group, expired)
+        except LogError as error:
+            logger.error("cannot remove expired offsets", error=str(error))
+        self._schedule_cleanup()
+
+    def _expire(self, group: Group, expired: int) -> None:
+        stored = self.offsets.stored_group(group.id)
+        if stored is not None and stored.timestamp > expired:
+            return  # the retention time starts when the last member leaves
+        if self.offsets.pending(group.id):
+            return  # an open transaction may still commit offsets
+        committed = self.offsets.committed(group.id)
+        old = [each for each, what in committed.items() if what.timestamp <= expired]
+        self.offsets.remove_offsets(group.id, old)
+        if len(old) == len(committed):
+            self.offsets.remove_group(group.id)
+            self._drop(group)
+
+    def _expire_unread(self, group: Group, expired: int) -> None:
+        """Remove expired offsets of topics that no member reads any more (KIP-211)."""
+        topics = group.subscribed_topics()
+        if isinstance(topics, GroupError) or group.state is not GroupState.STABLE:
+            return
+        pending = self.offsets.pending(group.id)
+        committed = self.offsets.committed(group.id).items()
+        self.offsets.remove_offsets(
+            group.id,
+            [
+                at
+                for at, what in committed
+                if at[0] not in topics and what.timestamp <= expired and at not in pending
+            ],
+        )
+
+
+def _check_name(group_id: str) -> GroupError | None:
+    if not group_id or len(group_id.encode()) > _MAX_NAME_BYTES:
+        return GroupError.INVALID_GROUP_ID
+    return None
+
+
+def _check_names(request: JoinRequest) -> GroupError | None:
+    """Refuse names that cannot be stored."""
+    instance_id = request.member.instance_id
+    if instance_id is not None and not 0 < len(instance_id) <= _MAX_INSTANCE_ID_CHARS:
+        return GroupError.INVALID_REQUEST
+    names = (request.protocol_type, *(choice.name for choice in request.protocols))
+    if any(len(name.encode()) > _MAX_NAME_BYTES for name in names):
+        return GroupError.INVALID_REQUEST
+    return None

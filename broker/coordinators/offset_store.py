@@ -1,0 +1,493 @@
+"""Committed offsets and group generations, kept in a log: the internal topic `__consumer_offsets`.
+
+The newest record of a key is valid; a tombstone removes it. The log is replayed into memory at the
+start, and rewritten when it has grown far beyond its live records.
+
+The records have Kafka's own format, so that its tools can read them. Keys: version 1 is a committed
+offset (group, topic, partition), version 2 a group. Values have version 3. Source: Kafka's
+OffsetCommitKey, OffsetCommitValue, GroupMetadataKey and GroupMetadataValue message definitions.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ..log.records import NewRecord
+from .group_types import GroupSnapshot, MemberSnapshot
+from .state_log import MalformedRecord, RecordReader, encode_string
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from ..log.producers import Marker, ProducerIdentity
+    from ..log.records import StoredRecord
+    from ..topics.topic import TopicPartition
+    from .state_log import StateLog
+
+__all__ = [
+    "CommittedOffset",
+    "GroupKey",
+    "OffsetEntry",
+    "OffsetKey",
+    "OffsetStore",
+    "StoredGroup",
+    "decode_group",
+    "decode_offset",
+    "decode_offsets_key",
+    "encode_group",
+    "encode_group_key",
+    "encode_offset",
+    "encode_offset_key",
+]
+
+_OFFSET_KEY: Final = 1
+_GROUP_KEY: Final = 2
+_OFFSET_VALUE: Final = 3
+_GROUP_VALUE: Final = 3
+_INT16: Final = struct.Struct(">h")
+_INT32: Final = struct.Struct(">i")
+_OFFSET_AND_EPOCH: Final = struct.Struct(">hqi")
+_INT64: Final = struct.Struct(">q")
+
+
+class OffsetKey(NamedTuple):
+    """Key of a committed offset."""
+
+    group_id: str
+    topic: str
+    partition: int
+
+
+class GroupKey(NamedTuple):
+    """Key of a group's generation."""
+
+    group_id: str
+
+
+class CommittedOffset(NamedTuple):
+    """The committed offset of one partition.
+
+    `offset` is the next one to consume; `leader_epoch` is -1 if the client sent none; `timestamp` is
+    the time of the commit in milliseconds since the epoch.
+    """
+
+    offset: int
+    leader_epoch: int
+    metadata: str
+    timestamp: int
+
+
+class StoredGroup(NamedTuple):
+    """A generation, and the time when it became stable or empty (milliseconds since the epoch)."""
+
+    snapshot: GroupSnapshot
+    timestamp: int
+
+
+def encode_offset_key(key: OffsetKey) -> bytes:
+    """Encode the key; raises `ValueError` for a name of more than 32,767 bytes."""
+    return (
+        _INT16.pack(_OFFSET_KEY)
+        + encode_string(key.group_id)
+        + encode_string(key.topic)
+        + _INT32.pack(key.partition)
+    )
+
+
+def encode_group_key(group_id: str) -> bytes:
+    """Encode the key; raises `ValueError` for an id of more than 32,767 bytes."""
+    return _INT16.pack(_GROUP_KEY) + encode_string(group_id)
+
+
+def encode_offset(committed: CommittedOffset) -> bytes:
+    """Encode the value; raises `ValueError` for metadata of more than 32,767 bytes."""
+    return (
+        _OFFSET_AND_EPOCH.pack(_OFFSET_VALUE, committed.offset, committed.leader_epoch)
+        + encode_string(committed.metadata)
+        + _INT64.pack(committed.timestamp)
+    )
+
+
+def encode_group(group: StoredGroup) -> bytes:
+    """Encode the value; raises `ValueError` for a name of more than 32,767 bytes."""
+    snapshot = group.snapshot
+    parts = [
+        _INT16.pack(_GROUP_VALUE),
+        encode_string(snapshot.protocol_type),
+        _INT32.pack(snapshot.generation),
+        encode_string(snapshot.protocol_name),
+        encode_string(snapshot.leader_id),
+        _INT64.pack(group.timestamp),
+        _INT32.pack(len(snapshot.members)),
+    ]
+    for member in snapshot.members:
+        parts += (
+            encode_string(member.member_id),
+            encode_string(member.instance_id),
+            encode_string(member.client_id),
+            encode_string(member.client_host),
+            _milliseconds(member.rebalance_timeout),
+            _milliseconds(member.session_timeout),
+            _bytes(member.metadata),
+            _bytes(member.assignment),
+        )
+    return b"".join(parts)
+
+
+def decode_offsets_key(data: bytes) -> OffsetKey | GroupKey:
+    """Decode a key; raises `MalformedRecord`."""
+    reader = RecordReader(data)
+    version = reader.int16()
+    if version in (0, _OFFSET_KEY):
+        return OffsetKey(reader.string(), reader.string(), reader.int32())
+    if version == _GROUP_KEY:
+        return GroupKey(reader.string())
+    raise MalformedRecord(f"unknown key version {version}")
+
+
+def decode_offset(data: bytes) -> CommittedOffset:
+    """Decode the value of a committed offset; raises `MalformedRecord`."""
+    reader = RecordReader(data, version=_OFFSET_VALUE)
+    return CommittedOffset(reader.int64(), reader.int32(), reader.string(), reader.int64())
+
+
+def decode_group(data: bytes) -> StoredGroup:
+    """Decode the value of a group; raises `MalformedRecord`."""
+    reader = RecordReader(data, version=_GROUP_VALUE)
+    protocol_type, generation = reader.string(), reader.int32()
+    protocol_name, leader_id = reader.nullable_string(), reader.nullable_string()
+    timestamp = reader.int64()
+    members = tuple(_decode_member(reader) for _ in range(reader.int32()))
+    return StoredGroup(
+        GroupSnapshot(generation, protocol_type, protocol_name, leader_id, members), timestamp
+    )
+
+
+def _decode_member(reader: RecordReader) -> MemberSnapshot:
+    member_id, instance_id = reader.string(), reader.nullable_string()
+    client_id, client_host = reader.string(), reader.string()
+    rebalance_timeout, session_timeout = reader.int32() / 1000, reader.int32() / 1000
+    return MemberSnapshot(
+        member_id=member_id,
+        instance_id=instance_id,
+        client_id=client_id,
+        client_host=client_host,
+        session_timeout=session_timeout,
+        rebalance_timeout=rebalance_timeout,
+        metadata=reader.blob(),
+        assignment=reader.blob(),
+    )
+
+
+def _bytes(value: bytes) -> bytes:
+    return _INT32.pack(len(value)) + value
+
+
+def _milliseconds(seconds: float) -> bytes:
+    return _INT32.pack(min(round(seconds * 1000), 0x7FFFFFFF))
+
+
+class OffsetEntry(NamedTuple):
+    """A committed offset, and the log offset after its record: the later record wins."""
+
+    committed: CommittedOffset
+    log_end: int
+
+
+@dataclass(slots=True)
+class _Transaction:
+    producer: ProducerIdentity
+    groups: defaultdict[str, dict[TopicPartition, OffsetEntry]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+
+
+class _PendingOffsets:
+    """The offsets of open transactions by producer, which has at most one."""
+
+    def __init__(self) -> None:
+        self._by_producer: dict[int, _Transaction] = {}
+
+    def __iter__(self) -> Iterator[tuple[ProducerIdentity, str, TopicPartition, OffsetEntry]]:
+        """Iterate over all offsets with their producers and groups."""
+        for transaction in self._by_producer.values():
+            for group_id, entries in transaction.groups.items():
+                for partition, entry in entries.items():
+                    yield transaction.producer, group_id, partition, entry
+
+    @property
+    def producers(self) -> list[ProducerIdentity]:
+        """The producers with pending offsets."""
+        return [transaction.producer for transaction in self._by_producer.values()]
+
+    @property
+    def group_ids(self) -> set[str]:
+        """The groups with pending offsets."""
+        return {group_id for each in self._by_producer.values() for group_id in each.groups}
+
+    def add(
+        self,
+        producer: ProducerIdentity,
+        group_id: str,
+        entries: Mapping[TopicPartition, OffsetEntry],
+    ) -> None:
+        """Add offsets to the producer's transaction; they replace older ones."""
+        transaction = self._by_producer.get(producer.producer_id)
+        if transaction is None:
+            transaction = self._by_producer[producer.producer_id] = _Transaction(producer)
+        transaction.producer = producer
+        transaction.groups[group_id].update(entries)
+
+    def take(self, producer_id: int) -> dict[str, dict[TopicPartition, OffsetEntry]] | None:
+        """Remove and return the offsets of a transaction by group; None if it has none."""
+        transaction = self._by_producer.pop(producer_id, None)
+        return None if transaction is None else transaction.groups
+
+    def holds(self, producer_id: int) -> bool:
+        """Whether the producer's transaction has pending offsets."""
+        return producer_id in self._by_producer
+
+    def partitions(self, group_id: str) -> set[TopicPartition]:
+        """Return the partitions of a group with a pending offset."""
+        return {
+            partition
+            for transaction in self._by_producer.values()
+            for partition in transaction.groups.get(group_id, ())
+        }
+
+    def discard(self, group_id: str, partition: TopicPartition) -> None:
+        """Remove the pending offsets of a partition from all transactions."""
+        for producer_id, transaction in list(self._by_producer.items()):
+            entries = transaction.groups.get(group_id)
+            if entries is None or entries.pop(partition, None) is None:
+                continue
+            if not entries:
+                del transaction.groups[group_id]
+            if not transaction.groups:
+                del self._by_producer[producer_id]
+
+
+class OffsetStore:
+    """The committed offsets and generations of groups, in memory and in a log.
+
+    Changes are in the log's file when a method returns; with the `fsync` setting "always", the `async`
+    methods also wait until they are on disk. All raise `LogFailed` when the disk fails; the change must
+    not be acknowledged then.
+
+    Offsets of a transaction are records of that transaction. They become committed with its commit
+    marker, unless the partition has a newer record by then.
+    """
+
+    def __init__(self, log: StateLog) -> None:
+        """Load the log, rewrite it if it is too large, and own it from now on.
+
+        Raises `LogCorrupt`, `LogFailed`: the log is closed.
+        """
+        self.log = log
+        """Read-only for others."""
+        self._offsets: dict[str, dict[TopicPartition, OffsetEntry]] = {}
+        self._groups: dict[str, StoredGroup] = {}
+        self._pending = _PendingOffsets()
+        log.restore(self._replay, self._append_live_records, end_transaction=self._settle)
+
+    def close(self) -> None:
+        """Sync and close the log."""
+        self.log.close()
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def group_ids(self) -> set[str]:
+        """Return the groups with committed offsets, pending offsets or a generation."""
+        return self._offsets.keys() | self._groups.keys() | self._pending.group_ids
+
+    def stored_group(self, group_id: str) -> StoredGroup | None:
+        """Return the newest stored generation."""
+        return self._groups.get(group_id)
+
+    def committed(self, group_id: str) -> dict[TopicPartition, CommittedOffset]:
+        """Return committed offsets, which may not be on disk yet; see `fetch`."""
+        return {
+            partition: entry.committed
+            for partition, entry in self._offsets.get(group_id, {}).items()
+        }
+
+    async def fetch(
+        self, group_id: str, partitions: Iterable[TopicPartition] | None
+    ) -> dict[TopicPartition, CommittedOffset]:
+        """Return the committed offsets of `partitions` (None: all) that have one.
+
+        With fsync "always" it waits until they are on disk: a client must not act on an offset that a
+        power loss could revert.
+        """
+        known = self._offsets.get(group_id, {})
+        wanted = known.keys() if partitions is None else partitions
+        entries = {each: known[each] for each in wanted if each in known}
+        await self.log.until_durable(max((entry.log_end for entry in entries.values()), default=0))
+        return {partition: entry.committed for partition, entry in entries.items()}
+
+    def pending(self, group_id: str) -> set[TopicPartition]:
+        """Return the partitions with an offset in an open transaction (KIP-447)."""
+        return self._pending.partitions(group_id)
+
+    @property
+    def pending_producers(self) -> list[ProducerIdentity]:
+        """The producers of open transactions with pending offsets."""
+        return self._pending.producers
+
+    # -- writing -------------------------------------------------------------------------------
+
+    async def commit(
+        self, group_id: str, offsets: Mapping[TopicPartition, CommittedOffset]
+    ) -> None:
+        """Store committed offsets; return when they may be acknowledged."""
+        entries, end = self._append_offsets(group_id, offsets)
+        if entries:
+            self._offsets.setdefault(group_id, {}).update(entries)
+        await self.log.until_durable(end)
+
+    async def commit_in_transaction(
+        self,
+        group_id: str,
+        producer: ProducerIdentity,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+    ) -> None:
+        """Store offsets that become committed with the transaction of `producer`."""
+        entries, end = self._append_offsets(group_id, offsets, producer)
+        if entries:
+            self._pending.add(producer, group_id, entries)
+        await self.log.until_durable(end)
+
+    async def end_transaction(self, producer: ProducerIdentity, marker: Marker) -> None:
+        """Commit or discard the pending offsets of `producer`, if there are any."""
+        if not self._pending.holds(producer.producer_id):
+            return
+        end = self.log.append_marker(marker, producer)
+        self._settle(producer, marker)
+        await self.log.until_durable(end)
+
+    def store_group(self, group_id: str, snapshot: GroupSnapshot) -> None:
+        """Store a generation, so that its members need not rejoin after a restart."""
+        stored = StoredGroup(snapshot, self.log.now_ms())
+        self.log.append([NewRecord(encode_group_key(group_id), encode_group(stored))])
+        self._groups[group_id] = stored
+
+    def remove_offsets(self, group_id: str, partitions: Collection[TopicPartition]) -> int:
+        """Remove the offsets of these partitions; return the log offset for `until_durable`."""
+        known = self._offsets.get(group_id, {})
+        pending = self._pending.partitions(group_id)
+        gone = [each for each in partitions if each in known or each in pending]
+        end = self.log.append(
+            NewRecord(encode_offset_key(OffsetKey(group_id, *partition)), None)
+            for partition in gone
+        )
+        for partition in gone:
+            self._forget(group_id, partition)
+        return end
+
+    def remove_group(self, group_id: str) -> int:
+        """Remove a group and its offsets; return the log offset for `until_durable`."""
+        end = self.remove_offsets(group_id, self._partitions(group_id))
+        if group_id in self._groups:
+            end = self.log.append([NewRecord(encode_group_key(group_id), None)])
+            del self._groups[group_id]
+        return end
+
+    def remove_topics(self, topics: Collection[str]) -> int:
+        """Remove the offsets of deleted topics; return the log offset for `until_durable`."""
+        end = 0
+        for group_id in self.group_ids():
+            gone = [each for each in self._partitions(group_id) if each[0] in topics]
+            end = max(end, self.remove_offsets(group_id, gone))
+        return end
+
+    async def until_durable(self, log_offset: int) -> None:
+        """Wait until a removal may be acknowledged."""
+        await self.log.until_durable(log_offset)
+
+    # -- maintenance ---------------------------------------------------------------------------
+
+    async def maintain(self) -> None:
+        """Sync when the fsync policy requires it; rewrite the log if it is too large."""
+        await self.log.maintain(self._append_live_records)
+
+    def _append_live_records(self) -> None:
+        """Append all live records; the newer of two offsets for a partition comes last."""
+        self._append_pending(later=False)
+        self.log.append_in_batches(
+            NewRecord(encode_group_key(group_id), encode_group(stored))
+            for group_id, stored in self._groups.items()
+        )
+        self.log.append_in_batches(
+            _record(group_id, partition, entry.committed)
+            for group_id, entries in self._offsets.items()
+            for partition, entry in entries.items()
+        )
+        self._append_pending(later=True)
+
+    def _append_pending(self, *, later: bool) -> None:
+        """Append pending offsets that are newer (`later`) or older than the committed one."""
+        for producer, group_id, partition, entry in sorted(
+            self._pending, key=lambda pending: pending[-1].log_end
+        ):
+            committed = self._offsets.get(group_id, {}).get(partition)
+            if (committed is None or entry.log_end > committed.log_end) == later:
+                self.log.append([_record(group_id, partition, entry.committed)], producer)
+
+    def _append_offsets(
+        self,
+        group_id: str,
+        offsets: Mapping[TopicPartition, CommittedOffset],
+        producer: ProducerIdentity | None = None,
+    ) -> tuple[dict[TopicPartition, OffsetEntry], int]:
+        """Append offsets; return their entries, and the log offset for `until_durable`."""
+        records = [_record(group_id, *each) for each in offsets.items()]
+        end = self.log.append(records, producer)
+        return {partition: OffsetEntry(each, end) for partition, each in offsets.items()}, end
+
+    def _partitions(self, group_id: str) -> set[TopicPartition]:
+        return self._offsets.get(group_id, {}).keys() | self._pending.partitions(group_id)
+
+    def _forget(self, group_id: str, partition: TopicPartition) -> None:
+        self._pending.discard(group_id, partition)
+        known = self._offsets.get(group_id, {})
+        known.pop(partition, None)
+        if not known:
+            self._offsets.pop(group_id, None)
+
+    def _settle(self, producer: ProducerIdentity, marker: Marker) -> None:
+        pending = self._pending.take(producer.producer_id) or {}
+        if not marker.committed:
+            return
+        for group_id, entries in pending.items():
+            known = self._offsets.setdefault(group_id, {})
+            for partition, entry in entries.items():
+                before = known.get(partition)
+                if before is None or before.log_end < entry.log_end:
+                    known[partition] = entry
+
+    # -- loading -------------------------------------------------------------------------------
+
+    def _replay(self, record: StoredRecord, producer: ProducerIdentity | None) -> None:
+        key = decode_offsets_key(record.key or b"")
+        if isinstance(key, GroupKey):
+            if record.value is None:
+                self._groups.pop(key.group_id, None)
+            else:
+                self._groups[key.group_id] = decode_group(record.value)
+            return
+        partition = (key.topic, key.partition)
+        if record.value is None:
+            self._forget(key.group_id, partition)
+            return
+        entries = {partition: OffsetEntry(decode_offset(record.value), record.offset + 1)}
+        if producer is None:
+            self._offsets.setdefault(key.group_id, {}).update(entries)
+        else:
+            self._pending.add(producer, key.group_id, entries)
+
+
+def _record(group_id: str, partition: TopicPartition, committed: CommittedOffset) -> NewRecord:
+    return NewRecord(encode_offset_key(OffsetKey(group_id, *partition)), encode_offset(committed))

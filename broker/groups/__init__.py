@@ -1,1 +1,0 @@
-"""Consumer groups on the broker: their coordinator, and what they commit, in a log."""

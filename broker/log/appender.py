@@ -1,0 +1,213 @@
+"""The writing end of a log: offsets for new batches, one write per flush, and new segments."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from .producers import read_marker, restore_producers, save_producers
+from .records import InvalidBatch, stamp_append_time, stamp_offset
+from .results import Appended, LogFailed
+from .segment import Segment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .durability import Durability
+    from .log_config import LogConfig
+    from .producers import ProducerStates
+    from .records import BatchHeader
+    from .segments import Segments
+
+__all__ = ["Appender"]
+
+
+class Appender:
+    """Append batches to the active segment; begin a new one when it is full or too old.
+
+    Appended batches are kept in memory until `write_pending`. A failed write is undone: the log is then
+    as it was before the appends since the last write.
+
+    Attributes:
+        config: settings from now on.
+        next_offset: offset of the next record: the log end offset.
+        producers: the idempotent producers, as of `next_offset`.
+        broken: why nothing can be written until the log is opened again, "" while it can.
+        pending_bytes: bytes that were appended and are not written yet.
+        closed: whether `close` or `discard` was called.
+    """
+
+    def __init__(
+        self, segments: Segments, durability: Durability, config: LogConfig, next_offset: int
+    ) -> None:
+        self.config = config
+        self.next_offset = next_offset
+        self.broken = ""
+        self.closed = False
+        self._segments = segments
+        self._durability = durability
+        self._written_offset = next_offset
+        self._pending: list[memoryview | bytearray] = []
+        self.pending_bytes = 0
+        self._failed_write = ""  # why a write failed, until `flush_pending` reports it
+        now_ms = int(time.time() * 1000)
+        self._active_since_ms = segments.active.first_timestamp(now_ms)
+        self.producers = self._restore_producers(now_ms)
+
+    @property
+    def failure(self) -> str:
+        """Why nothing can be appended until the log is opened again, "" while it can."""
+        return self.broken or self._durability.failure
+
+    def append(
+        self, data: memoryview | bytearray, batches: Sequence[BatchHeader], *, now_ms: int
+    ) -> Appended:
+        """Append checked batches; see `PartitionLog.append`."""
+        self.check_writable()
+        if not batches or batches[-1].end != len(data):
+            raise ValueError(f"{len(batches)} batches do not make up {len(data)} bytes")
+        stamps_append_time = self.config.message_timestamp_type == "LogAppendTime"
+        log_start_offset = self._segments.log_start_offset
+        if len(batches) == 1:
+            sent = self.producers.check(batches[0])
+            if sent is not None:
+                time_ms = sent.timestamp if stamps_append_time else -1
+                first, last = sent.first_offset, sent.last_offset
+                return Appended(first, last, time_ms, log_start_offset, duplicate=True)
+        elif any(batch.producer_id >= 0 for batch in batches):
+            raise InvalidBatch("a producer with an id appends one batch at a time")
+        self._roll_if_due(len(data), now_ms)
+        active = self._segments.active
+        first_offset, end = self.next_offset, active.size + self.pending_bytes
+        for batch in batches:
+            offset, timestamp = self.next_offset, batch.max_timestamp
+            stamp_offset(data, batch, offset)
+            if stamps_append_time:
+                timestamp = now_ms
+                stamp_append_time(data, batch, now_ms)
+            active.add_to_index(batch, offset, end + batch.position, timestamp)
+            if batch.is_control:
+                marker = read_marker(data, batch)
+                self.producers.end_transaction(batch, marker, offset=offset, now_ms=now_ms)
+            elif batch.producer_id >= 0:
+                self.producers.update(
+                    batch, first_offset=offset, timestamp=timestamp, now_ms=now_ms
+                )
+            self.next_offset = offset + batch.last_offset_delta + 1
+        self._pending.append(data)
+        self.pending_bytes += len(data)
+        time_ms = now_ms if stamps_append_time else -1
+        return Appended(first_offset, self.next_offset - 1, time_ms, log_start_offset)
+
+    def flush_pending(self) -> None:
+        """Write the pending batches; see `PartitionLog.flush_pending`."""
+        self.write_pending()
+        failure, self._failed_write = self._failed_write, ""
+        if failure:
+            raise LogFailed(failure)
+
+    def write_pending(self) -> None:
+        """Write the pending batches with one system call; after a failure, undo their appends.
+
+        Reads, rolls and deletions call this too. They must not take a failure away from the producers,
+        so the next `flush_pending` raises it.
+        """
+        if not self._pending:
+            return
+        active = self._segments.active
+        try:
+            active.write(self._pending, self.pending_bytes)
+        except OSError as error:
+            self._undo_appends(error)
+        else:
+            self._written_offset = self.next_offset
+            self._durability.wrote(active, self._written_offset)
+        finally:
+            self._pending = []
+            self.pending_bytes = 0
+
+    def roll(self) -> None:
+        """Begin a new segment; no effect if the active one is empty. Raises `LogFailed`."""
+        self.write_pending()
+        self.check_writable()
+        old, directory = self._segments.active, self._segments.directory
+        if not old.size:
+            return
+        try:
+            old.save_index(self.next_offset)
+            save_producers(self.producers, directory, self.next_offset)
+            interval = self.config.index_interval_bytes
+            active = Segment.create(directory, self.next_offset, interval)
+        except OSError as error:
+            raise LogFailed(f"{directory}: no new segment can begin: {error}") from error
+        self._segments.add(active)
+        self._durability.wrote(active, self.next_offset)
+
+    def roll_if_older(self, since_ms: int) -> None:
+        """Begin a new segment if the active one has records from before this time."""
+        if self._active_since_ms < since_ms:
+            self.roll()
+
+    def check_writable(self) -> None:
+        """Raise `LogFailed` if the log is closed, broken, or has a failed write to report."""
+        failure = self.failure or self._failed_write
+        if self.closed:
+            failure = f"{self._segments.directory}: the log is closed"
+        if failure:
+            raise LogFailed(failure)
+
+    def close(self) -> None:
+        """Write and sync everything, and save a checkpoint, the index and the producers.
+
+        Raises:
+            LogFailed: the disk failed.
+        """
+        self.closed = True
+        directory = self._segments.directory
+        self.write_pending()
+        if not self.broken:
+            try:
+                self._durability.sync(checkpoint=True)
+                self._segments.active.save_index(self._written_offset)
+                save_producers(self.producers, directory, self._written_offset)
+            except OSError as error:
+                raise LogFailed(f"{directory}: {error}") from error
+        if self._failed_write or self.broken:
+            raise LogFailed(self._failed_write or self.broken)
+
+    def discard(self) -> None:
+        """Drop the pending batches and refuse further appends, because the log is being deleted."""
+        self.closed = True
+        self._pending.clear()
+        self.pending_bytes = 0
+
+    def _roll_if_due(self, size: int, now_ms: int) -> None:
+        active_bytes = self._segments.active.size + self.pending_bytes
+        too_large = active_bytes + size > self.config.segment_bytes
+        too_old = now_ms - self._active_since_ms >= self.config.segment_ms
+        if active_bytes and (too_large or too_old):
+            self.roll()
+            active_bytes = 0
+        if not active_bytes:
+            self._active_since_ms = now_ms
+
+    def _undo_appends(self, error: OSError) -> None:
+        """Return the log to its state before the appends whose write failed."""
+        active = self._segments.active
+        self._failed_write = f"{active.path}: {error.strerror or error}; nothing was appended"
+        self.next_offset = self._written_offset
+        try:
+            active.truncate(active.size)
+            active.forget_index()
+            self.producers = self._restore_producers(int(time.time() * 1000))
+        except OSError as second:
+            self.broken = f"{active.path}: broken until a restart: {error}, then {second}"
+            self._failed_write = self.broken
+
+    def _restore_producers(self, now_ms: int) -> ProducerStates:
+        segments = self._segments
+        producers = restore_producers(
+            segments.directory, list(segments), self._written_offset, now_ms=now_ms
+        )
+        producers.aborted.forget_below(segments.log_start_offset)
+        return producers

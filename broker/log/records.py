@@ -1,0 +1,459 @@
+"""Record batches of format v2: parse and check headers, split, build, read records, change the codec.
+
+A batch is a header of 61 bytes and its records, which may be compressed as a whole. The broker stores and
+serves batches as bytes. It reads records only to validate them, to find one by its timestamp, to compact a
+log and to load its own state. Format: KIP-98, https://kafka.apache.org/documentation/#recordbatch.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import cramjam
+import msgspec
+from crc32c import crc32c
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+__all__ = [
+    "CODECS",
+    "CRC_START",
+    "HEADER_BYTES",
+    "LEADER_EPOCH",
+    "MAX_READ_RECORDS",
+    "MAX_UNCOMPRESSED_BYTES",
+    "NO_PRODUCER_ID",
+    "NO_TIMESTAMP",
+    "BatchError",
+    "BatchHeader",
+    "BatchTooLarge",
+    "Codec",
+    "CorruptBatch",
+    "InvalidBatch",
+    "InvalidTimestamp",
+    "NewRecord",
+    "StoredRecord",
+    "TruncatedBatch",
+    "UnsupportedFormat",
+    "build_batch",
+    "check_batch",
+    "decompress",
+    "encode_batch",
+    "parse_header",
+    "read_body",
+    "read_records",
+    "split_batches",
+    "stamp_append_time",
+    "stamp_offset",
+    "with_codec",
+]
+
+HEADER_BYTES: Final = 61
+"""Size of a batch's header, that is of a batch without records."""
+CRC_START: Final = 21
+"""The CRC covers the batch from this byte to its end."""
+NO_PRODUCER_ID: Final = -1
+NO_TIMESTAMP: Final = -1
+LEADER_EPOCH: Final = 0
+"""A single node is the leader of every partition, and never changes."""
+Codec = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+CODECS: Final[dict[Codec, int]] = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+
+MAX_READ_RECORDS: Final = 500_000
+"""Limit of records in one batch that is read: a megabyte of zstd can hold thirty million. Clients send far
+fewer."""
+MAX_UNCOMPRESSED_BYTES: Final = 256 * 1024 * 1024
+"""Limit of a decompressed batch: a kilobyte of zstd can hold gigabytes."""
+
+_JAVA_SNAPPY: Final = b"\x82SNAPPY\x00"
+_JAVA_SNAPPY_HEADER_BYTES: Final = 16
+_BLOCK_LENGTH: Final = struct.Struct(">I")
+_HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+_OFFSET: Final = struct.Struct(">q")
+_EPOCH: Final = struct.Struct(">i")
+_CRC: Final = struct.Struct(">I")
+_ATTRIBUTES: Final = struct.Struct(">h")
+_MAGIC: Final = 2
+_PREFIX_BYTES: Final = 12  # base offset and length, which the length does not count
+_MAGIC_AT: Final = 16
+_CRC_AT: Final = 17
+_ATTRIBUTES_AT: Final = CRC_START
+_MAX_TIMESTAMP_AT: Final = 35
+_CODEC_MASK: Final = 0x07
+_LOG_APPEND_TIME: Final = 0x08
+_TRANSACTIONAL: Final = 0x10
+_CONTROL: Final = 0x20
+_MIN_RECORD_BYTES: Final = 7  # seven fields of at least one byte
+_NO_LIMIT: Final = 2**31 - 1
+
+
+class BatchError(Exception):
+    """A batch is refused.
+
+    Attributes:
+        records: the refused records, each with its number in the batch, from 0, and the reason; empty if
+            the fault is the batch's as a whole.
+    """
+
+    def __init__(self, message: str, records: Sequence[tuple[int, str]] = ()) -> None:
+        super().__init__(message)
+        self.records = records
+
+
+class CorruptBatch(BatchError):
+    """The bytes are not a whole, intact batch (CORRUPT_MESSAGE)."""
+
+
+class TruncatedBatch(CorruptBatch):
+    """The bytes end before the batch does.
+
+    A client that produced it gets INVALID_RECORD, as from Kafka, which it does not retry: a retry would
+    send the same bytes."""
+
+
+class UnsupportedFormat(BatchError):
+    """The batch has an older format than v2 (UNSUPPORTED_FOR_MESSAGE_FORMAT)."""
+
+
+class InvalidBatch(BatchError):
+    """The batch is intact, but a client must not produce it (INVALID_RECORD)."""
+
+
+class InvalidTimestamp(BatchError):
+    """A timestamp is further from the broker's clock than the topic allows (INVALID_TIMESTAMP)."""
+
+
+class BatchTooLarge(BatchError):
+    """The batch is larger than `max.message.bytes` (MESSAGE_TOO_LARGE)."""
+
+
+class BatchHeader(msgspec.Struct, frozen=True, gc=False):
+    """The header of a batch; `position` is its byte in the data that it was parsed from.
+
+    The defaults are those of a batch without records.
+    """
+
+    position: int = 0
+    base_offset: int = 0
+    length: int = 0
+    leader_epoch: int = LEADER_EPOCH
+    magic: int = _MAGIC
+    crc: int = 0
+    attributes: int = 0
+    last_offset_delta: int = 0
+    base_timestamp: int = NO_TIMESTAMP
+    max_timestamp: int = NO_TIMESTAMP
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = -1
+    base_sequence: int = -1
+    record_count: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole batch, its base offset and length included."""
+        return self.length + _PREFIX_BYTES
+
+    @property
+    def end(self) -> int:
+        """Position just after the batch."""
+        return self.position + self.length + _PREFIX_BYTES
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record, inclusive."""
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        """Offset that follows the last record."""
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def compression(self) -> int:
+        """Codec: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd."""
+        return self.attributes & _CODEC_MASK
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & _TRANSACTIONAL)
+
+    @property
+    def is_control(self) -> bool:
+        """Whether the batch holds a transaction marker instead of records."""
+        return bool(self.attributes & _CONTROL)
+
+    @property
+    def timestamp_type(self) -> int:
+        """0: CreateTime, 1: LogAppendTime (every record has the batch's `max_timestamp`)."""
+        return 1 if self.attributes & _LOG_APPEND_TIME else 0
+
+
+class NewRecord(NamedTuple):
+    """A record to write; `timestamp` in milliseconds since the epoch."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]] = ()
+    timestamp: int = NO_TIMESTAMP
+
+
+class StoredRecord(NamedTuple):
+    """A record read from a batch; `timestamp` in milliseconds since the epoch."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
+
+
+def parse_header(data: memoryview | bytearray | bytes, position: int = 0) -> BatchHeader:
+    """Parse the header at `position`.
+
+    Checks the format and the length, but not that the batch is complete, nor its CRC. Raises `CorruptBatch`
+    if there is no batch, `UnsupportedFormat` for a format before v2.
+    """
+    left = len(data) - position
+    if left <= _MAGIC_AT:
+        raise TruncatedBatch(f"{left} bytes are too few for a header")
+    magic = data[position + _MAGIC_AT]
+    if magic != _MAGIC:
+        if magic < _MAGIC:
+            raise UnsupportedFormat(f"format v{magic}; only v2 is supported (Kafka 0.11 and later)")
+        raise CorruptBatch(f"magic byte {magic} instead of {_MAGIC}")
+    if left < HEADER_BYTES:
+        raise TruncatedBatch(f"{left} bytes are too few for a header")
+    header = BatchHeader(position, *_HEADER.unpack_from(data, position))
+    if header.length < HEADER_BYTES - _PREFIX_BYTES:
+        raise CorruptBatch(f"impossible length {header.length}")
+    if header.last_offset_delta < 0:
+        raise CorruptBatch(f"impossible last offset delta {header.last_offset_delta}")
+    return header
+
+
+def check_batch(data: memoryview, header: BatchHeader) -> None:
+    """Raise `TruncatedBatch` if `data` ends before the batch does, `CorruptBatch` if its CRC is wrong."""
+    if header.end > len(data):
+        left = len(data) - header.position
+        raise TruncatedBatch(f"{header.size} bytes announced, {left} are there")
+    crc = crc32c(data[header.position + CRC_START : header.end])
+    if crc != header.crc:
+        raise CorruptBatch(f"its CRC is {crc:#010x}, the header says {header.crc:#010x}")
+
+
+def split_batches(
+    data: memoryview | bytearray | bytes, *, max_batch_bytes: int | None = None
+) -> list[BatchHeader]:
+    """Check the batches that a client produced, and return their headers in order.
+
+    Checks each batch's format, length, CRC and size, and that a client may produce it. Raises
+    `CorruptBatch`, `UnsupportedFormat`, `InvalidBatch` or `BatchTooLarge` for the first that fails.
+    `data` is the batches, without any other bytes.
+    """
+    view = memoryview(data)
+    batches: list[BatchHeader] = []
+    position = 0
+    try:
+        while position < len(view):
+            header = parse_header(view, position)
+            if max_batch_bytes is not None and header.size > max_batch_bytes:
+                raise BatchTooLarge(f"{header.size} bytes, at most {max_batch_bytes} are allowed")
+            check_batch(view, header)
+            _check_produced(header)
+            batches.append(header)
+            position = header.end
+    except BatchError as error:
+        raise type(error)(f"batch at byte {position}: {error}") from None
+    return batches
+
+
+def _check_produced(header: BatchHeader) -> None:
+    """Raise `InvalidBatch` if only a broker may write the batch, or if it would mislead readers."""
+    count = header.record_count
+    body_bytes = header.size - HEADER_BYTES
+    if count < 1 or count != header.last_offset_delta + 1:
+        reason = f"{count} records, but offsets 0 to {header.last_offset_delta}"
+    elif not header.compression and count * _MIN_RECORD_BYTES > body_bytes:
+        # Otherwise a batch of a few bytes could take up to 2**31 - 1 offsets.
+        reason = f"{count} records cannot be in {body_bytes} bytes"
+    elif header.is_control:
+        reason = "control batches are written by brokers only"
+    elif header.compression > max(CODECS.values()):
+        reason = f"unknown compression codec {header.compression}"
+    elif header.timestamp_type:
+        reason = "the timestamp type is LogAppendTime, which brokers set"
+    elif header.producer_id >= 0 and (header.producer_epoch < 0 or header.base_sequence < 0):
+        reason = (
+            f"producer id {header.producer_id} with epoch {header.producer_epoch} "
+            f"and sequence {header.base_sequence}"
+        )
+    elif header.is_transactional and header.producer_id < 0:
+        reason = "transactional, but without a producer id"
+    else:
+        return
+    raise InvalidBatch(reason)
+
+
+def stamp_offset(data: memoryview | bytearray, header: BatchHeader, base_offset: int) -> None:
+    """Write the offset and the leader epoch into the batch, in place; the CRC does not cover them."""
+    _OFFSET.pack_into(data, header.position, base_offset)
+    _EPOCH.pack_into(data, header.position + _PREFIX_BYTES, LEADER_EPOCH)
+
+
+def stamp_append_time(data: memoryview | bytearray, header: BatchHeader, timestamp_ms: int) -> None:
+    """Set the time of every record of the batch to `timestamp_ms` (LogAppendTime), in place."""
+    at = header.position
+    _ATTRIBUTES.pack_into(data, at + _ATTRIBUTES_AT, header.attributes | _LOG_APPEND_TIME)
+    _OFFSET.pack_into(data, at + _MAX_TIMESTAMP_AT, timestamp_ms)
+    _CRC.pack_into(data, at + _CRC_AT, crc32c(memoryview(data)[at + CRC_START : header.end]))
+
+
+def build_batch(
+    records: Iterable[NewRecord],
+    *,
+    base_offset: int = 0,
+    codec: Codec = "none",
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    transactional: bool = False,
+    control: bool = False,
+) -> bytearray:
+    """Build one batch of `records` (at least one); the first record's timestamp is the base timestamp.
+
+    The batch is not compressed if that would make it larger.
+    """
+    from .aiokafka_parts import DefaultRecordBatchBuilder
+
+    builder = DefaultRecordBatchBuilder(
+        _MAGIC, CODECS[codec], transactional, producer_id, producer_epoch, base_sequence, _NO_LIMIT
+    )
+    count = 0
+    for record in records:
+        builder.append(count, record.timestamp, record.key, record.value, list(record.headers))
+        count += 1
+    if not count:
+        raise ValueError("a batch needs at least one record")
+    batch: bytearray = builder.build()
+    _OFFSET.pack_into(batch, 0, base_offset)
+    _EPOCH.pack_into(batch, _PREFIX_BYTES, LEADER_EPOCH)
+    if control:
+        (attributes,) = _ATTRIBUTES.unpack_from(batch, _ATTRIBUTES_AT)
+        _ATTRIBUTES.pack_into(batch, _ATTRIBUTES_AT, attributes | _CONTROL)
+        _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[CRC_START:]))
+    return batch
+
+
+def encode_batch(
+    header: BatchHeader, body: bytes | memoryview, level: int | None = None
+) -> bytearray:
+    """Return the batch of `header` with other records: `body`, which is not compressed yet.
+
+    Compresses with the header's codec; computes the length and the CRC. All other fields are the header's,
+    including the number of records. `level`: see `_compress`.
+    """
+    body = _compress(header.compression, body, level)
+    length = HEADER_BYTES - _PREFIX_BYTES + len(body)
+    fields = msgspec.structs.astuple(msgspec.structs.replace(header, length=length))[1:]
+    batch = bytearray(_HEADER.pack(*fields)) + body
+    _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[CRC_START:]))
+    return batch
+
+
+def read_records(data: memoryview | bytearray | bytes, header: BatchHeader) -> list[StoredRecord]:
+    """Return the records of the batch at `header.position` of `data`, decompressed.
+
+    Raises `CorruptBatch` if they cannot be read, or if there are more than `MAX_READ_RECORDS`. Takes time
+    for each record: not for the hot path.
+    """
+    from .aiokafka_parts import DefaultRecordBatch, KafkaError
+
+    try:
+        if header.record_count > MAX_READ_RECORDS:
+            raise ValueError(f"{header.record_count} records, more than {MAX_READ_RECORDS}")
+        start = bytearray(memoryview(data)[header.position : header.position + HEADER_BYTES])
+        _ATTRIBUTES.pack_into(start, _ATTRIBUTES_AT, header.attributes & ~_CODEC_MASK)
+        return [
+            StoredRecord(r.offset, r.timestamp, r.key, r.value, tuple(r.headers))
+            for r in DefaultRecordBatch(bytes(start) + read_body(data, header))
+        ]
+    except (KafkaError, ValueError, IndexError, struct.error) as error:
+        raise CorruptBatch(
+            f"the records of the batch at offset {header.base_offset} cannot be read: {error}"
+        ) from error
+
+
+def read_body(data: memoryview | bytearray | bytes, header: BatchHeader) -> memoryview:
+    """Return the bytes after the header of the batch at `header.position` of `data`, decompressed.
+
+    Raises ValueError if they cannot be decompressed.
+    """
+    body = memoryview(data)[header.position + HEADER_BYTES : header.end]
+    return decompress(header.compression, body) if header.compression else body
+
+
+def with_codec(header: BatchHeader, codec: int) -> BatchHeader:
+    """Return the header with another codec; the length and the CRC are not updated."""
+    attributes = header.attributes & ~_CODEC_MASK | codec
+    return msgspec.structs.replace(header, attributes=attributes)
+
+
+def _compress(codec: int, body: memoryview | bytes, level: int | None = None) -> bytes:
+    """Compress `body` as clients do, with the codec's number in a batch's attributes (0 to 4).
+
+    `level`: for gzip (1 to 9), lz4 (1 to 17) or zstd (-131072 to 22), other codecs ignore it; None is the
+    default of Kafka's brokers.
+    """
+    if codec == 0:
+        return bytes(body)
+    from .aiokafka_parts import codecs
+
+    encode: Callable[..., bytes] = getattr(codecs, _ENCODERS[codec])
+    if codec in _LEVELS:
+        return encode(bytes(body), _LEVELS[codec] if level is None else level)
+    return encode(bytes(body))
+
+
+def decompress(codec: int, body: memoryview) -> memoryview:
+    """Decompress `body`, with the codec's number in a batch's attributes (1 to 4).
+
+    Raises ValueError if it is damaged, exceeds `MAX_UNCOMPRESSED_BYTES`, or the codec is unknown.
+    """
+    # Anonymous memory: a page takes no memory until it is written.
+    output = memoryview(mmap.mmap(-1, MAX_UNCOMPRESSED_BYTES))
+    try:
+        size = int(_INTO[codec](body, output))
+    except KeyError:
+        raise ValueError(f"unknown compression codec {codec}") from None
+    except (cramjam.DecompressionError, struct.error) as error:
+        raise ValueError(f"decompression failed: {error}") from error
+    return output[:size]
+
+
+def _snappy_into(body: memoryview, output: memoryview) -> int:
+    """Decompress one raw snappy block, or the Java library's stream of blocks with lengths."""
+    if bytes(body[: len(_JAVA_SNAPPY)]) != _JAVA_SNAPPY:
+        return int(cramjam.snappy.decompress_raw_into(body, output))
+    position, size = _JAVA_SNAPPY_HEADER_BYTES, 0
+    while position < len(body):
+        (length,) = _BLOCK_LENGTH.unpack_from(body, position)
+        position += _BLOCK_LENGTH.size
+        block = body[position : position + length]
+        size += int(cramjam.snappy.decompress_raw_into(block, output[size:]))
+        position += length
+    return size
+
+
+_INTO: Final = {
+    1: cramjam.gzip.decompress_into,
+    2: _snappy_into,
+    3: cramjam.lz4.decompress_into,
+    4: cramjam.zstd.decompress_into,
+}
+
+_LEVELS: Final = {1: 6, 3: 9, 4: 3}
+_ENCODERS: Final = {1: "gzip_encode", 2: "snappy_encode", 3: "lz4_encode", 4: "zstd_encode"}
+"""Functions of `aiokafka.codec`."""

@@ -1,0 +1,1 @@
+"""Running a broker: metrics, health, periodic maintenance, and `doctor`."""

@@ -1,0 +1,129 @@
+"""Is this broker live, and is it ready? The checks behind `/live` and `/ready`."""
+
+from __future__ import annotations
+
+import os
+import time
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+import anyio
+from anyio import to_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ..storage.group_commit import GroupCommit
+    from ..topics.topics import Topics
+
+__all__ = ["STALL_SECONDS", "BrokerState", "Health", "Progress", "unwatched"]
+
+STALL_SECONDS: Final = 30.0
+"""A periodic task that is this late, or a sync that takes this long, counts as stalled."""
+_DISK_PATIENCE: Final = 5.0  # seconds
+
+
+def unwatched() -> None:
+    """Do nothing: the `beat` of a periodic task without a health check."""
+
+
+class Progress:
+    """Periodic tasks and when each is due; any thread may call."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` returns seconds."""
+        self._clock = clock
+        self._due: dict[str, float] = {}
+
+    def expect(self, task: str, every: float) -> Callable[[], None]:
+        """Return the `beat` that `task` must call every `every` seconds; counts from now on."""
+
+        def beat() -> None:
+            self._due[task] = self._clock() + every
+
+        beat()
+        return beat
+
+    @property
+    def problem(self) -> str:
+        """The stalled tasks and for how long, "" if there are none."""
+        now = self._clock()
+        late = [
+            f"{task} has not moved for {now - due:.0f} seconds"
+            for task, due in self._due.items()
+            if now > due + STALL_SECONDS
+        ]
+        return "; ".join(late)
+
+
+class BrokerState(Enum):
+    """The phase of a broker's life; the value is text for `/ready`."""
+
+    STARTING = "starting: it opens and checks its logs"
+    RUNNING = "running"
+    STOPPING = "stopping"
+
+
+class Health:
+    """The health of one broker. Each check returns the failure, or an empty string.
+
+    Live: the event loop and the periodic tasks make progress, and no sync hangs that producers wait for.
+    Kill a broker that is not live. Ready: it answers requests, and can write records.
+    """
+
+    def __init__(self, data_dir: Path) -> None:
+        self.progress = Progress()
+        self.state = BrokerState.STARTING
+        self._data_dir = data_dir
+        self._group_commit: GroupCommit | None = None
+        self._topics: Topics | None = None
+
+    def watch(self, group_commit: GroupCommit, topics: Topics) -> None:
+        """Enter the state RUNNING and check these parts from now on."""
+        self._group_commit = group_commit
+        self._topics = topics
+        self.state = BrokerState.RUNNING
+
+    def live(self) -> str:
+        """Check that a running broker makes progress."""
+        if self.state is not BrokerState.RUNNING:
+            return ""  # recovery may take any time; the stop has a deadline of its own
+        syncing = 0.0 if self._group_commit is None else self._group_commit.syncing_seconds
+        if syncing > STALL_SECONDS:
+            return f"the disk has been syncing for {syncing:.0f} seconds"
+        return self.progress.problem
+
+    async def ready(self) -> str:
+        """Check that the broker runs, is live and can write to its disk."""
+        if self.state is not BrokerState.RUNNING:
+            return f"the broker is {self.state.value}"
+        return self._failed_log() or await self._data_directory() or self.live()
+
+    def _failed_log(self) -> str:
+        topics = [] if self._topics is None else self._topics.all
+        failures = (each.log.failure for topic in topics for each in topic.partitions)
+        failed = [failure for failure in failures if failure]
+        if not failed:
+            return ""
+        more = f", and {len(failed) - 1} more logs" if failed[1:] else ""
+        return f"{failed[0]}{more}; restart the broker when its disk works again"
+
+    async def _data_directory(self) -> str:
+        with anyio.move_on_after(_DISK_PATIENCE):
+            # If the disk hangs, so does the thread; do not wait for it.
+            return await to_thread.run_sync(_disk_problem, self._data_dir, abandon_on_cancel=True)
+        return f"the disk of {self._data_dir} does not answer"
+
+
+def _disk_problem(data_dir: Path) -> str:
+    """Return why `data_dir` cannot be written to, "" if it can; without writing, as the disk may be full."""
+    try:
+        disk = os.statvfs(data_dir)
+    except OSError as error:
+        return f"the data directory {data_dir} cannot be used: {error.strerror}"
+    if not os.access(data_dir, os.W_OK | os.X_OK):
+        return f"the data directory {data_dir} cannot be written to"
+    if not disk.f_bavail:
+        return f"the disk of {data_dir} is full"
+    return ""

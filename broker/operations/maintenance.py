@@ -1,0 +1,193 @@
+"""Periodic maintenance of the logs: syncs, retention and compaction."""
+
+from __future__ import annotations
+
+import time
+from asyncio import get_running_loop
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+import structlog
+from anyio import to_thread
+
+from ..log.compaction import Compaction, Stopped, plan_compaction
+from ..log.log_config import NO_TIME_LIMIT
+from ..log.results import LogError
+from .health import unwatched
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+    from concurrent.futures import Executor
+
+    from anyio.abc import TaskGroup
+
+    from ..log.compaction import Plan
+    from ..settings import BrokerSettings
+    from ..topics.topic import Partition
+    from ..topics.topics import Topics
+    from .health import Progress
+
+__all__ = ["Maintenance", "compact", "retain"]
+
+logger = structlog.get_logger(__name__)
+
+
+class Maintenance:
+    """The periodic tasks of a broker's logs: syncs, retention and compaction."""
+
+    def __init__(self, topics: Topics, executor: Executor) -> None:
+        """`executor`: runs the syncs."""
+        self._topics = topics
+        self._executor = executor
+        self._failures: dict[Partition, str] = {}  # of compaction; each is logged once
+
+    def start(self, tasks: TaskGroup, settings: BrokerSettings, progress: Progress) -> None:
+        """Start the tasks; they run until cancelled, and report their progress."""
+        every = settings.fsync_interval
+        beat = progress.expect("the syncing of logs", every)
+        tasks.start_soon(_repeat, self._sync_due, every, beat)
+        every = settings.retention_check_interval
+        beat = progress.expect("retention", every)
+        tasks.start_soon(_repeat, self._retain, every, beat)
+        every = settings.compaction_check_interval
+        beat = progress.expect("compaction", every)
+        tasks.start_soon(_repeat, partial(self._compact_due, beat), every, beat)
+
+    async def _sync_due(self) -> None:
+        # A failed log stays failed until a restart, and was reported.
+        due = [p for p in self._topics.partitions if p.log.fsync_due and not p.log.failure]
+        if due:
+            await get_running_loop().run_in_executor(self._executor, _sync, due)
+
+    async def _retain(self) -> None:
+        await retain(self._topics, now_ms=_now_ms())
+
+    async def _compact_due(self, beat: Callable[[], None]) -> None:
+        topics = self._topics
+        for partition in topics.partitions:
+            if topics.stopping or partition.closed or not partition.log.config.compacts:
+                continue
+            try:
+                await compact(partition, topics, now_ms=_now_ms(), beat=beat)
+                self._failures.pop(partition, None)
+            except (LogError, OSError) as error:
+                if self._failures.get(partition) != str(error):
+                    self._failures[partition] = str(error)
+                    _log_failure(
+                        "a log could not be compacted; it grows until it can be", partition, error
+                    )
+
+
+async def _repeat(
+    action: Callable[[], Awaitable[None]], every: float, beat: Callable[[], None]
+) -> None:
+    """Run `action` every `every` seconds; never return."""
+    while True:
+        await anyio.sleep(every)
+        beat()
+        await action()
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def _log_failure(event: str, partition: Partition, error: Exception) -> None:
+    logger.error(event, topic=partition.topic, partition=partition.index, error=str(error))
+
+
+def _sync(partitions: Iterable[Partition]) -> None:
+    for partition in partitions:
+        try:
+            partition.log.fsync()
+        except LogError as error:
+            if not partition.closed:
+                _log_failure(
+                    "a log could not be synced; restart the broker when its disk works again",
+                    partition,
+                    error,
+                )
+
+
+async def retain(topics: Topics, *, now_ms: int) -> None:
+    """Apply retention to all partitions."""
+    for partition in topics.partitions:
+        if partition.closed:
+            continue
+        try:
+            deleted = partition.log.apply_retention(now_ms)
+        except (LogError, OSError) as error:
+            _log_failure("old segments could not be deleted", partition, error)
+            continue
+        if deleted:
+            logger.info(
+                "old segments deleted",
+                topic=partition.topic,
+                partition=partition.index,
+                first_offset=deleted[0].base_offset,
+                next_offset=deleted[-1].next_offset,
+                bytes=sum(segment.size_bytes for segment in deleted),
+            )
+        await anyio.lowlevel.checkpoint()  # let requests run between two partitions
+
+
+async def compact(
+    partition: Partition,
+    topics: Topics,
+    *,
+    now_ms: int,
+    beat: Callable[[], None] = unwatched,
+) -> bool:
+    """Compact a log if it is due, during reads and appends; return whether it was compacted.
+
+    `beat` is called before each batch. Raises LogError, OSError: the log is then unchanged or partly
+    compacted, both of which are valid.
+    """
+    log = partition.log
+    if log.config.max_compaction_lag_ms < NO_TIME_LIMIT:
+        log.roll_if_older(now_ms - log.config.max_compaction_lag_ms)
+    plan = plan_compaction(log, now_ms)
+    if plan is None:
+        return False
+    before = log.size_bytes
+
+    def stopped() -> bool:
+        beat()
+        return topics.stopping or partition.closed
+
+    compaction = Compaction(plan, stopped=stopped)
+    try:
+        done = await _run(partition, plan, compaction, now_ms=now_ms)
+    except Stopped:
+        return False
+    except (LogError, OSError):
+        if partition.closed:  # the topic was deleted, with its files
+            return False
+        raise
+    if done:
+        logger.info(
+            "log compacted",
+            topic=partition.topic,
+            partition=partition.index,
+            next_offset=compaction.clean_to,
+            bytes=before - log.size_bytes,
+        )
+    return done
+
+
+async def _run(partition: Partition, plan: Plan, compaction: Compaction, *, now_ms: int) -> bool:
+    log = partition.log
+    # A record may go only when the later one of its key is on disk.
+    await to_thread.run_sync(log.checkpoint)
+    await to_thread.run_sync(compaction.read_keys)
+    for group in plan.groups:
+        rewritten = await to_thread.run_sync(compaction.rewrite, group)
+        if partition.closed:
+            raise Stopped
+        if rewritten is not None and not log.replace_segments(rewritten):
+            return False  # retention has deleted a segment meanwhile
+    state = plan.state.after_pass(compaction.clean_to, compaction.tombstones, now_ms)
+    await to_thread.run_sync(partial(state.save, plan.directory))
+    return True

@@ -1,0 +1,201 @@
+"""Fetch responses, versions 4 to 12, written by hand into one buffer.
+
+The records are read from the log directly into their place in the response.
+Version 5 added the log start offset, 7 sessions, 11 the preferred replica, 12 compact types.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "ABORTED_TRANSACTION_BYTES",
+    "FETCH_HEADROOM",
+    "FetchResponseWriter",
+    "empty_fetch_response",
+    "fetch_response_overhead",
+    "set_fetch_throttle",
+]
+
+ABORTED_TRANSACTION_BYTES = 17
+"""The largest size of one entry in the list of aborted transactions."""
+
+FETCH_HEADROOM = 9
+"""Bytes before the body that are reserved for the frame's length and header."""
+
+_THROTTLE_V4 = Struct(">i")
+_THROTTLE_ERROR_SESSION_V7 = Struct(">ihi")
+_PARTITION_V4 = Struct(">ihqq")
+_PARTITION_V5 = Struct(">ihqqq")
+_INT32 = Struct(">i")
+_INT16 = Struct(">h")
+_ABORTED = Struct(">qq")
+_FIXED_OVERHEAD = FETCH_HEADROOM + 32
+_TOPIC_OVERHEAD = 16
+_PARTITION_OVERHEAD = 64
+_NO_PREFERRED_REPLICA = -1
+
+
+def fetch_response_overhead(names: list[str], partitions: int) -> int:
+    """Return an upper bound of the bytes of a response that are not records."""
+    encoded = sum(len(name.encode()) for name in names)
+    return (
+        _FIXED_OVERHEAD + len(names) * _TOPIC_OVERHEAD + encoded + partitions * _PARTITION_OVERHEAD
+    )
+
+
+def set_fetch_throttle(response: memoryview, milliseconds: int) -> None:
+    """Set the throttle time of a response that begins with its headroom."""
+    _THROTTLE_V4.pack_into(response, FETCH_HEADROOM, milliseconds)
+
+
+def empty_fetch_response(version: int, milliseconds: int) -> bytes:
+    """Return the body of a response without topics, with a throttle time."""
+    buffer = memoryview(bytearray(_FIXED_OVERHEAD))
+    response = FetchResponseWriter(buffer, version, 0).end()
+    set_fetch_throttle(response, milliseconds)
+    return bytes(response[FETCH_HEADROOM:])
+
+
+class FetchResponseWriter:
+    """Writes one response into `buffer`.
+
+    Calls: for each topic `topic`; for each of its partitions `partition`, then `no_records` or
+    `begin_records` and `end_records`; after the last partition `end_topic`; finally `end`. Resetting
+    `position` to its value before a partition discards that partition.
+    """
+
+    def __init__(self, buffer: memoryview, version: int, topics: int, error: int = 0) -> None:
+        self._buffer = buffer
+        self._version = version
+        self._compact = version >= 12
+        self._tags = b"\0" if self._compact else b""
+        self.position = FETCH_HEADROOM
+        self._length_bytes = 4
+        self._aborted_at = FETCH_HEADROOM
+        if version >= 7:
+            self._pack(_THROTTLE_ERROR_SESSION_V7, 0, error, 0)
+        else:
+            self._pack(_THROTTLE_V4, 0)
+        self._count(topics)
+
+    def topic(self, name: str, partitions: int) -> None:
+        encoded = name.encode()
+        if self._compact:
+            self._uvarint(len(encoded) + 1)
+        else:
+            self._pack(_INT16, len(encoded))
+        self._buffer[self.position : self.position + len(encoded)] = encoded
+        self.position += len(encoded)
+        self._count(partitions)
+
+    def partition(
+        self,
+        index: int,
+        *,
+        error: int = 0,
+        high_watermark: int = -1,
+        last_stable_offset: int = -1,
+        log_start_offset: int = -1,
+        read_committed: bool = False,
+    ) -> None:
+        if self._version >= 5:
+            self._pack(
+                _PARTITION_V5, index, error, high_watermark, last_stable_offset, log_start_offset
+            )
+        else:
+            self._pack(_PARTITION_V4, index, error, high_watermark, last_stable_offset)
+        # Aborted transactions: a list for read_committed, else null.
+        self._aborted_at = self.position
+        self._count(0 if read_committed else -1)
+        self._preferred_replica()
+
+    def no_records(self) -> None:
+        """Write empty records rather than null, which not every client understands."""
+        self.begin_records(0)
+        self.end_records(0)
+
+    def begin_records(self, max_bytes: int) -> memoryview:
+        """Return the place for up to `max_bytes` of records; `end_records` takes their actual size."""
+        self._length_bytes = _uvarint_bytes(max_bytes + 1) if self._compact else 4
+        start = self.position + self._length_bytes
+        return self._buffer[start : start + max_bytes]
+
+    def end_records(self, size: int, aborted: Sequence[tuple[int, int]] = ()) -> None:
+        """Finish a partition with `size` bytes of records and its aborted transactions.
+
+        `aborted` has producer id and first offset of each. The list is inserted before the records, which
+        are moved: the caller leaves ABORTED_TRANSACTION_BYTES free for each entry, and for their count.
+        """
+        if aborted:
+            self._insert_aborted(aborted, size)
+        if not self._compact:
+            self._pack(_INT32, size)
+            self.position += size
+            return
+        start = self.position + self._length_bytes
+        self._uvarint(size + 1)
+        if self.position != start:  # the length takes fewer bytes than were reserved
+            self._buffer[self.position : self.position + size] = self._buffer[start : start + size]
+        self.position += size
+        self._no_tags()
+
+    def _insert_aborted(self, aborted: Sequence[tuple[int, int]], size: int) -> None:
+        old = self.position + self._length_bytes
+        records = self._buffer[old : old + size]
+        entries = bytearray()
+        for each in aborted:
+            entries += _ABORTED.pack(*each) + self._tags
+        grown = len(entries) + self._count_bytes(len(aborted)) - self._count_bytes(0)
+        self._buffer[old + grown : old + grown + size] = records
+        self.position = self._aborted_at
+        self._count(len(aborted))
+        self._buffer[self.position : self.position + len(entries)] = entries
+        self.position += len(entries)
+        self._preferred_replica()
+
+    def end_topic(self) -> None:
+        self._no_tags()
+
+    def end(self) -> memoryview:
+        """Return the response, with its headroom."""
+        self._no_tags()
+        return self._buffer[: self.position]
+
+    def _preferred_replica(self) -> None:
+        if self._version >= 11:
+            self._pack(_INT32, _NO_PREFERRED_REPLICA)
+
+    def _no_tags(self) -> None:
+        if self._compact:
+            self._buffer[self.position] = 0
+            self.position += 1
+
+    def _count(self, count: int) -> None:
+        if self._compact:
+            self._uvarint(count + 1)
+        else:
+            self._pack(_INT32, count)
+
+    def _count_bytes(self, count: int) -> int:
+        return _uvarint_bytes(count + 1) if self._compact else _INT32.size
+
+    def _uvarint(self, value: int) -> None:
+        while value >= 0x80:
+            self._buffer[self.position] = value & 0x7F | 0x80
+            self.position += 1
+            value >>= 7
+        self._buffer[self.position] = value
+        self.position += 1
+
+    def _pack(self, layout: Struct, *values: int) -> None:
+        layout.pack_into(self._buffer, self.position, *values)
+        self.position += layout.size
+
+
+def _uvarint_bytes(value: int) -> int:
+    return max(1, (value.bit_length() + 6) // 7)

@@ -1,0 +1,148 @@
+"""Produce requests and responses, versions 0 to 11, read and written by hand.
+
+The records are not copied: they are patched in the receive buffer and written to the log from there.
+Version 3 added the transactional id, 5 the log start offset, 8 error messages, 9 compact types.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from .cursor import Cursor, write_uvarint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "PartitionResult",
+    "ProduceFrame",
+    "read_produce_request",
+    "set_produce_throttle",
+    "write_produce_response",
+]
+
+_PARTITION_V0 = Struct(">ihq")
+_PARTITION_V2 = Struct(">ihqq")
+_PARTITION_V5 = Struct(">ihqqq")
+_COUNT = Struct(">i")
+_LENGTH = Struct(">h")
+_NO_RECORD_ERRORS_NO_MESSAGE = _COUNT.pack(0) + _LENGTH.pack(-1)
+_NO_THROTTLE = _COUNT.pack(0)
+
+
+class ProduceFrame(NamedTuple):
+    """A request; `topics` are names with partitions, each an index and its records, a view of the request."""
+
+    transactional_id: str | None
+    acks: int
+    timeout_ms: int
+    topics: list[tuple[str, list[tuple[int, memoryview | None]]]]
+
+
+class PartitionResult(NamedTuple):
+    """The result of one partition's records; `error` is the protocol's error code.
+
+    `record_errors`: the records to blame, by their index in the batch, with the reasons (KIP-467).
+    """
+
+    partition_index: int
+    error: int = 0
+    base_offset: int = -1
+    log_append_time_ms: int = -1
+    log_start_offset: int = -1
+    message: str | None = None
+    record_errors: Sequence[tuple[int, str]] = ()
+
+
+def read_produce_request(body: memoryview, version: int) -> ProduceFrame:
+    """Read a request; raise MalformedRequest."""
+    compact = version >= 9
+    cursor = Cursor(body)
+    transactional_id = cursor.string(compact=compact) if version >= 3 else None
+    acks = cursor.int16()
+    timeout_ms = cursor.int32()
+    topics = []
+    for _ in range(cursor.array_length(compact=compact)):
+        name = cursor.string(compact=compact) or ""
+        partitions = []
+        for _ in range(cursor.array_length(compact=compact)):
+            index = cursor.int32()
+            partitions.append((index, cursor.data(compact=compact)))
+            if compact:
+                cursor.skip_tagged_fields()
+        if compact:
+            cursor.skip_tagged_fields()
+        topics.append((name, partitions))
+    return ProduceFrame(transactional_id, acks, timeout_ms, topics)
+
+
+def write_produce_response(
+    topics: list[tuple[str, list[PartitionResult]]], version: int
+) -> bytearray:
+    """Return the response's body, with a throttle time of 0."""
+    compact = version >= 9
+    out = bytearray()
+    _write_count(out, len(topics), compact=compact)
+    for name, partitions in topics:
+        _write_string(out, name, compact=compact)
+        _write_count(out, len(partitions), compact=compact)
+        for result in partitions:
+            _write_partition(out, result, version)
+        if compact:
+            out.append(0)
+    if version >= 1:
+        out += _NO_THROTTLE
+    if compact:
+        out.append(0)
+    return out
+
+
+def set_produce_throttle(body: bytes | bytearray, version: int, milliseconds: int) -> bytearray:
+    """Return the response with a throttle time; version 0 has no field for it."""
+    out = body if isinstance(body, bytearray) else bytearray(body)
+    if version >= 1:
+        tags = 1 if version >= 9 else 0
+        _COUNT.pack_into(out, len(out) - tags - _COUNT.size, milliseconds)
+    return out
+
+
+def _write_partition(out: bytearray, result: PartitionResult, version: int) -> None:
+    index, error, base_offset, append_time, log_start_offset, message, record_errors = result
+    if version >= 5:
+        out += _PARTITION_V5.pack(index, error, base_offset, append_time, log_start_offset)
+    elif version >= 2:
+        out += _PARTITION_V2.pack(index, error, base_offset, append_time)
+    else:
+        out += _PARTITION_V0.pack(index, error, base_offset)
+    if version < 8:
+        return
+    compact = version >= 9
+    if message is None and not compact:
+        out += _NO_RECORD_ERRORS_NO_MESSAGE
+        return
+    _write_count(out, len(record_errors), compact=compact)
+    for number, reason in record_errors:
+        out += _COUNT.pack(number)
+        _write_string(out, reason, compact=compact)
+        if compact:
+            out.append(0)
+    _write_string(out, message, compact=compact)
+    if compact:
+        out.append(0)
+
+
+def _write_count(out: bytearray, count: int, *, compact: bool) -> None:
+    if compact:
+        write_uvarint(out, count + 1)
+    else:
+        out += _COUNT.pack(count)
+
+
+def _write_string(out: bytearray, value: str | None, *, compact: bool) -> None:
+    encoded = b"" if value is None else value.encode()
+    if compact:
+        write_uvarint(out, 0 if value is None else len(encoded) + 1)
+    else:
+        out += _LENGTH.pack(-1 if value is None else len(encoded))
+    out += encoded

@@ -1,0 +1,261 @@
+"""Hand the bytes of a request to the handler of its API and version, and return those of the response.
+
+A request of an older version is converted to the handler's version, and the response back to the client's.
+Access rules and quotas are applied here, when the broker has any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from inspect import iscoroutine
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import structlog
+from kio.schema.errors import ErrorCode
+
+from ..apis import handshake, produce
+from ..apis.access import authorized
+from ..apis.api import (
+    ANONYMOUS,
+    Api,
+    CloseConnection,
+    RawApi,
+    RawResponse,
+    RequestContext,
+)
+from ..apis.catalogue import unsupported_feature
+from ..apis.quotas import throttled
+from ..protocol.cursor import MalformedRequest
+from ..protocol.headers import read_request_header, skip_header_tags
+from ..protocol.messages import (
+    default_message,
+    error_codes,
+    has_field,
+    read_message,
+    recast,
+    request_type,
+    response_type,
+    write_message,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from ..apis.api import AnyApi, Services
+    from ..authorization.sasl import SaslExchange
+    from ..operations.metrics import RequestMeter
+
+__all__ = ["Answer", "Client", "Dispatcher"]
+
+logger = structlog.get_logger(__name__)
+
+
+class Client:
+    """The client of a connection, and the address by which it reaches this broker.
+
+    `sasl` is its authentication, until that is complete. `mute` stops reading from the connection for a
+    number of seconds. `contexts` holds one context for each API and version that it used.
+    """
+
+    __slots__ = ("contexts", "host", "mute", "node_host", "node_port", "principal", "sasl")
+
+    def __init__(
+        self, host: str, node_host: str, node_port: int, *, mute: Callable[[float], None]
+    ) -> None:
+        self.host = host
+        self.node_host = node_host
+        self.node_port = node_port
+        self.mute = mute
+        self.principal = ANONYMOUS
+        self.sasl: SaslExchange | None = None
+        self.contexts: dict[tuple[int, int], RequestContext] = {}
+
+
+class Answer(NamedTuple):
+    """The response to one request, or an awaitable of it; `flexible` selects the response's header.
+
+    A bare SASL message has no correlation id. `meter` counts the requests of this API.
+    """
+
+    correlation_id: int | None
+    flexible: bool
+    response: RawResponse | Awaitable[RawResponse]
+    meter: RequestMeter
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """One version of one API."""
+
+    flexible_request: bool
+    flexible_response: bool
+    max_bytes: int
+    handle: Callable[[RequestContext, memoryview], RawResponse | Awaitable[RawResponse]]
+    meter: RequestMeter
+
+
+class Dispatcher:
+    """The routes from requests to handlers; one per broker."""
+
+    def __init__(self, apis: Sequence[AnyApi], services: Services) -> None:
+        self._apis = {
+            (api.key, version): _restricted(api, services)
+            for api in apis
+            for version in range(api.min_version, api.max_version + 1)
+        }
+        self._services = services
+        self._routes: dict[tuple[int, int], _Route] = {}  # built at the first request
+
+    def dispatch(self, frame: memoryview, client: Client) -> Answer:
+        """Handle one request. Raise CloseConnection, with the reason, if it cannot be answered."""
+        try:
+            return self._dispatch(frame, client)
+        except MalformedRequest as error:
+            raise CloseConnection(str(error)) from None
+        except CloseConnection:
+            raise
+        except Exception as error:
+            logger.exception("request failed", client_host=client.host)
+            raise CloseConnection("the request failed") from error
+
+    def _dispatch(self, frame: memoryview, client: Client) -> Answer:
+        if client.sasl is not None and client.sasl.bare_tokens:
+            answer = handshake.answer_bare(client.sasl, frame)
+            meter = self._services.requests.of(handshake.AUTHENTICATE)
+            return Answer(None, flexible=False, response=answer, meter=meter)
+        key, version, correlation_id, client_id, body = read_request_header(frame)
+        if client.sasl is not None and key not in handshake.BEFORE_AUTHENTICATION:
+            raise CloseConnection(f"a request of API {key} came before the client authenticated")
+        route = self._routes.get((key, version)) or self._make_route(key, version)
+        if route is None:
+            return self._unknown(key, version, correlation_id)
+        if len(frame) > route.max_bytes:
+            raise CloseConnection(
+                f"a request of API {key} has {len(frame)} bytes, more than {route.max_bytes}"
+            )
+        if route.flexible_request:
+            body = skip_header_tags(frame, body)
+        context = client.contexts.get((key, version))
+        if context is None or context.client_id != client_id:
+            context = RequestContext(
+                client_id=client_id,
+                client_host=client.host,
+                node_host=client.node_host,
+                node_port=client.node_port,
+                api_key=key,
+                api_version=version,
+                principal=client.principal,
+                services=self._services,
+                sasl=client.sasl,
+                mute=client.mute,
+            )
+            client.contexts[key, version] = context
+        response = route.handle(context, frame[body:])
+        return Answer(correlation_id, route.flexible_response, response, route.meter)
+
+    def _make_route(self, key: int, version: int) -> _Route | None:
+        api = self._apis.get((key, version))
+        if api is None:
+            return None
+        settings = self._services.settings
+        if key == produce.KEY and version < produce.FIRST_SERVED_VERSION:
+            flexible_request = flexible_response = False
+        else:
+            flexible_request = _header_version(request_type(key, version)) == 2
+            flexible_response = _header_version(response_type(key, version)) == 1
+        route = _Route(
+            flexible_request=flexible_request,
+            flexible_response=flexible_response,
+            max_bytes=(
+                settings.request_max_bytes
+                if key == produce.KEY
+                else settings.control_request_max_bytes
+            ),
+            handle=partial(_handle, api),
+            meter=self._services.requests.of(key),
+        )
+        self._routes[key, version] = route
+        return route
+
+    def _unknown(self, key: int, version: int, correlation_id: int) -> Answer:
+        """Answer an unknown version of ApiVersions in version 0 (KIP-511), nothing else."""
+        if key != handshake.API_VERSIONS:
+            feature = unsupported_feature(key)
+            raise CloseConnection(
+                f"API {key} version {version} is not served" + (f": {feature}" if feature else "")
+            )
+        served = handshake.served_versions(self._services, ErrorCode.unsupported_version)
+        response = recast(served, response_type(key, 0))
+        meter = self._services.requests.of(key)
+        meter.errors.update(error_codes(response))
+        return Answer(correlation_id, flexible=False, response=write_message(response), meter=meter)
+
+
+def _restricted(api: AnyApi, services: Services) -> AnyApi:
+    """Add authorization and quotas to an API."""
+    if services.authorizer is not None and isinstance(api, Api):
+        api = authorized(api)
+    if services.quotas is not None and isinstance(api, RawApi):
+        api = throttled(api, services.quotas, services.metrics)
+    return api
+
+
+def _handle(
+    api: AnyApi, context: RequestContext, body: memoryview
+) -> RawResponse | Awaitable[RawResponse]:
+    request: Any = body
+    if isinstance(api, Api):
+        request = recast(
+            read_message(request_type(api.key, context.api_version), body), api.request
+        )
+    handler: Callable[[RequestContext, Any], Any] = api.handler
+    try:
+        response = handler(context, request)
+    except (CloseConnection, MalformedRequest):
+        raise
+    except Exception as error:  # noqa: BLE001  a bug in one handler must not stop the broker
+        return _internal_error(api, context, error)
+    if iscoroutine(response):
+        return _handle_later(api, context, response)
+    return _encode(api, context, response)
+
+
+async def _handle_later(
+    api: AnyApi, context: RequestContext, response: Awaitable[Any]
+) -> RawResponse:
+    try:
+        return _encode(api, context, await response)
+    except CloseConnection:
+        raise
+    except Exception as error:  # noqa: BLE001  a bug in one handler must not stop the broker
+        return _internal_error(api, context, error)
+
+
+def _encode(api: AnyApi, context: RequestContext, response: Any) -> RawResponse:
+    if isinstance(api, RawApi):
+        encoded: RawResponse = response
+        return encoded
+    for code in error_codes(response):
+        context.services.requests.of(api.key).errors[code] += 1
+    return write_message(recast(response, response_type(api.key, context.api_version)))
+
+
+def _internal_error(api: AnyApi, context: RequestContext, error: Exception) -> RawResponse:
+    """Log a bug, and tell the client if the response has a field for an error code."""
+    logger.error(
+        "request failed",
+        exc_info=error,
+        api_key=context.api_key,
+        api_version=context.api_version,
+        client_id=context.client_id,
+        client_host=context.client_host,
+    )
+    if isinstance(api, RawApi) or not has_field(api.response, "error_code"):
+        raise CloseConnection("the request failed") from error
+    return _encode(
+        api, context, default_message(api.response, error_code=ErrorCode.unknown_server_error)
+    )
+
+
+def _header_version(message_type: Any) -> int:
+    return int(message_type.__header_schema__.__version__)

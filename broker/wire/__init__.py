@@ -1,1 +1,0 @@
-"""Bytes to messages and back."""

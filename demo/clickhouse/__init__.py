@@ -1,1 +1,0 @@
-"""The embedded ClickHouse over HTTP, for several processes, and its command line: `kmr clickhouse`."""

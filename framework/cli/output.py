@@ -1,0 +1,29 @@
+"""What commands print: plain lines, JSON for programs, tables without frames."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["plain_console", "plain_table", "print_json"]
+
+
+def plain_console() -> Console:
+    """Make a console that prints text as it is: no markup, no highlighting, no wrapped lines."""
+    return Console(highlight=False, soft_wrap=True, markup=False)
+
+
+def print_json(value: object) -> None:
+    """Print a value as indented JSON."""
+    sys.stdout.write(f"{msgspec.json.format(msgspec.json.encode(value)).decode()}\n")
+
+
+def plain_table(*columns: str, left: tuple[str, ...]) -> Table:
+    """Make a table without frames; the columns in `left` hold text, the others right-aligned numbers."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in columns:
+        table.add_column(column, justify="left" if column in left else "right")
+    return table

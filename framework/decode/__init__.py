@@ -1,1 +1,0 @@
-"""Record batches as a broker sends them -> Arrow columns."""

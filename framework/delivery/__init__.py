@@ -1,0 +1,1 @@
+"""Which offsets are settled, and what a strategy guarantees. Start at `ledger.py`."""

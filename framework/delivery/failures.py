@@ -1,0 +1,202 @@
+"""Failed records: their rows for the error sink, their limit, and the port to the error stage."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+import pyarrow as pa
+import structlog
+
+from ..errors import RecordFailed, SinkError
+from ..record import SCHEMA, Range, Rows
+from .ranges import ranges_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from anyio.streams.memory import MemoryObjectSendStream
+    from numpy.typing import NDArray
+
+    from ..mapping.results import Failure
+    from ..observe.metrics import Metrics
+    from ..record import Batch
+    from ..strategy import ErrorLimit
+
+__all__ = ["FAILED_SCHEMA", "ErrorPort", "LimitWindow", "failed_records", "original_records"]
+
+_FAILED_COLUMNS: list[pa.Field[Any]] = [
+    pa.field("reason", pa.string()),
+    pa.field("stage", pa.string()),
+    pa.field("attempt", pa.int32()),
+]
+FAILED_SCHEMA = pa.schema([*SCHEMA, *_FAILED_COLUMNS])
+"""The columns of the rows for `reduce_err`: the original record, the reason, the stage, the attempts."""
+
+_log = structlog.get_logger(__name__)
+
+
+def failed_records(batch: Batch, failures: Sequence[Failure], stage: str, generation: int) -> Rows:
+    """Make rows of the records of a batch that failed in the map."""
+    offsets = np.array([failure.offset for failure in failures], dtype=np.int64)
+    reasons = [failure.reason for failure in failures]
+    return _rows(batch, offsets, reasons, stage, 1, generation)
+
+
+def original_records(rows: Rows, reason: str, stage: str, attempt: int) -> list[Rows]:
+    """Make rows of the original records of refused rows, by batch.
+
+    The records are those of the rows' `offsets`, or else of all their ranges.
+
+    Raises:
+        SinkError: the rows have no sources, so their records would be lost.
+    """
+    found = []
+    for batch in rows.sources:
+        offsets = batch.offsets()
+        ranges = [r for r in rows.ranges if r.topic_partition == batch.topic_partition]
+        if rows.offsets is not None:
+            wanted = np.isin(offsets, rows.offsets)
+        else:
+            wanted = np.zeros(len(offsets), dtype=np.bool_)
+            for r in ranges:
+                wanted |= (offsets >= r.first) & (offsets <= r.last)
+        if ranges and wanted.any():
+            failed = offsets[wanted]
+            reasons = [reason] * len(failed)
+            found.append(_rows(batch, failed, reasons, stage, attempt, ranges[0].generation))
+    if not found:
+        raise SinkError(
+            f"{stage}: refused rows of {rows.ranges} ({reason}) have no sources; keep them in Poisoned.rows"
+        )
+    return found
+
+
+def _rows(
+    batch: Batch,
+    offsets: NDArray[np.int64],
+    reasons: list[str],
+    stage: str,
+    attempt: int,
+    generation: int,
+) -> Rows:
+    """Make rows of `FAILED_SCHEMA` of the records of a batch at these offsets."""
+    at = np.searchsorted(batch.offsets(), offsets)
+    columns = [
+        *batch.records.take(pa.array(at, pa.int64())).columns,
+        pa.array(reasons, pa.string()),
+        pa.array([stage] * len(reasons), pa.string()),
+        pa.array([attempt] * len(reasons), pa.int32()),
+    ]
+    whole = Range(batch.topic, batch.partition, batch.first, batch.last, generation)
+    return Rows(
+        table=pa.Table.from_arrays(columns, schema=FAILED_SCHEMA),
+        ranges=ranges_of(offsets, whole),
+        offsets=offsets,
+        sources=(batch,),
+    )
+
+
+class LimitWindow:
+    """The failures of all stages of a strategy in a sliding window."""
+
+    def __init__(self, limit: ErrorLimit | None) -> None:
+        self.limit = limit
+        self._seen: deque[tuple[float, int]] = deque()
+        self._count = 0
+
+    def room(self) -> int:
+        """Return how many more failures the limit allows now."""
+        if self.limit is None:
+            return 2**63
+        now = anyio.current_time()
+        while self._seen and self._seen[0][0] <= now - self.limit.per:
+            self._count -= self._seen.popleft()[1]
+        return max(0, self.limit.records - self._count)
+
+    def count(self, failures: int) -> None:
+        """Count failures that were sent to the error sink."""
+        if self.limit is not None and failures:
+            self._seen.append((anyio.current_time(), failures))
+            self._count += failures
+
+    async def wait(self) -> None:
+        """Sleep until the oldest failure leaves the window."""
+        if self.limit is not None and self._seen:
+            await anyio.sleep_until(self._seen[0][0] + self.limit.per)
+
+
+class ErrorPort:
+    """Sends failed records to the error stage. Each stage has its own port, and closes it when it ends.
+
+    Args:
+        stream: the inbox of the error stage; None if the strategy has no `reduce_err`.
+        window: the failures that count for the limit, shared by all ports.
+        settle: called with the ranges of records that `on_limit="drop"` drops.
+    """
+
+    def __init__(
+        self,
+        stream: MemoryObjectSendStream[Rows] | None,
+        window: LimitWindow,
+        settle: Callable[[Iterable[Range]], None],
+        metrics: Metrics,
+    ) -> None:
+        self._stream = stream
+        self._window = window
+        self._settle = settle
+        self._metrics = metrics
+
+    def clone(self) -> ErrorPort:
+        """Return a port for another stage."""
+        stream = self._stream.clone() if self._stream is not None else None
+        return ErrorPort(stream, self._window, self._settle, self._metrics)
+
+    def close(self) -> None:
+        """Close the port; the error stage ends when all ports are closed."""
+        if self._stream is not None:
+            self._stream.close()
+
+    async def send(self, rows: Rows, stage: str) -> None:
+        """Send failed records; wait while the error stage is busy, or while the limit pauses.
+
+        Raises:
+            RecordFailed: there is no error sink, or the limit is exceeded with `on_limit="stop"`.
+        """
+        self._metrics.failed.labels(stage).inc(len(rows))
+        first = f"{rows.ranges[0]} in {stage}: {rows.table.column('reason')[0].as_py()}"
+        stream = self._stream
+        if stream is None:
+            raise RecordFailed(
+                f"record failed, {first}; set reduce_err= in the strategy to keep such records and go on"
+            )
+        limit = self._window.limit
+        rest: Rows | None = rows
+        while rest is not None:
+            room = self._window.room()
+            if limit is None or room >= len(rest):
+                part, rest = rest, None
+            elif limit.on_limit == "stop":
+                raise RecordFailed(
+                    f"more than {limit.records} records failed within {limit.per:g} s, the last {first}; "
+                    "fix the cause, or raise err_limit"
+                )
+            elif room > 0:
+                part, rest = rest.cut(room)
+            elif limit.on_limit == "drop":
+                self._drop(rest)
+                return
+            else:
+                _log.warning("too many failed records: paused", stage=stage, failed=first)
+                await self._window.wait()
+                continue
+            self._window.count(len(part))
+            self._metrics.dead_letters.labels("sent").inc(len(part))
+            await stream.send(part)
+
+    def _drop(self, rows: Rows) -> None:
+        _log.warning("failed records dropped: over the limit", ranges=[str(r) for r in rows.ranges])
+        self._metrics.dead_letters.labels("dropped").inc(len(rows))
+        self._settle(rows.ranges)

@@ -1,0 +1,226 @@
+"""The ledger: which offsets are settled, and therefore how far may be committed.
+
+An offset is settled when its record was delivered, filtered, or accepted by the error sink. The watermark
+of a partition is its lowest offset that is not settled. Only a watermark is ever committed, and it never
+moves back. The ledger stores ranges, so its cost does not depend on the number of records.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from ..record import Batch, Range, TopicPartition
+
+__all__ = ["InflightBatch", "Ledger", "Ledgers"]
+
+
+class InflightBatch(NamedTuple):
+    """A batch that was taken in and is not settled: its offsets (inclusive), bytes, newest timestamp."""
+
+    first: int
+    last: int
+    nbytes: int
+    timestamp_ms: int
+
+
+class Ledger:
+    """The settled offsets of one partition, in one generation of its assignment.
+
+    Args:
+        start: the offset at which reading starts; None if the broker decides (nothing is committed):
+            then the first batch sets it.
+        generation: distinguishes this assignment of the partition from earlier ones.
+
+    Attributes:
+        watermark: the lowest offset that is not settled; None before the first batch.
+        position: the next offset to read; None before the first batch.
+        replayed_to: last offset of the announced range that is read again, -1 if there is none.
+    """
+
+    def __init__(self, partition: TopicPartition, start: int | None, generation: int) -> None:
+        self.partition = partition
+        self.generation = generation
+        self.watermark = start
+        self.position = start
+        self.replayed_to = -1
+        # Settled ranges above the watermark; they neither touch nor overlap.
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._inflight: deque[InflightBatch] = deque()
+
+    @property
+    def inflight_bytes(self) -> int:
+        """Bytes of the batches that are not wholly below the watermark."""
+        return sum(batch.nbytes for batch in self._inflight)
+
+    @property
+    def has_holes(self) -> bool:
+        """Whether offsets above the watermark are settled: the partition's next owner would double them.
+
+        Inside a replayed range this does not count: it is written as a whole, by one token, at its end.
+        """
+        return bool(self._starts) and (self.watermark or 0) > self.replayed_to
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether the end of an announced range has not been read again yet."""
+        return (self.position or 0) <= self.replayed_to
+
+    @property
+    def has_unsettled(self) -> bool:
+        """Whether a batch was taken in that is not settled."""
+        return self.watermark != self.position
+
+    def expects(self, batch: Batch) -> bool:
+        """Return whether the batch starts at or after the position."""
+        return self.position is None or batch.first >= self.position
+
+    def take_in(self, batch: Batch) -> None:
+        """Record a batch that enters the pipeline. A gap before it counts as settled.
+
+        Raises:
+            ValueError: the batch begins below the position.
+        """
+        if not self.expects(batch):
+            raise ValueError(f"{batch!r} begins below offset {self.position}, which was taken in")
+        if self.watermark is None or self.position is None:
+            self.watermark = self.position = batch.first
+        gap = self.position
+        self.position = batch.last + 1
+        self._inflight.append(
+            InflightBatch(batch.first, batch.last, batch.nbytes, batch.max_timestamp_ms)
+        )
+        if batch.first > gap:
+            # Compaction, or a new log start, removed these offsets: no flush can settle them.
+            self.settle(gap, batch.first - 1)
+
+    def settle(self, first: int, last: int) -> list[InflightBatch]:
+        """Settle offsets `[first, last]`, both inclusive; settling an offset twice has no effect.
+
+        Returns:
+            The batches that are now settled as a whole.
+
+        Raises:
+            ValueError: the offsets were never taken in.
+        """
+        if self.watermark is None or self.position is None or last >= self.position:
+            raise ValueError(
+                f"{self.partition}[{first}..{last}] cannot be settled: taken in up to {self.position}"
+            )
+        low = bisect_left(self._ends, first - 1)
+        high = bisect_right(self._starts, last + 1)
+        if low < high:
+            first = min(first, self._starts[low])
+            last = max(last, self._ends[high - 1])
+        self._starts[low:high] = [first]
+        self._ends[low:high] = [last]
+        if self._starts[0] > self.watermark:
+            return []
+        self.watermark = max(self.watermark, self._ends[0] + 1)
+        del self._starts[0], self._ends[0]
+        done = []
+        while self._inflight and self._inflight[0].last < self.watermark:
+            done.append(self._inflight.popleft())
+        return done
+
+
+class Ledgers:
+    """The ledgers of all assigned partitions.
+
+    Args:
+        on_settled: called with the partition and each batch that is settled as a whole.
+        on_dropped: called with the bytes that leave the pipeline unsettled when a partition is dropped.
+    """
+
+    def __init__(
+        self,
+        on_settled: Callable[[TopicPartition, InflightBatch], None] = lambda _partition, _batch: (
+            None
+        ),
+        on_dropped: Callable[[int], None] = lambda _nbytes: None,
+    ) -> None:
+        self._ledgers: dict[TopicPartition, Ledger] = {}
+        self._on_settled = on_settled
+        self._on_dropped = on_dropped
+        self._generation = 0
+        self._settled = anyio.Event()
+
+    def open(
+        self, partition: TopicPartition, start: int | None, *, replayed_to: int = -1
+    ) -> Ledger:
+        """Begin a new generation of a partition; rows of an older one become stale."""
+        self.drop(partition)
+        self._generation += 1
+        ledger = self._ledgers[partition] = Ledger(partition, start, self._generation)
+        ledger.replayed_to = replayed_to
+        return ledger
+
+    def drop(self, partition: TopicPartition) -> None:
+        """Forget a partition; settling its offsets has no effect from now on."""
+        ledger = self._ledgers.pop(partition, None)
+        if ledger is not None:
+            self._on_dropped(ledger.inflight_bytes)
+            self._changed()
+
+    def get(self, partition: TopicPartition) -> Ledger | None:
+        """Return the ledger of a partition, None if it is not assigned."""
+        return self._ledgers.get(partition)
+
+    def is_current(self, ranges: Iterable[Range]) -> bool:
+        """Return whether all ranges belong to the current generation of an assigned partition."""
+        return all(self._current(r) is not None for r in ranges)
+
+    def settle(self, ranges: Iterable[Range]) -> None:
+        """Settle ranges; those of an older generation are ignored."""
+        for r in ranges:
+            ledger = self._current(r)
+            if ledger is not None:
+                for batch in ledger.settle(r.first, r.last):
+                    self._on_settled(ledger.partition, batch)
+        self._changed()
+
+    def _current(self, r: Range) -> Ledger | None:
+        ledger = self._ledgers.get(r.topic_partition)
+        return ledger if ledger is not None and ledger.generation == r.generation else None
+
+    def _changed(self) -> None:
+        self._settled.set()
+        self._settled = anyio.Event()
+
+    @property
+    def have_holes(self) -> bool:
+        """Whether any partition has offsets settled above its watermark."""
+        return any(ledger.has_holes for ledger in self._ledgers.values())
+
+    async def wait_whole(self) -> None:
+        """Return when no partition has holes."""
+        while self.have_holes:
+            await self._settled.wait()
+
+    async def wait_reached(self, partition: TopicPartition, offset: int) -> None:
+        """Return when everything below `offset` is settled, or the partition is dropped."""
+        while (ledger := self.get(partition)) is not None and (ledger.watermark or 0) < offset:
+            await self._settled.wait()
+
+    @property
+    def are_replaying(self) -> bool:
+        """Whether the end of any announced range has not been read again yet."""
+        return any(ledger.is_replaying for ledger in self._ledgers.values())
+
+    def watermarks(self) -> dict[TopicPartition, int]:
+        """Return the watermark of every partition that has one."""
+        return {
+            partition: ledger.watermark
+            for partition, ledger in self._ledgers.items()
+            if ledger.watermark is not None
+        }
+
+    def __iter__(self) -> Iterator[Ledger]:
+        return iter(self._ledgers.values())

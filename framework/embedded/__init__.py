@@ -1,0 +1,1 @@
+"""ClickHouse as a library (chDB), and an HTTP server for it."""

@@ -1,0 +1,1 @@
+"""Record batches of Kafka to Arrow columns. Start at `batch_decoder.py`."""

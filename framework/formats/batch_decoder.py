@@ -1,0 +1,315 @@
+"""Decode Kafka's record batches (message format v2, KIP-98) to Arrow columns.
+
+`BatchDecoder.batch` reads the headers, which hold the offset range, and compares checksums (25 GB/s). The
+rest happens on the first access to the batch's `records`, in that thread, mostly without the GIL.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import crc32c
+import numpy as np
+import pyarrow as pa
+from aiokafka.record.memory_records import MemoryRecords
+
+from ..errors import CorruptRecords
+from ..record import SCHEMA, Batch
+from . import kernels
+from .codecs import CodecError, Decompressed
+from .columns import Constants, Row, binary_column, from_rows, header_column, number_column
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["BatchDecoder", "warm_up"]
+
+_NO_TIMESTAMP = -1  # format 0 has no timestamps
+_ROW_OVERHEAD = 24  # bytes of a row's offset, timestamp and Arrow offsets
+_EXPANSION_AT_FIRST = 4.0  # assumed growth of compressed batches, until one has been decompressed
+_LARGEST_PART = 1 << 30  # bytes; Arrow's binary columns end at 2 GiB
+_ABORT = 0  # the type of a control record that ends a transaction without committing it
+_CONTROL_KEY = struct.Struct(">hh")  # version, type
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The records of one partition in a fetch response."""
+
+    topic: str
+    partition: int
+    first: int
+    data: bytes
+    view: NDArray[np.uint8]
+    headers: NDArray[np.int64]
+    flags: int
+    aborted: Sequence[tuple[int, int]]
+
+    def corrupt(self, row: int, reason: str) -> CorruptRecords:
+        """Return the error for the batch whose header is in `row`."""
+        offset = int(self.headers[row, kernels.BASE_OFFSET])
+        return _corrupt(self.topic, self.partition, offset, reason)
+
+
+class BatchDecoder:
+    """Makes batches of raw fetch responses. Thread-safe."""
+
+    def __init__(
+        self, *, read_committed: bool = True, check_crcs: bool = True, limit: int = _LARGEST_PART
+    ) -> None:
+        """Make a decoder.
+
+        Args:
+            read_committed: leave out records of aborted transactions.
+            check_crcs: compare each record batch with its checksum (CRC-32C).
+            limit: the most bytes of one partition of a response after decompression.
+        """
+        self._read_committed = read_committed
+        self._check_crcs = check_crcs
+        self._limit = min(limit, _LARGEST_PART)
+        self._constants = Constants()
+        self._expansion: dict[str, float] = {}
+        self._nothing = from_rows("", 0, [])
+
+    def batch(
+        self,
+        topic: str,
+        partition: int,
+        data: bytes,
+        first: int,
+        aborted: Sequence[tuple[int, int]] = (),
+    ) -> Batch | None:
+        """Return one lazy batch of all whole record batches in `data`; None if `data` is empty.
+
+        Its range begins at `first` and ends with the last whole record batch, whether or not those
+        offsets hold records to return. An incomplete record batch at the end (brokers cut responses at
+        their size limit) is ignored: the next fetch returns it whole.
+
+        Args:
+            topic: of the batch.
+            partition: of the batch.
+            data: the records of one partition in a fetch response.
+            first: the offset of the fetch request; records before it are left out.
+            aborted: producer id and first offset of each aborted transaction, from the response.
+
+        Raises:
+            CorruptRecords: the first record batch is damaged. (Record batches before a damaged one
+                become a batch, and the next fetch begins with the damaged one.) `batch.records` raises
+                it for damage that checksum and header do not show.
+        """
+        if not data:
+            return None
+        view: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
+        headers, flags, status, position, incomplete = kernels.scan(view, first)
+        if self._check_crcs:
+            intact = _count_intact(memoryview(data), headers)
+            if intact < len(headers):
+                headers, status = headers[:intact], kernels.BAD_CRC
+        if not len(headers):
+            reason = "the broker sent only records before that offset"
+            if status != kernels.OK:
+                reason = f"{kernels.REASONS[status]} (at byte {position} of {len(data)})"
+            elif incomplete:
+                reason = (
+                    f"it is cut off after {len(data)} of {incomplete} bytes"
+                    " (a broker older than 0.10.1 needs a larger max_partition_fetch_bytes)"
+                )
+            raise _corrupt(topic, partition, first, reason)
+        part = _Part(topic, partition, first, data, view, headers, flags, aborted)
+        size = len(data)
+        if flags & kernels.CODEC:
+            size = int(size * self._expansion.get(topic, _EXPANSION_AT_FIRST))
+        return Batch(
+            topic,
+            partition,
+            first,
+            int(headers[-1, kernels.LAST_OFFSET]),
+            nbytes=size + _ROW_OVERHEAD * int(headers[:, kernels.COUNT].sum()),
+            load=partial(self._decode, part),
+            max_timestamp_ms=int(headers[:, kernels.MAX_TIMESTAMP].max()),
+        )
+
+    def _decode(self, part: _Part) -> pa.RecordBatch:
+        if part.flags & kernels.LEGACY:
+            return self._decode_mixed(part)
+        if part.flags & (kernels.CONTROL | kernels.TRANSACTIONAL):
+            part = replace(part, headers=part.headers[self._readable(part)])
+        if part.flags & kernels.CODEC:
+            part = self._decompress(part)
+        view, headers = part.view, part.headers
+        counts, *columns = kernels.parse(view, headers, part.first)
+        status, batch, rows, null_keys, null_values, pairs = counts.tolist()
+        if status != kernels.OK:
+            raise part.corrupt(batch, kernels.REASONS[status])
+        if rows == 0:
+            return self._nothing
+        offsets, timestamps, keys, key_offsets, values, value_offsets, starts, pair_counts = columns
+        constants = self._constants
+        return pa.RecordBatch.from_arrays(
+            [
+                constants.column("key", None, rows)
+                if null_keys == rows
+                else binary_column(view, keys[:rows], key_offsets[: rows + 1], null_keys),
+                binary_column(view, values[:rows], value_offsets[: rows + 1], null_values),
+                constants.column("topic", part.topic, rows),
+                number_column("partition", np.full(rows, part.partition, np.int32)),
+                number_column("offset", offsets[:rows]),
+                number_column("timestamp", timestamps[:rows]),
+                self._timestamp_types(part, offsets[:rows]),
+                header_column(view, starts[:rows], pair_counts[:rows], pairs)
+                if pairs
+                else constants.column("headers", None, rows),
+            ],
+            schema=SCHEMA,
+        )
+
+    def _decode_mixed(self, part: _Part) -> pa.RecordBatch:
+        """Decode a part with batches of the old formats: in runs of one kind, then joined."""
+        old = part.headers[:, kernels.MAGIC] < 2
+        decoded = []
+        for run in np.split(np.arange(len(old)), np.flatnonzero(np.diff(old)) + 1):
+            current = replace(
+                part, headers=part.headers[run], flags=part.flags & ~int(kernels.LEGACY)
+            )
+            if not old[run[0]]:
+                decoded.append(self._decode(current))
+                continue
+            start = int(current.headers[0, kernels.POSITION])
+            end = int(current.headers[-1, kernels.END])
+            try:
+                rows = _read_legacy(part.data[start:end], check_crcs=self._check_crcs)
+            except ValueError as error:
+                raise current.corrupt(0, str(error)) from error
+            wanted = [row for row in rows if row.offset >= part.first]
+            decoded.append(from_rows(part.topic, part.partition, wanted))
+        return pa.Table.from_batches(decoded).combine_chunks().to_batches()[0]
+
+    def _readable(self, part: _Part) -> NDArray[np.bool_]:
+        """Return which batches hold records: no control batches, none of aborted transactions."""
+        attributes = part.headers[:, kernels.ATTRIBUTES]
+        control: NDArray[np.bool_] = attributes & kernels.CONTROL != 0
+        readable = ~control
+        if not self._read_committed or not part.aborted:
+            return readable
+        starting = sorted(part.aborted, key=lambda transaction: transaction[1], reverse=True)
+        aborting: set[int] = set()
+        for row in np.flatnonzero(attributes & kernels.TRANSACTIONAL).tolist():
+            last, producer, *_ = part.headers[
+                row, [kernels.LAST_OFFSET, kernels.PRODUCER_ID]
+            ].tolist()
+            while starting and starting[-1][1] <= last:
+                aborting.add(starting.pop()[0])
+            if producer not in aborting:
+                continue
+            if not control[row]:
+                readable[row] = False
+            elif _control_type(part, row) == _ABORT:
+                aborting.discard(producer)
+        return readable
+
+    def _decompress(self, part: _Part) -> _Part:
+        """Return the part as plain bytes; START and END of its headers point into them."""
+        source = memoryview(part.data)
+        growth = self._expansion.get(part.topic, _EXPANSION_AT_FIRST)
+        plain = Decompressed(int(len(source) * growth * 1.25), self._limit)
+        where = []
+        columns = part.headers[:, [kernels.START, kernels.END, kernels.ATTRIBUTES]].tolist()
+        for row, (start, end, attributes) in enumerate(columns):
+            try:
+                where.append(plain.append(attributes & kernels.CODEC, source[start:end]))
+            except CodecError as error:
+                raise part.corrupt(row, f"it cannot be decompressed: {error}") from error
+        headers = part.headers.copy()
+        headers[:, [kernels.START, kernels.END]] = np.array(where, np.int64).reshape(-1, 2)
+        self._expansion[part.topic] = max(1.0, len(plain.data) / len(source))
+        view = plain.data.view()
+        view.flags.writeable = False  # as fetched bytes are: compiled code has a version for each
+        return replace(part, headers=headers, view=view)
+
+    def _timestamp_types(self, part: _Part, offsets: NDArray[np.int64]) -> pa.Array[Any]:
+        if not part.flags & kernels.LOG_APPEND_TIME:
+            return self._constants.column("timestampType", 0, len(offsets))
+        by_batch = (part.headers[:, kernels.ATTRIBUTES] & kernels.LOG_APPEND_TIME != 0).astype(
+            np.int32
+        )
+        if by_batch.all():
+            return self._constants.column("timestampType", 1, len(offsets))
+        rows = np.searchsorted(part.headers[:, kernels.BASE_OFFSET], offsets, side="right") - 1
+        return number_column("timestampType", by_batch[rows])
+
+
+def warm_up() -> None:
+    """Compile the decoder, or load it from the cache on disk.
+
+    Takes a few seconds the first time, half a second from then on, nothing when called again. It holds
+    the GIL: call it before the process has heartbeats to send.
+    """
+    header = struct.pack(">qiibIhiqqqhii", 0, 62, 0, 2, 0, 0, 0, 0, 0, -1, -1, -1, 1)
+    record = b"\x18\x00\x00\x00\x02k\x02v\x02\x02h\x02x"
+    batch = BatchDecoder(check_crcs=False).batch("warm-up", 0, header + record, 0)
+    kernels.bitmap(np.zeros(1, np.int32))
+    if batch is None or len(batch) != 1:
+        raise RuntimeError("the compiled decoder does not work on this machine")
+
+
+def _count_intact(data: memoryview, headers: NDArray[np.int64]) -> int:
+    """Count the batches before the first with a wrong checksum; `_read_legacy` checks the old formats."""
+    columns = headers[:, [kernels.POSITION, kernels.END, kernels.CRC, kernels.MAGIC]].tolist()
+    for row, (position, end, crc, magic) in enumerate(columns):
+        if magic == 2 and crc32c.crc32c(data[position + kernels.CRC_FROM : end]) != crc:
+            return row
+    return len(columns)
+
+
+def _control_type(part: _Part, row: int) -> int:
+    counts, _, _, key_starts, key_offsets, *_ = kernels.parse(
+        part.view, part.headers[row : row + 1], 0
+    )
+    if (
+        part.headers[row, kernels.ATTRIBUTES] & kernels.CODEC
+        or counts[kernels.STATUS] != kernels.OK
+        or counts[kernels.ROWS] == 0
+        or key_offsets[1] < _CONTROL_KEY.size
+    ):
+        raise part.corrupt(row, "it is not a valid transaction marker")
+    kind: int = _CONTROL_KEY.unpack_from(part.data, int(key_starts[0]))[1]
+    return kind
+
+
+def _corrupt(topic: str, partition: int, offset: int, reason: str) -> CorruptRecords:
+    return CorruptRecords(
+        f"{topic}-{partition}: the record batch at offset {offset} is damaged: {reason}."
+        " Compare with another replica, or move the group past it to skip it"
+    )
+
+
+def _read_legacy(data: bytes, *, check_crcs: bool) -> list[Row]:
+    """Read the records of consecutive message sets, all of format 0 or 1.
+
+    Raises `ValueError`, with the reason, for damaged bytes.
+    """
+    rows = []
+    try:
+        sets = MemoryRecords(data)
+        while sets.has_next():
+            messages = sets.next_batch()
+            if check_crcs and not messages.validate_crc():
+                raise ValueError("its checksum is wrong")
+            rows += [
+                Row(
+                    message.offset,
+                    _NO_TIMESTAMP if message.timestamp is None else message.timestamp,
+                    _NO_TIMESTAMP if message.timestamp_type is None else message.timestamp_type,
+                    message.key,
+                    message.value,
+                )
+                for message in messages
+            ]
+    except Exception as error:  # damaged bytes make the parser raise errors of any type
+        raise ValueError(f"its old format (0 or 1) cannot be read: {error!r}") from error
+    return rows

@@ -1,0 +1,1 @@
+"""From the consumer to the map stages, and all backpressure. Start at `intake.py`."""

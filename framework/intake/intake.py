@@ -1,0 +1,137 @@
+"""The intake: polls the consumer within the budget, and hands each batch to its partition's map."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import anyio
+import structlog
+
+from ..delivery.ledger import Ledgers
+from ..errors import OffsetOutOfRange
+from .backpressure import Budget, MapInboxes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..delivery.ledger import InflightBatch
+    from ..kafka.consumer import Consumer
+    from ..observe.metrics import Metrics
+    from ..record import Batch, TopicPartition
+
+__all__ = ["Intake"]
+
+_log = structlog.get_logger(__name__)
+
+
+class Intake:
+    """Owns the ledgers and the budget, and counts the records that enter and leave the pipeline.
+
+    Args:
+        inflight_bytes: bytes of unsettled records at which intake stops.
+        queue_batches: batches that wait for one partition's map before the partition is paused.
+        make_room: called when the budget is exhausted; flushes the collected rows.
+
+    Attributes:
+        is_open: while it is False, batches are discarded: a rebalance is under way, and the next
+            assignment decides where reading continues.
+        progress_at: time of the last progress, on the event loop's clock.
+    """
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        *,
+        inflight_bytes: int,
+        queue_batches: int,
+        metrics: Metrics,
+        make_room: Callable[[], None],
+    ) -> None:
+        self._consumer = consumer
+        self._metrics = metrics
+        self._make_room = make_room
+        self.inboxes = MapInboxes(consumer, queue_batches)
+        self.budget = Budget(inflight_bytes)
+        self.ledgers = Ledgers(self._settled, self._release)
+        self.is_open = False
+        self.consumed = 0
+        self.settled = 0
+        self.progress_at = anyio.current_time()
+
+    async def run(self) -> None:
+        """Take in batches until cancelled.
+
+        Raises:
+            ConsumerError: the Kafka client cannot continue.
+        """
+        while True:
+            if self.budget.exhausted:
+                await self._make_or_wait_for_room()
+            try:
+                batches = await self._consumer.poll()
+            except OffsetOutOfRange as error:
+                raise self._explain(error) from error
+            for batch in batches:
+                self._take_in(batch)
+
+    def resume(self) -> None:
+        """Take in batches again after a rebalance."""
+        self.inboxes.pause_again()
+        self.is_open = True
+
+    def progress(self) -> None:
+        """Note that a stage made progress."""
+        self.progress_at = anyio.current_time()
+
+    async def _make_or_wait_for_room(self) -> None:
+        since = anyio.current_time()
+        self._make_room()
+        if self.ledgers.are_replaying:
+            return  # Only the end of the range makes room; it was in flight as a whole before.
+        await self.budget.wait()
+        waited = anyio.current_time() - since
+        self._metrics.backpressure.labels("intake", "inflight_bytes").inc(waited)
+
+    def _explain(self, error: OffsetOutOfRange) -> OffsetOutOfRange:
+        """Extend the message if the missing offsets belong to an announced range."""
+        for ledger in self.ledgers:
+            if ledger.partition == error.partition and ledger.is_replaying:
+                return OffsetOutOfRange(
+                    f"{error}. The range {ledger.partition}[{ledger.watermark}..{ledger.replayed_to}] was "
+                    "announced by a worker that may have written it, and cannot be read again as a whole: "
+                    "look for these offsets in the sink; with on_out_of_range the worker goes on after them",
+                    error.partition,
+                )
+        return error
+
+    def _take_in(self, batch: Batch) -> None:
+        partition = batch.topic_partition
+        ledger = self.ledgers.get(partition)
+        if partition not in self.inboxes or ledger is None or not self.is_open:
+            return
+        if ledger.position is not None and not ledger.expects(batch):
+            _log.warning("records were read twice: dropped", batch=repr(batch))
+            self._consumer.seek(partition, ledger.position)
+            return
+        ledger.take_in(batch)
+        offsets = batch.last - batch.first + 1
+        self.consumed += offsets
+        self._metrics.consumed.labels(batch.topic).inc(offsets)
+        self.budget.take(batch.nbytes)
+        self._metrics.inflight.set(self.budget.used)
+        self.progress()
+        self.inboxes.put(batch)
+
+    def _settled(self, partition: TopicPartition, batch: InflightBatch) -> None:
+        self._release(batch.nbytes)
+        offsets = batch.last - batch.first + 1
+        self.settled += offsets
+        self._metrics.settled.labels(partition.topic).inc(offsets)
+        if batch.timestamp_ms >= 0:
+            self._metrics.latency.observe(max(0.0, time.time() - batch.timestamp_ms / 1000))
+        self.progress()
+
+    def _release(self, nbytes: int) -> None:
+        self.budget.give(nbytes)
+        self._metrics.inflight.set(self.budget.used)

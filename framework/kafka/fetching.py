@@ -1,0 +1,306 @@
+"""Fetch whole responses: aiokafka's fetcher, with its record objects replaced by batches.
+
+aiokafka does the parts that are hard to write twice: leaders, reconnecting, offset resets, assignments.
+This module replaces the fetcher of one consumer, and changes three things in it:
+
+- a response of a partition becomes one lazy `Batch` instead of thousands of record objects;
+- a batch of a paused partition is kept, where aiokafka drops it and fetches it again;
+- a partition that waits to be polled delays its node's next fetch (which then brings all partitions
+  at once); a paused partition does not.
+
+While polled batches are processed, the next response is already on its way: at most one per node.
+
+None of these internals is public, so aiokafka is pinned to a minor version, which `require_aiokafka` checks
+at start. `tests/framework/kafka/test_fetching.py` lists them, and fails when one of them changes.
+"""
+# ruff: noqa: SLF001  aiokafka's internals
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import aiokafka
+import aiokafka.errors
+import structlog
+from aiokafka.consumer.fetcher import Fetcher, FetchError, OffsetResetStrategy
+
+from ..errors import ConsumerError, CorruptRecords
+from ..record import TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..formats.batch_decoder import BatchDecoder
+    from ..record import Batch
+    from ..settings import OffsetReset
+
+__all__ = [
+    "AIOKAFKA_VERSION",
+    "BatchFetcher",
+    "FetchedPartition",
+    "require_aiokafka",
+    "unpack_response",
+]
+
+_log = structlog.get_logger(__name__)
+
+# While some partitions are left out of a fetch, the broker must answer soon even when the others have no
+# records: a node answers one fetch at a time, and the missing ones may be wanted again before that.
+_PARTIAL_WAIT_MS = 50
+_POLL_GRACE = 1.0  # seconds that a fetch waits for the batches of the one before to be polled
+
+AIOKAFKA_VERSION = "0.14."
+"""The prefix of the versions of aiokafka that kmr works with, as in pyproject.toml."""
+
+
+def require_aiokafka(version: str = aiokafka.__version__) -> None:
+    """Check the installed version: the internals that `kmr.kafka` uses differ between versions.
+
+    Raises `ConsumerError`, which names the version to install.
+    """
+    if not version.startswith(AIOKAFKA_VERSION):
+        wanted = f"{AIOKAFKA_VERSION}*"
+        raise ConsumerError(
+            f"aiokafka {version} is installed, but kmr needs {wanted}: "
+            f"run pip install 'aiokafka=={wanted}'"
+        )
+
+
+class FetchedPartition(NamedTuple):
+    """The part of a fetch response that is about one partition.
+
+    Attributes:
+        error: Kafka's error code; 0 for none. The fields below are meaningful only then.
+        high_watermark: the offset after the last record, -1 if unknown.
+        data: record batches as they are on the wire.
+        last_stable: the first offset of the oldest open transaction; None before version 4.
+        log_start: the first offset of the log; None before version 5.
+        aborted: producer id and first offset of each aborted transaction in `data`.
+    """
+
+    topic: str
+    partition: int
+    error: int
+    high_watermark: int
+    data: bytes
+    last_stable: int | None
+    log_start: int | None
+    aborted: list[tuple[int, int]]
+
+
+def unpack_response(response: Any) -> Iterator[FetchedPartition]:
+    """Unpack aiokafka's fetch response of any version from 0 to 11.
+
+    After the high watermark follow: in v0 the records; since v4 last stable offset, aborted transactions,
+    records; v5 adds the log start offset after the first of these; v11 a preferred replica before the last.
+    """
+    for topic, partitions in response.topics:
+        for number, code, high_watermark, *rest in partitions:
+            versioned = len(rest) > 1
+            aborted = rest[1 if len(rest) == 3 else 2] if versioned else None
+            yield FetchedPartition(
+                topic,
+                number,
+                code,
+                high_watermark,
+                rest[-1],
+                last_stable=rest[0] if versioned else None,
+                log_start=rest[1] if len(rest) > 3 else None,
+                aborted=aborted or [],
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    """A batch that waits for `take`, in place of aiokafka's `FetchResult`."""
+
+    batch: Batch
+    state: Any
+
+    def calculate_backoff(self) -> float:
+        """Return how long its node's next fetch should wait, in seconds; called by the fetch routine."""
+        return 0.0 if self.state.paused else _POLL_GRACE
+
+
+class BatchFetcher(Fetcher):  # type: ignore[misc]
+    """Replaces aiokafka's fetcher in one consumer.
+
+    Args:
+        replaced: the consumer's own fetcher, closed; its settings are taken over.
+        decoder: turns responses into batches.
+        reset: unless it is "earliest", `take` raises `NoOffsetForPartitionError` for a partition without
+            a committed offset: with "latest" not every one begins at its end (`start_positions`).
+    """
+
+    def __init__(self, replaced: Any, decoder: BatchDecoder, reset: OffsetReset) -> None:
+        super().__init__(
+            replaced._client,
+            replaced._subscriptions,
+            fetch_min_bytes=replaced._fetch_min_bytes,
+            fetch_max_bytes=replaced._fetch_max_bytes,
+            fetch_max_wait_ms=replaced._fetch_max_wait_ms,
+            max_partition_fetch_bytes=replaced._max_partition_fetch_bytes,
+        )
+        self._retry_backoff = replaced._retry_backoff
+        self._isolation_level = replaced._isolation_level
+        self._default_reset_strategy = (
+            OffsetResetStrategy.EARLIEST if reset == "earliest" else OffsetResetStrategy.NONE
+        )
+        self._decoder = decoder
+        self._whole_wait_ms = replaced._fetch_max_wait_ms
+        self._suspended = True
+        self._failing: set[TopicPartition] = set()
+        self._unreachable: set[int] = set()
+        self._start_offsets: dict[TopicPartition, int] = {}
+        self._fetch_task.add_done_callback(lambda _: self.wake())
+
+    def suspend(self) -> None:
+        """Stop fetching, and let `take` return nothing, until `resume`."""
+        self._suspended = True
+
+    def resume(self) -> None:
+        """Undo `suspend`, for a new assignment."""
+        self._suspended = False
+        self._start_offsets.clear()
+        self._failing.clear()
+        self.wake()
+
+    def wake(self) -> None:
+        """Let `wait` return, and the fetch routine look again for partitions to fetch."""
+        for waiter in self._fetch_waiters:
+            self._notify(waiter)
+        self._notify(self._wait_consume_future)
+
+    def start_offset(self, partition: TopicPartition) -> int | None:
+        """Return the first offset of the log as of the last response; None while unknown."""
+        return self._start_offsets.get(partition)
+
+    def take(self) -> list[Batch]:
+        """Return the batches of partitions that are not paused, and move their positions.
+
+        Raises the error of a failed partition, once, before anything is taken.
+        """
+        subscription = self._subscriptions.subscription
+        if self._suspended or subscription is None or self._subscriptions.reassignment_in_progress:
+            return []
+        for partition, item in self._records.items():
+            if isinstance(item, FetchError):
+                del self._records[partition]
+                self._notify(self._wait_consume_future)
+                item.check_raise()
+        batches: list[Batch] = []
+        for partition, item in list(self._records.items()):
+            state = subscription.assignment.state_value(partition)
+            if item.state is state and state.paused:
+                continue
+            del self._records[partition]
+            # Another state: of an earlier assignment. Another position: a seek came in between.
+            current = item.state is state and state.has_valid_position
+            if current and state.position == item.batch.first:
+                state.consumed_to(item.batch.last + 1)
+                batches.append(item.batch)
+        self._notify(self._wait_consume_future)
+        return batches
+
+    async def wait(self) -> None:
+        """Wait until `take` may return or raise something.
+
+        Raises:
+            KafkaError: group membership has failed for good.
+        """
+        if self._fetch_task.done() and not self._closed:
+            cause = None if self._fetch_task.cancelled() else self._fetch_task.exception()
+            raise ConsumerError(f"the Kafka client has stopped fetching: {cause!r}") from cause
+        await self._create_fetch_waiter()
+
+    def _get_actions_per_node(self, assignment: Any) -> Any:
+        if self._suspended:
+            return [], {}, self._fetcher_timeout, False, []
+        partial = any(
+            partition in self._records or assignment.state_value(partition).paused
+            for partition in assignment.tps
+        )
+        self._fetch_max_wait_ms = (
+            min(_PARTIAL_WAIT_MS, self._whole_wait_ms) if partial else self._whole_wait_ms
+        )
+        return super()._get_actions_per_node(assignment)
+
+    async def _proc_fetch_request(self, assignment: Any, node_id: int, request: Any) -> bool:
+        """Send one fetch and keep its response; return whether `take` has news."""
+        try:
+            response = await self._client.send(node_id, request)
+            self._unreachable.discard(node_id)
+            if not assignment.active:
+                return False
+            arrived, failed = self._receive(assignment, request, response)
+            if failed and not arrived:
+                await asyncio.sleep(self._retry_backoff)
+        except aiokafka.errors.KafkaError as error:
+            if node_id not in self._unreachable:  # log once, not at every attempt
+                self._unreachable.add(node_id)
+                _log.warning("fetch failed, trying again", node=node_id, reason=str(error))
+            try:
+                await asyncio.sleep(self._retry_backoff)
+            except asyncio.CancelledError:
+                return False
+        except asyncio.CancelledError:
+            # The routine that started this task cancels it only to forget it, and awaits it bare.
+            return False
+        else:
+            return arrived
+        return False
+
+    def _receive(self, assignment: Any, request: Any, response: Any) -> tuple[bool, bool]:
+        """Keep the batches of a response; return whether `take` has news, and whether any part failed."""
+        asked = {
+            TopicPartition(topic, partition): offset
+            for topic, partitions in request.topics
+            for partition, offset, _ in partitions
+        }
+        arrived = failed = False
+        for fetched in unpack_response(response):
+            partition = TopicPartition(fetched.topic, fetched.partition)
+            state = assignment.state_value(partition)
+            first = asked[partition]
+            if not state.has_valid_position or state.position != first:
+                continue  # a seek came in between
+            if fetched.error != 0:
+                error = aiokafka.errors.for_code(fetched.error)
+                arrived |= self._fail(partition, first, error)
+                failed = True
+                continue
+            self._failing.discard(partition)
+            state.highwater = fetched.high_watermark
+            if fetched.last_stable is not None:
+                state.lso = fetched.last_stable
+            if fetched.log_start is not None:
+                self._start_offsets[partition] = fetched.log_start
+            try:
+                batch = self._decoder.batch(*partition, fetched.data, first, fetched.aborted)
+            except CorruptRecords as error:
+                self._set_error(partition, error)
+                arrived = True
+                continue
+            if batch is not None:
+                self._records[partition] = _Fetched(batch, state)
+                arrived = True
+        return arrived, failed
+
+    def _fail(self, partition: TopicPartition, offset: int, error: Any) -> bool:
+        """Handle a partition's error; return whether `take` should raise it."""
+        errors = aiokafka.errors
+        if error is errors.OffsetOutOfRangeError:
+            self._set_error(partition, error({partition: offset}))
+            return True
+        if error is errors.TopicAuthorizationFailedError:
+            self._set_error(partition, error(partition.topic))
+            return True
+        self._client.force_metadata_update()
+        if partition not in self._failing:
+            self._failing.add(partition)
+            _log.warning(
+                "fetch refused, trying again", partition=str(partition), reason=error.__name__
+            )
+        return False

@@ -1,0 +1,262 @@
+"""The consumer on aiokafka: membership and offsets by aiokafka, records as whole raw batches."""
+# ruff: noqa: SLF001  aiokafka's internals, see kmr.kafka.fetching
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import aiokafka
+import anyio
+from aiokafka.abc import ConsumerRebalanceListener
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from aiokafka.errors import IllegalStateError, KafkaError
+
+from ..errors import CommitFenced, ConsumerError
+from ..formats.batch_decoder import BatchDecoder, warm_up
+from ..record import TopicPartition
+from .connection import connect, disconnect, require_topics
+from .fetching import BatchFetcher, require_aiokafka
+from .group_offsets import Membership, commit_offsets, fetch_offsets
+from .start_positions import NO_POSITION, StartPositions, reset_position
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
+
+    from ..record import Batch
+    from .connection import ConsumerConfig
+    from .consumer import CommitOffset, Listener
+
+_Callback: TypeAlias = "Callable[[frozenset[TopicPartition]], Coroutine[Any, Any, None]]"
+
+__all__ = ["KafkaConsumer"]
+
+_NEVER_MS = 10 * 365 * 24 * 3600 * 1000
+_JOIN_GRACE = 5.0  # seconds
+
+
+class KafkaConsumer:
+    """A `Consumer` on aiokafka; the protocol describes its methods.
+
+    The assignor is "sticky" (KIP-54): most partitions stay where they are in a rebalance. Only `commit`
+    commits. Slow processing never costs the membership, because a task of its own sends heartbeats.
+
+    Args:
+        on_skip: called with a partition in which records were skipped (`on_out_of_range`).
+    """
+
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        *,
+        on_skip: Callable[[TopicPartition], None] = lambda _: None,
+    ) -> None:
+        self._config = config
+        self._on_skip = on_skip
+        self._start_positions = StartPositions(frozenset(), frozenset())
+        self._consumer: Any = None
+        # aiokafka keeps an assignor's state in its class: so make one class for each consumer.
+        self._assignor: Any = type("StickyAssignor", (StickyPartitionAssignor,), {})
+        self._fetcher: BatchFetcher | None = None
+        self._membership = Membership()
+        self._partitions: frozenset[TopicPartition] = frozenset()  # as of `_membership`
+        self._failure: Exception | None = None
+        self._stopped = False
+
+    @property
+    def generation(self) -> int:
+        """See `Consumer.generation`: that of the last assignment."""
+        return self._membership.generation
+
+    @property
+    def member_id(self) -> str:
+        return self._membership.member_id
+
+    async def start(self, listener: Listener) -> None:
+        """See `Consumer.start`. Compiles the decoder first, unless that was done before."""
+        require_aiokafka()
+        await anyio.to_thread.run_sync(warm_up)
+        try:
+            await self._connect(listener)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _connect(self, listener: Listener) -> None:
+        config = self._config
+        options = config.client_options()
+        # The broker answers JoinGroup only when the slowest member has given up its partitions.
+        longest = round((config.rebalance_timeout + _JOIN_GRACE) * 1000)
+        options["request_timeout_ms"] = max(options["request_timeout_ms"], longest)
+        self._consumer = consumer = aiokafka.AIOKafkaConsumer(
+            group_id=config.group,
+            group_instance_id=config.group_instance_id,
+            partition_assignment_strategy=[self._assignor],
+            enable_auto_commit=False,
+            auto_offset_reset="none",  # `reset_position` applies the policy
+            isolation_level=config.isolation_level,
+            max_partition_fetch_bytes=config.max_partition_fetch_bytes,
+            fetch_max_bytes=config.fetch_max_bytes,
+            fetch_max_wait_ms=round(config.fetch_max_wait * 1000),
+            session_timeout_ms=round(config.session_timeout * 1000),
+            heartbeat_interval_ms=round(config.heartbeat_interval * 1000),
+            rebalance_timeout_ms=round(config.rebalance_timeout * 1000),
+            max_poll_interval_ms=_NEVER_MS,
+            **options,
+        )
+        await connect(consumer, config)
+        await require_topics(consumer._client, config, config.topics)
+        self._start_positions = await StartPositions.look_up(consumer, config)
+        await consumer._fetcher.close()  # without a subscription it has fetched nothing
+        decoder = BatchDecoder(read_committed=config.isolation_level == "read_committed")
+        self._fetcher = BatchFetcher(consumer._fetcher, decoder, config.auto_offset_reset)
+        consumer._fetcher = self._fetcher
+        callbacks = _Callbacks(
+            partial(self._on_revoked, listener), partial(self._on_assigned, listener)
+        )
+        consumer.subscribe(config.topics, listener=callbacks)
+
+    async def stop(self) -> None:
+        if self._consumer is None or self._stopped:
+            return
+        self._stopped = True
+        await disconnect(self._consumer, self._config.stop_timeout)
+        self._membership = Membership()
+        if self._fetcher is not None:
+            self._fetcher.wake()
+
+    async def poll(self) -> list[Batch]:
+        while True:
+            fetcher = self._started()
+            if self._failure is not None:
+                raise self._failure
+            try:
+                self._consumer._coordinator.check_errors()
+                batches = fetcher.take()
+                if batches:
+                    return batches
+                await fetcher.wait()
+            except NO_POSITION as error:
+                await reset_position(
+                    self._consumer, error, self._config, self._start_positions, self._on_skip
+                )
+            except KafkaError as error:
+                raise ConsumerError(f"group {self._config.group}: {error}") from error
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        if assigned := self._assigned(partitions):
+            self._consumer.pause(*assigned)
+            self._started().wake()
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        if assigned := self._assigned(partitions):
+            self._consumer.resume(*assigned)
+            self._started().wake()
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        self._started()
+        try:
+            self._consumer.seek(aiokafka.TopicPartition(*partition), offset)
+        except IllegalStateError as error:
+            raise ConsumerError(f"cannot seek {partition}: it is not assigned to us") from error
+
+    async def committed(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, CommitOffset | None]:
+        self._started()
+        return await fetch_offsets(
+            self._consumer._coordinator, partitions, self._config.request_timeout
+        )
+
+    async def start_positions(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        self._started()
+        return await self._start_positions.find(self._consumer, self._config, partitions)
+
+    async def commit(self, offsets: Mapping[TopicPartition, CommitOffset]) -> None:
+        self._started()
+        for partition in offsets:
+            if partition not in self._partitions:
+                raise CommitFenced(
+                    f"group {self._config.group}: {partition} is no longer assigned to us"
+                )
+        await commit_offsets(
+            self._consumer._coordinator, self._membership, offsets, self._config.commit_timeout
+        )
+
+    def start_offset(self, partition: TopicPartition) -> int | None:
+        return self._started().start_offset(partition) if self._assigned([partition]) else None
+
+    def end_offset(self, partition: TopicPartition) -> int | None:
+        for assigned in self._assigned([partition]):
+            end: int | None = self._consumer.highwater(assigned)
+            if self._config.isolation_level == "read_committed":
+                stable = self._consumer.last_stable_offset(assigned)
+                return end if stable is None or stable < 0 else int(stable)
+            return end
+        return None
+
+    async def _on_revoked(self, listener: Listener, partitions: frozenset[TopicPartition]) -> None:
+        """aiokafka awaits this before it stops its heartbeat task."""
+        if self._fetcher is not None:
+            self._fetcher.suspend()
+        await self._call(listener.revoked, partitions)
+
+    async def _on_assigned(self, listener: Listener, partitions: frozenset[TopicPartition]) -> None:
+        """aiokafka awaits this before it starts its heartbeat task."""
+        coordinator = self._consumer._coordinator
+        self._membership = Membership(coordinator.generation, coordinator.member_id)
+        self._partitions = partitions
+        self._assignor.on_generation_assignment(coordinator.generation)
+        await self._call(self._require_topics, partitions)
+        if await self._call(listener.assigned, partitions) and self._fetcher is not None:
+            self._fetcher.resume()
+
+    async def _require_topics(self, _: frozenset[TopicPartition]) -> None:
+        """Raise `ConsumerError` when a topic is gone: aiokafka would wait for it forever."""
+        client, config = self._consumer._client, self._config
+        if all(client.cluster.partitions_for_topic(topic) for topic in config.topics):
+            return
+        try:
+            await require_topics(client, config, config.topics)
+        except ConsumerError as error:
+            raise ConsumerError(f"a topic was deleted while it was read: {error}") from error
+
+    async def _call(self, callback: _Callback, partitions: frozenset[TopicPartition]) -> bool:
+        """Call the listener and keep its error for `poll` (aiokafka would only log it); return success."""
+        if self._stopped:
+            return False
+        try:
+            await callback(partitions)
+        except Exception as error:  # noqa: BLE001
+            self._failure = self._failure or error
+            if self._fetcher is not None:
+                self._fetcher.wake()
+            return False
+        return True
+
+    def _started(self) -> BatchFetcher:
+        if self._fetcher is None or self._stopped:
+            raise ConsumerError(f"the consumer is {'stopped' if self._stopped else 'not started'}")
+        return self._fetcher
+
+    def _assigned(self, partitions: Iterable[TopicPartition]) -> list[Any]:
+        if self._fetcher is None or self._stopped:
+            return []
+        assigned = self._consumer.assignment()
+        return [aiokafka.TopicPartition(*p) for p in partitions if p in assigned]
+
+
+class _Callbacks(ConsumerRebalanceListener):  # type: ignore[misc]
+    """Converts the partitions of aiokafka's listener."""
+
+    def __init__(self, revoked: _Callback, assigned: _Callback) -> None:
+        self._revoked = revoked
+        self._assigned = assigned
+
+    async def on_partitions_revoked(self, revoked: Iterable[Any]) -> None:
+        await self._revoked(frozenset(TopicPartition(*partition) for partition in revoked))
+
+    async def on_partitions_assigned(self, assigned: Iterable[Any]) -> None:
+        await self._assigned(frozenset(TopicPartition(*partition) for partition in assigned))

@@ -1,0 +1,64 @@
+"""Where the user's map function runs: in a thread, in a process, or on the event loop."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from anyio import to_process, to_thread
+
+from .functions import apply, apply_async
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..record import Batch
+    from ..settings import ExecutorKind
+    from .functions import MapSpec
+    from .results import MapResult
+
+__all__ = ["Executor"]
+
+
+class Executor:
+    """Applies map functions to batches, with one hand-over to a thread or process per batch.
+
+    Args:
+        kind: `thread` (the default: user code never delays heartbeats), `process` (for functions that
+            hold the interpreter lock for long; they must be importable), or `inline` (for tests, and for
+            functions that are cheaper than a thread).
+        workers: how many batches are mapped at a time; None is the number of processors.
+    """
+
+    def __init__(self, kind: ExecutorKind = "thread", workers: int | None = None) -> None:
+        self.kind = kind
+        self._limiter = anyio.CapacityLimiter(workers or os.cpu_count() or 1)
+
+    async def map(self, function: Callable[..., Any], spec: MapSpec, batch: Batch) -> MapResult:
+        """Apply a function to a batch. A coroutine function is awaited on the event loop.
+
+        Raises:
+            StrategyError: the function returned a value that cannot become rows.
+            CorruptRecords: the batch cannot be decoded.
+        """
+        if self.kind == "inline":
+            records = batch.records
+        elif self.kind == "thread" and not spec.is_async:
+            return await to_thread.run_sync(
+                lambda: apply(function, batch.records),
+                abandon_on_cancel=True,
+                limiter=self._limiter,
+            )
+        else:
+            records = await to_thread.run_sync(
+                lambda: batch.records, abandon_on_cancel=True, limiter=self._limiter
+            )
+        if spec.is_async:
+            return await apply_async(function, records)
+        if self.kind == "process":
+            return await to_process.run_sync(
+                partial(apply, function, records), cancellable=True, limiter=self._limiter
+            )
+        return apply(function, records)

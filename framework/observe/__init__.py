@@ -1,0 +1,1 @@
+"""Metrics, status, health and logs of a worker."""

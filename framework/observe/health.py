@@ -1,0 +1,112 @@
+"""The HTTP endpoints of a worker: `/live`, `/ready`, `/metrics`, `/status`, and a page for a browser."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from functools import partial
+from importlib import resources
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from prometheus_client.exposition import choose_encoder
+from starlette.applications import Starlette
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from ..errors import SettingsError
+from ..service.http import FRESH, HttpServer, verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.requests import Request
+
+    from .metrics import Metrics
+    from .status import WorkerStatus
+
+__all__ = ["HealthServer", "build_app"]
+
+# The page is one file: it loads nothing else, and requests only its own server.
+_PAGE_POLICY: Final = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "img-src data:; connect-src 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+
+
+def build_app(status: Callable[[], WorkerStatus], metrics: Metrics) -> Starlette:
+    """Make the ASGI application of the endpoints.
+
+    `/live` and `/ready` answer 200, or 503 with the reason as text; `/status` is a `WorkerStatus` as
+    JSON.
+    """
+    page = resources.files(__package__).joinpath("health.html").read_text(encoding="utf-8")
+
+    async def index(_: Request) -> Response:
+        return HTMLResponse(page, headers={**FRESH, "Content-Security-Policy": _PAGE_POLICY})
+
+    async def live(_: Request) -> Response:
+        now = status()
+        return verdict("" if now.live else now.problem or "no progress")
+
+    async def ready(_: Request) -> Response:
+        now = status()
+        return verdict("" if now.ready else now.problem or f"the worker is {now.state}")
+
+    async def current(_: Request) -> Response:
+        body = msgspec.json.encode(status())
+        return Response(body, media_type="application/json", headers=FRESH)
+
+    async def prometheus(request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(metrics.registry), headers={"Content-Type": content_type})
+
+    return Starlette(
+        routes=[
+            Route("/", index),
+            Route("/live", live),
+            Route("/ready", ready),
+            Route("/status", current),
+            Route("/metrics", prometheus),
+        ]
+    )
+
+
+class HealthServer(HttpServer):
+    """HTTP server for one worker's health, status and metrics.
+
+    Args:
+        host: the address to listen on.
+        port: 0 takes any free port; see `url`.
+        status: called for every request; must not block.
+        metrics: served by `/metrics`.
+
+    Raises:
+        SettingsError: on entering, if it cannot listen on the address.
+    """
+
+    def __init__(
+        self, host: str, port: int, status: Callable[[], WorkerStatus], metrics: Metrics
+    ) -> None:
+        super().__init__(build_app(status, metrics), partial(_listen, host, port))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise SettingsError(_explain(host, port, error)) from error
+
+
+def _explain(host: str, port: int, error: OSError) -> str:
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return f"http.host: {host!r} is no address of this machine"
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"http.port: {port} on {host} is taken by another process; "
+            "choose another with --http-port, or 0 for any free one"
+        )
+    if error.errno == errno.EACCES:
+        return f"http.port: no permission to listen on {port}; choose one above 1023"
+    return f"cannot listen on {host}:{port}: {error.strerror}"

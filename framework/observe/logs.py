@@ -1,0 +1,56 @@
+"""The logs of a worker: those of `kmr.service.logs`, with fewer messages of the Kafka client."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from ..service.logs import Repetition, log_to_stderr
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..settings import LogSettings
+
+__all__ = ["setup_logs"]
+
+# Information of these libraries repeats our own logs, or is too frequent to be useful.
+_QUIET: Final = ("aiohttp", "aiokafka", "asyncio", "clickhouse_connect", "numba", "py4j", "uvicorn")
+_KAFKA_CLIENT: Final = "aiokafka"
+
+
+def setup_logs(settings: LogSettings) -> None:
+    """Send all logs of a worker's process to stderr; see `kmr.service.logs.log_to_stderr`."""
+    least = logging.getLevelNamesMapping()[settings.level.upper()]
+    log_to_stderr(settings.level, settings.format, quiet=_QUIET, filters=[_KafkaClient(least)])
+
+
+class _KafkaClient(logging.Filter):
+    """Lowers the level and the rate of the Kafka client's messages.
+
+    The client retries on its own, and raises the errors that it cannot handle, which we log. So its errors
+    become warnings, which are left out if `least`, the lowest level to log, is above. A message that it
+    repeats at every attempt (a broker that is down) is logged at intervals (`Repetition`), with the number
+    of omitted messages as `repeated`.
+    """
+
+    def __init__(
+        self, least: int = logging.INFO, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__()
+        self._least = least
+        self._repetition = Repetition(clock)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith(_KAFKA_CLIENT):
+            return True
+        if record.levelno == logging.ERROR:
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+        if record.levelno < self._least:
+            return False
+        # The key is the text before its arguments: there are few, so the table stays small.
+        times = self._repetition.times((record.name, record.msg))
+        if times > 1:
+            record.repeated = times - 1
+        return times > 0

@@ -1,0 +1,90 @@
+"""The status of a worker at one moment: for `/live`, `/ready`, `/status`, the page and `kmr top`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+__all__ = ["PartitionStatus", "StageStatus", "WorkerState", "WorkerStatus"]
+
+WorkerState = Literal["starting", "running", "suspended", "draining", "stopped", "failed"]
+
+
+class StageStatus(msgspec.Struct, frozen=True):
+    """One stage.
+
+    Attributes:
+        name: `map topic-0`, `reduce-1` or, where each partition has its own, `reduce-1 topic-0`,
+            `reduce-err`.
+        activity: its present activity; `held` waits for the end of a rebalance.
+        queued: batches in its inbox.
+        rows: rows collected and not yet flushed.
+        bytes: their size.
+        seconds: how long `activity` has lasted.
+        reason: why it retries; None if it does not.
+    """
+
+    name: str
+    activity: Literal["idle", "mapping", "collecting", "flushing", "retrying", "held"]
+    queued: int
+    rows: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    reason: str | None = None
+
+
+class PartitionStatus(msgspec.Struct, frozen=True):
+    """One assigned partition.
+
+    Attributes:
+        watermark: the lowest offset that is not settled.
+        committed: the watermark that the broker has acknowledged.
+        position: the next offset to read.
+        start: the log start offset: the first one that the broker still has.
+        end: the high watermark: the offset after the last record.
+        paused: whether intake waits for the map stage.
+    """
+
+    topic: str
+    partition: int
+    watermark: int | None
+    committed: int | None
+    position: int | None
+    start: int | None
+    end: int | None
+    paused: bool
+
+    @property
+    def lag(self) -> int | None:
+        """Records between the watermark and the end of the partition."""
+        if self.end is None or self.watermark is None:
+            return None
+        return max(0, self.end - max(self.watermark, self.start or 0))
+
+
+class WorkerStatus(msgspec.Struct, frozen=True):
+    """The whole worker.
+
+    Attributes:
+        live: False if it failed, or if records are in flight without progress for `stall_timeout`.
+        ready: True if it can process partitions: it is in the group, and all reducers are open.
+        problem: why it is not live, or the reason of a stage that retries; None without either.
+        consumed: records taken from the broker since the start.
+        settled: offsets settled since the start.
+        uptime: seconds.
+    """
+
+    state: WorkerState
+    live: bool
+    ready: bool
+    problem: str | None
+    group: str
+    topics: tuple[str, ...]
+    stages: tuple[StageStatus, ...]
+    partitions: tuple[PartitionStatus, ...]
+    inflight_bytes: int
+    inflight_limit: int
+    consumed: int
+    settled: int
+    uptime: float

@@ -1,0 +1,356 @@
+"""The flush rule: when rows are flushed and why, and how a flush is tried until it is done.
+
+    reason     a flush begins when
+    count      `max_rows` rows are collected
+    bytes      `max_bytes` are collected, or the collected rows use up the in-flight budget
+    age        the oldest row has waited for `max_age`; with `when_full="backpressure"` a full buffer
+               waits for this too
+    awaited    another stage waits until these rows are settled, and no more are queued
+    revoke     a rebalance waits until nothing is collected, and no more are queued
+    replay     an announced range is read again to its end: one flush, whatever the limits
+    shutdown   the inbox has ended, and `on_shutdown` is not `drop`
+    trigger    a micro-batch of the Spark engine has ended
+
+`Buffer.add` applies the limits of rows and bytes, `FlushTrigger` all other reasons, and `retry_flush` tries
+again until `attempt_flush` succeeds. The worker's reduce stage (`kmr.reduce`) uses all of them. On Spark
+(`kmr.spark.engine.chain`) the ends of chunks and micro-batches replace `FlushTrigger`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar, cast
+
+import anyio
+import structlog
+from anyio import to_thread
+
+from ..delivery.failures import original_records
+from ..delivery.ranges import merge_ranges, subtract_ranges
+from ..errors import KmrError, SinkError, reason_of
+from ..record import Rows
+from .reducer import Empty, Flushed, Poisoned, Retry
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from anyio.streams.memory import MemoryObjectReceiveStream
+
+    from ..intake.backpressure import Budget
+    from ..record import Batch, Range, ReplayEnd
+    from .reducer import FlushResult, Reducer
+
+__all__ = [
+    "Buffer",
+    "FlushOutcome",
+    "FlushReason",
+    "FlushTrigger",
+    "attempt_flush",
+    "outcome_of",
+    "retry_flush",
+]
+
+FlushReason = Literal["count", "bytes", "age", "awaited", "replay", "revoke", "shutdown", "trigger"]
+T = TypeVar("T")
+
+_log = structlog.get_logger(__name__)
+
+
+class Buffer:
+    """A reducer and the rows that were added to it.
+
+    The rows are kept beside the reducer for two reasons: they say which offsets a flush settles, and
+    when a partition is lost, the reducer is reset and the rows of the other partitions are added again.
+
+    Attributes:
+        since: when the oldest row was added, on the event loop's clock; None without rows.
+    """
+
+    def __init__(self, reducer: Reducer) -> None:
+        self.reducer = reducer
+        self.held: list[Rows] = []
+        self.rows = 0
+        self.bytes = 0
+        self.since: float | None = None
+        reducer.reset()
+
+    def add(self, rows: Rows) -> tuple[Rows | None, FlushReason | None]:
+        """Add as many rows as the limits allow. An empty buffer takes at least one record.
+
+        Returns:
+            The rows that did not fit, and the reason to flush; there is always a reason when there is
+            a rest.
+        """
+        room = self._room(rows)
+        rest: Rows | None = rows
+        if room >= 1 or not self.held:
+            head, rest = rows.cut(max(1, room))
+            self.add_unlimited(head)
+        return rest, self._limit_reached() or ("bytes" if rest is not None else None)
+
+    def add_unlimited(self, rows: Rows) -> None:
+        """Add the rows of a replayed range; limits do not apply."""
+        if self.since is None:
+            self.since = anyio.current_time()
+        self._append(rows)
+
+    def _room(self, rows: Rows) -> int:
+        """Return how many of these rows the limits allow."""
+        room = len(rows)
+        reducer = self.reducer
+        if reducer.max_rows is not None:
+            room = min(room, reducer.max_rows - self.rows)
+        if reducer.max_bytes is not None and room > 0:
+            per_row = max(1.0, rows.nbytes / len(rows))
+            room = min(room, int((reducer.max_bytes - self.bytes) / per_row))
+        return room
+
+    def _limit_reached(self) -> FlushReason | None:
+        reducer = self.reducer
+        if reducer.max_rows is not None and self.rows >= reducer.max_rows:
+            return "count"
+        if reducer.max_bytes is not None and self.bytes >= reducer.max_bytes:
+            return "bytes"
+        return None
+
+    def _append(self, rows: Rows) -> None:
+        self.held.append(rows)
+        self.rows += len(rows)
+        self.bytes += rows.nbytes
+        self.reducer.add(rows)
+
+    @property
+    def deadline(self) -> float:
+        """When the oldest row reaches `max_age`; infinite without rows or without `max_age`."""
+        if self.since is None or self.reducer.max_age is None:
+            return math.inf
+        return self.since + self.reducer.max_age
+
+    def drop_stale(self, is_current: Callable[[Iterable[Range]], bool]) -> list[Rows]:
+        """Remove and return the rows of partitions that are no longer ours."""
+        stale = [rows for rows in self.held if not is_current(rows.ranges)]
+        if stale:
+            kept, since = [rows for rows in self.held if is_current(rows.ranges)], self.since
+            self.clear()
+            self.since = since
+            for rows in kept:
+                self._append(rows)
+        return stale
+
+    def clear(self) -> None:
+        """Remove all rows."""
+        self.reducer.reset()
+        self.held, self.rows, self.bytes, self.since = [], 0, 0, None
+
+    def sources(self) -> tuple[Batch, ...]:
+        """Return the batches that the rows came from, each once."""
+        return tuple({id(batch): batch for rows in self.held for batch in rows.sources}.values())
+
+    def ranges(self) -> tuple[Range, ...]:
+        """Return the offsets that are settled when all of the rows are delivered."""
+        return merge_ranges(r for rows in self.held for r in rows.ranges)
+
+
+class FlushTrigger:
+    """Decides when a stage of the worker flushes the rows that it collects.
+
+    The stage calls `next` for its next rows or a reason to flush. The other methods may be called at any
+    time; they wake `next`.
+
+    Args:
+        inbox: the stage's inbox.
+        budget: while it is exhausted, no more rows can arrive.
+        replaying: the inbox begins with an announced range, up to a `ReplayEnd`.
+
+    Attributes:
+        replaying: set it to False at the `ReplayEnd`.
+    """
+
+    def __init__(
+        self,
+        inbox: MemoryObjectReceiveStream[Rows | ReplayEnd],
+        budget: Budget,
+        *,
+        replaying: bool,
+    ) -> None:
+        self.replaying = replaying
+        self._inbox = inbox
+        self._budget = budget
+        self._receiving = anyio.CancelScope()
+        self._draining = anyio.Event()
+        self._revoking = False
+        self._awaiting = 0
+
+    def revoke(self, *, on: bool) -> None:
+        """While on, collect nothing: flush as soon as no more rows are queued."""
+        self._revoking = on
+        self._receiving.cancel()
+
+    def awaited(self, *, on: bool) -> None:
+        """While on, flush as soon as no more rows are queued; calls from several stages are counted."""
+        self._awaiting += 1 if on else -1
+        self._receiving.cancel()
+
+    def budget_exhausted(self) -> None:
+        """Look at the budget again: it is exhausted now."""
+        self._receiving.cancel()
+
+    def drain(self) -> None:
+        """Hold back no full buffer any longer."""
+        self._draining.set()
+
+    async def next(self, buffer: Buffer) -> Rows | ReplayEnd | FlushReason:
+        """Wait for the next rows, or for a reason to flush the buffer.
+
+        Returns:
+            The next item of the inbox, or the reason; "shutdown" when the inbox has ended.
+        """
+        deadline = math.inf if self.replaying else buffer.deadline
+        while True:
+            if reason := self._reason(buffer):
+                return reason
+            with anyio.CancelScope(deadline=deadline) as self._receiving:
+                try:
+                    return await self._inbox.receive()
+                except anyio.EndOfStream:
+                    return "shutdown"
+
+    def _reason(self, buffer: Buffer) -> FlushReason | None:
+        """Return the reason to flush now, None to wait for more rows."""
+        if self.replaying or not buffer.held:
+            return None
+        if anyio.current_time() >= buffer.deadline:
+            return "age"
+        if self._inbox.statistics().current_buffer_used:
+            return None
+        if self._revoking:
+            return "revoke"
+        if self._awaiting:
+            return "awaited"
+        if self._budget.exhausted and buffer.reducer.when_full == "flush":
+            return "bytes"  # No more rows can arrive: these use up the budget.
+        return None
+
+    async def hold_back(self, buffer: Buffer, reason: FlushReason) -> FlushReason:
+        """With `when_full="backpressure"`, hold a full buffer until its age or the drain.
+
+        Returns:
+            The reason for which it is flushed in the end.
+        """
+        if reason not in ("count", "bytes") or buffer.reducer.when_full != "backpressure":
+            return reason
+        with anyio.move_on_at(buffer.deadline):
+            await self._draining.wait()
+        return "age"
+
+    def flushes_at_end(self, buffer: Buffer) -> bool:
+        """Return whether the buffer is flushed when the inbox has ended.
+
+        A part of a replayed range is dropped: the next owner of the partition writes it as a whole.
+        """
+        keep = buffer.reducer.on_shutdown == "flush" and not self.replaying
+        return bool(buffer.held) and keep
+
+
+_FIRST_BACKOFF: Final = 0.1  # seconds
+_LAST_BACKOFF: Final = 30.0
+_MOST_DOUBLINGS: Final = 20  # far beyond the last backoff; keeps the power small
+
+
+async def retry_flush(
+    attempt: Callable[[int], Awaitable[T | Retry]], stage: str, on_retry: Callable[[Retry], None]
+) -> T:
+    """Call `attempt` with 1, 2, ... until it returns something else than a `Retry`; pause in between.
+
+    Args:
+        attempt: called with the number of the attempt.
+        stage: the stage's name, for the log. A reason is logged when it differs from the one before.
+        on_retry: called before each pause.
+    """
+    number = 1
+    reason: str | None = None
+    while isinstance(result := await attempt(number), Retry):
+        seconds = _pause(result, number)
+        if result.reason != reason:
+            reason = result.reason
+            _log.warning("flush failed, trying again", stage=stage, reason=reason, seconds=seconds)
+        on_retry(result)
+        await anyio.sleep(seconds)
+        number += 1
+    return result
+
+
+def _pause(retry: Retry, attempt: int) -> float:
+    """Seconds until the next attempt: as the reducer asks, else exponential with jitter."""
+    if retry.after is not None:
+        return retry.after
+    ceiling = min(_LAST_BACKOFF, _FIRST_BACKOFF * 2.0 ** min(attempt - 1, _MOST_DOUBLINGS))
+    return ceiling * random.uniform(0.5, 1.0)  # noqa: S311  spreads retries, nothing secret
+
+
+async def attempt_flush(buffer: Buffer, stage: str, *, may_repeat: bool = True) -> FlushResult:
+    """Call the reducer's `flush` once, and apply `on_error` to an exception.
+
+    Args:
+        may_repeat: False if rows that may have been written must not be written again: then `retry`
+            means `divert`.
+
+    Raises:
+        Exception: the reducer's own, with `on_error="stop"`. A KmrError is raised with `retry` too: a
+            retry cannot succeed.
+        SinkError: `flush` returned something else than a `FlushResult`.
+    """
+    reducer = buffer.reducer
+    try:
+        if inspect.iscoroutinefunction(reducer.flush):
+            result: FlushResult = await reducer.flush()
+        else:
+            result = await to_thread.run_sync(cast("Callable[[], FlushResult]", reducer.flush))
+    except Exception as error:
+        if reducer.on_error == "divert" or (reducer.on_error == "retry" and not may_repeat):
+            reason = reason_of(error)
+            return Flushed(poisoned=[Poisoned(rows, reason) for rows in buffer.held])
+        if reducer.on_error == "stop" or isinstance(error, KmrError):
+            raise
+        return Retry(None, reason_of(error))
+    if not isinstance(result, Flushed | Empty | Retry):
+        raise SinkError(
+            f"{stage}: {type(reducer).__name__}.flush returned {type(result).__name__}; "
+            "return Flushed(...), Empty() or Retry(...)"
+        )
+    return result
+
+
+class FlushOutcome(NamedTuple):
+    """The rows and offsets of a flush that is done.
+
+    Attributes:
+        forward: rows for the next reducer; None if there are none.
+        ranges: the offsets of the flush, without those of failed records.
+        failed: the records that the reducer refused, for the error sink.
+    """
+
+    forward: Rows | None
+    ranges: tuple[Range, ...]
+    failed: list[Rows]
+
+
+def outcome_of(buffer: Buffer, result: Flushed | Empty, stage: str, attempt: int) -> FlushOutcome:
+    """Divide the rows of a flush into those for the next reducer and those that it refused.
+
+    Raises:
+        SinkError: refused rows name no sources.
+    """
+    if isinstance(result, Empty):
+        result = Flushed()
+    failed = [
+        records
+        for poisoned in result.poisoned
+        for records in original_records(poisoned.rows, poisoned.reason, stage, attempt)
+    ]
+    ranges = subtract_ranges(buffer.ranges(), (r for rows in failed for r in rows.ranges))
+    if result.out is None or result.out.num_rows == 0:
+        return FlushOutcome(None, ranges, failed)
+    return FlushOutcome(Rows(result.out, ranges, None, buffer.sources()), ranges, failed)

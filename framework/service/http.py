@@ -1,0 +1,113 @@
+"""An HTTP server for health and metrics, on the event loop of a worker or a broker."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, contextmanager
+from typing import TYPE_CHECKING, Final, Self
+
+import anyio
+import uvicorn
+from starlette.responses import PlainTextResponse, Response
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Generator
+    from types import TracebackType
+
+    from starlette.applications import Starlette
+
+__all__ = ["FRESH", "HttpServer", "verdict"]
+
+FRESH: Final = {"Cache-Control": "no-store"}
+"""Headers of responses that must not be cached."""
+
+_GRACE_SECONDS: Final = 2
+
+
+def verdict(problem: str) -> Response:
+    """Make the response of `/live` and `/ready`: 200, or 503 with the problem as text."""
+    return PlainTextResponse(
+        f"{problem or 'ok'}\n", status_code=503 if problem else 200, headers=FRESH
+    )
+
+
+class HttpServer:
+    """Serves an application from a task of the process's own event loop: when that stalls, so does it.
+
+    Use it as the outermost context, so that it reports on everything inside until its end. Leaving waits up
+    to two seconds for requests that are being answered.
+
+    Args:
+        app: the application.
+        listen: opens the socket on entering; its errors propagate.
+    """
+
+    def __init__(self, app: Starlette, listen: Callable[[], socket.socket]) -> None:
+        self._app = app
+        self._listen = listen
+        self._address: tuple[str, int] = ("", 0)
+        self._stack = AsyncExitStack()
+
+    @property
+    def url(self) -> str:
+        """The address: `http://127.0.0.1:8080`."""
+        host, port = self._address
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def __aenter__(self) -> Self:
+        listener = self._listen()
+        self._address = listener.getsockname()[:2]
+        server = _Server(
+            uvicorn.Config(
+                self._app,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=_GRACE_SECONDS,
+            )
+        )
+        async with AsyncExitStack() as stack:
+            stack.callback(listener.close)
+            group = await stack.enter_async_context(anyio.create_task_group())
+            stack.callback(server.stop)
+            group.start_soon(server.run_until_stopped, listener)
+            await server.listening.wait()
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        if isinstance(error, Exception):
+            # From the body: propagate it unchanged; the task group would wrap it in an exception group.
+            await self._stack.aclose()
+            return False
+        return await self._stack.__aexit__(kind, error, traceback)
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn as a task: signals stay with the process."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = anyio.Event()
+
+    async def run_until_stopped(self, listener: socket.socket) -> None:
+        # Shielded: it closes its connections on `stop` only.
+        with anyio.CancelScope(shield=True):
+            await self.serve(sockets=[listener])
+
+    def stop(self) -> None:
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield

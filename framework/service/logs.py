@@ -1,0 +1,137 @@
+"""Logging: one stream of structured events on stderr, for our own code and for every library.
+
+Only entry points call `log_to_stderr`; library code uses `structlog.get_logger`. Levels: WARNING for
+unexpected events that are recovered from without loss of data, ERROR for those that need an operator.
+Normal operation logs little.
+"""
+
+from __future__ import annotations
+
+import logging
+import logging.config
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from structlog.typing import EventDict, Processor, WrappedLogger
+
+    from . import LogFormat, LogLevel
+
+__all__ = ["Repetition", "log_to_stderr"]
+
+_INTERVAL: Final = 10.0  # seconds
+
+
+class Repetition:
+    """Limits repeated log messages to one every 10 seconds; for a bounded number of different ones."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds."""
+        self._clock = clock
+        self._said: dict[Hashable, float] = {}
+        self._unsaid: dict[Hashable, int] = {}
+
+    def times(self, what: Hashable) -> int:
+        """Count a message; return how many occurred since the last one logged, or 0: do not log now."""
+        now = self._clock()
+        count = self._unsaid.get(what, 0) + 1
+        if what in self._said and now - self._said[what] < _INTERVAL:
+            self._unsaid[what] = count
+            return 0
+        self._said[what] = now
+        self._unsaid[what] = 0
+        return count
+
+
+def log_to_stderr(
+    level: LogLevel,
+    form: LogFormat,
+    *,
+    quiet: Sequence[str],
+    filters: Sequence[logging.Filter] = (),
+) -> None:
+    """Send all logs of this process to stderr in one format; a later call replaces an earlier one.
+
+    Args:
+        level: the lowest level that is logged.
+        form: `json` writes one object a line (`timestamp`, `level`, `logger`, `event`, then the event's
+            own keys, and `exception` as text); `console` writes text; `auto` is console if stderr is a
+            terminal, else json.
+        quiet: libraries that log from WARNING up, unless `level` is debug.
+        filters: applied to every record.
+    """
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+    least = logging.getLevelNamesMapping()[level.upper()]
+    quietest = least if least == logging.DEBUG else max(least, logging.WARNING)
+    logging.config.dictConfig(
+        {
+            "version": 1,
+            "disable_existing_loggers": False,
+            "formatters": {
+                "kmr": {
+                    "()": structlog.stdlib.ProcessorFormatter,
+                    "processors": _renderers(
+                        as_json=form == "json" or (form == "auto" and not _is_terminal())
+                    ),
+                    "foreign_pre_chain": [structlog.stdlib.ExtraAdder(), *shared],
+                }
+            },
+            "handlers": {
+                "stderr": {
+                    "class": "logging.StreamHandler",
+                    "formatter": "kmr",
+                    "filters": list(filters),
+                    "stream": "ext://sys.stderr",
+                }
+            },
+            "root": {"level": least, "handlers": ["stderr"]},
+            "loggers": {name: {"level": quietest} for name in quiet},
+        }
+    )
+    logging.captureWarnings(capture=True)
+
+
+def _renderers(*, as_json: bool) -> Sequence[Processor]:
+    # Plain tracebacks: others show local variables, which may be records or passwords.
+    remove: Processor = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    if not as_json:
+        console = structlog.dev.ConsoleRenderer(
+            colors=_is_terminal(), exception_formatter=structlog.dev.plain_traceback
+        )
+        return [remove, console]
+    return [
+        remove,
+        structlog.processors.format_exc_info,
+        _known_keys_first,
+        structlog.processors.JSONRenderer(),
+    ]
+
+
+def _known_keys_first(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    known = {key: event.pop(key) for key in ("timestamp", "level", "logger", "event")}
+    return {**known, **event}
+
+
+def _is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()

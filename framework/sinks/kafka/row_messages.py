@@ -1,0 +1,212 @@
+"""Make Kafka messages of rows: keys, values, headers, timestamps, and the partition of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import numpy as np
+import pyarrow as pa
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import KafkaError
+from aiokafka.partitioner import murmur2
+
+from ...errors import StrategyError
+from ..json_rows import json_objects
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = [
+    "JSON",
+    "Header",
+    "Messages",
+    "dead_letters",
+    "message_limit",
+    "messages_of",
+    "partitions_by_key",
+]
+
+JSON: Final = "json"
+"""In place of the name of a column: the whole row as a JSON object."""
+
+Header = tuple[str, bytes | None]
+_REASON_CHARACTERS: Final = 1000
+_LIMIT: Final = "max.message.bytes"
+_LIMIT_TIMEOUT: Final = 5.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Messages as columns; timestamps in milliseconds since 1970, None for the time of sending.
+
+    Headers are lists, because the client accepts nothing else.
+    """
+
+    keys: Sequence[bytes | None]
+    values: Sequence[bytes | None]
+    headers: Sequence[list[Header]]
+    timestamps: Sequence[int | None]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def nbytes(self, at: int) -> int:
+        """Return the bytes of key, value and headers of one message; the wire format adds a few."""
+        headers = sum(len(key) + len(value or b"") for key, value in self.headers[at])
+        return len(self.keys[at] or b"") + len(self.values[at] or b"") + headers
+
+
+def messages_of(
+    table: pa.Table, key: str | None, value: str, headers: Mapping[str, str], timestamp: str | None
+) -> Messages:
+    """Make a message of each row.
+
+    Args:
+        key: the column with the keys; None for no keys.
+        value: the column with the values, or `JSON`.
+        headers: for each header, the column with its values; a null leaves the header out.
+        timestamp: the column with the times.
+
+    Raises:
+        StrategyError: there is no such column, or its type cannot be sent.
+    """
+    rows = table.num_rows
+    none: list[None] = [None] * rows
+    return Messages(
+        keys=none if key is None else _bytes(table, key),
+        values=json_objects(table) if value == JSON else _bytes(table, value),
+        headers=_headers(table, headers),
+        timestamps=none if timestamp is None else _milliseconds(table, timestamp),
+    )
+
+
+def dead_letters(table: pa.Table) -> Messages:
+    """Make messages of failed records: unchanged, with headers that tell the origin and the reason.
+
+    The added headers: `kmr.topic`, `kmr.partition`, `kmr.offset`, `kmr.timestamp`
+    (milliseconds since 1970), `kmr.reason`, `kmr.stage`, `kmr.attempt`; all are text.
+    """
+    rows = table.num_rows
+    details: dict[str, Sequence[object]] = {
+        "topic": table.column("topic").to_pylist(),
+        "partition": table.column("partition").to_pylist(),
+        "offset": table.column("offset").to_pylist(),
+        "timestamp": _milliseconds(table, "timestamp"),
+        "reason": [
+            str(reason)[:_REASON_CHARACTERS] for reason in table.column("reason").to_pylist()
+        ],
+        "stage": table.column("stage").to_pylist(),
+        "attempt": table.column("attempt").to_pylist(),
+    }
+    added = [
+        [
+            (f"kmr.{name}", str(of[at]).encode())
+            for name, of in details.items()
+            if of[at] is not None
+        ]
+        for at in range(rows)
+    ]
+    headers = [
+        [*((pair["key"], pair["value"]) for pair in original or ()), *more]
+        for original, more in zip(table.column("headers").to_pylist(), added, strict=True)
+    ]
+    return Messages(
+        keys=table.column("key").to_pylist(),
+        values=table.column("value").to_pylist(),
+        headers=headers,
+        timestamps=list(repeat(None, rows)),
+    )
+
+
+def partitions_by_key(
+    keys: Sequence[bytes | None], partitions: Sequence[int], keyless: int
+) -> NDArray[np.int64]:
+    """Return the partition of each message: by its key, as in the Java client; `keyless` without one.
+
+    Hashes each distinct key once.
+    """
+    column: pa.DictionaryArray[Any, Any] = pa.array(keys, pa.binary()).dictionary_encode()
+    count = len(partitions)
+    of_key = np.array(
+        [partitions[(murmur2(key) & 0x7FFFFFFF) % count] for key in column.dictionary.to_pylist()]
+        or [keyless],
+        dtype=np.int64,
+    )
+    indices = column.indices.fill_null(0).to_numpy(zero_copy_only=False)
+    missing = column.is_null().to_numpy(zero_copy_only=False)
+    return np.where(missing, keyless, of_key[indices])
+
+
+async def message_limit(client: Mapping[str, Any], topic: str) -> int | None:
+    """Ask for the most bytes of a record batch in `topic`; None when the brokers do not answer that.
+
+    Not every user may ask, and a topic that does not exist yet has no settings.
+
+    Args:
+        client: keyword arguments of aiokafka's clients.
+    """
+    admin = AIOKafkaAdminClient(**client)
+    try:
+        with anyio.move_on_after(_LIMIT_TIMEOUT):
+            await admin.start()
+            resource = ConfigResource(ConfigResourceType.TOPIC, topic, {_LIMIT: None})
+            (response,) = await admin.describe_configs([resource])
+            for _, _, _, _, entries in response.resources:
+                for name, value, *_ in entries:
+                    if name == _LIMIT and value is not None:
+                        return int(value)
+    except KafkaError:
+        return None
+    finally:
+        await admin.close()
+    return None
+
+
+def column_of(table: pa.Table, name: str) -> pa.ChunkedArray[Any]:
+    """Return one column. Raises StrategyError, with the existing ones, if it is missing."""
+    if name not in table.column_names:
+        raise StrategyError(
+            f"KafkaWriter: the rows have no column {name!r}, only {table.column_names}"
+        )
+    return table.column(name)
+
+
+def _bytes(table: pa.Table, name: str) -> list[bytes | None]:
+    column = column_of(table, name)
+    try:
+        if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
+            column = column.cast(pa.string()).cast(pa.binary())
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
+        raise StrategyError(
+            f"KafkaWriter: column {name!r} of type {column.type} cannot be sent as bytes; "
+            "make it binary or text"
+        ) from error
+    return column.to_pylist()
+
+
+def _headers(table: pa.Table, headers: Mapping[str, str]) -> Sequence[list[Header]]:
+    if not headers:
+        return [[]] * table.num_rows
+    columns = [_bytes(table, column) for column in headers.values()]
+    return [
+        [(name, value) for name, value in zip(headers, row, strict=True) if value is not None]
+        for row in zip(*columns, strict=True)
+    ]
+
+
+def _milliseconds(table: pa.Table, name: str) -> list[int | None]:
+    column = column_of(table, name)
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
+    elif not pa.types.is_integer(column.type):
+        raise StrategyError(
+            f"KafkaWriter: column {name!r} of type {column.type} is not a time: use a timestamp, or "
+            "milliseconds as integers"
+        )
+    return column.to_pylist()

@@ -1,0 +1,225 @@
+"""Send one flush of messages to a Kafka topic: attempt by attempt, each message once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import numpy as np
+from aiokafka import errors
+from anyio import to_thread
+
+from ...errors import SinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aiokafka import AIOKafkaProducer
+    from numpy.typing import NDArray
+
+    from .row_messages import Messages
+
+__all__ = ["ProducerLost", "SendState", "stop_producer"]
+
+_LOST: Final = (
+    errors.ProducerFenced,
+    errors.ProducerClosed,
+    errors.OutOfOrderSequenceNumber,
+    errors.UnknownProducerId,
+    errors.InvalidProducerIdMapping,
+)
+_TOO_LARGE: Final = (errors.MessageSizeTooLargeError, errors.RecordListTooLargeError)
+# Temporary errors that aiokafka does not mark as retriable.
+_LATER: Final = (errors.KafkaTimeoutError, errors.CorruptRecordException)
+
+
+class ProducerLost(Exception):
+    """The broker refuses further messages of this producer; a new one can continue with the `SendState`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The positions of messages for one record batch of one partition."""
+
+    partition: int
+    positions: NDArray[np.int64]
+
+
+class SendState:
+    """The messages of one flush: which are still to be sent, which are in flight, which are refused.
+
+    Messages in flight stay so between attempts, because the client keeps retrying them: the next
+    attempt waits for them instead of sending them again.
+
+    Attributes:
+        refused: the positions of messages that are too large for the topic.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        messages: Messages,
+        partitions: NDArray[np.int64],
+        refused: Sequence[int] = (),
+    ) -> None:
+        """`refused`: positions not to send at all."""
+        self._topic = topic
+        self._messages = messages
+        self._in_flight: dict[asyncio.Future[Any], Chunk] = {}
+        self.refused = list(refused)
+        # Stable, so that order within a partition is kept.
+        order = np.argsort(partitions, kind="stable")
+        order = order[~np.isin(order, self.refused)]
+        ends = np.flatnonzero(np.diff(partitions[order])) + 1
+        # By partition; only the first chunk of each is in flight, so that none overtakes a refused one.
+        self._waiting: dict[int, deque[Chunk]] = {
+            int(partitions[positions[0]]): deque([Chunk(int(partitions[positions[0]]), positions)])
+            for positions in np.split(order, ends)
+            if len(positions)
+        }
+
+    async def attempt(
+        self, producer: AIOKafkaProducer, timeout: float, *, idempotent: bool
+    ) -> str | None:
+        """Send the remaining messages and wait for acknowledgements, `timeout` seconds for each step.
+
+        Returns None when every message is acknowledged or refused, else the reason to try again.
+
+        Raises:
+            ProducerLost: call it again with a new producer.
+            SinkError: the topic permanently refuses our messages.
+        """
+        while True:
+            reason = await self._send(producer, timeout)
+            if reason is not None or not self._in_flight:
+                return reason
+            reason = await self._acknowledged(timeout, idempotent=idempotent)
+            if reason is not None:
+                return reason
+
+    async def _send(self, producer: AIOKafkaProducer, timeout: float) -> str | None:
+        """Send the next chunk of every partition that has none in flight."""
+        busy = {chunk.partition for chunk in self._in_flight.values()}
+        for partition, chunks in self._waiting.items():
+            if not chunks or partition in busy:
+                continue
+            chunk = chunks.popleft()
+            builder, taken = await to_thread.run_sync(self._build, producer.create_batch(), chunk)
+            rest = chunk.positions[taken:]
+            if len(rest):
+                chunks.appendleft(Chunk(partition, rest))
+            chunk = Chunk(partition, chunk.positions[:taken])
+            future = None
+            try:
+                with anyio.move_on_after(timeout):
+                    future = await producer.send_batch(builder, self._topic, partition=partition)
+            except errors.KafkaError as error:
+                chunks.appendleft(chunk)
+                return self._reason(error)
+            if future is None:
+                chunks.appendleft(chunk)
+                return self._unanswered(timeout)
+            future.add_done_callback(_retrieve_error)
+            self._in_flight[future] = chunk
+        return None
+
+    def _build(self, builder: Any, chunk: Chunk) -> tuple[Any, int]:
+        """Fill one record batch; return it and the number of messages that fit, at least one."""
+        messages = self._messages
+        taken = 0
+        for at in chunk.positions.tolist():
+            appended = builder.append(
+                timestamp=messages.timestamps[at],
+                key=messages.keys[at],
+                value=messages.values[at],
+                headers=messages.headers[at],
+            )
+            if appended is None:
+                break
+            taken += 1
+        builder.close()
+        return builder, taken
+
+    async def _acknowledged(self, timeout: float, *, idempotent: bool) -> str | None:
+        done, _ = await asyncio.wait(
+            self._in_flight, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not done:
+            return self._unanswered(timeout)
+        reason = None
+        lost: BaseException | None = None
+        for future in done:
+            chunk = self._in_flight.pop(future)
+            error = future.exception()
+            if error is None:
+                continue
+            if isinstance(error, _TOO_LARGE):
+                self._again(*self._halves(chunk))
+                if idempotent:
+                    # Its sequence numbers are used up: later messages would be out of order.
+                    lost = error
+                continue
+            self._again(chunk)
+            if isinstance(error, _LOST):
+                lost = error
+            else:
+                reason = self._reason(error)
+        if lost is not None:
+            self._again(*self._in_flight.values())
+            self._in_flight.clear()
+            raise ProducerLost(str(lost) or type(lost).__name__)
+        return reason
+
+    def _again(self, *chunks: Chunk) -> None:
+        """Put chunks back to the front of their partitions."""
+        for chunk in reversed(chunks):
+            self._waiting[chunk.partition].appendleft(chunk)
+
+    def _halves(self, chunk: Chunk) -> list[Chunk]:
+        """Halve a record batch that is too large for the topic; refuse a single message."""
+        if len(chunk.positions) == 1:
+            self.refused += chunk.positions.tolist()
+            return []
+        return [Chunk(chunk.partition, half) for half in np.array_split(chunk.positions, 2)]
+
+    def _unanswered(self, timeout: float) -> str:
+        return f"topic {self._topic}: no acknowledgement from the brokers in {timeout:g} s"
+
+    def _reason(self, error: BaseException) -> str:
+        """Return the reason to try again; raise SinkError if trying again cannot help."""
+        described = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
+        if isinstance(error, _LATER) or getattr(error, "retriable", False):
+            return f"topic {self._topic}: {described}"
+        hint = ""
+        if isinstance(error, errors.TopicAuthorizationFailedError):
+            hint = "; allow our user to write to it"
+        elif isinstance(error, errors.InvalidTopicError):
+            hint = "; choose another name"
+        raise SinkError(
+            f"the brokers refuse messages for topic {self._topic}: {described}{hint}"
+        ) from error
+
+
+async def stop_producer(producer: AIOKafkaProducer, patience: float) -> None:
+    """Stop a producer, after `patience` seconds even if the brokers do not answer.
+
+    An idempotent one would wait for them forever. The messages it then drops were never acknowledged.
+    """
+    with anyio.move_on_after(patience):
+        await producer.flush()
+        await producer.stop()
+        return
+    # No public method stops it without waiting for pending messages.
+    producer._closed = True  # noqa: SLF001
+    with anyio.move_on_after(1.0):
+        await producer._sender.close()  # noqa: SLF001
+    await producer.client.close()
+
+
+def _retrieve_error(future: asyncio.Future[Any]) -> None:
+    """Keep asyncio from logging the error of a future that no attempt awaits any more."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,337 @@
+"""The Spark engine: one strategy as one query of Structured Streaming, until it is stopped.
+
+Tasks fetch, map and write (`task.py`); the driver runs the reducers that need the whole micro-batch
+(`driver.py`). `placement.py` divides the reducers between them, and lists what each sink guarantees.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import pyarrow as pa
+import structlog
+from anyio.from_thread import start_blocking_portal
+
+from ...errors import ConsumerError, DeadlineExceeded, KmrError
+from ...kafka.connection import connection_config
+from ...observe.health import HealthServer
+from ...observe.metrics import Metrics
+from ...observe.status import StageStatus, WorkerStatus
+from ...record import SCHEMA
+from ...reducers.reducer import Context
+from ...worker import SAME_SIGNAL, ExitCode
+from ..runtime.session import explain_error, is_slow_start, silence_spark
+from ..runtime.shipping import ship_modules
+from ..source.blocking_client import shared_client
+from ..source.data_source import arrow_schema
+from ..source.offsets import read_offsets
+from ..source.options import SourceOptions
+from ..source.reader import read_range
+from .driver import DriverReducers
+from .engine_settings import source_options
+from .progress import MicroBatchGate, ProgressListener, source_end
+from .strategy_source import REPORT_SCHEMA, TaskPlan, strategy_function, strategy_source
+from .task import warm_up
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from ...observe.status import WorkerState
+    from ...record import Range
+    from ...settings import Settings
+    from ...strategy import Strategy
+    from .engine_settings import EngineSettings
+
+__all__ = ["SparkEngine", "run_engine"]
+
+_log = structlog.get_logger(__name__)
+
+_FORMAT: Final = "kmr-strategy"
+JVM_FORMAT: Final = "kafka"  # Spark's own connector
+_MOST_STARTS: Final = 5
+
+
+class _Stopping(Exception):
+    """Refuses a micro-batch because the engine is stopping."""
+
+
+class SparkEngine:
+    """Runs a strategy on Spark. One micro-batch is one set of offset ranges, which the checkpoint logs.
+
+    Calls: `run` once, which returns when the query has ended; `shutdown` and `status` from any thread.
+
+    Args:
+        strategy: the strategy.
+        settings: a worker's settings, as far as they apply.
+        engine: the settings that only Spark has.
+        metrics: by default in a registry of their own.
+        session: the session to run in; by default `run` opens one and stops it at its end.
+
+    Attributes:
+        health_url: the address of the health server while `run` runs; None without one.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        settings: Settings,
+        engine: EngineSettings,
+        *,
+        metrics: Metrics | None = None,
+        session: SparkSession | None = None,
+    ) -> None:
+        self._strategy = strategy
+        self._settings = settings
+        self._engine = engine
+        self.metrics = metrics or Metrics()
+        # Those of the Python source: it reads records again also where the JVM's source reads Kafka.
+        ours = source_options(settings, replace(engine, source="python"))
+        self._source = SourceOptions.parse(ours, streaming=True)
+        self._given = session
+        self._context = Context(
+            group=settings.group,
+            bootstrap_servers=settings.bootstrap_servers,
+            stage="",
+            client=connection_config(settings).client_options(),
+        )
+        self._reducers = DriverReducers(strategy, self._context, self.metrics, self._reread)
+        self._gate = MicroBatchGate()
+        self._query: StreamingQuery
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+        self._begun = time.monotonic()
+        self.health_url: str | None = None
+
+    def shutdown(self) -> None:
+        """Request a stop and return at once; `run` returns when it is done. May be called again."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Process until `shutdown`; with the trigger `available-now`, at most to the current end offsets.
+
+        Raises:
+            KmrError: the error that stopped it; complete micro-batches stay complete.
+            DeadlineExceeded: the running micro-batch did not end within `shutdown_deadline`.
+        """
+        engine = self._engine
+        # py4j logs every call, and errors that `run` raises anyway.
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
+        listener = ProgressListener(self.metrics, self._gate)
+        with ExitStack() as stack:
+            session = self._given
+            if session is None:
+                session = engine.open_session(self._strategy)
+                stack.callback(session.stop)
+            modules = stack.enter_context(TemporaryDirectory(prefix="kmr-modules-"))
+            self._serve_health(stack)
+            stack.callback(self._reducers.close)
+            self._reducers.open(session, prepare=self._settings.prepare_table)
+            silence_spark(session)
+            ship_modules(session, self._strategy, Path(modules))
+            session.streams.addListener(listener)
+            stack.callback(session.streams.removeListener, listener)
+            self._query = self._start(session)
+            watcher = threading.Thread(target=self._watch, args=[session], daemon=True)
+            watcher.start()
+            self._stop.wait()
+            self._end()
+            watcher.join()
+            for progress in self._query.recentProgress:  # the listener gets the last ones later
+                listener.observe(progress)
+            self._commit_last(self._query)
+        if self._failure is not None:
+            raise explain_error(self._failure)
+
+    def _serve_health(self, stack: ExitStack) -> None:
+        """Serve the endpoints of a worker from a thread. Raises SettingsError if the port cannot be bound."""
+        http = self._settings.http
+        if http.port is not None:
+            portal = stack.enter_context(start_blocking_portal())
+            server = HealthServer(http.host, http.port, self.status, self.metrics)
+            self.health_url = stack.enter_context(portal.wrap_async_context_manager(server)).url
+
+    def status(self) -> WorkerStatus:
+        """Return the engine's state in the form of a worker's status."""
+        since = self._gate.busy_since
+        seconds = 0.0 if since is None else time.monotonic() - since
+        stalled = seconds > self._settings.stall_timeout
+        state: WorkerState = "running" if self._gate.number >= 0 else "starting"
+        if self._failure is not None:
+            state = "failed"
+        elif self._stop.is_set():
+            state = "draining"
+        activity: Literal["flushing", "idle"] = "idle" if since is None else "flushing"
+        name = f"micro-batch {self._gate.number}"
+        return WorkerStatus(
+            state=state,
+            live=not stalled and state != "failed",
+            ready=state == "running",
+            problem=f"{name} runs for {seconds:.0f} s" if stalled else None,
+            group=self._settings.group,
+            topics=self._settings.topics,
+            stages=(StageStatus(name=name, activity=activity, queued=0, seconds=seconds),),
+            partitions=(),
+            inflight_bytes=0,
+            inflight_limit=0,
+            consumed=self._reducers.consumed,
+            settled=self._reducers.settled,
+            uptime=time.monotonic() - self._begun,
+        )
+
+    def _start(self, session: SparkSession) -> StreamingQuery:
+        plan = TaskPlan.of(self._strategy, self._context)
+        if self._engine.source == "python":
+            warm_up(session, plan, self._source.client)
+        try:
+            writer: Any = self._frame(session, plan).writeStream.foreachBatch(self._micro_batch)
+            writer = writer.queryName(self._engine.name).trigger(**self._engine.trigger_arguments())
+            query: StreamingQuery = writer.option(
+                "checkpointLocation", self._engine.checkpoint
+            ).start()
+        except KmrError:
+            raise
+        except Exception as error:
+            raise explain_error(error) from error
+        return query
+
+    def _frame(self, session: SparkSession, plan: TaskPlan) -> DataFrame:
+        options = source_options(self._settings, self._engine)
+        if self._engine.source == "jvm":
+            schema = arrow_schema(session.createDataFrame([], REPORT_SCHEMA).schema)
+            frame = session.readStream.format(JVM_FORMAT).options(**options).load()
+            return frame.mapInArrow(strategy_function(plan, schema), REPORT_SCHEMA)
+        session.dataSource.register(strategy_source(_FORMAT, plan))
+        return session.readStream.format(_FORMAT).options(**options).load()
+
+    def _micro_batch(self, frame: DataFrame, number: int) -> None:
+        """Run a micro-batch by a single action: each further one would run the tasks again."""
+        if not self._gate.begin(number):
+            raise _Stopping
+        try:
+            self._reducers.settle(frame.toArrow())
+        except BaseException as error:
+            self._failure = self._failure or error
+            raise
+
+    def _reread(self, wanted: Range) -> pa.RecordBatch:
+        """Read the records of a range again, for the error sink; always by the Python source."""
+        client = shared_client(self._source.client)
+        try:
+            batches = read_range(
+                client, wanted, fail_on_data_loss=True, timeout=self._source.poll_timeout
+            )
+            table = pa.Table.from_batches([batch.records for batch in batches], SCHEMA)
+        finally:
+            client.close()
+        return table.combine_chunks().to_batches()[0]
+
+    def _watch(self, session: SparkSession) -> None:
+        starts = 1
+        while (error := self._outcome()) is not None and not self._gate.stopping:
+            if starts == _MOST_STARTS or not is_slow_start(error):
+                self._failure = explain_error(error)
+                break
+            starts += 1
+            _log.warning("a Python process took Spark too long to start: starting the query again")
+            self._failure = None
+            self._gate.end_query()
+            try:
+                self._query = self._start(session)
+            except KmrError as failed:
+                self._failure = failed
+            if self._gate.stopping:
+                self._query.stop()
+        self._gate.end_query()
+        self._stop.set()
+
+    def _outcome(self) -> BaseException | None:
+        """Wait until the query has ended; return its error, None without one."""
+        try:
+            self._query.awaitTermination()
+        except Exception as error:  # noqa: BLE001  `run` raises it
+            return self._failure or error
+        return self._failure
+
+    def _end(self) -> None:
+        """Let the running micro-batch finish, unless `on_stop` is `abandon`; then stop the query."""
+        deadline = time.monotonic() + self._settings.shutdown_deadline
+        self._gate.stop()
+        if self._engine.on_stop == "finish" and not self._gate.wait_idle(deadline):
+            self._failure = DeadlineExceeded(
+                f"micro-batch {self._gate.number} did not end within shutdown_deadline "
+                f"({self._settings.shutdown_deadline:g} s): it is abandoned, and runs again from the "
+                "checkpoint"
+            )
+        failure = self._failure
+        self._reducers.cancel()  # Spark waits for the running micro-batch without a limit
+        if self._query.isActive:
+            self._query.stop()
+        self._failure = failure  # an error that the stop itself causes is no failure
+
+    def _commit_last(self, query: StreamingQuery) -> None:
+        """Commit the last micro-batch to the group: the source commits when it plans the next one."""
+        last = query.lastProgress
+        offsets = source_end(last) if last is not None else {}
+        group = self._source.group
+        if not offsets or group is None or self._engine.source != "python":
+            return
+        client = shared_client(self._source.client)
+        try:
+            client.commit(group, read_offsets(offsets))
+        except ConsumerError as error:
+            _log.warning("group offsets not committed; the checkpoint has them", reason=str(error))
+        finally:
+            client.close()
+
+
+def run_engine(strategy: Strategy, settings: Settings, engine: EngineSettings) -> int:
+    """Run the engine as a process: the first SIGTERM or SIGINT stops it, a second one ends the process.
+
+    Returns the exit code (`ExitCode`). An error that the user can fix is one message on stderr.
+    """
+    asked_at: list[float] = []
+    running: list[SparkEngine] = []
+
+    def obey(number: int, _frame: object) -> None:
+        now = time.monotonic()
+        if not asked_at:
+            asked_at.append(now)
+            for runner in running:
+                runner.shutdown()
+        elif now - asked_at[0] > SAME_SIGNAL:
+            sys.stderr.flush()
+            os._exit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in before:
+        signal.signal(number, obey)
+    try:
+        session = engine.open_session(strategy)
+        try:
+            for number in before:
+                signal.signal(number, obey)  # PySpark has installed its own
+            if not asked_at:
+                running.append(SparkEngine(strategy, settings, engine, session=session))
+                running[0].run()
+        finally:
+            session.stop()
+    except KmrError as error:
+        print(f"kmr: {error}", file=sys.stderr)  # noqa: T201  the user's message
+        if isinstance(error, DeadlineExceeded):
+            return ExitCode.DEADLINE_EXCEEDED
+        return ExitCode.FAILED
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return ExitCode.CLEAN

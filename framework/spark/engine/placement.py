@@ -1,0 +1,148 @@
+"""Where each reducer of a strategy runs on Spark, and what that guarantees; without starting Spark.
+
+Reducers run in tasks, up to the first one that wants the rows of the whole micro-batch (`Aggregate`) or
+writes with the session (`Reducer.needs_session`). From there on the driver runs the strategy, once for
+each micro-batch; its first reducer gets the rows of all tasks, so they must fit into the driver's memory.
+
+Spark repeats a task, or a whole micro-batch, after a crash, a lost executor or by speculation. A
+micro-batch is repeated with the same ranges of offsets: the checkpoint has them. "Exactly once" needs a
+map that returns the same rows for the same record.
+
+The README has a table of all sinks. Each sink states its own guarantee (`Reducer.guarantee_on_spark`); this
+module knows none of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from ...errors import StrategyError
+from ...reducers.aggregate import Aggregate
+from ...strategy import ERROR_STAGE
+from .aggregation import FinalAggregate, PartialAggregate
+from .chunks import CHUNK_BYTES, GRID
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ...reducers.reducer import Reducer, SparkPlace
+    from ...strategy import Strategy
+
+__all__ = [
+    "Finding",
+    "Placement",
+    "examine_strategy",
+    "place_reducers",
+    "require_runnable",
+]
+
+
+class Placement(NamedTuple):
+    """Reducers by stage name, as in the worker; an aggregate has a part in each half.
+
+    Attributes:
+        tasks: run on each chunk of a task.
+        driver: run on the tasks' rows of a micro-batch; empty if tasks do everything.
+    """
+
+    tasks: dict[str, Reducer]
+    driver: dict[str, Reducer]
+
+
+def place_reducers(stages: Mapping[str, Reducer]) -> Placement:
+    """Divide the reducers of a strategy (`Strategy.stages`) between tasks and driver."""
+    for at, (stage, reducer) in enumerate(stages.items()):
+        tasks = dict(list(stages.items())[:at])
+        driver = dict(list(stages.items())[at:])
+        if isinstance(reducer, Aggregate):
+            tasks[stage] = PartialAggregate(reducer)
+            driver[stage] = FinalAggregate(reducer)
+            return Placement(tasks, driver)
+        if reducer.needs_session:
+            return Placement(tasks, driver)
+    return Placement(dict(stages), {})
+
+
+Level = Literal["guarantee", "difference", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A statement about one stage on Spark: a guarantee, a difference to the worker, or an error."""
+
+    stage: str
+    level: Level
+    text: str
+
+
+def examine_strategy(strategy: Strategy) -> list[Finding]:
+    """Return what a strategy guarantees on Spark, what differs from the worker, and what prevents it."""
+    return [*_of_strategy(strategy), *_of_reducers(strategy), _of_errors(strategy.reduce_err)]
+
+
+def require_runnable(strategy: Strategy) -> None:
+    """Raise StrategyError for the first finding that prevents a strategy from running on Spark."""
+    for finding in examine_strategy(strategy):
+        if finding.level == "error":
+            raise StrategyError(f"{finding.stage} cannot run on Spark: {finding.text}")
+
+
+def _of_strategy(strategy: Strategy) -> Iterator[Finding]:
+    if strategy.delivery == "at-most-once":
+        yield Finding(
+            "strategy",
+            "error",
+            "delivery='at-most-once': the checkpoint goes past records when they are written, not before",
+        )
+
+
+def _of_reducers(strategy: Strategy) -> Iterator[Finding]:
+    placement = place_reducers(strategy.stages)
+    for stage, reducer in strategy.stages.items():
+        place: SparkPlace = "driver" if stage in placement.driver else "task"
+        name = type(reducer).__name__
+        if guarantee := reducer.guarantee_on_spark(place):
+            yield Finding(stage, "guarantee", f"{name}: {guarantee}")
+        if difference := reducer.difference_on_spark(place):
+            yield Finding(stage, "difference", f"{name}: {difference}")
+        if reducer.when_full == "backpressure":
+            yield Finding(
+                stage, "difference", "when_full='backpressure' has no effect: nothing waits"
+            )
+    yield from _of_flushes(placement)
+
+
+def _of_flushes(placement: Placement) -> Iterator[Finding]:
+    """Say when the first stage of the tasks flushes, and that the driver's first stage holds all rows."""
+    for stage, first in list(placement.tasks.items())[:1]:
+        if not isinstance(first, PartialAggregate):
+            limits = "" if first.names_ranges else ", and at max_rows and max_bytes"
+            yield Finding(
+                stage,
+                "difference",
+                f"flushes every {GRID:,} offsets of a partition, at {CHUNK_BYTES >> 20} MiB, at the end of "
+                f"a micro-batch{limits}; never at max_age",
+            )
+    for stage, first in list(placement.driver.items())[:1]:
+        if not isinstance(first, FinalAggregate):
+            yield Finding(
+                stage,
+                "difference",
+                "from here on the driver runs the strategy, once for each micro-batch, whose rows it "
+                "holds: give it memory (spark.driver.memory, spark.driver.maxResultSize), or lower "
+                "--max-offsets-per-trigger",
+            )
+
+
+def _of_errors(reducer: Reducer | None) -> Finding:
+    if reducer is None:
+        return Finding(
+            ERROR_STAGE, "difference", "none: the first record that fails stops the query"
+        )
+    name, guarantee = type(reducer).__name__, reducer.guarantee_on_spark("reduce_err")
+    return Finding(
+        ERROR_STAGE,
+        "guarantee",
+        f"{name}: {guarantee}; runs in the driver, and is durable before the micro-batch is complete",
+    )

@@ -1,0 +1,225 @@
+"""The work of one task: read a range, map it, reduce it, and report to the driver.
+
+A process runs many tasks, one after the other, and keeps its reducers open in between. `warm_up` starts
+the processes of a local master before the first task needs them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from functools import lru_cache, partial
+from itertools import chain as chained
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import anyio
+import numpy as np
+import pyarrow as pa
+import structlog
+from pyspark import cloudpickle
+
+from ...delivery.failures import failed_records
+from ...delivery.ranges import subtract_ranges
+from ...errors import KmrError
+from ...formats import batch_decoder
+from ...mapping.functions import apply, apply_async
+from ...record import Range, Rows
+from ...service.process import freeze_modules, keep_freed_memory
+from ...strategy import MAP_STAGE
+from ..runtime.session import is_local
+from ..source.blocking_client import event_loop, shared_client
+from .chain import Chain, ChainResult
+from .chunks import batches_of_rows, cut_chunks
+from .placement import place_reducers
+from .report import TaskReport, failure_rows, gathered_rows, report_row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import Future
+
+    from pyspark.sql import SparkSession
+
+    from ...record import Batch
+    from ...reducers.reducer import Context
+    from ...strategy import Strategy
+    from ..source.options import ClientConfig
+    from .chunks import Chunk
+    from .strategy_source import TaskPlan
+
+__all__ = ["run_rows", "run_task", "warm_up"]
+
+_log = structlog.get_logger(__name__)
+
+
+class _OpenPlan(NamedTuple):
+    """A strategy with the opened reducers of its tasks.
+
+    Attributes:
+        gathers: the driver has reducers, so the rows of the chain go there.
+    """
+
+    strategy: Strategy
+    chain: Chain
+    gathers: bool
+
+
+@lru_cache(maxsize=1)
+def _open_plan(payload: bytes) -> _OpenPlan:
+    """Open a plan's reducers; the next tasks of this process use them too."""
+    keep_freed_memory()
+    strategy, context = cloudpickle.loads(payload)
+    placement = place_reducers(strategy.stages)
+    chain = Chain(placement.tasks)
+    _start(_open_chain(chain, context)).result()
+    freeze_modules()  # Spark collects garbage after every task too
+    return _OpenPlan(strategy, chain, bool(placement.driver))
+
+
+async def _open_chain(chain: Chain, context: Context) -> None:
+    try:
+        await chain.open(context)
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await chain.close()
+        raise
+
+
+def _start(coroutine: Any) -> Future[Any]:
+    return asyncio.run_coroutine_threadsafe(coroutine, event_loop())
+
+
+def run_task(
+    plan: TaskPlan, wanted: Range, batches: Iterator[Batch], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Map and reduce the batches of one range; yield the rows for the driver.
+
+    These are failed records, rows for the driver's reducers, and last a report. One chunk is written while
+    the next one is read and mapped. The report carries a KmrError, which only the user can fix; any other
+    exception goes to Spark, which runs the task again.
+    """
+    report = TaskReport(wanted.topic, wanted.partition, wanted.first, wanted.first - 1)
+    work = _Work(report, schema)
+    try:
+        strategy, chain, gathers = _open_plan(plan.payload)
+        writing: Future[ChainResult] | None = None
+        try:
+            for chunk in cut_chunks(batches):
+                rows, failed = work.map(strategy, chunk)
+                if writing is not None:
+                    yield from work.take_result(writing.result(), gathers=gathers)
+                    writing = None
+                if rows is not None:
+                    writing = _start(chain.deliver([rows], chunk.end))
+                for failures in failed:
+                    yield from failure_rows(failures, schema)
+            if writing is not None:
+                yield from work.take_result(writing.result(), gathers=gathers)
+        except BaseException:
+            if writing is not None:
+                writing.cancel()
+            _open_plan.cache_clear()
+            _start(chain.close())
+            raise
+    except KmrError as caught:
+        report.error = (type(caught).__name__, str(caught))
+    yield report_row(report, schema)
+
+
+def run_rows(
+    plan: TaskPlan, schema: pa.Schema, rows: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Run a task on the rows of Spark's own Kafka source; one of its partitions is one range.
+
+    As `run_task` otherwise. The report's range begins at the first row: offsets before it are unknown here.
+    """
+    batches = batches_of_rows(rows)
+    first = next(batches, None)
+    if first is not None:
+        wanted = Range(first.topic, first.partition, first.first, first.last)
+        yield from run_task(plan, wanted, chained([first], batches), schema)
+
+
+class _Work:
+    """Fills the report of a task.
+
+    Args:
+        schema: the rows for the driver.
+    """
+
+    def __init__(self, report: TaskReport, schema: pa.Schema) -> None:
+        self._report = report
+        self._schema = schema
+
+    def map(self, strategy: Strategy, chunk: Chunk) -> tuple[Rows | None, list[Rows]]:
+        """Map a chunk; return its rows in one piece, and the records that the map failed on."""
+        report = self._report
+        report.last = chunk.last
+        tables, offsets, failed = [], [], []
+        for batch in chunk.batches:
+            begun = time.monotonic()
+            if strategy.map_spec.is_async:
+                mapped = _start(apply_async(strategy.map, batch.records)).result()
+            else:
+                mapped = apply(strategy.map, batch.records)
+            report.map_seconds += time.monotonic() - begun
+            report.records += len(batch.records)
+            report.max_timestamp_ms = max(report.max_timestamp_ms, batch.max_timestamp_ms)
+            if mapped.failures:
+                failed.append(failed_records(batch, mapped.failures, MAP_STAGE, 0))
+            if mapped.table is not None:
+                tables.append(mapped.table)
+                offsets.append(mapped.offsets)
+        if not tables:
+            return None, failed
+        whole = Range(report.topic, report.partition, chunk.first, chunk.last)
+        ranges = subtract_ranges([whole], (r for rows in failed for r in rows.ranges))
+        table = pa.concat_tables(tables, promote_options="permissive")
+        return Rows(table, ranges, np.concatenate(offsets), chunk.batches), failed
+
+    def take_result(self, result: ChainResult, *, gathers: bool) -> Iterator[pa.RecordBatch]:
+        """Count what the reducers did with a chunk; yield the rows for the driver."""
+        report = self._report
+        report.flushes += result.flushes
+        report.retries = dict(Counter(report.retries) + result.retries)
+        for rows in result.failed:
+            yield from failure_rows(rows, self._schema)
+        for rows in result.out if gathers else ():
+            yield from gathered_rows(rows, self._schema)
+
+
+def warm_up(session: SparkSession, plan: TaskPlan, config: ClientConfig) -> None:
+    """Start the processes of a local master's tasks in a thread; return at once.
+
+    To plan a query, Spark starts several Python processes, one after the other. Meanwhile the processes of
+    its tasks import the strategy, load compiled code and connect, which takes longer than a small
+    micro-batch. Errors are ignored: the query's tasks meet them too.
+    """
+    context = session.sparkContext
+    if not is_local(context.master):
+        return
+    slots = context.defaultParallelism
+
+    def run() -> None:
+        try:
+            context.setJobDescription("kmr: the tasks' processes start")
+            # A DataFrame, because Spark keeps other processes for RDDs.
+            rows = session.range(0, slots, 1, slots)
+            rows.mapInArrow(partial(_prepare, plan, config), rows.schema).collect()
+        except Exception as error:  # noqa: BLE001  the query's tasks report it
+            _log.debug("the tasks' processes could not be prepared", error=str(error))
+
+    threading.Thread(target=run, name="kmr-warm-up", daemon=True).start()
+
+
+def _prepare(
+    plan: TaskPlan, config: ClientConfig, rows: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    # Spark would print an error with its stack trace.
+    with suppress(Exception):
+        _open_plan(plan.payload)
+        batch_decoder.warm_up()
+        shared_client(config).partitions()
+    yield from rows  # all of them: Spark ends a process that has not read its input

@@ -1,0 +1,1 @@
+"""The Kafka source: `spark.readStream.format("kmr-kafka")`. Start at `data_source.py`."""

@@ -1,0 +1,312 @@
+"""The readers of the Kafka source: one for a stream of micro-batches, one for a batch query.
+
+Spark's planner processes and its tasks both unpickle these classes. The decoder, which loads a compiler,
+is imported by tasks only.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import aiokafka.errors
+import pyarrow as pa
+import structlog
+from aiokafka.errors import KafkaError
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from ...errors import ConsumerError, OffsetOutOfRange
+from ...service.process import keep_freed_memory
+from .blocking_client import shared_client
+from .offsets import (
+    DATA_LOSS_ADVICE,
+    OffsetPlanner,
+    Offsets,
+    divide_ranges,
+    limit_offsets,
+    ranges_between,
+    read_offsets,
+    show_offsets,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import TypeAlias
+
+    from ...formats.batch_decoder import BatchDecoder
+    from ...kafka.fetching import FetchedPartition
+    from ...record import Batch, Range
+    from .blocking_client import BlockingClient
+    from .options import ClientConfig, SourceOptions
+
+    RangeProcessor: TypeAlias = Callable[
+        [Range, Iterator[Batch], pa.Schema], Iterator[pa.RecordBatch]
+    ]
+
+__all__ = ["KafkaBatchReader", "KafkaStreamReader", "RangePartition", "read_range"]
+
+_log = structlog.get_logger(__name__)
+
+_RETRY_AFTER: Final = 0.1  # seconds, after an error or an empty response
+_OUT_OF_RANGE: Final = 1
+
+
+def read_range(
+    client: BlockingClient, wanted: Range, *, fail_on_data_loss: bool, timeout: float
+) -> Iterator[Batch]:
+    """Fetch the records of a range, in order, as batches that are decoded on first use.
+
+    The batches' ranges follow each other without a gap and cover the whole range.
+
+    Args:
+        timeout: seconds without a new record after which the range counts as unreadable.
+
+    Raises:
+        OffsetOutOfRange: records of the range are gone, and `fail_on_data_loss`.
+        ConsumerError: the broker does not deliver the range.
+        CorruptRecords: a record batch is damaged.
+    """
+    partition = wanted.topic_partition
+    decoder = _decoder(client.config)
+    position = wanted.first
+    deadline = time.monotonic() + timeout
+    coming = client.fetch(partition, position)
+    while position <= wanted.last:
+        trouble = "there are no records yet"
+        fetched: FetchedPartition | None = None
+        try:
+            fetched = coming.result()
+        except KafkaError as error:
+            trouble = repr(error)
+        if fetched is not None and fetched.error == _OUT_OF_RANGE:
+            position = _after_loss(client, wanted, position, fail=fail_on_data_loss)
+            if position <= wanted.last:
+                coming = client.fetch(partition, position)
+            continue
+        if fetched is not None and fetched.error:
+            trouble = aiokafka.errors.for_code(fetched.error).__name__
+        elif fetched is not None and fetched.data:
+            batch = decoder.batch(
+                partition.topic, partition.partition, fetched.data, position, fetched.aborted
+            )
+            if batch is not None:
+                deadline = time.monotonic() + timeout
+                position = batch.last + 1
+                if position <= wanted.last:
+                    coming = client.fetch(partition, position)
+                yield (
+                    batch if batch.last <= wanted.last else batch.slice(batch.first, wanted.last)
+                )
+                continue
+        if time.monotonic() >= deadline:
+            _give_up(wanted, position, trouble, timeout, fail=fail_on_data_loss)
+            return
+        if fetched is None or fetched.error:
+            time.sleep(_RETRY_AFTER)
+        coming = client.fetch(partition, position)
+
+
+@lru_cache(maxsize=32)
+def _decoder(config: ClientConfig) -> BatchDecoder:
+    """Return the decoder that tasks of this process share: it learns how far a topic's batches expand."""
+    from ...formats.batch_decoder import BatchDecoder
+
+    return BatchDecoder(
+        read_committed=config.isolation_level == "read_committed", check_crcs=config.check_crcs
+    )
+
+
+def _after_loss(client: BlockingClient, wanted: Range, position: int, *, fail: bool) -> int:
+    """Return the next offset of the range that the broker has; it does not have `position`."""
+    partition = wanted.topic_partition
+    beginning = client.beginnings([partition])[partition]
+    end = client.ends([partition])[partition]
+    where = f"{partition}: offset {position} is gone; the broker has {beginning} to {end - 1}"
+    if fail:
+        raise OffsetOutOfRange(f"{where} (wanted: {wanted}). {DATA_LOSS_ADVICE}")
+    following = beginning if position < beginning <= wanted.last else wanted.last + 1
+    _log.warning("records are gone, going on after them", where=where, next=following)
+    return following
+
+
+def _give_up(wanted: Range, position: int, trouble: str, timeout: float, *, fail: bool) -> None:
+    reason = f"{wanted.topic_partition}: nothing at offset {position} of {wanted} in {timeout:g} s: {trouble}"
+    if fail:
+        raise ConsumerError(f"{reason}. {DATA_LOSS_ADVICE}")
+    _log.warning("records cannot be read, going on after them", reason=reason)
+
+
+class RangePartition(InputPartition):
+    """The range that one task reads."""
+
+    def __init__(self, wanted: Range) -> None:
+        super().__init__(str(wanted))
+        self.range = wanted
+
+
+def _read(
+    partition: InputPartition, options: SourceOptions, schema: pa.Schema, process: RangeProcessor
+) -> Iterator[pa.RecordBatch]:
+    if not isinstance(partition, RangePartition):
+        raise TypeError(f"not a partition of this source: {partition!r}")
+    batches = read_range(
+        shared_client(options.client),
+        partition.range,
+        fail_on_data_loss=options.fail_on_data_loss,
+        timeout=options.poll_timeout,
+    )
+    return process(partition.range, batches, schema)
+
+
+def _rows(_wanted: Range, batches: Iterator[Batch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the records as rows of exactly `schema`; without a cast where the types are equal."""
+    keep_freed_memory()
+    for batch in batches:
+        records = batch.records
+        if len(records):
+            columns: list[Any] = [
+                column if column.type.equals(field.type) else column.cast(field.type)
+                for field, column in ((field, records.column(field.name)) for field in schema)
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class KafkaBatchReader(DataSourceReader):
+    """Reads from the starting to the ending offsets, once."""
+
+    def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        """Plan the ranges, one task each."""
+        options = self._options
+        planner = OffsetPlanner(shared_client(options.client), options)
+        found = planner.required_partitions()
+        start = planner.resolve(options.starting, found)
+        end = planner.resolve(options.ending, found)
+        ranges = divide_ranges(ranges_between(start, end), options.min_partitions)
+        return [RangePartition(wanted) for wanted in ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one range. (Without any range, Spark still wants one empty partition read.)"""
+        if not isinstance(partition, RangePartition):
+            return iter(())
+        return _read(partition, self._options, self._schema, _rows)
+
+
+class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches in one long-lived process beside the driver, and reads them inside tasks.
+
+    The two halves share only the options: each task has a copy of this object.
+
+    Args:
+        process: turns the batches of a range into the rows for Spark; by default the records themselves.
+        grid: divide ranges only at multiples of this offset.
+    """
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        schema: pa.Schema,
+        *,
+        process: RangeProcessor = _rows,
+        grid: int | None = None,
+    ) -> None:
+        self._options = options
+        self._schema = schema
+        self._process = process
+        self._grid = grid
+        self._target: Offsets | None = None
+        self._latest: Offsets | None = None
+        self._committed: dict[str, Any] = {}
+        self._commit_failed = False
+
+    @property
+    def _planner(self) -> OffsetPlanner:
+        return OffsetPlanner(shared_client(self._options.client), self._options)
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's names from here on
+        """Return no offsets: a query without a checkpoint begins with an empty micro-batch.
+
+        That micro-batch ends where reading begins. Spark does not log the result of this method: if it
+        were the starting offsets, `latest` would be another place when the micro-batch is repeated.
+        """
+        return {}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return the limit of the option `maxOffsetsPerTrigger`."""
+        limit = self._options.max_offsets_per_trigger
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Take note of the current end offsets: this query reads no further."""
+        planner = self._planner
+        self._target = planner.resolve(self._options.ending, planner.partitions())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Return the end of the next micro-batch; `start` itself when there is nothing new."""
+        planner = self._planner
+        if not start:
+            first = planner.resolve(self._options.starting, planner.required_partitions())
+            return show_offsets(first)
+        position = read_offsets(start)
+        self._commit_to_group(
+            start
+        )  # Spark plans the next one: the checkpoint has all before `start`
+        end = planner.latest(position)
+        self._latest = dict(end)
+        if self._target is not None:
+            end = {
+                p: min(offset, max(self._target[p], position.get(p, 0)))
+                for p, offset in end.items()
+                if p in self._target
+            }
+        if isinstance(limit, ReadMaxRows):
+            end = limit_offsets(position, end, limit.max_rows)
+        return show_offsets(end)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """Return the end offsets of the last `latestOffset`, without its limit."""
+        return None if self._latest is None else show_offsets(self._latest)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Plan the ranges of a micro-batch, one task each; the same whenever it is planned again."""
+        # A partition that only `end` has is new: `latest` gave it its first offset, so it has no range yet.
+        ranges = ranges_between(read_offsets(start), read_offsets(end))
+        parts = divide_ranges(ranges, self._options.min_partitions, grid=self._grid)
+        return [RangePartition(wanted) for wanted in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read one range; runs inside a task."""
+        return _read(partition, self._options, self._schema, self._process)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Commit `end` to the group; Spark no longer needs earlier offsets."""
+        self._commit_to_group(end)
+
+    def _commit_to_group(self, offsets: dict[str, Any]) -> None:
+        """Commit for lag tools. A failure is only logged: the checkpoint is what counts."""
+        group = self._options.group
+        if group is None or offsets == self._committed:
+            return
+        self._committed = offsets
+        try:
+            shared_client(self._options.client).commit(group, read_offsets(offsets))
+        except ConsumerError as error:
+            if not self._commit_failed:
+                _log.warning("group offsets not committed; reading goes on", reason=str(error))
+            self._commit_failed = True
+        else:
+            self._commit_failed = False
+
+    def stop(self) -> None:
+        """Disconnect."""
+        shared_client(self._options.client).close()

@@ -1,0 +1,329 @@
+"""The coordinator: groups and their offsets together, over restarts; timers run by hand."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from kmr.broker.coordinators.group_coordinator import GroupCoordinator
+from kmr.broker.coordinators.group_types import (
+    GroupError,
+    GroupState,
+    JoinRequest,
+    JoinResult,
+    MemberIdentity,
+    ProtocolChoice,
+    SyncRequest,
+)
+from kmr.broker.coordinators.offset_store import OffsetStore
+from kmr.broker.coordinators.state_log import StateLog
+from kmr.broker.log.log_config import LogConfig
+from kmr.broker.log.producers import Marker, ProducerIdentity
+from kmr.broker.log.results import LogFailed
+from kmr.broker.settings import BrokerSettings
+
+NOBODY = MemberIdentity("")
+SETTINGS = BrokerSettings(data_dir=Path("unused"), offsets_retention_seconds=100.0)
+CLEANUP_INTERVAL = 10.0
+
+
+class Timer:
+    def __init__(self, due: float, callback: Callable[[], object]) -> None:
+        self.due = due
+        self.callback = callback
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+@dataclass
+class ManualClock:
+    """Monotonic and wall-clock time in one; timers run in `advance`."""
+
+    seconds: float = 0.0
+    timers: list[Timer] = field(default_factory=list)
+
+    def now(self) -> float:
+        return self.seconds
+
+    def call_later(self, delay: float, callback: Callable[[], object], /) -> Timer:
+        self.timers.append(Timer(self.seconds + delay, callback))
+        return self.timers[-1]
+
+    def advance(self, seconds: float) -> None:
+        self.seconds += seconds
+        due = [timer for timer in self.timers if timer.due <= self.seconds]
+        self.timers = [timer for timer in self.timers if timer.due > self.seconds]
+        for timer in sorted(due, key=lambda timer: timer.due):
+            if not timer.cancelled:
+                timer.callback()
+
+
+class Bench:
+    """A data directory with a coordinator that starts and stops."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.clock = ManualClock()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[GroupCoordinator]:
+        config = LogConfig(fsync="os")
+        store = OffsetStore(StateLog(self.directory, config, clean=False, now=self.clock.now))
+        async with GroupCoordinator(
+            store,
+            SETTINGS,
+            cleanup_interval=CLEANUP_INTERVAL,
+            clock=self.clock,
+            now=self.clock.now,
+        ) as groups:
+            yield groups
+        store.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path / "offsets")
+
+
+def request(member_id: str = "") -> JoinRequest:
+    return JoinRequest(
+        member=MemberIdentity(member_id),
+        protocol_type="consumer",
+        protocols=(ProtocolChoice("range", b""),),
+        session_timeout=10,
+        rebalance_timeout=60,
+    )
+
+
+async def join_alone(groups: GroupCoordinator, group_id: str = "g") -> JoinResult:
+    joined = await groups.join(group_id, request())
+    assignments = ((joined.member_id, b"all"),)
+    member = MemberIdentity(joined.member_id)
+    synced = await groups.sync(group_id, SyncRequest(member, joined.generation, assignments))
+    assert synced.assignment == b"all"
+    return joined
+
+
+async def test_a_member_waits_for_the_others_of_its_generation(bench: Bench) -> None:
+    async with bench.running() as groups:
+        first = await join_alone(groups)
+        waiting = asyncio.ensure_future(groups.join("g", request()))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        again = await groups.join("g", request(first.member_id))
+        assert len(again.members) == 2
+        assert (await waiting).generation == again.generation
+
+
+async def test_a_member_whose_connection_drops_stays_until_its_session_ends(bench: Bench) -> None:
+    async with bench.running() as groups:
+        await join_alone(groups)
+        waiting = asyncio.ensure_future(groups.join("g", request()))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        assert len(groups.describe("g").members) == 2
+        bench.clock.advance(10)  # the first member is silent, the generation completes without it
+        assert len(groups.describe("g").members) == 1
+        bench.clock.advance(10)
+        assert groups.describe("g").state is GroupState.EMPTY
+
+
+async def test_a_group_continues_after_a_restart(bench: Bench) -> None:
+    async with bench.running() as groups:
+        joined = await join_alone(groups)
+        member = MemberIdentity(joined.member_id)
+        await groups.commit("g", member, joined.generation, {("t", 0): (5, -1, "note")})
+    async with bench.running() as groups:
+        assert groups.heartbeat("g", member, joined.generation) is None
+        assert await groups.commit("g", member, joined.generation, {("t", 1): (6, 0, "")}) is None
+        committed = await groups.offsets.fetch("g", None)
+        assert {each: what.offset for each, what in committed.items()} == {("t", 0): 5, ("t", 1): 6}
+        assert committed["t", 0].metadata == "note"
+
+
+async def test_generations_do_not_start_over_after_a_restart(bench: Bench) -> None:
+    async with bench.running() as groups:
+        joined = await join_alone(groups)
+        groups.leave("g", MemberIdentity(joined.member_id))
+    async with bench.running() as groups:
+        assert (await join_alone(groups)).generation > joined.generation
+
+
+async def test_open_joins_get_coordinator_not_available_when_the_broker_stops(bench: Bench) -> None:
+    async with bench.running() as groups:
+        await join_alone(groups)
+        waiting = asyncio.ensure_future(groups.join("g", request()))
+        await asyncio.sleep(0)
+    assert (await waiting).error is GroupError.COORDINATOR_NOT_AVAILABLE
+
+
+async def test_a_commit_of_an_old_generation_changes_nothing(bench: Bench) -> None:
+    async with bench.running() as groups:
+        old = await join_alone(groups)
+        member = MemberIdentity(old.member_id)
+        await groups.commit("g", member, old.generation, {("t", 0): (5, -1, "")})
+        await groups.join("g", request(old.member_id))
+        refused = await groups.commit("g", member, old.generation, {("t", 0): (9, -1, "")})
+        assert refused is GroupError.ILLEGAL_GENERATION
+        assert (await groups.offsets.fetch("g", None))["t", 0].offset == 5
+
+
+async def test_offsets_can_be_stored_without_a_group(bench: Bench) -> None:
+    async with bench.running() as groups:
+        assert await groups.commit("tool", NOBODY, -1, {("t", 0): (5, -1, "")}) is None
+        assert groups.describe("tool").state is GroupState.EMPTY
+        unknown = await groups.commit("other", NOBODY, 1, {("t", 0): (5, -1, "")})
+        assert unknown is GroupError.ILLEGAL_GENERATION
+        assert groups.describe("other").state is GroupState.DEAD
+
+
+async def test_requests_to_a_group_that_does_not_exist_are_refused(bench: Bench) -> None:
+    async with bench.running() as groups:
+        member = MemberIdentity("m")
+        unknown = GroupError.UNKNOWN_MEMBER_ID
+        assert groups.heartbeat("g", member, 1) is unknown
+        assert groups.leave("g", member) is unknown
+        assert (await groups.sync("g", SyncRequest(member, 1))).error is unknown
+        assert (await groups.join("g", request("m"))).error is unknown
+        assert groups.groups() == []
+
+
+@pytest.mark.parametrize("group_id", ["", "x" * 32_768])
+async def test_a_group_id_that_cannot_be_stored_is_refused(bench: Bench, group_id: str) -> None:
+    async with bench.running() as groups:
+        invalid = GroupError.INVALID_GROUP_ID
+        assert (await groups.join(group_id, request())).error is invalid
+        assert groups.heartbeat(group_id, NOBODY, 1) is invalid
+        assert await groups.commit(group_id, NOBODY, -1, {}) is invalid
+        assert await groups.delete(group_id) is invalid
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        JoinRequest(MemberIdentity("", "i" * 250), "consumer", (ProtocolChoice("p", b""),), 10, 60),
+        JoinRequest(NOBODY, "consumer", (ProtocolChoice("p" * 32_768, b""),), 10, 60),
+    ],
+)
+async def test_names_that_cannot_be_stored_are_refused(bench: Bench, wrong: JoinRequest) -> None:
+    async with bench.running() as groups:
+        assert (await groups.join("g", wrong)).error is GroupError.INVALID_REQUEST
+
+
+async def test_a_group_without_members_is_deleted_with_its_offsets(bench: Bench) -> None:
+    async with bench.running() as groups:
+        joined = await join_alone(groups)
+        member = MemberIdentity(joined.member_id)
+        await groups.commit("g", member, joined.generation, {("t", 0): (5, -1, "")})
+        assert await groups.delete("g") is GroupError.NON_EMPTY_GROUP
+        groups.leave("g", member)
+        assert await groups.delete("g") is None
+        assert await groups.delete("g") is GroupError.GROUP_ID_NOT_FOUND
+        assert await groups.offsets.fetch("g", None) == {}
+    async with bench.running() as groups:
+        assert groups.groups() == []
+        assert await groups.offsets.fetch("g", None) == {}
+
+
+async def test_offsets_of_deleted_topics_are_removed(bench: Bench) -> None:
+    async with bench.running() as groups:
+        offsets = {("gone", 0): (5, -1, ""), ("kept", 0): (6, -1, "")}
+        await groups.commit("g", NOBODY, -1, offsets)
+        await groups.remove_topics(["gone"])
+        assert (await groups.offsets.fetch("g", None)).keys() == {("kept", 0)}
+
+
+async def test_offsets_expire_after_the_last_member_has_left(bench: Bench) -> None:
+    async with bench.running() as groups:
+        joined = await join_alone(groups)
+        member = MemberIdentity(joined.member_id)
+        await groups.commit("g", member, joined.generation, {("t", 0): (5, -1, "")})
+        for _ in range(30):
+            bench.clock.advance(5)
+            assert groups.heartbeat("g", member, joined.generation) is None
+        assert await groups.offsets.fetch("g", None), "a group with members keeps its offsets"
+
+        groups.leave("g", member)
+        bench.clock.advance(95)
+        assert await groups.offsets.fetch("g", None)
+        bench.clock.advance(15)
+        assert await groups.offsets.fetch("g", None) == {}
+        assert groups.groups() == []
+
+
+async def test_offsets_of_topics_that_no_member_reads_expire(bench: Bench) -> None:
+    topic = b"\x00\x01t"
+    subscription = b"\x00\x00" + b"\x00\x00\x00\x01" + topic + b"\xff\xff\xff\xff"
+    async with bench.running() as groups:
+        wish = replace(request(), protocols=(ProtocolChoice("range", subscription),))
+        joined = await groups.join("g", wish)
+        member = MemberIdentity(joined.member_id)
+        await groups.sync("g", SyncRequest(member, joined.generation, ((member.member_id, b""),)))
+        for name in ("t", "former"):
+            await groups.commit("g", member, joined.generation, {(name, 0): (5, -1, "")})
+        for _ in range(19):
+            bench.clock.advance(5)
+            assert groups.heartbeat("g", member, joined.generation) is None
+        assert (await groups.offsets.fetch("g", None)).keys() == {("t", 0), ("former", 0)}
+        for _ in range(3):
+            bench.clock.advance(5)
+            assert groups.heartbeat("g", member, joined.generation) is None
+        assert (await groups.offsets.fetch("g", None)).keys() == {("t", 0)}
+
+
+async def test_offsets_of_a_client_outside_the_group_expire_one_by_one(bench: Bench) -> None:
+    async with bench.running() as groups:
+        await groups.commit("tool", NOBODY, -1, {("t", 0): (5, -1, "")})
+        bench.clock.advance(50)
+        await groups.commit("tool", NOBODY, -1, {("t", 1): (6, -1, "")})
+        bench.clock.advance(60)
+        assert (await groups.offsets.fetch("tool", None)).keys() == {("t", 1)}
+        bench.clock.advance(60)
+        assert groups.groups() == []
+
+
+async def test_a_group_continues_when_its_generation_cannot_be_stored(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(store: OffsetStore, group_id: str, snapshot: object) -> None:
+        raise LogFailed("the disk is full")
+
+    async with bench.running() as groups:
+        monkeypatch.setattr(OffsetStore, "store_group", failing)
+        joined = await join_alone(groups)
+        assert groups.heartbeat("g", MemberIdentity(joined.member_id), joined.generation) is None
+
+
+async def test_a_transaction_may_commit_offsets_during_a_rebalance(
+    bench: Bench,
+) -> None:
+    producer = ProducerIdentity(1, 0)
+    async with bench.running() as groups:
+        joined = await groups.join("g", request())  # and no leader has sent the assignments
+        member = MemberIdentity(joined.member_id)
+        offsets = {("t", 0): (5, -1, "")}
+        refused = await groups.commit("g", member, joined.generation, offsets)
+        assert refused is GroupError.REBALANCE_IN_PROGRESS
+        commit = partial(groups.commit_in_transaction, "g", member, joined.generation)
+        assert await commit(producer, offsets) is None
+        assert groups.offsets.pending("g") == {("t", 0)}
+        stale = await groups.commit_in_transaction("g", member, 7, producer, offsets)
+        assert stale is GroupError.ILLEGAL_GENERATION
+
+
+async def test_a_group_with_pending_offsets_is_not_removed(bench: Bench) -> None:
+    producer = ProducerIdentity(1, 0)
+    async with bench.running() as groups:
+        await groups.commit("g", NOBODY, -1, {("t", 0): (5, -1, "")})
+        await groups.commit_in_transaction("g", NOBODY, -1, producer, {("t", 0): (6, -1, "")})
+        bench.clock.advance(SETTINGS.offsets_retention_seconds + CLEANUP_INTERVAL)
+        assert (await groups.offsets.fetch("g", None))["t", 0].offset == 5
+        await groups.offsets.end_transaction(producer, Marker(committed=False, coordinator_epoch=0))
+        bench.clock.advance(CLEANUP_INTERVAL)
+        assert await groups.offsets.fetch("g", None) == {}

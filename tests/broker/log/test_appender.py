@@ -1,0 +1,180 @@
+"""Appends: offsets, rolls, duplicates, and writes that fail."""
+
+import resource
+from collections.abc import Callable
+
+import pytest
+
+from kmr.broker.log.log_config import LogConfig
+from kmr.broker.log.partition import PartitionLog
+from kmr.broker.log.producers import InvalidProducerEpoch, OutOfOrderSequence
+from kmr.broker.log.records import (
+    InvalidBatch,
+    NewRecord,
+    build_batch,
+    read_records,
+    split_batches,
+)
+from kmr.broker.log.results import Appended, LogFailed
+
+Append = Callable[..., Appended]
+OpenLog = Callable[..., PartitionLog]
+ReadAll = Callable[[PartitionLog], list[bytes]]
+NOW_MS = 1_700_000_000_000
+SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=100)
+
+
+def values_in(data: bytes) -> list[bytes | None]:
+    return [record.value for header in split_batches(data) for record in read_records(data, header)]
+
+
+def test_offsets_are_assigned_in_order_of_appends(open_log: OpenLog, append: Append) -> None:
+    log = open_log()
+    assert append(log, [b"a", b"b"]).first_offset == 0
+    appended = append(log, [b"c"] * 5)
+    assert (appended.first_offset, appended.last_offset) == (2, 6)
+    assert (appended.log_append_time_ms, appended.log_start_offset) == (-1, 0)
+    assert (log.next_offset, log.last_stable_offset) == (7, 7)
+
+
+def test_several_batches_are_appended_at_once(open_log: OpenLog) -> None:
+    log = open_log()
+    data = build_batch([NewRecord(None, b"a")] * 2) + build_batch([NewRecord(None, b"b")])
+    appended = log.append(data, split_batches(data), now_ms=NOW_MS)
+    assert (appended.first_offset, appended.last_offset) == (0, 2)
+    assert values_in(bytes(log.read(0, 1000, min_one=False).data)) == [b"a", b"a", b"b"]
+
+
+def test_many_appends_are_written_by_one_flush(open_log: OpenLog, append: Append) -> None:
+    log = open_log()
+    for number in range(3000):  # more buffers than one system call takes
+        append(log, [str(number).encode()], flush=False)
+    log.flush_pending()
+    data = bytes(log.read(0, log.size_bytes, min_one=False).data)
+    assert values_in(data) == [str(number).encode() for number in range(3000)]
+
+
+def test_segments_are_rolled_by_size_and_read_across(
+    open_log: OpenLog, append: Append, read_all: ReadAll
+) -> None:
+    log = open_log(SMALL)
+    for number in range(40):
+        append(log, [b"%d" % number * 20])
+    assert len(list(log.directory.glob("*.log"))) > 4
+    assert all(path.stat().st_size <= 1000 for path in log.directory.glob("*.log"))
+    assert len(read_all(log)) == 40
+
+
+def test_a_batch_larger_than_a_segment_gets_its_own(
+    open_log: OpenLog, append: Append, read_all: ReadAll
+) -> None:
+    log = open_log(SMALL)
+    append(log, [b"small"])
+    append(log, [b"x" * 3000])
+    append(log, [b"small"])
+    assert len(list(log.directory.glob("*.log"))) == 3
+    assert [len(batch) > 3000 for batch in read_all(log)] == [False, True, False]
+
+
+def test_a_segment_is_rolled_by_age(open_log: OpenLog, append: Append) -> None:
+    log = open_log(LogConfig(segment_ms=1000))
+    append(log, [b"a"], now_ms=NOW_MS)
+    append(log, [b"b"], now_ms=NOW_MS + 999)
+    append(log, [b"c"], now_ms=NOW_MS + 1000)
+    append(log, [b"d"], now_ms=NOW_MS + 1999)
+    assert sorted(path.stem for path in log.directory.glob("*.log")) == [f"{0:020}", f"{2:020}"]
+
+
+def test_rolling_an_empty_segment_does_nothing(open_log: OpenLog) -> None:
+    log = open_log()
+    log.roll()
+    log.roll()
+    assert len(list(log.directory.glob("*.log"))) == 1
+
+
+def test_append_time_is_stamped_and_answered(open_log: OpenLog, append: Append) -> None:
+    log = open_log(LogConfig(message_timestamp_type="LogAppendTime"))
+    appended = append(log, [b"a", b"b"], timestamps=[1, 2], now_ms=5000, producer=(1, 0, 0))
+    assert appended.log_append_time_ms == 5000
+    assert log.offset_for_timestamp(3) == (0, 5000)
+    assert log.offset_of_max_timestamp() == (0, 5000)
+    again = append(log, [b"a", b"b"], timestamps=[1, 2], now_ms=6000, producer=(1, 0, 0))
+    assert (again.duplicate, again.log_append_time_ms) == (True, 5000)
+
+
+def test_a_duplicate_is_answered_and_not_written(open_log: OpenLog, append: Append) -> None:
+    log = open_log()
+    append(log, [b"other"])
+    first = append(log, [b"a", b"b"], producer=(5, 0, 0), flush=False)
+    again = append(log, [b"a", b"b"], producer=(5, 0, 0))
+    assert (again.first_offset, again.last_offset) == (first.first_offset, first.last_offset)
+    assert (first.duplicate, again.duplicate, log.next_offset) == (False, True, 3)
+
+
+def test_a_batch_out_of_sequence_is_refused_and_not_written(
+    open_log: OpenLog, append: Append
+) -> None:
+    log = open_log()
+    append(log, [b"a"], producer=(5, 1, 0))
+    with pytest.raises(OutOfOrderSequence):
+        append(log, [b"c"], producer=(5, 1, 2))
+    with pytest.raises(InvalidProducerEpoch):
+        append(log, [b"c"], producer=(5, 0, 1))
+    assert log.next_offset == 1
+
+
+def test_producers_with_ids_append_one_batch_at_a_time(open_log: OpenLog) -> None:
+    data = build_batch([NewRecord(None, b"a")], producer_id=1, producer_epoch=0, base_sequence=0)
+    data += build_batch([NewRecord(None, b"b")])
+    log = open_log()
+    with pytest.raises(InvalidBatch, match="one batch at a time"):
+        log.append(data, split_batches(data), now_ms=NOW_MS)
+    assert log.next_offset == 0
+
+
+def test_data_that_is_not_the_batches_is_a_mistake_of_the_caller(open_log: OpenLog) -> None:
+    batch = build_batch([NewRecord(None, b"a")])
+    with pytest.raises(ValueError, match="do not make up"):
+        open_log().append(batch + b"x", split_batches(batch), now_ms=NOW_MS)
+
+
+def test_a_failed_write_is_undone_and_reported(
+    open_log: OpenLog, append: Append, read_all: ReadAll
+) -> None:
+    log = open_log()
+    append(log, [b"kept"], producer=(5, 0, 0))
+    kept = read_all(log)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    append(log, [b"x" * 5000], producer=(5, 0, 1), flush=False)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (log.size_bytes - 100, limits[1]))
+    try:
+        with pytest.raises(LogFailed, match="nothing was appended"):
+            log.flush_pending()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert log.next_offset == 1
+    assert read_all(log) == kept
+    retried = append(log, [b"x" * 5000], producer=(5, 0, 1))
+    assert (retried.first_offset, retried.duplicate) == (1, False)
+    assert len(read_all(log)) == 2
+    log.close()
+    assert not open_log(clean=False).recovery.lost_data
+
+
+def test_a_failed_write_is_reported_even_if_a_read_came_upon_it_first(
+    open_log: OpenLog, append: Append
+) -> None:
+    log = open_log()
+    append(log, [b"kept"])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    append(log, [b"x" * 5000], flush=False)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (log.size_bytes - 100, limits[1]))
+    try:
+        assert log.read(0, 1000, min_one=True).next_offset == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with pytest.raises(LogFailed):
+        append(log, [b"y"], flush=False)
+    with pytest.raises(LogFailed):
+        log.flush_pending()
+    assert append(log, [b"y"]).first_offset == 1

@@ -1,0 +1,117 @@
+"""Fetch responses of every version."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kio.index import load_response_schema
+from kio.serial import entity_reader
+
+from kmr.broker import Broker
+from kmr.broker.protocol.fetch_response import (
+    ABORTED_TRANSACTION_BYTES,
+    FETCH_HEADROOM,
+    FetchResponseWriter,
+    empty_fetch_response,
+    fetch_response_overhead,
+)
+
+FETCH = 1
+OFFSETS = st.integers(0, 2**63 - 1)
+partitions = st.lists(
+    st.tuples(
+        st.integers(0, 99),
+        st.binary(max_size=300),
+        st.integers(0, 300),
+        st.lists(st.tuples(OFFSETS, OFFSETS), max_size=150),
+    ),
+    max_size=4,
+)
+Partitions = list[tuple[int, bytes, int, list[tuple[int, int]]]]
+
+
+@given(st.integers(4, 12), st.lists(st.tuples(st.text(max_size=20), partitions)), st.booleans())
+def test_responses_of_every_version_are_understood(
+    version: int, topics: list[tuple[str, Partitions]], committed: bool
+) -> None:
+    names = [name for name, _ in topics]
+    records = [data for _, parts in topics for _, data, _, _ in parts]
+    spare = [more for _, parts in topics for _, _, more, _ in parts]
+    lists = [len(aborted) + 1 for _, parts in topics for *_, aborted in parts]
+    size = fetch_response_overhead(names, len(records)) + sum(map(len, records)) + max([0, *spare])
+    size += sum(lists) * ABORTED_TRANSACTION_BYTES
+    writer = FetchResponseWriter(memoryview(bytearray(size)), version, len(topics))
+    for name, parts in topics:
+        writer.topic(name, len(parts))
+        for index, data, more, aborted in parts:
+            writer.partition(
+                index,
+                high_watermark=2**40,
+                last_stable_offset=2**39,
+                log_start_offset=7,
+                read_committed=committed,
+            )
+            # More room than needed: the length may then take fewer bytes than reserved.
+            room = writer.begin_records(len(data) + more)
+            room[: len(data)] = data
+            writer.end_records(len(data), aborted if committed else ())
+        writer.end_topic()
+    body = bytes(writer.end()[FETCH_HEADROOM:])
+
+    response: Any
+    response, end = entity_reader(load_response_schema(FETCH, version))(body, 0)
+    assert end == len(body)
+    assert [topic.topic for topic in response.responses] == names
+    for topic, (_, parts) in zip(response.responses, topics, strict=True):
+        for read, (index, data, _, aborted) in zip(topic.partitions, parts, strict=True):
+            assert (read.partition_index, read.error_code, read.records) == (index, 0, data)
+            assert (read.high_watermark, read.last_stable_offset) == (2**40, 2**39)
+            if committed:
+                listed = [
+                    (each.producer_id, each.first_offset) for each in read.aborted_transactions
+                ]
+                assert listed == aborted
+            else:
+                assert read.aborted_transactions is None
+            if version >= 5:
+                assert read.log_start_offset == 7
+
+
+def test_an_error_can_replace_a_partition_that_was_begun() -> None:
+    writer = FetchResponseWriter(memoryview(bytearray(500)), 12, 1)
+    writer.topic("t", 1)
+    start = writer.position
+    writer.partition(3, high_watermark=9)
+    writer.begin_records(100)
+    writer.position = start
+    writer.partition(3, error=56)
+    writer.no_records()
+    writer.end_topic()
+    body = bytes(writer.end()[FETCH_HEADROOM:])
+    response: Any
+    response, end = entity_reader(load_response_schema(FETCH, 12))(body, 0)
+    (partition,) = response.responses[0].partitions
+    assert end == len(body)
+    assert (partition.error_code, partition.high_watermark, partition.records) == (56, -1, b"")
+
+
+Start = Callable[..., Awaitable[Broker]]
+Connect = Callable[[Broker], Awaitable[Any]]
+Batch = Callable[..., bytes]
+
+PRODUCE, FETCH, VERSIONS = 0, 1, 18
+KIB = 1024
+
+
+@pytest.mark.parametrize("version", range(4, 13))
+def test_an_empty_fetch_response_has_only_the_throttle_time(version: int) -> None:
+    body = empty_fetch_response(version, 1234)
+    schema: Any = load_response_schema(FETCH, version)
+    response, size = entity_reader(schema)(body, 0)
+    assert size == len(body)
+    assert (response.responses, response.throttle_time) == ((), timedelta(milliseconds=1234))

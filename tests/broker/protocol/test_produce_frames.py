@@ -1,0 +1,154 @@
+"""Produce requests and responses of every version."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from io import BytesIO
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kio.index import load_request_schema, load_response_schema
+from kio.serial import entity_reader, entity_writer
+
+from kmr.broker import Broker
+from kmr.broker.protocol.cursor import MalformedRequest
+from kmr.broker.protocol.messages import default_message
+from kmr.broker.protocol.produce_frames import (
+    PartitionResult,
+    read_produce_request,
+    set_produce_throttle,
+    write_produce_response,
+)
+
+PRODUCE = 0
+names = st.text(max_size=40)
+versions = st.integers(3, 11)
+
+
+@given(
+    versions,
+    st.none() | names,
+    st.lists(st.tuples(names, st.lists(st.tuples(st.integers(0, 99), st.none() | st.binary())))),
+)
+def test_requests_of_every_version_are_read(
+    version: int,
+    transactional_id: str | None,
+    topics: list[tuple[str, list[tuple[int, bytes | None]]]],
+) -> None:
+    schema: Any = load_request_schema(PRODUCE, version)
+    topic_type = schema.__dataclass_fields__["topic_data"].type.__args__[0]
+    partition_type = topic_type.__dataclass_fields__["partition_data"].type.__args__[0]
+    message = default_message(
+        schema,
+        transactional_id=transactional_id,
+        acks=-1,
+        timeout=timedelta(milliseconds=1500),
+        topic_data=tuple(
+            topic_type(
+                name=name,
+                partition_data=tuple(
+                    partition_type(index=index, records=records) for index, records in partitions
+                ),
+            )
+            for name, partitions in topics
+        ),
+    )
+    out = BytesIO()
+    entity_writer(schema)(out, message)
+    request = read_produce_request(memoryview(out.getvalue()), version)
+    assert (request.transactional_id, request.acks, request.timeout_ms) == (
+        transactional_id,
+        -1,
+        1500,
+    )
+    assert request.topics == topics
+
+
+@given(
+    versions,
+    st.lists(
+        st.tuples(
+            names,
+            st.lists(
+                st.builds(
+                    PartitionResult,
+                    st.integers(0, 99),
+                    st.sampled_from([0, 3, 10]),
+                    st.integers(-1, 2**40),
+                    st.just(-1) | st.integers(0, 2**41),
+                    st.integers(-1, 2**40),
+                    st.none() | names,
+                )
+                | st.builds(
+                    PartitionResult,
+                    st.integers(0, 99),
+                    st.just(87),
+                    message=names,
+                    record_errors=st.lists(st.tuples(st.integers(0, 2**31 - 1), names)),
+                )
+            ),
+        )
+    ),
+)
+def test_responses_of_every_version_are_understood(
+    version: int, topics: list[tuple[str, list[PartitionResult]]]
+) -> None:
+    body = bytes(write_produce_response(topics, version))
+    response: Any
+    response, size = entity_reader(load_response_schema(PRODUCE, version))(body, 0)
+    assert size == len(body)
+    assert [topic.name for topic in response.responses] == [name for name, _ in topics]
+    for topic, (_, results) in zip(response.responses, topics, strict=True):
+        for read, result in zip(topic.partition_responses, results, strict=True):
+            assert (read.index, read.error_code, read.base_offset) == result[:3]
+            assert (read.log_append_time is None) == (result.log_append_time_ms == -1)
+            if version >= 5:
+                assert read.log_start_offset == result.log_start_offset
+            if version >= 8:
+                named = [
+                    (each.batch_index, each.batch_index_error_message)
+                    for each in read.record_errors
+                ]
+                assert (read.error_message, named) == (result.message, list(result.record_errors))
+
+
+@given(st.binary(max_size=200), st.integers(0, 11))
+def test_bytes_that_are_not_a_request_are_refused(data: bytes, version: int) -> None:
+    with contextlib.suppress(MalformedRequest):
+        read_produce_request(memoryview(data), version)
+
+
+def test_a_request_of_version_0_has_no_transactional_id() -> None:
+    body = b"\x00\x01\x00\x00\x05\xdc" + b"\x00\x00\x00\x01\x00\x01t"
+    body += b"\x00\x00\x00\x01\x00\x00\x00\x02\x00\x00\x00\x01r"
+    request = read_produce_request(memoryview(body), 0)
+    assert (request.transactional_id, request.acks, request.timeout_ms) == (None, 1, 1500)
+    assert [(name, [(n, bytes(r or b"")) for n, r in parts]) for name, parts in request.topics] == [
+        ("t", [(2, b"r")])
+    ]
+
+
+@pytest.mark.parametrize(("version", "size"), [(0, 25), (1, 29), (2, 37)])
+def test_responses_before_version_3_have_their_own_layout(version: int, size: int) -> None:
+    assert len(write_produce_response([("t", [PartitionResult(2, 35)])], version)) == size
+
+
+Start = Callable[..., Awaitable[Broker]]
+Connect = Callable[[Broker], Awaitable[Any]]
+Batch = Callable[..., bytes]
+
+PRODUCE, FETCH, VERSIONS = 0, 1, 18
+KIB = 1024
+
+
+@pytest.mark.parametrize("version", range(12))
+def test_the_throttle_time_of_a_produce_response_replaces_four_bytes(version: int) -> None:
+    plain = write_produce_response([("t", [PartitionResult(0)])], version)
+    changed = set_produce_throttle(bytes(plain), version, 0x01020304)
+    assert len(changed) == len(plain)
+    differing = [at for at in range(len(plain)) if plain[at] != changed[at]]
+    assert len(differing) == (4 if version else 0)

@@ -1,0 +1,95 @@
+"""Responses leave a connection in order, and large ones only as fast as the client reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from kmr.broker.apis.api import Buffered
+from kmr.broker.operations.metrics import RequestMeters
+from kmr.broker.protocol.fetch_response import FETCH_HEADROOM
+from kmr.broker.server.dispatch import Answer
+from kmr.broker.server.outbox import Outbox
+
+if TYPE_CHECKING:
+    import asyncio
+
+METERS = RequestMeters({1: "Fetch"})
+MIB = 1024 * 1024
+
+
+class Transport:
+    """Records the writes; `full` pauses the outbox after each one."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.full = False
+        self.outbox = Outbox(cast("asyncio.Transport", self))
+
+    def write(self, data: Any) -> None:
+        self.written.append(bytes(data))
+        if self.full:
+            self.outbox.pause()
+
+    def is_closing(self) -> bool:
+        return False
+
+
+def answer(number: int, response: Any) -> Answer:
+    return Answer(number, flexible=False, response=response, meter=METERS.of(1))
+
+
+def buffered(size: int, released: list[int]) -> Buffered:
+    view = memoryview(bytearray(FETCH_HEADROOM + size))
+    return Buffered(view, lambda: released.append(size))
+
+
+def test_ready_responses_leave_in_one_write_in_their_order() -> None:
+    transport = Transport()
+    transport.outbox.add(answer(1, b"one"), 0.0)
+    transport.outbox.add(answer(2, b"two"), 0.0)
+    assert (transport.written, transport.outbox.is_empty) == ([], False)
+    transport.outbox.send()
+    (data,) = transport.written
+    assert data.index(b"one") < data.index(b"two")
+    assert transport.outbox.is_empty
+
+
+def test_a_large_response_is_sent_in_slices_and_releases_its_buffer_at_the_end() -> None:
+    transport, released = Transport(), list[int]()
+    transport.full = True
+    transport.outbox.add(answer(1, buffered(MIB, released)), 0.0)
+    assert transport.outbox.is_full
+    transport.outbox.send()
+    assert (len(transport.written), released) == (1, [])
+    assert transport.outbox.is_blocked
+    while transport.outbox.is_blocked:
+        assert not released
+        transport.outbox.resume()
+        if len(b"".join(transport.written)) > MIB:
+            transport.full = False
+    assert released == [MIB]
+    assert transport.outbox.is_empty
+
+
+def test_responses_behind_a_large_one_wait_for_it() -> None:
+    transport, released = Transport(), list[int]()
+    transport.full = True
+    transport.outbox.add(answer(1, buffered(MIB, released)), 0.0)
+    transport.outbox.add(answer(2, b"behind"), 0.0)
+    transport.outbox.send()
+    assert [each.correlation_id for each in transport.outbox.waiting] == [2]
+    transport.full = False
+    transport.outbox.resume()
+    assert transport.written[-1].endswith(b"behind")
+
+
+def test_a_closed_outbox_releases_all_buffers() -> None:
+    transport, released = Transport(), list[int]()
+    transport.full = True
+    transport.outbox.add(answer(1, buffered(MIB, released)), 0.0)
+    transport.outbox.send()
+    transport.outbox.add(answer(2, buffered(2 * MIB, released)), 0.0)
+    transport.outbox.close()
+    assert sorted(released) == [MIB, 2 * MIB]
+    transport.outbox.send()
+    assert len(transport.written) == 1

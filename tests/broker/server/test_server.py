@@ -1,0 +1,87 @@
+"""The listening socket: addresses, ports and the limit on connections."""
+
+import socket
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from kio.schema.api_versions.v0 import ApiVersionsRequest
+
+from kmr.broker import Broker, BrokerError, BrokerSettings
+from kmr.broker.server.server import Admission, bind
+
+Start = Callable[..., Awaitable[Broker]]
+Connect = Callable[[Broker], Awaitable[Any]]
+
+METADATA, JOIN_GROUP, DESCRIBE_GROUPS = 3, 11, 15
+THIRTY_SECONDS = timedelta(seconds=30)
+ASK_VERSIONS = ApiVersionsRequest()
+
+
+def test_a_port_is_bound_once() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(BrokerError, match=f"port {port} on 127.0.0.1 is in use"):
+            bind("127.0.0.1", port)
+
+
+def test_connections_are_limited_in_total_by_address_and_before_authentication() -> None:
+    admission = Admission(
+        BrokerSettings(
+            data_dir=Path("unused"),
+            max_connections=4,
+            max_connections_per_address=2,
+            max_unauthenticated_connections=2,
+        )
+    )
+    assert admission.admit("a") is None
+    assert admission.admit("b") is None
+    assert admission.admit("c") == ("max_unauthenticated_connections", 2)
+    admission.authenticated()
+    admission.authenticated()
+    assert admission.admit("a") is None
+    assert admission.admit("a") == ("max_connections_per_address", 2)
+    assert admission.admit("c") is None
+    assert str(admission.admit("d")) == "there are more than max_connections (4)"
+    assert (admission.admitted, admission.unauthenticated) == (4, 2)
+    admission.closed("a", authenticated=False)
+    assert admission.admit("d") is None
+    admission.closed("a", authenticated=True)
+    admission.authenticated()
+    assert admission.admit("a") is None
+
+
+async def test_connections_beyond_the_limit_are_refused(start: Start, connect: Connect) -> None:
+    broker = await start(max_connections=2)
+    first, second = await connect(broker), await connect(broker)
+    await first.ask(ASK_VERSIONS)
+    await second.ask(ASK_VERSIONS)
+    third = await connect(broker)
+    assert await third.is_closed_by_broker()
+    await first.ask(ASK_VERSIONS)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+async def test_ipv4_clients_of_an_ipv6_listener_have_plain_addresses(
+    start: Start, connect: Connect
+) -> None:
+    broker = await start(host="::", insecure=True)
+    port = broker.bootstrap_servers.rpartition(":")[2]
+    client = await connect(cast("Broker", SimpleNamespace(bootstrap_servers=f"127.0.0.1:{port}")))
+    (node,) = (await client.call(METADATA, 12, topics=[])).brokers
+    assert (node.host, node.port) == ("127.0.0.1", int(port))
+    await client.call(
+        JOIN_GROUP,
+        3,
+        group_id="g",
+        protocol_type="consumer",
+        protocols=[{"name": "range", "metadata": b""}],
+        session_timeout=THIRTY_SECONDS,
+        rebalance_timeout=THIRTY_SECONDS,
+    )
+    (group,) = (await client.call(DESCRIBE_GROUPS, 5, groups=["g"])).groups
+    assert [member.client_host for member in group.members] == ["/127.0.0.1"]

@@ -1,0 +1,93 @@
+"""The lock, the format, the cluster id and the producer ids of a data directory."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaProducer
+
+from kmr.broker import Broker, BrokerError, BrokerSettings
+from kmr.broker.log.results import LogCorrupt
+from kmr.broker.storage.data_directory import ProducerIds
+
+Start = Callable[..., Awaitable[Broker]]
+
+
+async def produce(broker: Broker, topic: str, *values: bytes, **options: Any) -> list[int]:
+    producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers, **options)
+    await producer.start()
+    try:
+        sent = [await producer.send(topic, value, partition=0) for value in values]
+        return [record.offset for record in await asyncio.gather(*sent)]
+    finally:
+        await producer.stop()
+
+
+async def test_the_cluster_id_stays_the_same(tmp_path: Path) -> None:
+    settings = BrokerSettings(data_dir=tmp_path, port=0)
+    ids = []
+    for _ in range(2):
+        async with Broker(settings):
+            ids.append((tmp_path / "meta.json").read_bytes())
+    assert ids[0] == ids[1]
+
+
+async def test_a_second_broker_on_the_same_directory_is_refused(
+    broker: Broker, start: Start
+) -> None:
+    with pytest.raises(BrokerError, match=rf"in use by another broker \(process {os.getpid()}\)"):
+        await start()
+    assert await produce(broker, "t", b"a") == [0]
+
+
+async def test_a_data_directory_that_cannot_be_made_is_named(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(BrokerError, match="cannot be used"):
+        await start(data_dir=tmp_path / "file" / "data")
+
+
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [(b"{", "meta.json cannot be read"), (b'{"format":9,"cluster_id":"x"}', "format 9")],
+)
+async def test_a_directory_of_another_format_is_refused(
+    start: Start, tmp_path: Path, meta: bytes, message: str
+) -> None:
+    (tmp_path / "meta.json").write_bytes(meta)
+    for _ in range(2):  # the lock is released
+        with pytest.raises(BrokerError, match=message):
+            await start(data_dir=tmp_path)
+
+
+def test_ids_are_unique_over_restarts_and_kills(tmp_path: Path) -> None:
+    path = tmp_path / "producer-ids"
+    seen: list[int] = []
+    for count in (1, 2500, 0, 999, 1):
+        ids = ProducerIds(path)  # nothing closes it: every restart is like one after a kill
+        seen += [ids.next() for _ in range(count)]
+    assert len(set(seen)) == len(seen) == 3501
+    assert min(seen) == 0
+
+
+def test_a_damaged_file_is_refused_instead_of_handing_out_ids_twice(tmp_path: Path) -> None:
+    path = tmp_path / "producer-ids"
+    ProducerIds(path).next()
+    path.write_bytes(path.read_bytes().replace(b"1", b"0", 1))
+    with pytest.raises(LogCorrupt, match="producer-ids is corrupt"):
+        ProducerIds(path)
+
+
+def test_an_id_that_cannot_be_reserved_is_not_handed_out(tmp_path: Path) -> None:
+    ids = ProducerIds(tmp_path / "missing" / "producer-ids")
+    with pytest.raises(FileNotFoundError):
+        ids.next()
+
+
+def test_without_the_file_no_id_that_a_log_knows_is_handed_out(tmp_path: Path) -> None:
+    path = tmp_path / "producer-ids"
+    made_up = 2**63 - 1
+    assert ProducerIds(path, used=[7, 1500, made_up]).next() == 1501
+    assert ProducerIds(path, used=[9000]).next() == 2501  # the file knows better

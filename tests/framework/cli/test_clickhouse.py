@@ -1,0 +1,63 @@
+"""`kmr clickhouse`: statements, formats and errors; a missing extra."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kmr._extras import MissingExtra
+from kmr.cli.clickhouse import app
+from kmr.errors import KmrError, SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.fixture
+def kmr(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs `kmr clickhouse ...` in this process; returns what it prints."""
+
+    def run(*arguments: str) -> str:
+        app(arguments, exit_on_error=False, result_action="return_value")
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_kmr_clickhouse_query_prints_a_table(
+    clickhouse_url: str, kmr: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KMR_CLICKHOUSE_URL", clickhouse_url)
+    table = kmr("query", "SELECT 'hello' AS greeting, 5 AS n;")
+    assert "greeting" in table
+    assert "│ hello" in table
+    assert kmr("query", "SELECT 1, 2", "--format", "CSV") == "1,2\n"
+    assert kmr("query", "SELECT 1, 2 FORMAT TSV", "--url", clickhouse_url) == "1\t2\n"
+    assert kmr("query", "CREATE OR REPLACE TABLE made (a UInt8) ENGINE = Memory") == ""
+    monkeypatch.setattr("sys.stdin", io.StringIO("-- a comment\nSELECT 3;\n"))
+    assert kmr("query", "--format", "CSV") == "3\n"
+    with pytest.raises(KmrError, match="nowhere"):
+        kmr("query", "SELECT * FROM nowhere")
+    with pytest.raises(KmrError, match="Connection refused"):
+        kmr("query", "SELECT 1", "--url", "http://127.0.0.1:1")
+
+
+def test_a_missing_extra_is_one_line_with_the_command_that_adds_it(
+    kmr: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "chdb", None)
+    with pytest.raises(
+        MissingExtra, match=r"^kmr clickhouse serve needs chdb: pip install [^\n]*$"
+    ):
+        kmr("serve")
+
+
+def test_without_a_statement_the_error_shows_how_to_give_one(
+    kmr: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    with pytest.raises(SettingsError, match="no statement: give kmr clickhouse query 'SELECT"):
+        kmr("query")

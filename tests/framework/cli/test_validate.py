@@ -1,0 +1,64 @@
+"""`kmr validate`: a strategy, stage by stage."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def test_a_valid_strategy_is_printed_stage_by_stage(kmr: Callable[..., Any], folder: Path) -> None:
+    output = kmr("validate", "flow")
+    assert output.code == 0
+    assert output.out.splitlines()[:-1] == [
+        "flow is valid.",
+        "",
+        "map         flow.parse",
+        "            one call per record, async",
+        "            columns: a: int64",
+        "reduce-1    Batcher",
+        "            flushes at 500,000 rows or 4 s",
+        "            when full: flush, on shutdown: flush, on error: retry",
+        "reduce-2    Collect",
+        "            flushes at 32,768 rows or 64MiB or 4 s",
+        "            when full: flush, on shutdown: drop, on error: retry",
+        "reduce-err  StreamWriter",
+        "            flushes at 1 s",
+        "            when full: flush, on shutdown: flush, on error: retry",
+        "            at most 100 records in 60 s, then stop",
+        "",
+        "delivery    at least once: records that were written but not committed when a worker is killed are",
+        "            written again.",
+        "",
+    ]
+    assert output.out.splitlines()[-1].startswith("Pickled: ")
+
+
+def test_without_error_sink_the_first_failure_stops_the_worker(
+    kmr: Callable[..., Any], folder: Path
+) -> None:
+    output = kmr("validate", "flow:bare")
+    assert "reduce-err  none: the first record that fails stops the worker" in output.out
+    assert "one call per batch, sync" in output.out
+
+
+def test_validate_prints_json_for_programs(kmr: Callable[..., Any], folder: Path) -> None:
+    outline = json.loads(kmr("validate", "flow", "--json").out)
+    assert outline["map"] == {
+        "function": "flow.parse",
+        "per": "record",
+        "is_async": True,
+        "columns": ["a: int64"],
+    }
+    assert [stage["reducer"] for stage in outline["reduce"]] == ["Batcher", "Collect"]
+    assert outline["reduce_err"]["max_age"] == 1.0
+    assert outline["delivery"] == "at-least-once"
+
+
+def test_a_part_that_cannot_be_pickled_is_named(kmr: Callable[..., Any], folder: Path) -> None:
+    output = kmr("validate", "flow:unpicklable")
+    assert output.code == 1
+    assert output.err.startswith("kmr: reduce[0] cannot be pickled")

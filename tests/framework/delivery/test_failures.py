@@ -1,0 +1,134 @@
+"""Failed records in a worker: the error sink settles them, the limit counts them; time is virtual."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from kmr.errors import RecordFailed
+from kmr.strategy import ErrorLimit, Strategy
+from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
+
+from ..workers import P0, committed, locate, put, running, written
+
+if TYPE_CHECKING:
+    from kmr.testing import VirtualClock
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return "asyncio", {"loop_factory": VirtualTimeLoop}
+
+
+async def test_a_failed_record_is_settled_only_by_the_error_sink(clock: VirtualClock) -> None:
+    journal, errors, consumer = Journal(), Journal(hold=anyio.Event()), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"poison", b"c")
+    strategy = Strategy(
+        locate, [MemoryWriter(journal, max_rows=1)], reduce_err=MemoryWriter(errors, max_rows=1)
+    )
+    async with running(strategy, consumer):
+        await consumer.rebalance([P0])
+        await errors.until(lambda j: j.attempts == 1)
+        await clock.advance(1.0)
+        assert written(journal, 0) == [0, 2]
+        assert committed(consumer) == {P0: 1}
+        assert errors.hold is not None
+        errors.hold.set()
+        await clock.advance(1.0)
+        assert committed(consumer) == {P0: 3}
+        [failed] = errors.rows()
+        assert (failed["offset"], failed["value"], failed["stage"]) == (1, b"poison", "map")
+        assert failed["reason"] == "ValueError: poisoned"
+
+
+async def test_without_an_error_sink_the_first_failure_stops_the_worker_and_names_the_record(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"poison")
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(RecordFailed, match=r"t-0\[1\.\.1\] in map: ValueError")
+    ):
+        async with running(Strategy(locate, [MemoryWriter(journal, max_rows=1)]), consumer):
+            await consumer.rebalance([P0])
+            await anyio.sleep_forever()
+
+
+async def test_watermarks_reached_before_a_failure_are_committed(clock: VirtualClock) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    with pytest.RaisesGroup(RecordFailed):
+        async with running(Strategy(locate, [MemoryWriter(journal, max_rows=1)]), consumer):
+            await consumer.rebalance([P0])
+            await journal.until(lambda j: len(j.written) == 2)
+            put(consumer, 0, 2, b"poison")
+            await anyio.sleep_forever()
+    assert committed(consumer) == {P0: 2}
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(3, 3), (5, 4)])
+async def test_too_many_failures_stop_the_worker(
+    clock: VirtualClock, limit: int, kept: int
+) -> None:
+    consumer = MemoryConsumer()
+    put(consumer, 0, 0, *([b"poison"] * 4))
+    strategy = Strategy(
+        locate,
+        [MemoryWriter(Journal())],
+        reduce_err=MemoryWriter(Journal(), max_rows=1),
+        err_limit=ErrorLimit(limit, per=60.0),
+    )
+    if kept == 4:
+        async with running(strategy, consumer):
+            await consumer.rebalance([P0])
+            await clock.settle()
+        assert committed(consumer) == {P0: 4}
+        return
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(RecordFailed, match="more than 3 records failed within 60")
+    ):
+        async with running(strategy, consumer):
+            await consumer.rebalance([P0])
+            await anyio.sleep_forever()
+
+
+async def test_the_error_limit_can_pause_until_the_window_has_room(clock: VirtualClock) -> None:
+    errors, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, *([b"poison"] * 5))
+    strategy = Strategy(
+        locate,
+        [MemoryWriter(Journal())],
+        reduce_err=MemoryWriter(errors, max_rows=1),
+        err_limit=ErrorLimit(2, per=60.0, on_limit="pause"),
+    )
+    async with running(strategy, consumer):
+        await consumer.rebalance([P0])
+        await clock.advance(59.0)
+        assert [row["offset"] for row in errors.rows()] == [0, 1]
+        await clock.advance(1.0)
+        assert [row["offset"] for row in errors.rows()] == [0, 1, 2, 3]
+        await clock.advance(60.0)
+        await clock.settle()
+        assert [row["offset"] for row in errors.rows()] == [0, 1, 2, 3, 4]
+
+
+async def test_the_error_limit_can_drop_and_the_dropped_count_as_settled(
+    clock: VirtualClock,
+) -> None:
+    errors, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, *([b"poison"] * 5))
+    strategy = Strategy(
+        locate,
+        [MemoryWriter(Journal())],
+        reduce_err=MemoryWriter(errors, max_rows=1),
+        err_limit=ErrorLimit(2, per=60.0, on_limit="drop"),
+    )
+    async with running(strategy, consumer) as worker:
+        await consumer.rebalance([P0])
+        await clock.advance(1.0)
+        dropped = worker.metrics.dead_letters.labels("dropped")
+        assert dropped._value.get() == 3
+    assert [row["offset"] for row in errors.rows()] == [0, 1]
+    assert committed(consumer) == {P0: 5}

@@ -1,0 +1,123 @@
+"""The ledger against a set of settled offsets."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from kmr.delivery.ledger import InflightBatch, Ledger, Ledgers
+from kmr.record import Batch, Range, TopicPartition
+from kmr.testing import batch_of
+
+P0 = TopicPartition("t", 0)
+
+
+def batch(first: int, count: int) -> Batch:
+    return batch_of("t", 0, first, [b"x"] * count)
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Batches come in order, with gaps; parts of them settle in any order, some twice."""
+
+    parts = Bundle("parts")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger(P0, 5, generation=1)
+        self.unsettled: set[int] = set()
+        self.delivered = 5
+        self.watermark = 5
+        self.batches: list[tuple[int, int]] = []
+        self.done: list[InflightBatch] = []
+
+    @rule(
+        target=parts,
+        gap=st.integers(0, 3),
+        sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    )
+    def deliver(self, gap: int, sizes: list[int]) -> object:
+        first = self.delivered + gap
+        self.ledger.take_in(batch(first, sum(sizes)))
+        self.batches.append((first, first + sum(sizes) - 1))
+        self.delivered = first + sum(sizes)
+        self.unsettled.update(range(first, self.delivered))
+        parts = []
+        for size in sizes:
+            parts.append((first, first + size - 1))
+            first += size
+        return multiple(*parts)
+
+    @rule(part=consumes(parts))
+    def settle(self, part: tuple[int, int]) -> None:
+        self.unsettled.difference_update(range(part[0], part[1] + 1))
+        self.done += self.ledger.settle(*part)
+
+    @rule(part=parts)
+    def settle_and_settle_again_later(self, part: tuple[int, int]) -> None:
+        self.unsettled.difference_update(range(part[0], part[1] + 1))
+        self.done += self.ledger.settle(*part)
+
+    @invariant()
+    def the_watermark_is_the_lowest_unsettled_offset(self) -> None:
+        assert self.ledger.watermark == min(self.unsettled, default=self.delivered)
+        assert self.ledger.has_unsettled == bool(self.unsettled)
+
+    @invariant()
+    def the_watermark_never_moves_back(self) -> None:
+        assert self.ledger.watermark is not None
+        assert self.ledger.watermark >= self.watermark
+        self.watermark = self.ledger.watermark
+
+    @invariant()
+    def a_batch_is_reported_once_when_all_below_its_end_is_settled(self) -> None:
+        expected = [b for b in self.batches if b[1] < min(self.unsettled, default=self.delivered)]
+        assert [(d.first, d.last) for d in self.done] == expected
+
+
+LedgerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+test_the_ledger_agrees_with_a_set_of_offsets = LedgerMachine.TestCase
+
+
+def test_a_partition_without_a_commit_starts_at_its_first_batch() -> None:
+    ledger = Ledger(P0, None, 1)
+    ledger.take_in(batch(100, 10))
+    assert ledger.watermark == 100
+
+
+def test_settling_offsets_that_were_never_taken_in_is_an_error() -> None:
+    ledger = Ledger(P0, 0, 1)
+    ledger.take_in(batch(0, 10))
+    with pytest.raises(ValueError, match=r"t-0\[5\.\.10\] cannot be settled"):
+        ledger.settle(5, 10)
+
+
+def test_a_batch_below_the_position_is_refused() -> None:
+    ledger = Ledger(P0, 0, 1)
+    ledger.take_in(batch(0, 10))
+    with pytest.raises(ValueError, match="below offset 10"):
+        ledger.take_in(batch(9, 2))
+
+
+def test_acks_of_an_old_generation_are_dropped() -> None:
+    ledgers = Ledgers()
+    old = ledgers.open(P0, 0)
+    old.take_in(batch(0, 10))
+    new = ledgers.open(P0, 0)
+    new.take_in(batch(0, 10))
+    ledgers.settle([Range("t", 0, 0, 9, old.generation)])
+    assert new.watermark == 0
+    assert not ledgers.is_current([Range("t", 0, 0, 9, old.generation)])
+    ledgers.settle([Range("t", 0, 0, 9, new.generation)])
+    assert new.watermark == 10
+
+
+def test_dropping_a_partition_gives_its_bytes_back() -> None:
+    given_back: list[int] = []
+    ledgers = Ledgers(on_dropped=given_back.append)
+    one, two = batch(0, 10), batch(10, 5)
+    ledger = ledgers.open(P0, 0)
+    ledger.take_in(one)
+    ledger.take_in(two)
+    ledgers.settle([Range("t", 0, 0, 9, ledger.generation)])
+    ledgers.drop(P0)
+    assert given_back == [two.nbytes]

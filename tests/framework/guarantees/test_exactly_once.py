@@ -1,0 +1,364 @@
+"""Exactly once into ClickHouse: ranges that a killed worker announced and may have written."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import clickhouse_connect
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from structlog.testing import capture_logs
+
+from kmr.delivery.announcement import Announcement
+from kmr.errors import ConsumerError, OffsetOutOfRange, StrategyError
+from kmr.kafka.admin import connect_admin
+from kmr.kafka.connection import connection_config
+from kmr.kafka.consumer import CommitOffset
+from kmr.kafka.kafka_consumer import KafkaConsumer
+from kmr.mapping.functions import map_record
+from kmr.record import Record, TopicPartition
+from kmr.reducers.aggregate import Aggregate
+from kmr.settings import Settings
+from kmr.sinks import ClickHouseWriter
+from kmr.strategy import Strategy
+from kmr.testing import Journal, MemoryWriter
+from kmr.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from clickhouse_connect.driver.client import Client
+
+    from kmr.broker import Broker
+    from tests.framework.conftest import Produce
+
+T0 = TopicPartition("t", 0)
+
+
+@map_record
+def locate(record: Record) -> dict[str, int] | None:
+    if record.value == b"poison":
+        raise ValueError("poisoned")
+    if record.value == b"skip":
+        return None
+    return {"partition": record.partition, "offset": record.offset}
+
+
+class Sink:
+    """A new table and its rows."""
+
+    def __init__(self, client: Client, url: str, table: str) -> None:
+        self.client = client
+        self.url = url
+        self.table = table
+
+    def create(
+        self, window: int = 10_000, columns: str = "`partition` UInt32, `offset` UInt64"
+    ) -> None:
+        self.client.command(f"DROP TABLE IF EXISTS {self.table}")
+        self.client.command(
+            f"CREATE TABLE {self.table} ({columns}) ENGINE = MergeTree "
+            f"ORDER BY tuple() SETTINGS non_replicated_deduplication_window = {window}"
+        )
+
+    def writer(self, **arguments: Any) -> ClickHouseWriter:
+        limits: dict[str, Any] = {"max_rows": 1000, "max_age": 0.05}
+        return ClickHouseWriter(self.table, url=self.url, **limits | arguments)
+
+    def write(self, first: int, last: int, token: str) -> None:
+        """Write a range, as a worker does after its announcement and before it is killed."""
+        self.client.command(
+            f"INSERT INTO {self.table} SELECT 0, {first} + number FROM numbers({last - first + 1})",
+            settings={"insert_deduplication_token": token},
+        )
+
+    @property
+    def offsets(self) -> list[int]:
+        found = self.client.query(f"SELECT `offset` FROM {self.table} ORDER BY `offset`")
+        return [row[0] for row in found.result_rows]
+
+
+@pytest.fixture
+def sink(clickhouse_url: str, request: pytest.FixtureRequest) -> Iterator[Sink]:
+    with clickhouse_connect.get_client(dsn=clickhouse_url, autogenerate_session_id=False) as client:
+        sink = Sink(client, clickhouse_url, f"once{abs(hash(request.node.nodeid))}")
+        sink.create()
+        yield sink
+        client.command(f"DROP TABLE IF EXISTS {sink.table}")
+
+
+def settings_of(broker: Broker, **options: Any) -> Settings:
+    defaults: dict[str, Any] = {"topics": ("t",), "group": "g", "heartbeat_interval": 0.1}
+    defaults |= {"bootstrap_servers": broker.bootstrap_servers, "commit_interval": 0.05}
+    return Settings(**defaults | options)
+
+
+@asynccontextmanager
+async def working(strategy: Strategy, settings: Settings) -> AsyncIterator[Worker]:
+    """A worker; it drains at the end."""
+    worker = Worker(strategy, settings)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(worker.run)
+        with anyio.fail_after(60):
+            await worker.ready()
+            yield worker
+        worker.shutdown("done")
+
+
+async def work_through(strategy: Strategy, settings: Settings, until: int) -> None:
+    """Run a worker until everything below this offset of partition 0 is settled."""
+    async with working(strategy, settings) as worker:
+        await worker._pipeline.ledgers.wait_reached(T0, until)
+
+
+async def announce(broker: Broker, first: int, last: int, token: str = "token") -> None:
+    """Commit an announcement, as a worker does before it writes a range, and leave the group."""
+    announcement = Announcement(first=first, last=last, token=token, writer="dead")
+    await commit(broker, CommitOffset(first, announcement.metadata))
+
+
+async def commit(broker: Broker, offset: CommitOffset) -> None:
+    class Once:
+        assigned_once = anyio.Event()
+
+        async def revoked(self, partitions: frozenset[TopicPartition]) -> None: ...
+
+        async def assigned(self, partitions: frozenset[TopicPartition]) -> None:
+            self.assigned_once.set()
+
+    from kmr.kafka.connection import consumer_config
+
+    consumer, listener = KafkaConsumer(consumer_config(settings_of(broker))), Once()
+    await consumer.start(listener)
+    try:
+        await listener.assigned_once.wait()
+        await consumer.commit({T0: offset})
+    finally:
+        await consumer.stop()
+
+
+async def committed(broker: Broker) -> CommitOffset:
+    async with connect_admin(connection_config(settings_of(broker))) as admin:
+        return (await admin.list_group_offsets("g"))[T0]
+
+
+async def test_an_announced_range_that_was_not_written_is_written_as_it_was_announced(
+    broker: Broker, produce: Produce, sink: Sink
+) -> None:
+    await produce("t", [b"row"] * 20)
+    await announce(broker, 0, 11)
+    await work_through(Strategy(locate, [sink.writer(max_rows=4)]), settings_of(broker), 20)
+    assert sink.offsets == list(range(20))
+    sink.write(0, 11, "token")  # the dead worker's write arrives late
+    assert sink.offsets == list(range(20))
+    assert await committed(broker) == CommitOffset(20)
+
+
+async def test_an_announced_range_that_was_written_is_not_doubled(
+    broker: Broker, produce: Produce, sink: Sink
+) -> None:
+    await produce("t", [b"row"] * 20)
+    sink.write(3, 11, "token")
+    await announce(broker, 3, 11)
+    await work_through(Strategy(locate, [sink.writer()]), settings_of(broker), 20)
+    assert sink.offsets == list(range(3, 20))
+
+
+async def test_a_range_whose_token_is_known_but_whose_rows_are_gone_is_written_again(
+    broker: Broker, produce: Produce, sink: Sink
+) -> None:
+    await produce("t", [b"row"] * 10)
+    sink.write(0, 4, "token")
+    sink.client.command(f"ALTER TABLE {sink.table} DELETE WHERE 1 SETTINGS mutations_sync = 2")
+    sink.write(0, 4, "token")
+    assert sink.offsets == [], "the token was forgotten, so this shows nothing"
+    await announce(broker, 0, 4)
+    with capture_logs() as logs:
+        await work_through(Strategy(locate, [sink.writer()]), settings_of(broker), 10)
+    assert sink.offsets == list(range(10))
+    assert [log["token"] for log in logs if "writing them again" in log["event"]] == ["token"]
+
+
+async def test_a_range_that_was_wholly_filtered_is_settled_without_a_write(
+    broker: Broker, produce: Produce, sink: Sink
+) -> None:
+    await produce("t", [b"skip"] * 6 + [b"row"] * 4)
+    await announce(broker, 0, 5)
+    await work_through(Strategy(locate, [sink.writer()]), settings_of(broker), 10)
+    assert sink.offsets == [6, 7, 8, 9]
+    assert await committed(broker) == CommitOffset(10)
+
+
+async def test_an_announced_range_goes_through_a_chain_as_one_and_counts_once(
+    broker: Broker, produce: Produce, sink: Sink
+) -> None:
+    sink.create(columns="`partition` UInt32, `records` UInt64, `total` UInt64")
+    await produce("t", [b"row"] * 20)
+    await announce(broker, 0, 11)
+    chain = [
+        Aggregate(
+            ["partition"],
+            {"records": ("*", "count"), "total": ("offset", "sum")},
+            max_rows=3,
+            max_age=0.05,
+        ),
+        sink.writer(),
+    ]
+    await work_through(Strategy(locate, chain), settings_of(broker), 20)
+    rows = sink.client.query(f"SELECT records, total FROM {sink.table}").result_rows
+    assert (12, sum(range(12))) in rows
+    assert [sum(column) for column in zip(*rows, strict=True)] == [20, sum(range(20))]
+
+
+async def test_failed_records_of_a_replayed_range_are_kept_and_the_rest_goes_on(
+    broker: Broker, produce: Produce, sink: Sink
+) -> None:
+    await produce("t", [b"poison", b"row", b"poison", b"row", b"poison"] * 4)
+    await announce(broker, 0, 9)
+    errors = Journal()
+    strategy = Strategy(
+        locate,
+        [sink.writer(max_rows=3)],
+        reduce_err=MemoryWriter(
+            errors, max_rows=100, max_age=60.0
+        ),  # flushed because it is awaited
+    )
+    await work_through(strategy, settings_of(broker), 20)
+    assert sink.offsets == [n for n in range(20) if n % 5 in (1, 3)]
+    assert sorted(row["offset"] for row in errors.rows()) == [
+        n for n in range(20) if n % 5 % 2 == 0
+    ]
+
+
+async def test_a_range_that_is_no_longer_on_the_broker_stops_the_worker_or_is_passed(
+    broker: Broker, produce: Produce, sink: Sink
+) -> None:
+    await produce("t", [b"row"] * 20)
+    await announce(broker, 3, 11)
+    await delete_below(broker, 8)
+    strategy = Strategy(locate, [sink.writer()])
+    with pytest.raises(OffsetOutOfRange) as caught:
+        await Worker(strategy, settings_of(broker)).run()
+    assert "t-0[3..11] was announced" in str(caught.value)
+    assert "on_out_of_range" in str(caught.value)
+    await work_through(strategy, settings_of(broker, on_out_of_range="earliest"), 20)
+    assert sink.offsets == list(range(8, 20))
+
+
+async def delete_below(broker: Broker, offset: int) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+    await admin.start()
+    try:
+        await admin.delete_records({T0: RecordsToDelete(offset)})
+    finally:
+        await admin.close()
+
+
+async def test_an_announcement_of_a_newer_version_is_one_message(
+    broker: Broker, produce: Produce, sink: Sink
+) -> None:
+    await produce("t", [b"row"])
+    await commit(broker, CommitOffset(0, '{"kmr":2,"first":0,"until":9}'))
+    with pytest.raises(ConsumerError, match="newer kmr"):
+        await Worker(Strategy(locate, [sink.writer()]), settings_of(broker)).run()
+
+
+async def test_a_strategy_with_another_delivery_says_that_it_may_double_the_range(
+    broker: Broker, produce: Produce, sink: Sink
+) -> None:
+    await produce("t", [b"row"] * 5)
+    await announce(broker, 0, 3)
+    strategy = Strategy(locate, [sink.writer(delivery="at-least-once")])
+    with capture_logs() as logs:
+        await work_through(strategy, settings_of(broker), 5)
+    assert [(log["first"], log["last"]) for log in logs if "exactly-once" in log["event"]] == [
+        (0, 3)
+    ]
+
+
+async def test_the_announcement_is_committed_before_the_write_and_gone_after_it(
+    broker: Broker, produce: Produce, sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[CommitOffset] = []
+    write = ClickHouseWriter.flush
+
+    async def flush(writer: ClickHouseWriter) -> Any:
+        seen.append(await committed(broker))
+        return await write(writer)
+
+    monkeypatch.setattr(ClickHouseWriter, "flush", flush)
+    await produce("t", [b"row"] * 10)
+    strategy = Strategy(locate, [sink.writer(max_rows=5, max_age=60.0)])
+    await work_through(strategy, settings_of(broker), 10)
+    assert [entry.offset for entry in seen] == [0, 5]
+    assert '"first":5,"last":9,"token":"g:t:0:5-9"' in seen[1].metadata
+    assert await committed(broker) == CommitOffset(10)
+
+
+async def test_at_most_once_commits_before_it_writes(broker: Broker, produce: Produce) -> None:
+    await produce("t", [b"row"] * 4)
+    journal = Journal(hold=anyio.Event())
+    strategy = Strategy(locate, [MemoryWriter(journal, max_rows=4)], delivery="at-most-once")
+    async with working(strategy, settings_of(broker)):
+        await journal.until(lambda journal: journal.attempts == 1)
+        assert await committed(broker) == CommitOffset(4)
+        assert journal.count == 0
+        assert journal.hold is not None
+        journal.hold.set()
+    assert journal.count == 4
+
+
+async def test_at_most_once_never_repeats_a_write_that_failed(
+    broker: Broker, produce: Produce
+) -> None:
+    await produce("t", [b"row"] * 4)
+    journal, errors = Journal(), Journal()
+    journal.outcomes.append(OSError("written or not, who knows"))
+    strategy = Strategy(
+        locate,
+        [MemoryWriter(journal, max_rows=4)],
+        reduce_err=MemoryWriter(errors, max_rows=4),
+        delivery="at-most-once",
+    )
+    async with working(strategy, settings_of(broker)):
+        await errors.until(lambda errors: errors.count == 4)
+    assert journal.attempts == 1
+
+
+def test_a_sink_that_cannot_recognise_repetitions_is_refused_for_exactly_once() -> None:
+    with pytest.raises(StrategyError, match="cannot recognise a repeated write"):
+        Strategy(locate, [MemoryWriter(Journal())], delivery="exactly-once")
+
+
+async def test_a_table_without_deduplication_is_refused_with_the_statement_that_mends_it(
+    broker: Broker, produce: Produce, sink: Sink
+) -> None:
+    sink.create(window=0)
+    strategy = Strategy(locate, [sink.writer(delivery="exactly-once")])
+    with pytest.raises(StrategyError, match=f"ALTER TABLE `default`.`{sink.table}` MODIFY SETTING"):
+        await Worker(strategy, settings_of(broker)).run()
+    with pytest.raises(StrategyError, match="cannot provide it"):
+        await Worker(
+            Strategy(locate, [sink.writer()], delivery="exactly-once"), settings_of(broker)
+        ).run()
+    await produce("t", [b"row"] * 3)
+    await work_through(strategy, settings_of(broker, prepare_table=True), 3)
+    definition = str(sink.client.command(f"SHOW CREATE TABLE {sink.table}"))
+    assert "non_replicated_deduplication_window = 10000" in definition
+    assert sink.offsets == [0, 1, 2]
+
+
+async def test_a_table_without_deduplication_gets_each_row_at_least_once_and_a_warning(
+    broker: Broker, produce: Produce, sink: Sink
+) -> None:
+    sink.create(window=0)
+    await produce("t", [b"row"] * 3)
+    with capture_logs() as logs:
+        await work_through(Strategy(locate, [sink.writer()]), settings_of(broker), 3)
+    assert [log["event"] for log in logs if log["log_level"] == "warning"] == [
+        "inserts may be doubled"
+    ]
+    assert sink.offsets == [0, 1, 2]
+    assert await committed(broker) == CommitOffset(3)

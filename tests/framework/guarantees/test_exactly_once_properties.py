@@ -1,0 +1,365 @@
+"""Kills, late writes, lost answers, refused commits, rebalances: each row is in the sink exactly once.
+
+The sink recognises tokens, as ClickHouse does. The group's other member is always prompt: it writes what
+is announced with the announced token, then the rest, and commits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kmr.delivery.announcement import read_announcement
+from kmr.errors import CommitFenced
+from kmr.kafka.consumer import CommitOffset
+from kmr.mapping.functions import map_record
+from kmr.record import Record, TopicPartition
+from kmr.reducers.reducer import Flushed, Reducer, Retry
+from kmr.settings import Settings
+from kmr.strategy import Strategy
+from kmr.testing import (
+    Journal,
+    MemoryConsumer,
+    MemoryWriter,
+    VirtualClock,
+    VirtualTimeLoop,
+    batch_of,
+)
+from kmr.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kmr.delivery.announcement import Announcement
+    from kmr.record import Rows
+    from kmr.reducers.reducer import FlushResult
+
+PARTITIONS = [TopicPartition("t", number) for number in range(2)]
+
+puts = st.tuples(
+    st.just("put"),
+    st.integers(0, 1),
+    st.lists(st.sampled_from([b"row", b"row", b"row", b"skip", b"poison"]), min_size=1, max_size=6),
+)
+rebalances = st.tuples(st.just("rebalance"), st.sets(st.sampled_from(PARTITIONS)))
+passes = st.tuples(st.just("pass"), st.sampled_from([0.0, 0.5, 1.0, 4.0, 30.0]))
+troubles = st.tuples(
+    st.just("trouble"), st.sampled_from(["retry", "raise", "unanswered", "hold", "errors", "fence"])
+)
+crashes = st.tuples(st.just("crash"))
+lates = st.tuples(st.just("late"))
+schedules = st.lists(
+    st.one_of(puts, puts, rebalances, passes, troubles, crashes, lates), max_size=30
+)
+
+
+@map_record
+def locate(record: Record) -> list[dict[str, int]] | None:
+    if record.value == b"poison":
+        raise ValueError("poisoned")
+    if record.value == b"skip":
+        return None
+    return [{"p": record.partition, "o": record.offset, "n": n} for n in range(2)]
+
+
+class Sink:
+    """A table that remembers the tokens of its inserts."""
+
+    def __init__(self) -> None:
+        self.rows: Counter[tuple[int, int, int]] = Counter()
+        self.tokens: set[str] = set()
+        self.troubles: list[str] = []
+        self.hold: anyio.Event | None = None
+        self.under_way: list[tuple[str, list[tuple[int, int, int]]]] = []
+
+    def write(self, token: str, rows: list[tuple[int, int, int]]) -> None:
+        if token not in self.tokens:
+            self.tokens.add(token)
+            self.rows.update(rows)
+
+    def finish_late_writes(self) -> None:
+        for token, rows in self.under_way:
+            self.write(token, rows)
+        self.under_way = []
+
+    def release(self) -> None:
+        if self.hold is not None:
+            self.hold.set()
+            self.hold = None
+
+
+class TokenWriter(Reducer):
+    """Writes announced ranges with their tokens."""
+
+    delivery = "exactly-once"
+
+    def __init__(self, sink: Sink, **limits: Any) -> None:
+        super().__init__(**limits)
+        self.sink = sink
+        self.added: list[Rows] = []
+        self.announcement: Announcement | None = None
+
+    def spawn(self) -> Self:
+        return type(self)(self.sink, max_rows=self.max_rows, max_age=self.max_age)
+
+    def add(self, rows: Rows) -> None:
+        self.added.append(rows)
+
+    def reset(self) -> None:
+        self.added = []
+        self.announcement = None
+
+    def announce(self, announcement: Announcement, *, replayed: bool) -> None:
+        self.announcement = announcement
+
+    async def flush(self) -> FlushResult:
+        assert self.announcement is not None, "written without an announcement"
+        sink, token = self.sink, self.announcement.token
+        rows = [
+            (row["p"], row["o"], row["n"]) for part in self.added for row in part.table.to_pylist()
+        ]
+        trouble = sink.troubles.pop() if sink.troubles else None
+        if trouble == "retry":
+            return Retry(1.0, "busy")
+        if trouble == "raise":
+            raise OSError("gone")
+        if sink.hold is not None:
+            write = (token, rows)
+            sink.under_way.append(write)
+            await sink.hold.wait()
+            if write in sink.under_way:
+                sink.under_way.remove(write)
+        sink.write(token, rows)
+        if trouble == "unanswered":
+            raise OSError("written, but the answer was lost")
+        return Flushed()
+
+
+class Group:
+    """What outlives a worker: the log, the committed offsets, and another member."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self.log: dict[TopicPartition, list[Any]] = defaultdict(list)
+        self.committed: dict[TopicPartition, CommitOffset] = {}
+        self.values: dict[tuple[int, int], bytes] = {}
+        self.ends: dict[int, int] = defaultdict(int)
+        self.dead_letters: Counter[tuple[int, int]] = Counter()
+        self.refused_commits = 0
+
+    def settled(self, partition: int, offset: int) -> bool:
+        match self.values[partition, offset]:
+            case b"row":
+                return (partition, offset, 0) in self.sink.rows
+            case b"poison":
+                return (partition, offset) in self.dead_letters
+            case _:
+                return True
+
+    def write_elsewhere(self, partition: TopicPartition) -> None:
+        """The other member has the partition for a while."""
+        entry = self.committed.get(partition)
+        start, end = entry.offset if entry is not None else 0, self.ends[partition.partition]
+        if (announcement := read_announcement(partition, entry)) is not None:
+            self._write(partition, announcement.token, start, announcement.last + 1)
+            start = announcement.last + 1
+        if start < end:
+            self._write(partition, f"elsewhere:{partition}:{start}-{end}", start, end)
+        self.committed[partition] = CommitOffset(end)
+
+    def _write(self, partition: TopicPartition, token: str, start: int, end: int) -> None:
+        number = partition.partition
+        rows = []
+        for offset in range(start, end):
+            match self.values[number, offset]:
+                case b"row":
+                    rows += [(number, offset, n) for n in range(2)]
+                case b"poison":
+                    self.dead_letters[number, offset] += 1
+        self.sink.write(token, rows)
+
+
+class Member(MemoryConsumer):
+    """The worker's consumer; of a killed worker, it does nothing any more."""
+
+    def __init__(self, group: Group, errors: Journal) -> None:
+        super().__init__()
+        self.group = group
+        self.errors = errors
+        self.log = group.log
+        self._committed = group.committed
+        self.killed = False
+
+    async def commit(self, offsets: Mapping[TopicPartition, CommitOffset]) -> None:
+        group = self.group
+        if self.killed:
+            raise CommitFenced("killed")
+        if group.refused_commits:
+            group.refused_commits -= 1
+            raise CommitFenced("the group has moved on")
+        self.keep_dead_letters()
+        for partition, entry in offsets.items():
+            before = group.committed.get(partition)
+            assert before is None or entry.offset >= before.offset, "a commit moved back"
+            for offset in range(entry.offset):
+                assert group.settled(partition.partition, offset), f"{partition}[{offset}] is lost"
+        await super().commit(offsets)
+
+    def keep_dead_letters(self) -> None:
+        for row in self.errors.rows():
+            self.group.dead_letters[row["partition"], row["offset"]] += 1
+        self.errors.written.clear()
+
+
+class Life:
+    """One process after the other runs the strategy."""
+
+    def __init__(self, group: Group, sink: Sink, *, chained: bool) -> None:
+        self.group = group
+        self.sink = sink
+        self.chained = chained
+        self.clock = _clock()
+
+    async def begin(self, tasks: anyio.abc.TaskGroup) -> None:
+        self.errors = Journal()
+        self.member = Member(self.group, self.errors)
+        writer = TokenWriter(self.sink, max_rows=6, max_age=4.0)
+        # asynchronous: a plain flush would run in a thread, which the virtual clock does not wait for
+        batcher = MemoryWriter(Journal(), forward=True, max_rows=4, max_age=2.0)
+        strategy = Strategy(
+            locate,
+            [batcher, writer] if self.chained else [writer],
+            reduce_err=MemoryWriter(self.errors, max_rows=2, max_age=1.0),
+        )
+        options: dict[str, Any] = {"topics": ("t",), "group": "g", "executor": "inline"}
+        options["revoke_deadline"] = 50.0  # longer than the longest backoff
+        self.worker = Worker(strategy, Settings(**options), consumer=self.member)
+        self.scope = anyio.CancelScope()
+        tasks.start_soon(self._run)
+        await self.member.started.wait()
+        await self.member.rebalance(PARTITIONS)
+
+    async def _run(self) -> None:
+        with self.scope:
+            await self.worker.run()
+
+    async def act(self, action: tuple[Any, ...], tasks: anyio.abc.TaskGroup) -> None:
+        sink, group = self.sink, self.group
+        match action:
+            case "put", number, values:
+                self.put(number, values)
+            case "rebalance", ours:
+                await self.rebalance(ours)
+            case "pass", seconds:
+                await self.clock.advance(seconds)
+            case ("crash",):
+                await self.crash(tasks)
+            case ("late",):
+                if sink.hold is None:
+                    sink.finish_late_writes()
+            case "trouble", "hold":
+                sink.hold = sink.hold or anyio.Event()
+            case "trouble", "errors":
+                self.errors.outcomes.append(Retry(None, "busy"))
+            case "trouble", "fence":
+                group.refused_commits += 1
+            case "trouble", trouble:
+                sink.troubles.append(trouble)
+
+    def put(self, number: int, values: list[bytes]) -> None:
+        first = self.group.ends[number]
+        self.group.values.update({(number, first + n): value for n, value in enumerate(values)})
+        self.group.ends[number] = first + len(values)
+        self.member.put(batch_of("t", number, first, values))
+
+    async def crash(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Nothing more is committed; writes under way may still arrive later."""
+        self.member.keep_dead_letters()
+        self.member.killed = True
+        self.scope.cancel()
+        await self.clock.advance(60.0)
+        self.sink.hold = None
+        self.sink.troubles.clear()
+        self.group.refused_commits = 0
+        await self.begin(tasks)
+
+    async def rebalance(self, ours: set[TopicPartition]) -> None:
+        async with anyio.create_task_group() as tasks:
+            revoked = anyio.Event()
+
+            async def revoke() -> None:
+                await self.member.revoke()
+                revoked.set()
+
+            tasks.start_soon(revoke)
+            await self.clock.settle()
+            self.recover()
+            while not revoked.is_set():
+                await self.clock.advance(1.0)
+        self.member.keep_dead_letters()
+        for partition in set(PARTITIONS) - ours:
+            self.group.write_elsewhere(partition)
+        await self.member.assign(ours)
+
+    def recover(self) -> None:
+        self.sink.release()
+        self.sink.troubles.clear()
+        self.errors.outcomes.clear()
+        self.group.refused_commits = 0
+
+
+def _clock() -> VirtualClock:
+    running = asyncio.get_running_loop()
+    assert isinstance(running, VirtualTimeLoop)
+    return VirtualClock(running)
+
+
+async def run(schedule: list[tuple[Any, ...]], *, chained: bool) -> None:
+    sink = Sink()
+    group = Group(sink)
+    life = Life(group, sink, chained=chained)
+    async with anyio.create_task_group() as tasks:
+        await life.begin(tasks)
+        for action in schedule:
+            await life.act(action, tasks)
+            await life.clock.settle()
+        life.recover()
+        await life.rebalance(set(PARTITIONS))
+        for _ in range(60):
+            await life.clock.advance(5.0)
+        sink.finish_late_writes()
+        life.member.keep_dead_letters()
+        assert life.worker.status().inflight_bytes == 0, "something is stuck"
+        written = {(p, o, n) for (p, o), v in group.values.items() if v == b"row" for n in range(2)}
+        assert sink.rows == Counter(dict.fromkeys(written, 1))
+        poisoned = {at for at, value in group.values.items() if value == b"poison"}
+        assert set(group.dead_letters) == poisoned
+        committed = {p.partition: e.offset for p, e in group.committed.items() if e.offset}
+        assert committed == {number: end for number, end in group.ends.items() if end}
+        life.worker.shutdown("done")
+
+
+@settings(max_examples=300, deadline=None)
+@given(schedules)
+def test_every_row_is_in_the_sink_once_through_any_schedule(
+    schedule: list[tuple[Any, ...]],
+) -> None:
+    anyio.run(
+        partial(run, schedule, chained=False), backend_options={"loop_factory": VirtualTimeLoop}
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(schedules)
+def test_every_row_is_in_the_sink_once_through_a_chain_of_reducers(
+    schedule: list[tuple[Any, ...]],
+) -> None:
+    anyio.run(
+        partial(run, schedule, chained=True), backend_options={"loop_factory": VirtualTimeLoop}
+    )

@@ -1,0 +1,118 @@
+"""The intake: batches that it drops, records that are read twice, ranges that are gone; time is virtual."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from kmr.errors import OffsetOutOfRange
+from kmr.intake.intake import Intake
+from kmr.observe.metrics import Metrics
+from kmr.testing import MemoryConsumer, VirtualTimeLoop, batch_of
+
+from ..workers import P0
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from anyio.streams.memory import MemoryObjectReceiveStream
+
+    from kmr.record import Batch
+    from kmr.testing import VirtualClock
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return "asyncio", {"loop_factory": VirtualTimeLoop}
+
+
+class Scripted(MemoryConsumer):
+    """Returns, or raises, the next item that a test puts, at any position."""
+
+    def __init__(self, *polls: Batch | Exception) -> None:
+        super().__init__()
+        self.polls = list(polls)
+        self.sought: list[int] = []
+
+    async def poll(self) -> list[Batch]:
+        if not self.polls:
+            await anyio.sleep_forever()
+        match self.polls.pop(0):
+            case Exception() as error:
+                raise error
+            case batch:
+                return [batch]
+
+    def seek(self, partition: object, offset: int) -> None:
+        self.sought.append(offset)
+
+
+@contextmanager
+def intake_of(
+    consumer: Scripted,
+) -> Iterator[tuple[Intake, MemoryObjectReceiveStream[Batch]]]:
+    """An open intake with one partition, and that partition's inbox."""
+    intake = Intake(
+        consumer,
+        inflight_bytes=1_000_000,
+        queue_batches=10,
+        metrics=Metrics(),
+        make_room=lambda: None,
+    )
+    with intake.inboxes.open(P0) as inbox:
+        intake.ledgers.open(P0, 0)
+        intake.resume()
+        yield intake, inbox
+        intake.inboxes.close_all()
+
+
+async def run_until_idle(intake: Intake, clock: VirtualClock) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(intake.run)
+        await clock.settle()
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_batch_enters_the_ledger_the_budget_and_the_inbox(clock: VirtualClock) -> None:
+    batch = batch_of("t", 0, 0, [b"a", b"b"])
+    with intake_of(Scripted(batch)) as (intake, inbox):
+        await run_until_idle(intake, clock)
+        assert inbox.receive_nowait() is batch
+        assert (intake.consumed, intake.settled, intake.budget.used) == (2, 0, batch.nbytes)
+        intake.ledgers.drop(P0)
+        assert intake.budget.used == 0
+
+
+async def test_records_that_are_read_twice_are_dropped_and_reading_continues_after_them(
+    clock: VirtualClock,
+) -> None:
+    consumer = Scripted(batch_of("t", 0, 0, [b"a"] * 3), batch_of("t", 0, 2, [b"a"] * 3))
+    with intake_of(consumer) as (intake, inbox):
+        await run_until_idle(intake, clock)
+        assert consumer.sought == [3]
+        assert intake.consumed == 3
+        assert inbox.statistics().current_buffer_used == 1
+
+
+async def test_nothing_is_taken_in_during_a_rebalance_or_of_a_partition_that_is_gone(
+    clock: VirtualClock,
+) -> None:
+    gone = batch_of("t", 1, 0, [b"a"])
+    with intake_of(Scripted(gone)) as (intake, _):
+        await run_until_idle(intake, clock)
+        assert intake.consumed == 0
+    with intake_of(Scripted(batch_of("t", 0, 0, [b"a"]))) as (intake, inbox):
+        intake.is_open = False
+        await run_until_idle(intake, clock)
+        assert intake.consumed == 0
+        assert inbox.statistics().current_buffer_used == 0
+
+
+async def test_an_announced_range_that_is_gone_is_named_in_the_error(clock: VirtualClock) -> None:
+    with intake_of(Scripted(OffsetOutOfRange("t-0: offset 5 is gone", P0))) as (intake, _):
+        intake.ledgers.open(P0, 5, replayed_to=9)
+        with pytest.raises(OffsetOutOfRange, match=r"offset 5 is gone\. The range t-0\[5\.\.9\]"):
+            await intake.run()

@@ -1,0 +1,39 @@
+"""Members of a group on a running broker."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from kmr.kafka.kafka_consumer import KafkaConsumer
+
+from .members import Member, consumer_config
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from kmr.broker import Broker
+
+    Consume = Callable[..., AbstractAsyncContextManager[Member]]
+
+
+@pytest.fixture
+async def consume(broker: Broker) -> AsyncIterator[Consume]:
+    """Starts a member of group "g" that reads topic "t"; keyword arguments are those of the config."""
+
+    @asynccontextmanager
+    async def start(**options: Any) -> AsyncIterator[Member]:
+        options = {"bootstrap_servers": broker.bootstrap_servers} | options
+        member = Member(KafkaConsumer(consumer_config(**options)))
+        await member.consumer.start(member)
+        try:
+            yield member
+        finally:
+            await member.consumer.stop()
+
+    with anyio.fail_after(60):
+        yield start

@@ -1,0 +1,298 @@
+"""The internals of aiokafka that we use: when the first of these tests fail, aiokafka has changed.
+
+Look at what changed, mend `kmr.kafka.fetching` (or `kmr.kafka.group_offsets`), then move the pin in
+pyproject and `AIOKAFKA_VERSION`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiokafka.protocol.fetch
+import anyio
+import pytest
+from aiokafka import AIOKafkaConsumer
+from aiokafka.consumer.fetcher import Fetcher, FetchError
+from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.consumer.subscription_state import (
+    Assignment,
+    SubscriptionState,
+    TopicPartitionState,
+)
+from aiokafka.protocol.fetch import FetchRequest
+
+from kmr.errors import ConsumerError, CorruptRecords
+from kmr.kafka.fetching import (
+    AIOKAFKA_VERSION,
+    BatchFetcher,
+    FetchedPartition,
+    require_aiokafka,
+    unpack_response,
+)
+from kmr.kafka.kafka_consumer import KafkaConsumer
+from kmr.record import TopicPartition
+
+from .members import Silent, consumer_config, numbers, values
+
+if TYPE_CHECKING:
+    from kmr.broker import Broker
+
+    from .members import Consume, CreateTopic, Produce
+
+
+T0 = TopicPartition("t", 0)
+
+# Methods that we call or override, with their parameters.
+METHODS: dict[type, dict[str, tuple[str, ...]]] = {
+    Fetcher: {
+        "_proc_fetch_request": ("self", "assignment", "node_id", "request"),
+        "_get_actions_per_node": ("self", "assignment"),
+        "_create_fetch_waiter": ("self",),
+        "_notify": ("self", "future"),
+        "_set_error": ("self", "tp", "error"),
+        "seek_to": ("self", "tp", "offset"),
+        "close": ("self",),
+    },
+    FetchError: {"check_raise": ("self",), "calculate_backoff": ("self",)},
+    GroupCoordinator: {
+        "_send_req": ("self", "request"),
+        "ensure_coordinator_known": ("self",),
+        "coordinator_dead": ("self",),
+        "check_errors": ("self",),
+    },
+}
+# Attributes of classes, or of parts of a started consumer, which are named by its attributes.
+ATTRIBUTES: dict[type | str, tuple[str, ...]] = {
+    SubscriptionState: ("subscription", "reassignment_in_progress"),
+    Assignment: ("tps", "active", "state_value"),
+    TopicPartitionState: (
+        "paused",
+        "position",
+        "has_valid_position",
+        "consumed_to",
+        "await_reset",
+    ),
+    "_client": ("cluster", "set_topics", "send", "force_metadata_update"),
+    "_coordinator": ("generation", "member_id", "group_id", "_coordination_task"),
+    "_fetcher": (
+        "_client",
+        "_subscriptions",
+        "_fetch_min_bytes",
+        "_fetch_max_bytes",
+        "_fetch_max_wait_ms",
+        "_max_partition_fetch_bytes",
+        "_fetcher_timeout",
+        "_retry_backoff",
+        "_isolation_level",
+        "_records",
+        "_fetch_waiters",
+        "_fetch_task",
+        "_wait_consume_future",
+        "_closed",
+    ),
+}
+
+
+@pytest.fixture
+def consumer(broker: Broker) -> KafkaConsumer:
+    return KafkaConsumer(consumer_config(bootstrap_servers=broker.bootstrap_servers))
+
+
+def test_the_pin_is_the_version_that_the_code_names_and_that_is_installed() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    assert f"aiokafka=={AIOKAFKA_VERSION}*" in project["dependencies"]
+    assert importlib.metadata.version("aiokafka").startswith(AIOKAFKA_VERSION)
+
+
+def test_another_version_is_refused_with_the_command_that_installs_this_one() -> None:
+    require_aiokafka("0.14.9")
+    with pytest.raises(
+        ConsumerError,
+        match=r"^aiokafka 0\.15\.0 is installed, but kmr needs 0\.14\.\*: "
+        r"run pip install 'aiokafka==0\.14\.\*'$",
+    ):
+        require_aiokafka("0.15.0")
+
+
+async def test_with_another_version_nothing_is_started(
+    consumer: KafkaConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kmr.kafka.fetching.AIOKAFKA_VERSION", "0.13.")
+    with pytest.raises(ConsumerError, match=r"but kmr needs 0\.13"):
+        await consumer.start(Silent())
+    assert consumer._consumer is None
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "parameters"),
+    [(owner, name, parameters) for owner, of in METHODS.items() for name, parameters in of.items()],
+)
+def test_a_method_that_is_called_or_overridden_is_unchanged(
+    owner: type, name: str, parameters: tuple[str, ...]
+) -> None:
+    assert tuple(inspect.signature(getattr(owner, name)).parameters) == parameters
+
+
+async def test_every_attribute_that_is_used_is_there(broker: Broker) -> None:
+    async with AIOKafkaConsumer(bootstrap_servers=broker.bootstrap_servers, group_id="g") as theirs:
+        for owner, names in ATTRIBUTES.items():
+            part = getattr(theirs, owner) if isinstance(owner, str) else owner
+            assert [name for name in names if not hasattr(part, name)] == [], owner
+
+
+async def test_a_response_becomes_a_batch_of_raw_bytes(
+    consumer: KafkaConsumer, produce: Produce
+) -> None:
+    await produce("t", [b"%d" % n for n in range(1000)])
+    await consumer.start(Silent())
+    assert isinstance(consumer._fetcher, BatchFetcher)
+    (batch,) = await consumer.poll()
+    assert (batch.first, batch.last, len(batch)) == (0, 999, 1000)
+    theirs: Any = consumer._consumer
+    assert await theirs.position(TopicPartition("t", 0)) == 1000
+    assert theirs._fetcher is consumer._fetcher
+    await consumer.stop()
+    assert consumer._fetcher.error_future.done()
+
+
+@pytest.mark.parametrize("version", range(12))
+def test_a_response_of_every_version_is_unpacked(version: int) -> None:
+    kind = getattr(aiokafka.protocol.fetch, f"FetchResponse_v{version}")
+    (topics,) = (
+        field
+        for name, field in zip(kind.SCHEMA.names, kind.SCHEMA.fields, strict=True)
+        if name == "topics"
+    )
+    known = {
+        "partition": 3,
+        "error_code": 0,
+        "highwater_offset": 9,
+        "last_stable_offset": 7,
+        "log_start_offset": 2,
+        "aborted_transactions": [(5, 6)],
+        "preferred_read_replica": -1,
+        "message_set": b"batches",
+    }
+    names = topics.array_of.fields[1].array_of.names
+    response = kind(
+        **{name: 0 for name in kind.SCHEMA.names if name != "topics"},
+        topics=[("t", [tuple(known[name] for name in names)])],
+    )
+    assert list(unpack_response(response)) == [
+        FetchedPartition(
+            "t",
+            3,
+            0,
+            9,
+            b"batches",
+            last_stable=7 if version >= 4 else None,
+            log_start=2 if version >= 5 else None,
+            aborted=[(5, 6)] if version >= 4 else [],
+        )
+    ]
+
+
+def test_a_request_has_the_topics_that_were_requested() -> None:
+    request = FetchRequest(1, 2, 3, 0, [("t", [(0, 17, 4)])])
+    assert list(request.topics) == [("t", [(0, 17, 4)])]
+
+
+async def test_fetches_wait_for_the_poll_but_not_for_paused_partitions(
+    consume: Consume, produce: Produce, create_topic: CreateTopic
+) -> None:
+    """One response then brings all partitions, and none waits long behind an empty one."""
+    await create_topic("t", 2)
+    async with consume() as member:
+        await member.until_assigned(bool)
+        requests: list[tuple[set[int], int]] = []
+        sent = anyio.Event()
+        client: Any = member.consumer._consumer._client
+        send = client.send
+
+        async def recorded(node: int, request: Any, **options: Any) -> Any:
+            if isinstance(request, FetchRequest):
+                asked = {number for _, numbers in request.topics for number, *_ in numbers}
+                requests.append((asked, request._max_wait_ms))
+                sent.set()
+            return await send(node, request, **options)
+
+        client.send = recorded
+        await produce("t", numbers(3), 0)
+        await anyio.sleep(0.2)  # the records arrive; then no request should go out
+        held = member.consumer._consumer._fetcher._records
+        assert T0 in held
+        del requests[:]
+        await anyio.sleep(0.2)
+        assert requests == []
+        sent = anyio.Event()
+        member.consumer.pause([T0])
+        await sent.wait()
+        assert T0 in held
+        assert requests[0] == ({1}, 50)
+        member.consumer.resume([T0])
+        assert values(await member.read(3)) == numbers(3)
+        await produce("t", numbers(3), 0)
+        await member.read(3)
+        assert requests[-1] == ({0, 1}, 500)
+
+
+async def test_batches_of_a_paused_partition_are_not_fetched_again(
+    consume: Consume, produce: Produce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await produce("t", numbers(3))
+    async with consume() as member:
+        fetched: list[int] = []
+        arrived = anyio.Event()
+        decoder = member.consumer._fetcher._decoder
+        decode = decoder.batch
+
+        def counted(topic: str, partition: int, data: bytes, first: int, aborted: Any) -> Any:
+            if data:
+                fetched.append(first)
+                arrived.set()
+            return decode(topic, partition, data, first, aborted)
+
+        monkeypatch.setattr(decoder, "batch", counted)
+        await arrived.wait()
+        await anyio.lowlevel.checkpoint()
+        member.consumer.pause([T0])
+        member.consumer.resume([T0])
+        member.consumer.pause([T0])
+        with anyio.move_on_after(0.3):
+            assert not await member.consumer.poll()
+        member.consumer.resume([T0])
+        assert values(await member.read(3)) == numbers(3)
+        assert fetched == [0]
+
+
+def segment_with(directory: Path, content: bytes) -> Path:
+    (found,) = (path for path in directory.rglob("*.log") if content in path.read_bytes())
+    return found
+
+
+async def test_damaged_records_are_an_error_that_says_where(
+    consume: Consume, produce: Produce, tmp_path: Path
+) -> None:
+    await produce("t", numbers(5))
+    await produce("t", [b"precious" * 20])
+    segment = segment_with(tmp_path, b"precious")
+    raw = segment.read_bytes()
+    batch_at = raw.rindex((5).to_bytes(8, "big"), 0, raw.index(b"precious"))
+    segment.write_bytes(raw.replace(b"preciousprecious", b"preciousPrecious", 1))
+    async with consume() as member:
+        assert values(await member.read(5)) == numbers(5)  # those before it are not lost
+        for _ in range(2):
+            with pytest.raises(CorruptRecords, match=r"t-0: .* offset 5 is damaged: its checksum"):
+                await member.consumer.poll()
+        segment.write_bytes(raw[: batch_at + 57] + b"\xff" * 4 + raw[batch_at + 61 :])
+        member.consumer.seek(T0, 0)
+        assert values(await member.read(5)) == numbers(5)
+        for _ in range(2):
+            with pytest.raises(CorruptRecords, match=r"offset 5 .* its record count is impossible"):
+                await member.consumer.poll()
+        segment.write_bytes(raw)
+        assert values(await member.read(1)) == [b"precious" * 20]

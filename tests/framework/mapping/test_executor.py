@@ -1,0 +1,88 @@
+"""Where user code runs."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from kmr.mapping.executor import Executor
+from kmr.mapping.functions import map_record, spec_of
+from kmr.testing import batch_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kmr.record import Record
+    from kmr.settings import ExecutorKind
+
+
+MODULE = """
+import os, threading
+from kmr import map_record
+
+@map_record
+def whereabouts(record):
+    if record.value == b"poison":
+        raise ValueError("poisoned")
+    return {"process": os.getpid(), "thread": threading.get_ident()}
+"""
+
+
+@map_record
+async def whereabouts_async(record: Record) -> dict[str, int]:
+    await anyio.lowlevel.checkpoint()
+    return {"process": os.getpid(), "thread": threading.get_ident()}
+
+
+BATCH = batch_of("t", 0, 5, [b"a", b"poison", b"c"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "same_process", "same_thread"),
+    [("inline", True, True), ("thread", True, False), ("process", False, False)],
+)
+async def test_a_plain_map_runs_where_it_is_told(
+    kind: ExecutorKind,
+    same_process: bool,
+    same_thread: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "of_a_user.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    whereabouts = importlib.import_module("of_a_user").whereabouts
+    mapped = await Executor(kind, 1).map(whereabouts, spec_of(whereabouts), BATCH)
+    assert mapped.table is not None
+    [process] = set(mapped.table.column("process").to_pylist())
+    [thread] = set(mapped.table.column("thread").to_pylist())
+    assert (process == os.getpid()) is same_process
+    if same_process:
+        assert (thread == threading.get_ident()) is same_thread
+    assert mapped.offsets.tolist() == [5, 7]
+    assert [(f.offset, f.reason) for f in mapped.failures] == [(6, "ValueError: poisoned")]
+
+
+@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
+async def test_a_coroutine_function_is_always_awaited_on_the_event_loop(kind: ExecutorKind) -> None:
+    mapped = await Executor(kind, 1).map(whereabouts_async, spec_of(whereabouts_async), BATCH)
+    assert mapped.table is not None
+    assert set(mapped.table.column("thread").to_pylist()) == {threading.get_ident()}
+
+
+async def test_the_event_loop_goes_on_while_user_code_runs() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    @map_record
+    def waiting(record: Record) -> None:
+        begun.set()
+        assert go_on.wait(timeout=20)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(Executor("thread", 1).map, waiting, spec_of(waiting), BATCH)
+        await anyio.to_thread.run_sync(begun.wait)
+        go_on.set()

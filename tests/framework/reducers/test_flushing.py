@@ -1,0 +1,187 @@
+"""The flush rule: limits, age, policies and retries, in the reduce stage; time is virtual."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from kmr.errors import KmrError, SinkError, StrategyError
+from kmr.reducers.reducer import Flushed, Retry
+from kmr.testing import Journal, MemoryWriter, VirtualTimeLoop
+
+from ..stages import Bench, counts, running
+
+if TYPE_CHECKING:
+    from kmr.testing import VirtualClock
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return "asyncio", {"loop_factory": VirtualTimeLoop}
+
+
+async def test_a_flush_by_count_has_exactly_that_many_rows(clock: VirtualClock) -> None:
+    journal = Journal()
+    bench = Bench(MemoryWriter(journal, max_rows=10))
+    async with running(bench):
+        bench.feed(25)
+        await journal.until(lambda j: len(j.written) == 2)
+        assert counts(journal) == [10, 10]
+        assert bench.watermark() == 20
+    assert counts(journal) == [10, 10, 5]
+    assert bench.watermark() == 25
+
+
+async def test_rows_are_flushed_when_the_oldest_has_reached_its_age(clock: VirtualClock) -> None:
+    journal = Journal()
+    bench = Bench(MemoryWriter(journal, max_age=4.0))
+    async with running(bench):
+        bench.feed(3)
+        await clock.advance(3.0)
+        bench.feed(2)
+        await clock.advance(0.9)
+        assert journal.attempts == 0
+        await clock.advance(0.1)
+        assert counts(journal) == [5]
+        await clock.advance(100.0)
+        assert journal.attempts == 1, "nothing collected, nothing flushed"
+
+
+async def test_a_flush_by_bytes_happens_before_the_limit_is_passed(clock: VirtualClock) -> None:
+    journal = Journal()
+    bench = Bench(MemoryWriter(journal, max_bytes=16 * 10, max_rows=None, max_age=None))
+    async with running(bench):
+        bench.feed(25)
+        await journal.until(lambda j: len(j.written) == 2)
+        assert counts(journal) == [10, 10]
+
+
+async def test_a_retry_has_the_same_rows_whatever_arrives_meanwhile(clock: VirtualClock) -> None:
+    journal = Journal()
+    journal.outcomes.extend([Retry(5.0, "busy"), OSError("gone"), Retry(None, "busy")])
+    bench = Bench(MemoryWriter(journal, max_rows=10))
+    async with running(bench):
+        bench.feed(10)
+        await journal.until(lambda j: j.attempts == 1)
+        bench.feed(5)
+        await clock.advance(4.9)
+        assert journal.attempts == 1
+        assert bench.stage.status().reason == "busy"
+        await clock.advance(0.1)
+        assert journal.attempts == 2
+        await clock.advance(60.0)
+        assert journal.attempts == 3
+        await clock.advance(60.0)
+    assert counts(journal) == [10, 5]
+
+
+async def test_divert_sends_every_row_of_a_failing_flush_to_the_error_sink(
+    clock: VirtualClock,
+) -> None:
+    journal = Journal()
+    journal.outcomes.append(ValueError("never"))
+    bench = Bench(MemoryWriter(journal, max_rows=10, on_error="divert"))
+    async with running(bench):
+        bench.feed(10)
+        failed = await bench.failed.receive()
+        assert failed.table.column("offset").to_pylist() == list(range(10))
+        bench.ledgers.settle(failed.ranges)
+        assert bench.watermark() == 10
+
+
+async def test_stop_ends_the_stage_with_the_error_of_the_sink() -> None:
+    journal = Journal()
+    journal.outcomes.append(ValueError("never"))
+    bench = Bench(MemoryWriter(journal, max_rows=10, on_error="stop"))
+    with pytest.RaisesGroup(pytest.RaisesGroup(pytest.RaisesExc(ValueError, match="never"))):
+        async with running(bench):
+            bench.feed(10)
+            await anyio.sleep_forever()
+    await bench.stage.close()
+    bench.close()
+
+
+async def test_an_error_that_no_retry_can_fix_stops_even_when_errors_are_retried() -> None:
+    journal = Journal()
+    journal.outcomes.append(StrategyError("no such column"))
+    bench = Bench(MemoryWriter(journal, max_rows=10, on_error="retry"))
+    with pytest.RaisesGroup(pytest.RaisesGroup(pytest.RaisesExc(KmrError, match="no such column"))):
+        async with running(bench):
+            bench.feed(10)
+            await anyio.sleep_forever()
+    await bench.stage.close()
+    bench.close()
+
+
+async def test_a_flush_that_returns_nonsense_is_refused() -> None:
+    journal = Journal()
+    journal.outcomes.append(None)  # type: ignore[arg-type]
+    bench = Bench(MemoryWriter(journal, max_rows=10))
+    with pytest.RaisesGroup(
+        pytest.RaisesGroup(pytest.RaisesExc(SinkError, match="returned NoneType"))
+    ):
+        async with running(bench):
+            bench.feed(10)
+            await anyio.sleep_forever()
+    await bench.stage.close()
+    bench.close()
+
+
+async def test_backpressure_holds_input_back_until_the_age_is_reached(clock: VirtualClock) -> None:
+    journal = Journal()
+    bench = Bench(MemoryWriter(journal, max_rows=10, max_age=4.0, when_full="backpressure"))
+    async with running(bench):
+        bench.feed(10)
+        bench.feed(10)
+        await clock.advance(3.9)
+        assert journal.attempts == 0
+        assert bench.inbox.statistics().current_buffer_used == 1
+        await clock.advance(0.1)
+        assert counts(journal) == [10]
+        bench.stage.trigger.drain()
+    assert counts(journal) == [10, 10]
+
+
+async def test_drop_on_shutdown_leaves_what_is_collected_unsettled(clock: VirtualClock) -> None:
+    journal = Journal()
+    bench = Bench(MemoryWriter(journal, max_rows=10, on_shutdown="drop"))
+    async with running(bench):
+        bench.feed(15)
+        await journal.until(lambda j: len(j.written) == 1)
+    assert counts(journal) == [10]
+    assert bench.watermark() == 10
+
+
+async def test_a_used_up_budget_flushes_what_is_collected_without_waiting_for_more(
+    clock: VirtualClock,
+) -> None:
+    journal = Journal()
+    bench = Bench(MemoryWriter(journal, max_rows=1_000, max_age=None))
+    async with running(bench):
+        bench.feed(10)
+        await clock.advance(1.0)
+        assert journal.attempts == 0
+        bench.budget.take(1_000_000)
+        bench.stage.trigger.budget_exhausted()
+        await journal.until(lambda j: len(j.written) == 1)
+        assert bench.watermark() == 10
+
+
+async def test_a_plain_flush_function_runs_in_a_thread() -> None:
+    import threading
+
+    threads: list[int] = []
+
+    class Plain(MemoryWriter):
+        def flush(self) -> Flushed:  # type: ignore[override]
+            threads.append(threading.get_ident())
+            return Flushed()
+
+    bench = Bench(Plain(Journal(), max_rows=10))
+    async with running(bench):
+        bench.feed(10)
+    assert threads
+    assert threads[0] != threading.get_ident()
+    assert bench.watermark() == 10

@@ -1,0 +1,48 @@
+"""The contract of reducers: limits and policies that are refused, and what a sink says of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kmr import Aggregate, Batcher, Reducer, StrategyError
+from kmr.testing import Journal, MemoryWriter
+
+
+@pytest.mark.parametrize(
+    ("limits", "complaint"),
+    [
+        (
+            {"max_rows": None, "max_bytes": None, "max_age": None},
+            "has no limit; set one of max_rows, max_bytes, max_age",
+        ),
+        ({"max_rows": 0}, "max_rows must be above 0, not 0"),
+        ({"max_age": -1.0}, "max_age must be above 0, not -1.0"),
+        ({"when_full": "drop"}, "when_full must be one of .*, not 'drop'"),
+        ({"on_error": "ignore"}, "on_error must be one of .*, not 'ignore'"),
+        ({"when_full": "backpressure", "max_age": None}, "needs max_age"),
+    ],
+)
+def test_limits_and_policies_that_do_not_work_are_refused(
+    limits: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(StrategyError, match=f"Batcher.*{complaint}"):
+        Batcher(**limits)
+
+
+def test_a_reducer_that_declares_nothing_is_at_least_once_everywhere() -> None:
+    reducer: Reducer = MemoryWriter(Journal())
+    assert reducer.delivery == "at-least-once"
+    assert not reducer.names_ranges
+    assert not reducer.needs_session
+    assert "its own state" in reducer.guarantee_on_spark("task")
+    for place in ("task", "driver", "reduce_err"):
+        assert reducer.guarantee_on_spark(place).startswith("at least once")
+        assert reducer.difference_on_spark(place) == ""
+
+
+def test_reducers_without_a_sink_have_a_difference_on_spark_and_no_guarantee() -> None:
+    for reducer in (Batcher(), Aggregate(["k"], {"n": ("*", "count")})):
+        assert reducer.guarantee_on_spark("task") == ""
+        assert "one result for each" in reducer.difference_on_spark("task")

@@ -1,0 +1,78 @@
+"""Classifying errors of ClickHouse, of its clients and of the network."""
+
+from __future__ import annotations
+
+import pytest
+from clickhouse_connect.driver.exceptions import DatabaseError, OperationalError, ProgrammingError
+
+from kmr.sinks.clickhouse.client import classify
+
+
+def server_error(code: int, message: str) -> DatabaseError:
+    """An error as clickhouse-connect raises it."""
+    return DatabaseError(
+        f"Received ClickHouse exception, code: {code}, server response: Code: {code}. DB::Exception: "
+        f"{message} (version 25.8.1.1 (official build)) (for url http://host:8123)",
+        code=code,
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(252, "later"), (241, "later"), (745, "later"), (60, "schema"), (16, "schema"), (53, "schema"),
+     (27, "data"), (469, "data"), (376, "data"), (516, "stop"), (115, "stop"), (49, "unknown")],
+)  # fmt: skip
+def test_the_code_decides(code: int, kind: str) -> None:
+    assert classify(server_error(code, "something")).kind == kind
+
+
+def test_the_code_is_read_from_the_message_of_the_embedded_engine() -> None:
+    trouble = classify(DatabaseError("Code: 241. DB::Exception: Memory limit exceeded. (X)"))
+    assert (trouble.kind, trouble.reason) == ("later", "Memory limit exceeded. (X)")
+
+
+def test_the_reason_is_one_line_without_address_and_version() -> None:
+    trouble = classify(server_error(27, "Cannot parse input:\n  expected digits: (at row 3)\n"))
+    assert trouble.reason == "Cannot parse input: expected digits: (at row 3)"
+    assert len(classify(server_error(27, "x" * 10_000)).reason) <= 300
+
+
+def test_too_many_parts_waits_but_too_many_partitions_in_a_block_stops() -> None:
+    parts = classify(server_error(252, "Too many parts (300). Merges are slower than inserts"))
+    assert (parts.kind, parts.after) == ("later", 5.0)
+    block = classify(
+        server_error(252, "Too many partitions for single INSERT block (more than 100)")
+    )
+    assert block.kind == "stop"
+
+
+def test_an_error_of_a_view_is_never_searched_for_poison() -> None:
+    message = "Value passed to 'throwIf': while pushing to view default.mv"
+    assert classify(server_error(395, message)).kind == "stop"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), "later"),
+        (TimeoutError(), "later"),
+        (OperationalError("Network Error: server disconnected"), "later"),
+        (OperationalError("HTTP driver received HTTP status 503"), "later"),
+        (
+            DatabaseError("HTTP driver received HTTP status 502, server response: bad gateway"),
+            "later",
+        ),
+        (DatabaseError("HTTP driver received HTTP status 404"), "stop"),
+        (ProgrammingError("Setting x is unknown or readonly"), "stop"),
+        (ValueError("a bug"), "unknown"),
+    ],
+)
+def test_without_a_code_the_type_of_the_error_decides(error: Exception, kind: str) -> None:
+    assert classify(error).kind == kind
+
+
+def test_the_reason_of_a_network_error_is_that_of_the_operating_system() -> None:
+    wrapped = OperationalError("Network Error: Cannot connect to host 127.0.0.1:1 ...")
+    wrapped.__cause__ = ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)")
+    assert classify(wrapped).reason == "Connection refused"
+    assert classify(TimeoutError()).reason == "no answer in time"

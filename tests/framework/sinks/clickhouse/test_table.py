@@ -1,0 +1,89 @@
+"""Rows and the definition of a table: missing columns, defaults, types, deduplication."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from structlog.testing import capture_logs
+
+from kmr.errors import StrategyError
+from kmr.reducers.reducer import Context, Flushed
+from kmr.sinks.clickhouse.writer import ClickHouseWriter
+
+from .writing import OFFSETS, OpenWriter, flush, rows, written
+
+if TYPE_CHECKING:
+    from clickhouse_connect.driver.client import Client
+
+    from tests.framework.sinks.conftest import CreateTable
+
+
+async def test_a_missing_table_is_an_error_that_shows_how_to_create_one(
+    open_writer: OpenWriter,
+) -> None:
+    with pytest.raises(StrategyError, match=r"no table default\.nowhere.*CREATE TABLE"):
+        await open_writer("nowhere")
+
+
+async def test_a_small_deduplication_window_is_logged_with_the_statement_that_enlarges_it(
+    clickhouse_url: str, create_table: CreateTable, open_writer: OpenWriter, context: Context
+) -> None:
+    with capture_logs() as logs:
+        await open_writer(create_table(OFFSETS))
+        assert logs == []
+        small = create_table(OFFSETS, window=5)
+        writer = ClickHouseWriter(small, url=clickhouse_url)
+        for copy in (writer.spawn(), writer.spawn()):
+            await copy.open(context)
+            await copy.close()
+        await open_writer(create_table(OFFSETS, engine="Memory"))
+    advice = [entry["advice"] for entry in logs]
+    assert len(advice) == 2, "the copies of a stage warn once"
+    assert f"ALTER TABLE `default`.`{small}` MODIFY SETTING" in advice[0]
+    assert "non_replicated_deduplication_window = 10000" in advice[0]
+    assert "Memory" in advice[1]
+
+
+async def test_a_column_that_the_table_lacks_is_an_error_unless_it_is_ignored(
+    client: Client, create_table: CreateTable, open_writer: OpenWriter
+) -> None:
+    table = create_table(OFFSETS)
+    more = rows(0, 2, colour=["red", "blue"])
+    writer = await open_writer(table)
+    with pytest.raises(StrategyError, match=rf"default\.{table} has no column colour"):
+        await flush(writer, more)
+    writer = await open_writer(table, extra_columns="ignore")
+    assert await flush(writer, more) == Flushed(poisoned=[])
+    assert written(client, table) == [0, 1]
+
+
+async def test_a_column_that_the_rows_lack_needs_a_default(
+    client: Client, create_table: CreateTable, open_writer: OpenWriter
+) -> None:
+    table = create_table(OFFSETS + ", `a` UInt8 DEFAULT 42, `b` Nullable(UInt8), `c` UInt8 ALIAS a")
+    assert await flush(await open_writer(table), rows(0, 1)) == Flushed(poisoned=[])
+    assert client.query(f"SELECT a, b FROM {table}").result_rows == [(42, None)]
+    table = create_table(OFFSETS + ", `needed` UInt8")
+    with pytest.raises(StrategyError, match="no column needed, which has no DEFAULT"):
+        await flush(await open_writer(table), rows(0, 1))
+    writer = await open_writer(table, columns=["partition", "offset"])
+    assert await flush(writer, rows(0, 1, other=["x"])) == Flushed(poisoned=[])
+
+
+async def test_null_becomes_the_default_of_a_column_that_has_one(
+    client: Client, create_table: CreateTable, open_writer: OpenWriter
+) -> None:
+    table = create_table(OFFSETS + ", `a` UInt8 DEFAULT 42")
+    assert await flush(await open_writer(table), rows(0, 2, a=[1, None])) == Flushed(poisoned=[])
+    assert written(client, table, "a") == [1, 42]
+
+
+async def test_a_type_that_cannot_become_that_of_the_column_stops(
+    create_table: CreateTable, open_writer: OpenWriter
+) -> None:
+    table = create_table(OFFSETS + ", `x` Array(UInt8)")
+    with pytest.raises(
+        StrategyError, match=r"column x of .* is Array\(UInt8\), but the rows have string"
+    ):
+        await flush(await open_writer(table), rows(0, 1, x=["text"]))

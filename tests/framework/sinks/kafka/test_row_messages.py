@@ -1,0 +1,47 @@
+"""Rows as Kafka messages, and their partitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from aiokafka.partitioner import DefaultPartitioner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kmr.errors import StrategyError
+from kmr.sinks.kafka.row_messages import messages_of, partitions_by_key
+
+
+@given(st.lists(st.none() | st.binary(max_size=9), max_size=20), st.integers(1, 12))
+def test_partitions_are_those_of_the_java_client(keys: list[bytes | None], count: int) -> None:
+    partitions = list(range(count))
+    expected = [
+        7 if key is None else DefaultPartitioner()(key, partitions, partitions) for key in keys
+    ]
+    assert partitions_by_key(keys, partitions, 7).tolist() == expected
+
+
+def test_text_and_numbers_are_sent_as_utf8_and_a_null_header_is_left_out() -> None:
+    table = pa.table({"k": ["é", None], "v": [1, 2], "h": [None, "x"]})
+    messages = messages_of(table, "k", "v", {"h": "h"}, None)
+    assert messages.keys == ["é".encode(), None]
+    assert messages.values == [b"1", b"2"]
+    assert messages.headers == [[], [("h", b"x")]]
+    assert messages.timestamps == [None, None]
+    assert [messages.nbytes(at) for at in range(len(messages))] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("x", "v", {}, None), r"no column 'x', only \['v'\]"),
+        ((None, "json", {}, "v"), "'v' of type list.* is not a time"),
+        ((None, "v", {}, None), "'v' of type list.* cannot be sent as bytes"),
+    ],
+)
+def test_columns_that_cannot_be_sent_are_named(arguments: Any, message: str) -> None:
+    table = pa.table({"v": [[1], [2]]})
+    with pytest.raises(StrategyError, match=message):
+        messages_of(table, *arguments)

@@ -1,0 +1,123 @@
+"""Sending a flush: limits of the topic, lost acknowledgements, lost producers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from kmr.broker import Broker, BrokerSettings
+from kmr.reducers.reducer import Retry
+from kmr.sinks.kafka.writer import KafkaWriter
+
+from .topics import TOPIC, consumed, context, create, delete, flushed, opened, rows_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def test_a_message_above_our_limit_is_poisoned_and_the_others_are_delivered(
+    broker: Broker,
+) -> None:
+    await create(broker)
+    async with opened(broker, KafkaWriter(TOPIC, value="v", max_message_bytes=500)) as writer:
+        writer.add(rows_of(v=["a", "b"]))
+        writer.add(rows_of(first=2, v=["c", "x" * 1000, "d"]))
+        (poisoned,) = (await flushed(writer)).poisoned
+    assert poisoned.rows.offsets is not None
+    assert poisoned.rows.offsets.tolist() == [3]
+    assert poisoned.rows.table.to_pylist() == [{"v": "x" * 1000}]
+    assert poisoned.reason == "the message is too large for topic out"
+    assert [record.value for record in await consumed(broker)] == [b"a", b"b", b"c", b"d"]
+
+
+async def test_a_message_above_the_topics_limit_is_found_among_the_others(broker: Broker) -> None:
+    await create(broker, max_message_bytes="2000")
+    values = ["x" * 3000 if number == 33 else f"{number:050}" for number in range(100)]
+    async with opened(broker, KafkaWriter(TOPIC, value="v")) as writer:
+        writer.add(rows_of(v=values))
+        (poisoned,) = (await flushed(writer)).poisoned
+    assert poisoned.rows.offsets is not None
+    assert poisoned.rows.offsets.tolist() == [33]
+    delivered = [int(record.value or b"") for record in await consumed(broker)]
+    assert delivered == [number for number in range(100) if number != 33]
+
+
+async def test_a_limit_that_is_lowered_later_is_found_by_sending(broker: Broker) -> None:
+    await create(broker)
+    values = [f"{number:050}" for number in range(100)]
+    values[10] = values[70] = "x" * 3000
+    async with opened(broker, KafkaWriter(TOPIC, value="v")) as writer:
+        await delete(broker)
+        await create(broker, max_message_bytes="2000")
+        writer.add(rows_of(v=values))
+        poisoned = (await flushed(writer)).poisoned
+    (refused,) = poisoned
+    assert refused.rows.offsets is not None
+    assert refused.rows.offsets.tolist() == [10, 70]
+    delivered = [int(record.value or b"") for record in await consumed(broker)]
+    assert delivered == [number for number in range(100) if number not in (10, 70)]
+
+
+async def test_while_the_broker_is_down_a_flush_is_retried_and_doubles_nothing(
+    tmp_path: Path,
+) -> None:
+    settings = BrokerSettings(data_dir=tmp_path / "broker", port=0)
+    async with Broker(settings) as first:
+        port = int(first.bootstrap_servers.rpartition(":")[2])
+        await create(first)
+        writer = KafkaWriter(TOPIC, value="v", attempt_timeout=0.3).spawn()
+        await writer.open(context(first.bootstrap_servers))
+        writer.add(rows_of(v=["before"]))
+        await flushed(writer)
+        writer.reset()
+    try:
+        writer.add(rows_of(v=["during", "too"]))
+        for _ in range(2):
+            result = await writer.flush()
+            assert isinstance(result, Retry)
+            assert "topic out: no acknowledgement from the brokers in 0.3 s" in result.reason
+        again = BrokerSettings(data_dir=tmp_path / "broker", port=port)
+        async with Broker(again) as second:
+            with anyio.fail_after(20):
+                while isinstance(await writer.flush(), Retry):
+                    pass
+            values = [record.value for record in await consumed(second)]
+            assert values == [b"before", b"during", b"too"]
+            await writer.close()
+    finally:
+        await writer.close()
+
+
+@pytest.mark.slow
+async def test_a_writer_can_be_closed_while_the_broker_is_down_and_leaves_no_task(
+    tmp_path: Path,
+) -> None:
+    before = asyncio.all_tasks()
+    async with Broker(BrokerSettings(data_dir=tmp_path / "broker", port=0)) as broker:
+        await create(broker)
+        writer = KafkaWriter(TOPIC, value="v", attempt_timeout=0.2).spawn()
+        await writer.open(context(broker.bootstrap_servers))
+    writer.add(rows_of(v=["never"]))
+    assert isinstance(await writer.flush(), Retry)
+    with anyio.fail_after(9):
+        await writer.close()
+    await anyio.wait_all_tasks_blocked()
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_topic_that_is_recreated_under_the_producer_loses_nothing(broker: Broker) -> None:
+    await create(broker)
+    async with opened(broker, KafkaWriter(TOPIC, value="v")) as writer:
+        writer.add(rows_of(v=["old"]))
+        await flushed(writer)
+        writer.reset()
+        await delete(broker)
+        await create(broker)
+        writer.add(rows_of(v=["new"]))
+        with anyio.fail_after(20):
+            while isinstance(await writer.flush(), Retry):
+                pass
+    assert [record.value for record in await consumed(broker)] == [b"new"]

@@ -1,0 +1,94 @@
+"""A topic to write to, rows for it, and its content."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+import pyarrow as pa
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from kmr.record import Range, Rows
+from kmr.reducers.reducer import Context, Flushed
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from aiokafka import ConsumerRecord
+
+    from kmr.broker import Broker
+    from kmr.reducers.reducer import FlushResult
+    from kmr.sinks.kafka.writer import KafkaWriter
+
+
+TOPIC = "out"
+
+
+def context(bootstrap_servers: str) -> Context:
+    return Context("g", bootstrap_servers, "reduce-1", {"client_id": "test"})
+
+
+def rows_of(table: pa.Table | None = None, first: int = 0, **columns: Any) -> Rows:
+    table = table if table is not None else pa.table(columns)
+    offsets = np.arange(first, first + table.num_rows, dtype=np.int64)
+    return Rows(table, (Range("in", 0, first, first + table.num_rows - 1),), offsets)
+
+
+@asynccontextmanager
+async def admin_of(broker: Broker) -> AsyncIterator[AIOKafkaAdminClient]:
+    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+    await admin.start()
+    try:
+        yield admin
+    finally:
+        await admin.close()
+
+
+async def create(broker: Broker, topic: str = TOPIC, partitions: int = 1, **configs: str) -> None:
+    configs = {name.replace("_", "."): value for name, value in configs.items()}
+    async with admin_of(broker) as admin:
+        await admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=configs)])
+
+
+async def delete(broker: Broker, topic: str = TOPIC) -> None:
+    async with admin_of(broker) as admin:
+        await admin.delete_topics([topic])
+
+
+async def consumed(broker: Broker, partitions: int = 1) -> list[ConsumerRecord[bytes, bytes]]:
+    """Everything in the topic, partition by partition."""
+    consumer: AIOKafkaConsumer = AIOKafkaConsumer(bootstrap_servers=broker.bootstrap_servers)
+    await consumer.start()
+    try:
+        assigned = [TopicPartition(TOPIC, number) for number in range(partitions)]
+        consumer.assign(assigned)
+        await consumer.seek_to_beginning(*assigned)
+        ends = await consumer.end_offsets(assigned)
+        records: list[ConsumerRecord[bytes, bytes]] = []
+        with anyio.fail_after(20):
+            for partition in assigned:
+                while await consumer.position(partition) < ends[partition]:
+                    fetched = await consumer.getmany(partition, timeout_ms=200)
+                    records += fetched.get(partition, [])
+        return records
+    finally:
+        await consumer.stop()
+
+
+@asynccontextmanager
+async def opened(broker: Broker, writer: KafkaWriter) -> AsyncIterator[KafkaWriter]:
+    copy = writer.spawn()
+    await copy.open(context(broker.bootstrap_servers))
+    try:
+        yield copy
+    finally:
+        await copy.close()
+
+
+async def flushed(writer: KafkaWriter) -> Flushed:
+    result: FlushResult = await writer.flush()
+    assert isinstance(result, Flushed), result
+    return result

@@ -1,0 +1,300 @@
+"""SparkWriter with Spark: Spark reads each written row once, also after repeated writes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from structlog.testing import capture_logs
+
+from kmr.errors import StrategyError
+from kmr.record import Range, Rows
+from kmr.reducers.reducer import Context, Flushed, Poisoned
+from kmr.sinks.spark.writer import SparkWriter
+from kmr.spark.runtime.session import SparkUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def context() -> Context:
+    return Context(group="g", bootstrap_servers="", stage="reduce-1", client={})
+
+
+@pytest.fixture
+def table(spark: SparkSession) -> Iterator[str]:
+    """The name of a table that is dropped at the end."""
+    yield "deliveries"
+    spark.sql("DROP TABLE IF EXISTS deliveries")
+
+
+def rows_of(first: int, last: int, partition: int = 0, **columns: Any) -> Rows:
+    offsets = np.arange(first, last + 1)
+    table = pa.table({"partition": [partition] * len(offsets), "offset": offsets, **columns})
+    return Rows(table, (Range("t", partition, first, last),), offsets)
+
+
+async def write(context: Context, *flushes: list[Rows], **options: Any) -> list[Poisoned]:
+    """Run a writer as a worker does: open, flush after flush, close."""
+    writer = SparkWriter(**options).spawn()
+    poisoned: list[Poisoned] = []
+    try:
+        await writer.open(context)
+        for flush in flushes:
+            for rows in flush:
+                writer.add(rows)
+            result = writer.flush()
+            assert isinstance(result, Flushed)
+            poisoned += result.poisoned
+            writer.reset()
+    finally:
+        await writer.close()
+    return poisoned
+
+
+def rows_in(frame: DataFrame) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row) for row in frame.collect())
+
+
+async def test_spark_reads_every_type_and_partition_as_it_was_written(
+    context: Context, spark: SparkSession, tmp_path: Path
+) -> None:
+    columns: dict[str, Any] = {
+        "carrier": ["AA", None, "a/b=ü %"],
+        "small": pa.array([1, 2, 65535], pa.uint16()),
+        "seen": pa.array([0, 1_500_000_000, None], pa.timestamp("ns", "UTC")),
+        "tags": [["x"], [], None],
+    }
+    await write(context, [rows_of(0, 2, **columns)], path=tmp_path, partition_by=["carrier"])
+    frame = spark.read.parquet(str(tmp_path))
+    assert dict(frame.dtypes) == {
+        "partition": "bigint",
+        "offset": "bigint",
+        "small": "int",
+        "seen": "timestamp",
+        "tags": "array<string>",
+        "carrier": "string",
+    }
+    selected = frame.selectExpr("offset", "small", "unix_micros(seen)", "tags", "carrier")
+    assert rows_in(selected) == [
+        (0, 1, 0, ["x"], "AA"),
+        (1, 2, 1_500_000, [], None),
+        (2, 65535, None, None, "a/b=ü %"),
+    ]
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+async def test_a_table_has_rows_once_that_are_written_twice(
+    context: Context, spark: SparkSession, table: str, partitioned: bool
+) -> None:
+    spark.sql(
+        f"CREATE TABLE {table} (partition INT, offset BIGINT, carrier STRING) USING parquet"
+        + (" PARTITIONED BY (carrier)" if partitioned else "")
+    )
+    assert spark.table(table).count() == 0  # Spark caches that there are no files
+    for _ in range(2):
+        await write(
+            context,
+            [rows_of(0, 1, carrier=["AA", "it's"]), rows_of(0, 0, partition=1, carrier=["AA"])],
+            [rows_of(2, 3, carrier=[None, "b\\c"])],
+            table=table,
+        )
+    found = rows_in(spark.table(table).selectExpr("partition", "offset", "coalesce(carrier, '')"))
+    assert found == [(0, 0, "AA"), (0, 1, "it's"), (0, 2, ""), (0, 3, "b\\c"), (1, 0, "AA")]
+    assert spark.table(table).where("carrier = 'AA'").count() == 2
+
+
+async def test_rows_fit_the_types_of_the_table_or_are_poisoned(
+    context: Context, spark: SparkSession, table: str
+) -> None:
+    spark.sql(f"CREATE TABLE {table} (offset INT, delay INT, note STRING) USING parquet")
+    offsets = np.arange(2)
+    rows = Rows(
+        pa.table({"offset": offsets, "delay": ["7", "late"]}), (Range("t", 0, 0, 1),), offsets
+    )
+    (poisoned,) = await write(context, [rows], table=table)
+    assert poisoned.reason == "column delay (int32) cannot hold 'late'"
+    assert rows_in(spark.table(table)) == [(0, 7, None)]
+    with pytest.raises(StrategyError, match=r"table deliveries has no column partition"):
+        await write(context, [rows_of(2, 2)], table=table)
+    spark.sql(f"ALTER TABLE {table} ADD COLUMNS (partition INT)")
+    await write(context, [rows_of(2, 2)], table=table)
+    assert spark.table(table).where("partition = 0").count() == 1
+
+
+async def test_a_missing_table_and_a_view_are_clear_errors(
+    context: Context, spark: SparkSession
+) -> None:
+    with pytest.raises(
+        StrategyError, match=r"Spark has no table nowhere .* CREATE TABLE `nowhere`"
+    ):
+        await write(context, table="nowhere")
+    spark.range(1).createOrReplaceTempView("a_view")
+    with pytest.raises(StrategyError, match="a_view is a view"):
+        await write(context, table="a_view")
+
+
+async def test_the_result_of_a_transform_is_in_the_files_once_when_it_is_written_twice(
+    context: Context, spark: SparkSession, tmp_path: Path
+) -> None:
+    def per_carrier(frame: DataFrame) -> DataFrame:
+        return frame.groupBy("carrier").count()
+
+    flush = [rows_of(0, 2, carrier=["AA", "AA", "UA"])]
+    for _ in range(2):
+        await write(context, flush, path=tmp_path, transform=per_carrier)
+    assert rows_in(spark.read.parquet(str(tmp_path))) == [("AA", 2), ("UA", 1)]
+
+
+async def test_a_transform_may_write_and_the_log_says_that_this_is_at_least_once(
+    context: Context, spark: SparkSession, tmp_path: Path
+) -> None:
+    def append(frame: DataFrame) -> None:
+        frame.write.mode("append").parquet(str(tmp_path))
+
+    writer = SparkWriter(transform=append)
+    with capture_logs() as logs:
+        for copy in (writer.spawn(), writer.spawn()):
+            await copy.open(context)
+            await copy.close()
+    reason = "the transform writes"
+    assert [(line["event"], line["reason"]) for line in logs] == [
+        ("delivers at least once", reason)
+    ]
+    await write(context, [rows_of(0, 9)], transform=append)
+    assert spark.read.parquet(str(tmp_path)).count() == 10
+
+
+@pytest.mark.parametrize(
+    ("made", "options", "message"),
+    [
+        (None, {"path": "p"}, "returned None, but its result is written to p"),
+        (7, {}, "returned int, and there is no table or path"),
+    ],
+)
+async def test_a_wrong_result_of_a_transform_is_an_error(
+    context: Context, spark: SparkSession, made: Any, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(StrategyError, match=message):
+        await write(context, [rows_of(0, 0)], transform=lambda _: made, **options)
+
+
+async def test_other_file_formats_are_directories_that_are_replaced(
+    context: Context, spark: SparkSession, tmp_path: Path
+) -> None:
+    flushes = [[rows_of(0, 4, carrier=["AA"] * 5)], [rows_of(5, 9, carrier=["UA"] * 5)]]
+    for _ in range(2):
+        await write(context, *flushes, path=tmp_path, format="orc", partition_by="carrier")
+    frame = spark.read.orc(str(tmp_path))
+    assert sorted(row.offset for row in frame.select("offset").collect()) == list(range(10))
+    assert frame.select("kmr_range").distinct().count() == 2
+
+
+async def test_a_format_that_does_not_detect_repeated_writes_is_at_least_once(
+    context: Context, spark: SparkSession, table: str
+) -> None:
+    spark.sql(f"CREATE TABLE {table} (partition INT, offset BIGINT) USING orc")
+    writer = SparkWriter(table=table).spawn()
+    await writer.open(context)
+    assert writer.at_least_once is not None
+    assert "orc" in writer.at_least_once
+    await writer.close()
+    for _ in range(2):
+        await write(context, [rows_of(0, 1)], table=table)
+    assert rows_in(spark.table(table)) == [(0, 0), (0, 0), (0, 1), (0, 1)]
+
+
+async def test_a_format_with_transactions_gets_partition_and_last_offset(
+    context: Context, spark: SparkSession, tmp_path: Path
+) -> None:
+    """A fake of Delta, which is not on PyPI: it takes the same options, and skips as Delta does."""
+    from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+
+    log = tmp_path / "log"
+
+    class Writer(DataSourceArrowWriter):
+        def __init__(self, options: dict[str, str]) -> None:
+            self.application, self.version = options["txnappid"], int(options["txnversion"])
+
+        def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+            message: Any = WriterCommitMessage()
+            message.rows = sum(len(batch) for batch in iterator)
+            return message  # type: ignore[no-any-return]
+
+        def commit(self, messages: list[Any]) -> None:
+            known = json.loads(log.read_text()) if log.exists() else []
+            if any(key == self.application and at >= self.version for key, at, _ in known):
+                return
+            rows = sum(message.rows for message in messages if message is not None)
+            log.write_text(json.dumps([*known, (self.application, self.version, rows)]))
+
+    class Delta(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "delta"
+
+        def writer(self, schema: Any, overwrite: bool) -> Writer:
+            assert not overwrite
+            return Writer({key.lower(): value for key, value in self.options.items()})
+
+    spark.dataSource.register(Delta)
+    for _ in range(2):
+        await write(
+            context,
+            [rows_of(0, 4), rows_of(0, 2, partition=1)],
+            [rows_of(5, 9)],
+            path=tmp_path / "table",
+            format="delta",
+        )
+    assert json.loads(log.read_text()) == [
+        ["kmr:g:t:0", 4, 5],
+        ["kmr:g:t:1", 2, 3],
+        ["kmr:g:t:0", 9, 5],
+    ]
+
+
+async def test_writers_share_one_session_and_do_not_stop_a_foreign_one(
+    context: Context, spark: SparkSession, tmp_path: Path
+) -> None:
+    writer = SparkWriter(transform=lambda frame: frame, path=tmp_path)
+    copies = [writer.spawn(), writer.spawn()]
+    for copy in copies:
+        await copy.open(context)
+    assert {id(copy.session.get()) for copy in copies} == {id(spark)}
+    for copy in copies:
+        await copy.close()
+    assert spark.range(3).count() == 3
+
+
+async def test_a_session_on_another_master_is_refused_in_every_thread(
+    context: Context, spark: SparkSession
+) -> None:
+    """Spark's own check sees only the session of the calling thread."""
+    with pytest.raises(
+        SparkUnavailable, match=r"runs on local\[2\] in this process, not on local\[3\]"
+    ):
+        await write(context, transform=print, master="local[3]")
+    assert spark.range(3).count() == 3
+
+
+async def test_writers_of_one_process_that_name_different_masters_are_refused(
+    context: Context, spark: SparkSession
+) -> None:
+    writer = SparkWriter(transform=print, master="local[2]")
+    await writer.open(context)
+    try:
+        with pytest.raises(
+            StrategyError, match=r"uses local\[2\], so another one cannot use local"
+        ):
+            await write(context, transform=print, master="local[3]")
+    finally:
+        await writer.close()

@@ -1,0 +1,86 @@
+"""Rows as lines of JSON: every type of Arrow, and any bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kmr.record import SCHEMA
+from kmr.sinks.json_rows import BASE64, json_lines
+
+
+def written(table: pa.Table) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in json_lines(table).splitlines()]
+
+
+def test_a_record_is_readable() -> None:
+    record = {
+        "key": b"UA",
+        "value": b'{"delay": 5}',
+        "topic": "flights",
+        "partition": 0,
+        "offset": 7,
+        "timestamp": 1_500_000,
+        "timestampType": 0,
+        "headers": [{"key": "trace", "value": b"\xff"}],
+    }
+    (line,) = written(pa.Table.from_pylist([record], schema=SCHEMA))
+    assert line == record | {
+        "key": "UA",
+        "value": '{"delay": 5}',
+        "timestamp": "1970-01-01T00:00:01.500000Z",
+        "headers": [{"key": "trace", "value": f"{BASE64}/w=="}],
+    }
+
+
+def test_every_common_type_of_arrow_can_be_written() -> None:
+    table = pa.table(
+        {
+            "day": pa.array([1, None], pa.date32()),
+            "local": pa.array([0, None], pa.timestamp("s", "Europe/Berlin")),
+            "naive": pa.array([0, None], pa.timestamp("ms")),
+            "enum": pa.array(["x", None]).dictionary_encode(),
+            "fixed": pa.array([b"ab", None], pa.binary(2)),
+            "map": pa.array([[("k", b"v")], None], pa.map_(pa.string(), pa.binary())),
+            "struct": pa.array([{"a": b"x"}, None], pa.struct([("a", pa.binary())])),
+            "nested": pa.array([[[b"a"], None], None], pa.list_(pa.list_(pa.binary()))),
+            "number": [float("nan"), None],
+            "two words": [True, None],
+            "nothing": pa.nulls(2),
+        }
+    )
+    full, empty = written(table)
+    assert full == {
+        "day": "1970-01-02",
+        "local": "1970-01-01T00:00:00Z",
+        "naive": "1970-01-01T00:00:00.000",
+        "enum": "x",
+        "fixed": "ab",
+        "map": [{"key": "k", "value": "v"}],
+        "struct": {"a": "x"},
+        "nested": [["a"], None],
+        "number": None,
+        "two words": True,
+        "nothing": None,
+    }
+    assert set(empty.values()) == {None}
+    assert written(table.slice(1)) == [empty]
+
+
+@given(st.lists(st.none() | st.binary(max_size=6), max_size=8), st.integers(0, 8))
+def test_any_bytes_are_written_and_distinguished_from_text(
+    values: list[bytes | None], skip: int
+) -> None:
+    table = pa.table({"value": pa.array(values, pa.binary())}).slice(skip)
+    lines = written(table)
+    assert len(lines) == max(0, len(values) - skip)
+    for line, value in zip(lines, values[skip:], strict=True):
+        shown = line["value"]
+        if value is None:
+            assert shown is None
+        elif not shown.startswith(BASE64):
+            assert shown.encode() == value

@@ -1,0 +1,136 @@
+"""How a flush is divided into inserts, and what refused rows are named by."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kmr.record import Range, Rows
+from kmr.sinks.planning import MAX_BLOCK_ROWS, Insert, Section, plan_inserts
+
+
+def rows(topic: str, partition: int, first: int, last: int, *, origin: bool = True) -> Rows:
+    offsets = np.arange(first, last + 1)
+    return Rows(
+        pa.table({"n": offsets}),
+        (Range(topic, partition, first, last),),
+        offsets if origin else None,
+    )
+
+
+def tokens(*added: Rows, group: str = "g") -> list[str]:
+    return [insert.token for insert in plan_inserts(added, group)]
+
+
+def test_a_token_spans_all_offsets_that_the_flush_has_of_the_partition() -> None:
+    assert tokens(rows("t", 0, 10, 19), rows("u", 0, 0, 1), rows("t", 0, 30, 39)) == [
+        "g:t:0:10-39",
+        "g:u:0:0-1",
+    ]
+
+
+def test_offsets_without_a_row_count_for_the_token_as_they_do_for_the_ledger() -> None:
+    filtered = Rows(pa.table({"n": [5]}), (Range("t", 0, 0, 3), Range("t", 0, 5, 9)), np.array([5]))
+    assert tokens(filtered) == ["g:t:0:0-9"]
+
+
+def test_a_partition_without_a_row_has_no_insert() -> None:
+    empty = Rows(pa.table({"n": []}), (Range("t", 0, 0, 3),), np.empty(0, np.int64))
+    assert tokens(empty) == []
+
+
+def test_the_token_does_not_contain_the_generation() -> None:
+    again = Rows(pa.table({"n": [1]}), (Range("t", 0, 1, 1, generation=7),), np.array([1]))
+    assert tokens(again) == tokens(rows("t", 0, 1, 1))
+
+
+def test_a_long_token_is_a_hash_that_distinguishes_ranges() -> None:
+    many = tuple(Range("t", partition, 0, 9) for partition in range(100))
+    more = (*many[:-1], Range("t", 99, 0, 10))
+    (one,) = tokens(Rows(pa.table({"n": [1]}), many))
+    (other,) = tokens(Rows(pa.table({"n": [1]}), more))
+    assert one != other
+    assert one.startswith("g:")
+    assert len(one) <= 200
+
+
+def test_rows_without_offsets_are_named_by_their_content() -> None:
+    one, other = (Rows(pa.table({"n": [n]}), ()) for n in (1, 2))
+    assert tokens(one) == tokens(one)
+    assert tokens(one) != tokens(other)
+
+
+def test_rows_of_several_partitions_belong_to_none_of_them() -> None:
+    ranges = (Range("t", 0, 0, 0), Range("t", 1, 0, 0))
+    mixed = Rows(pa.table({"n": [0, 0]}), ranges, np.array([0, 0]))
+    (insert,) = plan_inserts([mixed], "g")
+    (poisoned,) = insert.poisoned({1: "bad"})
+    assert poisoned.rows.ranges == ranges
+    assert poisoned.rows.offsets is None
+
+
+def test_a_block_stays_below_a_million_rows() -> None:
+    count = 2 * MAX_BLOCK_ROWS + 5
+    offsets = np.arange(count)
+    insert = Insert("g/a:t:0:0-9", (Rows(pa.table({"n": offsets}), (), offsets),))
+    sections = insert.sections()
+    assert [(section.start, section.stop) for section in sections] == [
+        (0, MAX_BLOCK_ROWS),
+        (MAX_BLOCK_ROWS, 2 * MAX_BLOCK_ROWS),
+        (2 * MAX_BLOCK_ROWS, count),
+    ]
+    assert sections[2].token == f"g/a:t:0:0-9/{2 * MAX_BLOCK_ROWS}-{count}"
+
+
+@given(st.integers(1, 1000))
+def test_bisecting_a_section_ends_in_single_rows_with_distinct_tokens(count: int) -> None:
+    todo = [Section("g/a:t:0:0-9", 0, count, whole=True)]
+    seen = {todo[0].token}
+    single = []
+    while todo:
+        section = todo.pop()
+        if section.stop - section.start == 1:
+            single.append(section.start)
+            continue
+        for half in section.halves():
+            assert half.token not in seen
+            seen.add(half.token)
+            todo.append(half)
+    assert sorted(single) == list(range(count))
+
+
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=5),
+    st.sets(st.integers(0, 99), max_size=30),
+    st.integers(1, 3),
+)
+def test_refused_rows_are_named_by_the_offsets_of_the_rows_they_were_added_with(
+    sizes: list[int], refused: set[int], reasons: int
+) -> None:
+    added, first = [], 0
+    for size in sizes:
+        added.append(rows("t", 0, first, first + size - 1))
+        first += size
+    refused = {row for row in refused if row < first}
+    (insert,) = plan_inserts(added, "g")
+    poisoned = list(insert.poisoned({row: f"reason {row % reasons}" for row in refused}))
+    found: list[int] = []
+    for poison in poisoned:
+        assert poison.rows.offsets is not None
+        offsets = poison.rows.offsets.tolist()
+        assert poison.rows.table.column("n").to_pylist() == offsets
+        assert {f"reason {offset % reasons}" for offset in offsets} == {poison.reason}
+        assert [o for r in poison.rows.ranges for o in range(r.first, r.last + 1)] == offsets
+        found += offsets
+    assert sorted(found) == sorted(refused)
+
+
+def test_refused_rows_without_offsets_refuse_all_offsets_of_their_part_once() -> None:
+    made = rows("t", 0, 0, 9, origin=False)
+    (insert,) = plan_inserts([made], "g")
+    (poisoned,) = insert.poisoned({2: "bad", 5: "worse"})
+    assert poisoned.rows.ranges == made.ranges
+    assert poisoned.reason == "bad (and 1 more rows)"
+    assert poisoned.rows.table.num_rows == 2

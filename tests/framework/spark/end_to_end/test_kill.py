@@ -1,0 +1,255 @@
+"""`kmr run --engine spark` as a process: killed at any moment, stopped by signals; the sink is counted."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+
+from kmr.cli.check import check
+from kmr.sinks.clickhouse.client import Target, connect
+
+pytest.importorskip("pyspark")
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.framework.spark.conftest import Kafka
+
+pytestmark = pytest.mark.slow
+
+RECORDS = 100_000
+SMALL = ("--max-offsets-per-trigger", "10000")
+PATIENCE = 300.0  # seconds, for a loaded machine
+STRATEGIES = """
+import pathlib
+import anyio
+import pyarrow as pa
+from kmr import Strategy, map_batch, map_record
+from kmr.sinks import ClickHouseWriter, StreamWriter
+from kmr.sinks.spark.writer import SparkWriter
+
+@map_batch
+def locate(batch):
+    return batch.select(["partition", "offset", "timestamp"])
+
+@map_record
+def picky(record):
+    if record.value == b"poison":
+        raise ValueError("poisoned")
+    return {"partition": record.partition, "offset": record.offset}
+
+class NeverOpen(StreamWriter):
+    async def open(self, context):
+        pathlib.Path("opening").touch()
+        await anyio.sleep_forever()
+
+errors = StreamWriter("stderr")
+never_open = Strategy(locate, [NeverOpen("stderr")])
+clickhouse = Strategy(locate, [ClickHouseWriter("TABLE", url="URL")], errors)
+parquet = Strategy(locate, [SparkWriter(path="out")], errors)
+strict = Strategy(picky, [SparkWriter(path="out")])
+"""
+
+
+class Engine:
+    """Starts the engine on one topic; every start uses the same checkpoint."""
+
+    def __init__(self, directory: Path, kafka: Kafka, topic: str, url: str) -> None:
+        self._directory = directory
+        self._kafka = kafka
+        self._topic = topic
+        self.table = topic.replace("-", "_").replace(".", "_")
+        self.url = url
+        text = STRATEGIES.replace("TABLE", self.table).replace("URL", url)
+        (directory / "strategies.py").write_text(text)
+
+    def start(self, strategy: str, *flags: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [
+                *(Path(sys.executable).with_name("kmr"), "run", f"strategies:{strategy}"),
+                *("--engine", "spark", "--master", "local[2]", "--checkpoint", "checkpoint"),
+                *("--topic", self._topic, "--group", "g"),
+                *("--bootstrap-servers", self._kafka.servers),
+                *flags,
+            ],
+            cwd=self._directory,
+            env={**os.environ, "NO_COLOR": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(self, strategy: str, *flags: str) -> None:
+        """Process the rest of the topic in one micro-batch."""
+        with self.start(strategy, "--trigger", "available-now", *flags) as process:
+            _, errors = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, errors
+
+    def kill_at_random(self, strategy: str, chance: random.Random) -> None:
+        """Twice: produce records, wait until micro-batches run, then a moment, then SIGKILL."""
+        for _ in range(2):
+            self._kafka.produce(self._topic, [b"x" * 100] * (RECORDS // 2))
+            self._kill_once(strategy, self._logged() + 2, chance)
+
+    def _kill_once(self, strategy: str, begun: int, chance: random.Random) -> None:
+        with self.start(strategy, "--trigger", "1ms", *SMALL) as process:
+            try:
+                self.wait_for(process, lambda: self._logged() >= begun)
+                time.sleep(chance.uniform(0.0, 0.6))
+            finally:
+                process.kill()
+
+    def wait_for(self, process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            if process.poll() is not None:
+                pytest.fail(f"it ended before it was killed: {process.communicate()[1]}")
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def _logged(self) -> int:
+        """Return the number of micro-batches that have begun."""
+        return len(list((self._directory / "checkpoint" / "offsets").glob("[0-9]*")))
+
+    def parquet(self) -> Counter[tuple[int, int]]:
+        """Count the rows of the files by partition and offset."""
+        rows = pq.read_table(self._directory / "out").to_pylist()
+        return Counter((row["partition"], row["offset"]) for row in rows)
+
+
+@pytest.fixture
+def engine(
+    tmp_path: Path,
+    kafka: Kafka,
+    topic: str,
+    clickhouse_url: str,
+    quick_jvms: None,
+) -> Engine:
+    return Engine(tmp_path, kafka, topic, clickhouse_url)
+
+
+def make_table(engine: Engine) -> None:
+    with connect(Target.of(engine.url)) as client:
+        client.command(
+            f"CREATE TABLE {engine.table} (partition UInt32, offset UInt64, timestamp DateTime) "
+            "ENGINE = MergeTree ORDER BY (partition, offset) "
+            "SETTINGS non_replicated_deduplication_window = 10000"
+        )
+
+
+def test_killed_at_any_moment_nothing_is_missing_or_doubled_in_clickhouse(
+    engine: Engine, kafka: Kafka, topic: str
+) -> None:
+    make_table(engine)
+    kafka.create(topic, 2)
+    engine.kill_at_random("clickhouse", random.Random(1))
+    engine.finish("clickhouse")
+    result = check(table=engine.table, url=engine.url, expected=RECORDS)
+    assert result.clean, result
+    assert result.messages == RECORDS
+    ends = kafka.ends(topic)
+    assert {p: kafka.committed("g", topic, p) for p in ends} == ends
+
+
+def test_killed_at_any_moment_nothing_is_missing_or_doubled_in_parquet(
+    engine: Engine, kafka: Kafka, topic: str
+) -> None:
+    kafka.create(topic, 2)
+    engine.kill_at_random("parquet", random.Random(2))
+    engine.finish("parquet")
+    found = engine.parquet()
+    assert len(found) == RECORDS
+    assert set(found.values()) == {1}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_the_micro_batch_finish_and_ends_with_zero(
+    engine: Engine, kafka: Kafka, topic: str, tmp_path: Path, number: signal.Signals
+) -> None:
+    kafka.create(topic, 2)
+    kafka.produce(topic, [b"x"] * 100_000)
+    with engine.start("parquet", "--trigger", "1ms", *SMALL) as process:
+        engine.wait_for(process, (tmp_path / "checkpoint" / "commits" / "1").exists)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
+    found = engine.parquet()
+    assert set(found.values()) == {1}
+    assert found
+    written = {p: sum(partition == p for partition, _ in found) for p in (0, 1)}
+    assert {p: kafka.committed("g", topic, p) for p in (0, 1)} == written
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once_and_its_jvm_too(
+    engine: Engine, tmp_path: Path, number: signal.Signals
+) -> None:
+    with engine.start("never_open") as process:
+        engine.wait_for(process, (tmp_path / "opening").exists)
+        jvms = [os.pidfd_open(pid) for pid in children_of(process.pid)]
+        assert jvms
+        process.send_signal(number)
+        deadline = time.monotonic() + PATIENCE
+        while process.poll() is None:  # a second signal right after the first counts as the same
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+            process.send_signal(number)
+    assert process.returncode == 128 + number
+    for jvm in jvms:
+        ended, _, _ = select.select([jvm], [], [], PATIENCE)
+        os.close(jvm)
+        assert ended
+
+
+def test_a_python_process_that_is_too_slow_for_spark_does_not_end_the_engine(
+    engine: Engine, kafka: Kafka, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *python_streaming_source_runner*)\n'
+        f'  if mkdir "{tmp_path}/slow" 2>/dev/null; then exec sleep 30; fi ;;\n'
+        f'esac\nexec "{sys.executable}" "$@"\n'
+    )
+    python.chmod(0o755)
+    monkeypatch.setenv("PYSPARK_PYTHON", str(python))
+    kafka.create(topic)
+    kafka.produce(topic, [b"x"] * 10)
+    engine.finish("parquet")
+    assert (tmp_path / "slow").exists()
+    assert engine.parquet() == Counter((0, offset) for offset in range(10))
+
+
+def test_an_error_that_the_user_can_fix_is_one_message(
+    engine: Engine, kafka: Kafka, topic: str
+) -> None:
+    kafka.create(topic)
+    kafka.produce(topic, [b"poison" if n == 7 else b"x" for n in range(10)])
+    with engine.start("strict", "--trigger", "available-now") as process:
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    *_, last = errors.strip().splitlines()
+    assert last.startswith("kmr: record failed, "), errors
+    assert last.endswith(
+        "[7..7] in map: ValueError: poisoned; set reduce_err= in the strategy to keep such records and go on"
+    )
+    assert "Traceback" not in errors
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the descendants of a process."""
+    tasks = Path(f"/proc/{pid}/task")
+    children = [
+        int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()
+    ]
+    return children + [below for child in children for below in children_of(child)]

@@ -1,0 +1,368 @@
+"""The engine in the test's process: reducers, failures, limits, both sources, metrics."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("pyspark")
+
+from kmr.cli.strategies import load_strategy
+from kmr.errors import DeadlineExceeded, RecordFailed, StrategyError
+from kmr.settings import HttpSettings, Settings
+from kmr.sinks.clickhouse.client import Target, connect
+from kmr.spark.engine.engine import SparkEngine
+from kmr.spark.engine.engine_settings import EngineSettings
+from kmr.spark.source.data_source import FORMAT, register
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from tests.framework.spark.conftest import Kafka
+
+pytestmark = pytest.mark.slow
+
+PATIENCE = 300.0  # seconds, for a loaded machine
+STRATEGIES = """
+import pathlib
+import pyarrow as pa
+from kmr import Aggregate, Batcher, Collect, ErrorLimit, Flushed, Poisoned, Reducer, Retry, Strategy
+from kmr import map_batch, map_record
+from kmr.sinks import ClickHouseWriter, StreamWriter
+from kmr.sinks.spark.writer import SparkWriter
+
+HERE = pathlib.Path("DIRECTORY")
+
+@map_record
+def parse(record):
+    if record.value == b"poison":
+        raise ValueError("poisoned")
+    if record.value == b"skip":
+        return None
+    return {"partition": record.partition, "offset": record.offset, "value": record.value.decode()}
+
+@map_record
+async def twice(record):
+    row = {"partition": record.partition, "offset": record.offset}
+    return [row, row]
+
+@map_batch
+def wrong(batch):
+    return "nothing that is a row"
+
+class Picky(Reducer):
+    '''Refuses a row, and asks to be called again once; writes what it was called with.'''
+    calls = 0
+    def reset(self): self.added = []
+    def add(self, rows): self.added.append(rows)
+    def flush(self):
+        self.calls += 1
+        if self.calls == 1:
+            return Retry(0.0, "not yet")
+        refused = [Poisoned(rows.cut(1)[0], "too early") for rows in self.added if len(rows) > 1]
+        sizes = " ".join(str(len(rows)) for rows in self.added)
+        with (HERE / "picky").open("a") as file:
+            file.write(sizes + "\\n")
+        return Flushed(poisoned=refused[:1])
+
+class Stuck(Picky):
+    '''Never succeeds.'''
+    def flush(self):
+        (HERE / "stuck").touch()
+        return Retry(0.1, "never")
+
+def count_values(frame):
+    return frame.groupBy("value").count()
+
+def files_writer(**options):
+    return SparkWriter(path=str(HERE / "out"), **options)
+
+def aggregate():
+    return Aggregate(["value"], {"n": ("*", "count"), "last": ("offset", "max")})
+
+failed = StreamWriter(HERE / "failed.json")
+files = Strategy(parse, [files_writer()], failed)
+doubled = Strategy(twice, [Batcher(max_rows=3), files_writer()], failed)
+counted = Strategy(parse, [aggregate(), files_writer()], failed)
+clickhouse = Strategy(parse, [aggregate(), ClickHouseWriter("TABLE", url="URL")], failed)
+table = Strategy(parse, [SparkWriter(table="TABLE", master="local[7]")], failed)
+transformed = Strategy(parse, [files_writer(transform=count_values)], failed)
+stuck = Strategy(parse, [aggregate(), Stuck(max_rows=1)], failed)
+picky = Strategy(parse, [Picky(max_rows=4)], failed)
+limited = Strategy(parse, [files_writer()], failed, ErrorLimit(2))
+no_table = Strategy(parse, [ClickHouseWriter("nowhere", url="URL")], failed)
+broken = Strategy(wrong, [files_writer()], failed)
+"""
+
+
+class Runner:
+    """Runs a strategy of the file on a topic until all of its records are processed."""
+
+    def __init__(
+        self, spark: SparkSession, kafka: Kafka, topic: str, directory: Path, url: str
+    ) -> None:
+        self._spark = spark
+        self.settings = Settings(topics=(topic,), group="g", bootstrap_servers=kafka.servers)
+        self._directory = directory
+        self.module = f"strategies_{abs(hash(topic))}"
+        self.table = f"t{abs(hash(topic))}"
+        self.url = url
+        text = STRATEGIES.replace("DIRECTORY", str(directory))
+        text = text.replace("TABLE", self.table).replace("URL", url)
+        (directory / f"{self.module}.py").write_text(text)
+
+    def engine(self, strategy: str, **engine: Any) -> SparkEngine:
+        options = {"checkpoint": str(self._directory / "checkpoint"), "trigger": "available-now"}
+        return SparkEngine(
+            load_strategy(f"{self.module}:{strategy}"),
+            self.settings,
+            EngineSettings(**options | engine),
+            session=self._spark,
+        )
+
+    def run(self, strategy: str, **engine: Any) -> SparkEngine:
+        runner = self.engine(strategy, **engine)
+        runner.run()
+        return runner
+
+    def forget_last(self) -> None:
+        """Simulate a kill before the checkpoint had the last micro-batch as complete."""
+        commits = self._directory / "checkpoint" / "commits"
+        last = max(int(log.name) for log in commits.glob("[0-9]*"))
+        for log in (f"{last}", f".{last}.crc"):
+            (commits / log).unlink(missing_ok=True)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return pq.read_table(self._directory / "out").to_pylist()
+
+    def failed(self) -> list[str]:
+        return (self._directory / "failed.json").read_text().splitlines()
+
+
+@pytest.fixture
+def runner(
+    spark: SparkSession,
+    kafka: Kafka,
+    topic: str,
+    tmp_path: Path,
+    clickhouse_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> Runner:
+    """Return a runner on a topic with one partition, or the number in the parameter."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    kafka.create(topic, getattr(request, "param", 1))
+    return Runner(spark, kafka, topic, tmp_path, clickhouse_url)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def sample(runner: SparkEngine, name: str, **labels: str) -> float | None:
+    return runner.metrics.registry.get_sample_value(f"kmr_{name}", labels)
+
+
+@pytest.fixture
+def source(
+    request: pytest.FixtureRequest, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """With `jvm`, our source stands in for Spark's own: its rows go through `mapInArrow`."""
+    register(spark)
+    monkeypatch.setattr("kmr.spark.engine.engine.JVM_FORMAT", FORMAT)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("source", ["python", "jvm"], indirect=True)
+def test_rows_filtered_records_and_failures_reach_their_sinks(
+    runner: Runner, kafka: Kafka, topic: str, source: str
+) -> None:
+    kafka.produce(topic, [b"a", b"skip", b"poison", b"b", b"poison"])
+    done = runner.run("files", source=source)
+    assert [(row["offset"], row["value"]) for row in runner.rows()] == [(0, "a"), (3, "b")]
+    first, second = runner.failed()
+    assert '"offset":2' in first
+    assert '"reason":"ValueError: poisoned","stage":"map","attempt":1' in first
+    assert '"offset":4' in second
+    assert sample(done, "consumed_records_total", topic=topic) == 5
+    assert sample(done, "settled_records_total", topic=topic) == 5
+    assert sample(done, "failed_records_total", stage="map") == 2
+    assert sample(done, "reduce_flushes_total", stage="reduce-1", reason="trigger") == 1
+
+
+def test_an_async_map_and_a_chain_of_reducers_deliver_every_row_once(
+    runner: Runner, kafka: Kafka, topic: str
+) -> None:
+    kafka.produce(topic, [b"x"] * 10)
+    runner.run("doubled")
+    assert Counter(row["offset"] for row in runner.rows()) == dict.fromkeys(range(10), 2)
+
+
+@pytest.mark.parametrize("runner", [2], indirect=True)
+@pytest.mark.parametrize("source", ["python", "jvm"], indirect=True)
+def test_an_aggregate_has_one_result_for_each_micro_batch_with_all_its_partitions(
+    runner: Runner, kafka: Kafka, topic: str, source: str
+) -> None:
+    kafka.produce_to(topic, 0, [b"a", b"b"])
+    kafka.produce_to(topic, 1, [b"a", b"poison"])
+    runner.run("counted", source=source)
+    kafka.produce_to(topic, 1, [b"a"])
+    done = runner.run("counted", source=source)
+    found = sorted((row["value"], row["n"], row["last"]) for row in runner.rows())
+    assert found == [("a", 1, 2), ("a", 2, 0), ("b", 1, 1)]
+    assert len(runner.failed()) == 1
+    assert sample(done, "reduce_flushes_total", stage="reduce-2", reason="trigger") == 1
+
+
+@pytest.mark.parametrize("runner", [2], indirect=True)
+def test_an_aggregate_is_in_clickhouse_once_when_its_micro_batch_is_repeated(
+    runner: Runner, kafka: Kafka, topic: str
+) -> None:
+    with connect(Target.of(runner.url)) as client:
+        client.command(
+            f"CREATE TABLE {runner.table} (value String, n UInt32, last UInt64) ENGINE = MergeTree "
+            "ORDER BY value SETTINGS non_replicated_deduplication_window = 10000"
+        )
+        for partition in (0, 1):
+            kafka.produce_to(topic, partition, [b"a", b"b", b"a"])
+        runner.run("clickhouse")
+        runner.forget_last()
+        kafka.produce_to(topic, 1, [b"a"])
+        runner.run("clickhouse")
+        found = client.query(f"SELECT value, n, last FROM {runner.table} ORDER BY ALL").result_rows
+    assert found == [("a", 1, 3), ("a", 4, 2), ("b", 2, 1)]
+
+
+@pytest.mark.parametrize("runner", [2], indirect=True)
+def test_a_table_of_spark_has_every_row_once_and_misfits_go_to_the_error_sink(
+    spark: SparkSession, runner: Runner, kafka: Kafka, topic: str
+) -> None:
+    """The writer's `master` has no effect: the engine's session writes."""
+    spark.sql(
+        f"CREATE TABLE {runner.table} (offset BIGINT, value INT, partition INT) USING parquet "
+        "PARTITIONED BY (partition)"
+    )
+    kafka.produce_to(topic, 0, [b"7", b"text", b"9"])
+    kafka.produce_to(topic, 1, [b"1", b"poison"])
+    runner.run("table")
+    runner.forget_last()
+    kafka.produce_to(topic, 1, [b"3"])
+    runner.run("table")
+    rows = spark.table(runner.table).select("partition", "offset", "value").collect()
+    spark.sql(f"DROP TABLE {runner.table}")
+    assert sorted(map(tuple, rows)) == [(0, 0, 7), (0, 2, 9), (1, 0, 1), (1, 2, 3)]
+    refused, *_ = (line for line in runner.failed() if '"stage":"reduce-1"' in line)
+    assert "column value (int32) cannot hold 'text'" in refused
+    assert '"offset":1' in refused
+
+
+def test_a_transform_gets_the_micro_batch_and_its_result_is_written_once(
+    runner: Runner, kafka: Kafka, topic: str
+) -> None:
+    kafka.produce(topic, [b"a", b"b", b"a"])
+    runner.run("transformed")
+    runner.forget_last()
+    kafka.produce(topic, [b"b"])
+    runner.run("transformed")
+    found = sorted((row["value"], row["count"]) for row in runner.rows())
+    assert found == [("a", 2), ("b", 1), ("b", 1)]
+
+
+def test_a_sink_that_always_refuses_is_cancelled_at_the_shutdown_deadline(
+    runner: Runner, kafka: Kafka, topic: str, tmp_path: Path
+) -> None:
+    kafka.produce(topic, [b"x"])
+    runner.settings = msgspec.structs.replace(runner.settings, shutdown_deadline=1.0)
+    engine = runner.engine("stuck")
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(engine.run)
+        try:
+            wait_for((tmp_path / "stuck").exists)
+        finally:
+            engine.shutdown()
+        with pytest.raises(DeadlineExceeded, match="micro-batch 1 did not end within"):
+            ended.result(PATIENCE)
+
+
+def test_a_users_reducer_has_the_contract_of_the_worker(
+    runner: Runner, kafka: Kafka, topic: str, tmp_path: Path
+) -> None:
+    kafka.produce(topic, [b"x"] * 10)
+    done = runner.run("picky")
+    assert (tmp_path / "picky").read_text().splitlines() == ["4", "4", "2"]
+    assert len(runner.failed()) == 3
+    assert '"reason":"too early","stage":"reduce-1","attempt":2' in runner.failed()[0]
+    assert sample(done, "reduce_flush_retries_total", stage="reduce-1") == 1
+
+
+def test_more_failures_than_the_limit_stop_the_query_and_the_micro_batch_is_not_complete(
+    runner: Runner, kafka: Kafka, topic: str, tmp_path: Path
+) -> None:
+    kafka.produce(topic, [b"poison"] * 3)
+    with pytest.raises(RecordFailed, match="more than 2 records failed within 60 s"):
+        runner.run("limited")
+    assert not (tmp_path / "checkpoint" / "commits" / "1").exists()
+
+
+def test_a_mistake_in_the_strategy_is_the_error_of_the_worker(
+    runner: Runner, kafka: Kafka, topic: str
+) -> None:
+    kafka.produce(topic, [b"x"])
+    with pytest.raises(StrategyError, match="map function wrong returned str"):
+        runner.run("broken")
+
+
+def test_a_reducer_that_cannot_open_stops_the_query_before_it_begins(
+    runner: Runner, tmp_path: Path
+) -> None:
+    with pytest.raises(StrategyError, match="nowhere"):
+        runner.run("no_table")
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def test_a_micro_batch_that_is_repeated_is_counted_and_its_lag_is_known(
+    runner: Runner, kafka: Kafka, topic: str
+) -> None:
+    kafka.produce(topic, [b"x"] * 10)
+    runner.run("files")
+    runner.forget_last()
+    kafka.produce(topic, [b"y"] * 5)
+    done = runner.run("files")
+    assert len(runner.rows()) == 15
+    assert sample(done, "commits_total", result="checkpoint") == 2
+    assert sample(done, "consumer_lag_records", topic=topic, partition="0") == 0
+
+
+def test_metrics_and_readiness_are_served_while_the_query_runs(
+    runner: Runner, kafka: Kafka, topic: str
+) -> None:
+    kafka.produce(topic, [b"x"] * 10)
+    runner.settings = msgspec.structs.replace(runner.settings, http=HttpSettings(port=0))
+    engine = runner.engine("files", trigger="100ms")
+    thread = threading.Thread(target=engine.run)
+    thread.start()
+    try:
+        wait_for(lambda: engine.status().settled == 10)
+        with urlopen(f"{engine.health_url}/ready") as answer:
+            assert answer.status == 200
+        with urlopen(f"{engine.health_url}/metrics") as answer:
+            assert f'kmr_settled_records_total{{topic="{topic}"}} 10.0' in answer.read().decode()
+    finally:
+        engine.shutdown()
+        thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert len(runner.rows()) == 10

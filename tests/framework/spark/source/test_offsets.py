@@ -1,0 +1,168 @@
+"""Offsets of a query: their JSON, their limits and parts, and those that a cluster of a table answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kmr.errors import ConsumerError, OffsetOutOfRange, SettingsError
+from kmr.record import Range, TopicPartition
+from kmr.spark.source.offsets import (
+    OffsetPlanner,
+    divide_ranges,
+    limit_offsets,
+    ranges_between,
+    read_offsets,
+    show_offsets,
+)
+from kmr.spark.source.options import SourceOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from kmr.spark.source.blocking_client import BlockingClient
+
+offsets = st.dictionaries(
+    st.builds(TopicPartition, st.sampled_from("ab"), st.integers(0, 12)), st.integers(0, 10**12)
+)
+
+
+@given(offsets)
+def test_offsets_survive_their_json(found: dict[TopicPartition, int]) -> None:
+    assert read_offsets(show_offsets(found)) == found
+    assert str(show_offsets(found)) == str(show_offsets(dict(reversed(found.items()))))
+
+
+@given(offsets, st.data())
+def test_a_limit_moves_every_partition_and_reaches_the_end(
+    start: dict[TopicPartition, int], data: st.DataObject
+) -> None:
+    end = {p: offset + data.draw(st.integers(0, 1000)) for p, offset in start.items()}
+    rows = data.draw(st.integers(1, 500))
+    for _ in range(10_000):
+        until = limit_offsets(start, end, rows)
+        ranges = ranges_between(start, until)
+        # a share below one offset is rounded up, so that no partition starves
+        assert sum(r.last + 1 - r.first for r in ranges) <= rows + len(end)
+        assert {r.topic_partition for r in ranges} == {p for p in end if start[p] < end[p]}
+        if not ranges:
+            break
+        start = until
+    assert start == end
+
+
+@given(
+    st.lists(st.integers(1, 10_000), max_size=5), st.integers(1, 20), st.sampled_from([None, 128])
+)
+def test_divided_ranges_are_the_same_offsets(
+    sizes: list[int], parts: int, grid: int | None
+) -> None:
+    ranges = [Range("t", p, 50, 49 + size) for p, size in enumerate(sizes)]
+    divided = divide_ranges(ranges, parts, grid=grid)
+    whole: dict[int, tuple[int, int]] = {}
+    for piece in divided:
+        assert piece.first <= piece.last
+        first, end = whole.get(piece.partition, (piece.first, piece.first))
+        assert end == piece.first
+        end = piece.last + 1
+        whole[piece.partition] = (first, end)
+        assert grid is None or end % grid == 0 or end == 50 + sizes[piece.partition]
+    assert whole == {p: (50, 50 + size) for p, size in enumerate(sizes)}
+
+
+A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
+
+
+class Cluster:
+    """First and end offset of each partition; the offset is the timestamp."""
+
+    def __init__(self, logs: Mapping[TopicPartition, tuple[int, int]]) -> None:
+        self.logs = logs
+
+    def partitions(self) -> dict[str, tuple[int, ...]]:
+        topics: dict[str, tuple[int, ...]] = {}
+        for topic, number in self.logs:
+            topics[topic] = (*topics.get(topic, ()), number)
+        return topics
+
+    def beginnings(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return {p: self.logs[p][0] for p in partitions}
+
+    def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return {p: self.logs[p][1] for p in partitions}
+
+    def at_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+        return {p: time if time < self.logs[p][1] else None for p, time in times.items()}
+
+
+def planner(logs: Mapping[TopicPartition, tuple[int, int]], **options: Any) -> OffsetPlanner:
+    wanted = (
+        options if {"assign", "subscribePattern"} & set(options) else {"subscribe": "a", **options}
+    )
+    parsed = SourceOptions.parse({"kafka.bootstrap.servers": "k:9092", **wanted}, streaming=True)
+    return OffsetPlanner(cast("BlockingClient", Cluster(logs)), parsed)
+
+
+def starting(logs: Mapping[TopicPartition, tuple[int, int]], **options: Any) -> Any:
+    made = planner(logs, **options)
+    return made.resolve(made._options.starting, made.required_partitions())
+
+
+LOGS = {A0: (5, 10), A1: (0, 3), B0: (0, 1)}
+
+
+def test_a_subscription_is_topics_a_pattern_or_partitions() -> None:
+    assert planner(LOGS).partitions() == [A0, A1]
+    assert planner(LOGS, subscribePattern="[ab]").partitions() == [A0, A1, B0]
+    assert planner(LOGS, assign='{"b": [0, 7]}').partitions() == [B0]
+    with pytest.raises(ConsumerError, match="b-7 does not exist at k:9092; create it first"):
+        planner(LOGS, assign='{"b": [0, 7]}').required_partitions()
+
+
+def test_words_offsets_and_times_become_offsets_inside_the_log() -> None:
+    assert starting(LOGS, startingOffsets="earliest") == {A0: 5, A1: 0}
+    assert starting(LOGS, startingOffsets="latest") == {A0: 10, A1: 3}
+    assert starting(LOGS, startingOffsets='{"a": {"0": 7, "1": -2}}') == {A0: 7, A1: 0}
+    assert starting(LOGS, startingTimestamp="2") == {A0: 2, A1: 2}
+    with pytest.raises(SettingsError, match="a-1 has no record at or after 8"):
+        starting(LOGS, startingTimestamp="8")
+    at_the_end = {"startingTimestamp": "8", "startingOffsetsByTimestampStrategy": "latest"}
+    assert starting(LOGS, **at_the_end) == {A0: 8, A1: 3}
+
+
+def test_an_offset_outside_of_the_log_is_data_loss() -> None:
+    gone = {"startingOffsets": '{"a": {"0": 2, "1": 9}}'}
+    with pytest.raises(OffsetOutOfRange, match="offset 2 is not there; the broker has 5 to 9"):
+        starting(LOGS, **gone)
+    assert starting(LOGS, failOnDataLoss="false", **gone) == {A0: 5, A1: 3}
+
+
+def test_offsets_name_every_partition_and_no_other() -> None:
+    with pytest.raises(
+        SettingsError, match=r"it names \{'a': \[0\]\}, there are \{'a': \[0, 1\]\}"
+    ):
+        starting(LOGS, startingOffsets='{"a": {"0": 7}}')
+
+
+def test_a_new_partition_begins_at_its_first_offset() -> None:
+    assert planner(LOGS).latest({A0: 6}) == {A0: 10, A1: 0}
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        ({A0: 6, A1: 0, B0: 0}, r"partitions are gone: \{'b': \[0\]\}"),
+        ({A0: 11, A1: 0}, "a-0 ends at 10, before 11, which was read already"),
+        ({A0: 4, A1: 0}, "a-0 begins at 5, after 4, which is next"),
+        ({A1: 0}, "a-0 is new and begins at 5, not at 0"),
+    ],
+)
+def test_records_that_are_gone_stop_the_query_unless_loss_is_accepted(
+    start: dict[TopicPartition, int], message: str
+) -> None:
+    with pytest.raises(OffsetOutOfRange, match=message):
+        planner(LOGS).latest(start)
+    assert set(planner(LOGS, failOnDataLoss="false").latest(start)) == {A0, A1}

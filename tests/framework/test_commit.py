@@ -1,0 +1,164 @@
+"""Commits: when a worker commits, which commits it withholds, and announcements; time is virtual."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from kmr.commit import Committer
+from kmr.delivery.announcement import Announcement
+from kmr.delivery.ledger import Ledgers
+from kmr.kafka.consumer import CommitOffset
+from kmr.observe.metrics import Metrics
+from kmr.record import Range
+from kmr.strategy import Strategy
+from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop, batch_of
+
+from .workers import P0, P1, committed, locate, put, running, written
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kmr.record import TopicPartition
+    from kmr.testing import VirtualClock
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return "asyncio", {"loop_factory": VirtualTimeLoop}
+
+
+async def test_a_start_is_committed_before_anything_is_read(clock: VirtualClock) -> None:
+    consumer = MemoryConsumer()
+    async with running(Strategy(locate, [MemoryWriter(Journal())]), consumer):
+        await consumer.rebalance([P0, P1])
+        assert committed(consumer) == {P0: 0, P1: 0}
+
+
+async def test_a_fenced_commit_is_survived_and_the_broker_decides_where_to_go_on(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    async with running(Strategy(locate, [MemoryWriter(journal, max_rows=1)]), consumer):
+        await consumer.rebalance([P0])
+        await journal.until(lambda j: len(j.written) == 2)
+        consumer.fenced = True
+        await consumer.revoke()
+        consumer.fenced = False
+        consumer.commit_elsewhere(P0, 1)
+        await consumer.assign([P0])
+        await journal.until(lambda j: len(j.written) == 3)
+    assert written(journal, 0) == [0, 1, 1]
+    assert committed(consumer) == {P0: 2}
+
+
+class SlowToAnswer(MemoryConsumer):
+    """Returns the committed offsets only while `answering` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answering = anyio.Event()
+        self.answering.set()
+
+    async def committed(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, CommitOffset | None]:
+        await self.answering.wait()
+        return await super().committed(partitions)
+
+
+async def test_a_new_generation_never_gets_the_watermarks_of_the_last_one(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(), SlowToAnswer()
+    put(consumer, 0, 0, b"a", b"b")
+    async with running(Strategy(locate, [MemoryWriter(journal, max_rows=1)]), consumer):
+        consumer.fenced = True  # thrown out, and not aware of it yet
+        await consumer.rebalance([P0])
+        await journal.until(lambda j: len(j.written) == 2)
+        await consumer.revoke()
+        consumer.commit_elsewhere(P0, 7)  # another member, which goes on meanwhile
+        consumer.fenced = False  # a member again: its commits count
+        consumer.answering = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(consumer.assign, [P0])
+            await clock.advance(5.0)
+            assert consumer.commits == []
+            consumer.answering.set()
+        await clock.advance(5.0)
+    assert consumer.commits == []
+
+
+def committer_of(consumer: MemoryConsumer) -> tuple[Committer, Ledgers]:
+    """A committer of partition 0, of which ten records were taken in and nothing is settled."""
+    ledgers = Ledgers()
+    committer = Committer(consumer, ledgers, interval=1.0, metrics=Metrics())
+    committer.begin(P0, CommitOffset(0))
+    ledgers.open(P0, 0).take_in(batch_of("t", 0, 0, [b"x"] * 10))
+    return committer, ledgers
+
+
+def settle(ledgers: Ledgers, first: int, last: int) -> None:
+    ledger = ledgers.get(P0)
+    assert ledger is not None
+    ledgers.settle([Range("t", 0, first, last, ledger.generation)])
+
+
+async def test_an_announced_range_stays_committed_until_the_watermark_is_beyond_it(
+    clock: VirtualClock,
+) -> None:
+    consumer = MemoryConsumer()
+    committer, ledgers = committer_of(consumer)
+    announcement = Announcement(0, 4, "token", "writer")
+    assert await committer.announce(P0, announcement)
+    assert await consumer.committed([P0]) == {P0: CommitOffset(0, announcement.metadata)}
+    settle(ledgers, 0, 2)
+    assert await committer.commit()
+    assert await consumer.committed([P0]) == {P0: CommitOffset(0, announcement.metadata)}
+    settle(ledgers, 3, 6)
+    assert await committer.commit()
+    assert await consumer.committed([P0]) == {P0: CommitOffset(7)}
+
+
+async def test_only_watermarks_that_moved_are_committed(clock: VirtualClock) -> None:
+    consumer = MemoryConsumer()
+    committer, ledgers = committer_of(consumer)
+    assert await committer.commit()
+    assert consumer.commits == []
+    settle(ledgers, 0, 4)
+    settle(ledgers, 6, 9)
+    assert await committer.commit()
+    assert await committer.commit()
+    assert consumer.commits == [{P0: 5}]
+    assert committer.committed(P0) == 5
+
+
+async def test_nothing_is_committed_between_a_revocation_and_the_next_generation(
+    clock: VirtualClock,
+) -> None:
+    consumer = MemoryConsumer()
+    committer, ledgers = committer_of(consumer)
+    settle(ledgers, 0, 4)
+    committer.hold()
+    assert not await committer.commit()
+    assert consumer.commits == []
+    committer.rejoined()
+    assert await committer.commit()
+    assert consumer.commits == [{P0: 5}]
+
+
+async def test_after_a_commit_without_an_answer_both_offsets_count_as_ours(
+    clock: VirtualClock,
+) -> None:
+    consumer = MemoryConsumer()
+    committer, ledgers = committer_of(consumer)
+    settle(ledgers, 0, 4)
+    consumer.fenced = True
+    assert not await committer.commit()
+    assert committer.is_fenced
+    assert committer.is_ours(P0, CommitOffset(0))
+    assert committer.is_ours(P0, CommitOffset(5))
+    assert not committer.is_ours(P0, CommitOffset(3))

@@ -1,0 +1,160 @@
+"""The event handler: assignments, revocations and shutdowns of a whole worker; time is virtual."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from kmr.errors import ConsumerError
+from kmr.strategy import Strategy
+from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
+
+from .workers import P0, P1, committed, locate, put, running, written
+
+if TYPE_CHECKING:
+    from kmr.testing import VirtualClock
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return "asyncio", {"loop_factory": VirtualTimeLoop}
+
+
+async def test_an_empty_assignment_is_no_error(clock: VirtualClock) -> None:
+    consumer = MemoryConsumer()
+    async with running(Strategy(locate, [MemoryWriter(Journal())]), consumer) as worker:
+        await consumer.rebalance([])
+        await consumer.rebalance([])
+        assert worker.status().ready
+
+
+async def test_a_partition_that_stays_ours_goes_on_without_reading_anything_twice(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    async with running(Strategy(locate, [MemoryWriter(journal)]), consumer):
+        await consumer.rebalance([P0])
+        await clock.settle()
+        await consumer.rebalance([P0])
+        put(consumer, 0, 2, b"c")
+        await clock.advance(4.0)
+        assert written(journal, 0) == [0, 1, 2]
+
+
+async def test_a_partition_that_was_lost_is_not_written_any_more(clock: VirtualClock) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    put(consumer, 1, 0, b"a", b"b")
+    async with running(Strategy(locate, [MemoryWriter(journal)]), consumer) as worker:
+        await consumer.rebalance([P0, P1])
+        await clock.settle()
+        await consumer.rebalance([P1])
+        await clock.advance(4.0)
+        await clock.advance(1.0)
+        assert written(journal, 0) == []
+        assert written(journal, 1) == [0, 1]
+        assert committed(consumer) == {P0: 0, P1: 2}
+        assert worker.status().inflight_bytes == 0
+
+
+async def test_a_partition_that_another_member_moved_on_starts_at_its_commit(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    for first in (0, 2, 4):
+        put(consumer, 0, first, b"a", b"b")
+    async with running(Strategy(locate, [MemoryWriter(journal, max_rows=100)]), consumer):
+        await consumer.rebalance([P0])
+        await clock.settle()
+        await consumer.revoke()
+        consumer.commit_elsewhere(P0, 4)
+        await consumer.assign([P0])
+        await clock.advance(4.0)
+        assert written(journal, 0) == [4, 5]
+
+
+async def test_a_broker_that_has_lost_a_committed_offset_is_refused(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    async with running(Strategy(locate, [MemoryWriter(journal, max_rows=2)]), consumer):
+        await consumer.rebalance([P0])
+        await clock.advance(1.0)
+        assert committed(consumer) == {P0: 2}
+        consumer.forget_committed()
+        with pytest.raises(ConsumerError, match=r"t-0: the broker has lost committed offset 2"):
+            await consumer.rebalance([P0])
+    assert written(journal, 0) == [0, 1]
+
+
+async def test_a_rebalance_waits_for_the_write_under_way_and_commits_it(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(hold=anyio.Event()), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    revoked = anyio.Event()
+
+    async def revoke() -> None:
+        await consumer.revoke()
+        revoked.set()
+
+    async with running(Strategy(locate, [MemoryWriter(journal, max_rows=2)]), consumer):
+        await consumer.rebalance([P0])
+        await journal.until(lambda j: j.attempts == 1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(revoke)
+            await clock.advance(10.0)
+            assert not revoked.is_set()
+            assert journal.hold is not None
+            journal.hold.set()
+            await revoked.wait()
+        assert committed(consumer) == {P0: 2}
+        await consumer.assign([])
+
+
+async def test_a_write_that_hangs_delays_a_rebalance_only_until_its_deadline(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(hold=anyio.Event()), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    async with running(
+        Strategy(locate, [MemoryWriter(journal, max_rows=2)]), consumer, revoke_deadline=20.0
+    ):
+        await consumer.rebalance([P0])
+        await journal.until(lambda j: j.attempts == 1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(consumer.rebalance, [])
+            await clock.advance(20.0)
+        assert committed(consumer) == {P0: 0}
+        assert journal.hold is not None
+        journal.hold.set()
+
+
+async def test_nothing_is_written_between_revocation_and_assignment(clock: VirtualClock) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    async with running(Strategy(locate, [MemoryWriter(journal)]), consumer) as worker:
+        await consumer.rebalance([P0])
+        await clock.settle()
+        await consumer.revoke()
+        await clock.advance(100.0)
+        assert journal.attempts == 0
+        assert worker.status().state == "suspended"
+        await consumer.assign([P0])
+        await clock.settle()
+        assert written(journal, 0) == [0, 1]
+
+
+async def test_a_shutdown_during_a_rebalance_writes_nothing_more(clock: VirtualClock) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    async with running(Strategy(locate, [MemoryWriter(journal)]), consumer):
+        await consumer.rebalance([P0])
+        await clock.settle()
+        await consumer.revoke()
+    assert journal.attempts == 0
+    assert committed(consumer) == {P0: 0}

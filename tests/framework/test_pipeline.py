@@ -1,0 +1,56 @@
+"""The pipeline: rows that several partitions share, batches of any size, and a drain; time is virtual."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kmr.strategy import Strategy
+from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
+
+from .workers import P0, P1, committed, locate, put, running, written
+
+if TYPE_CHECKING:
+    from kmr.testing import VirtualClock
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return "asyncio", {"loop_factory": VirtualTimeLoop}
+
+
+async def test_rows_that_a_reducer_mixed_with_a_lost_partition_are_read_again(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    put(consumer, 1, 0, b"a", b"b")
+    batcher = Journal()
+    strategy = Strategy(
+        locate,
+        [MemoryWriter(batcher, max_rows=4, forward=True), MemoryWriter(journal, max_rows=100)],
+    )
+    async with running(strategy, consumer):
+        await consumer.rebalance([P0, P1])
+        await batcher.until(lambda j: len(j.written) == 1)
+        await clock.settle()
+        await consumer.rebalance([P1])
+        await clock.advance(4.0)
+        await clock.advance(4.0)
+        await clock.advance(4.0)
+    assert written(journal, 0) == []
+    assert written(journal, 1) == [0, 1]
+    assert committed(consumer) == {P0: 0, P1: 2}
+
+
+async def test_a_batch_larger_than_the_whole_budget_passes_alone(clock: VirtualClock) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, *([b"x" * 1_000] * 10))
+    put(consumer, 0, 10, b"y")
+    strategy = Strategy(locate, [MemoryWriter(journal, max_age=None)])
+    async with running(strategy, consumer) as worker:
+        worker._pipeline.intake.budget.limit = 100
+        await consumer.rebalance([P0])
+        await journal.until(lambda j: sum(t.num_rows for t in j.written) == 10)
+    assert written(journal, 0) == list(range(11))

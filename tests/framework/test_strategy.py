@@ -1,0 +1,73 @@
+"""Strategies: parts that do not fit together are refused when the strategy is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kmr import ErrorLimit, Strategy, StrategyError
+from kmr.sinks import ClickHouseWriter
+from kmr.testing import Journal, MemoryWriter
+
+from .workers import locate
+
+
+def writer(**limits: Any) -> MemoryWriter:
+    return MemoryWriter(Journal(), **limits)
+
+
+@pytest.mark.parametrize(
+    ("parts", "complaint"),
+    [
+        ({"map": len}, "map=len is not marked"),
+        ({"reduce": []}, "reduce= is empty"),
+        ({"reduce": [print]}, "is not a reducer"),
+        ({"reduce_err": writer(on_error="divert")}, "cannot divert its own errors"),
+        ({"err_limit": ErrorLimit(1)}, "err_limit= needs reduce_err="),
+        ({"reduce": [writer(on_error="divert")]}, "on_error='divert' needs reduce_err="),
+        ({"delivery": "twice"}, "delivery must be one of .*, not 'twice'"),
+        ({"delivery": "exactly-once"}, "MemoryWriter cannot recognise a repeated write"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(parts: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(StrategyError, match=complaint):
+        Strategy(**{"map": locate, "reduce": [writer()], **parts})
+
+
+@pytest.mark.parametrize(
+    ("limit", "complaint"),
+    [
+        ({"records": -1}, "at least 0 and per above 0, not -1 and 60"),
+        ({"records": 1, "per": 0.0}, "per above 0, not 1 and 0"),
+        ({"records": 1, "on_limit": "wait"}, "on_limit must be one of .*, not 'wait'"),
+        ({"records": 0, "on_limit": "pause"}, "needs records of at least 1"),
+    ],
+)
+def test_limits_of_failures_that_do_not_work_are_refused(
+    limit: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(StrategyError, match=complaint):
+        ErrorLimit(**limit)
+
+
+def test_the_last_reducer_decides_the_delivery_unless_the_strategy_does() -> None:
+    clickhouse = ClickHouseWriter("t")
+    assert Strategy(locate, [writer()]).requested_delivery == "at-least-once"
+    assert Strategy(locate, [writer(), clickhouse]).requested_delivery == "exactly-once"
+    chosen = Strategy(locate, [clickhouse], delivery="at-most-once")
+    assert chosen.requested_delivery == "at-most-once"
+
+
+def test_stages_are_numbered_in_the_order_of_the_chain() -> None:
+    first, last = writer(), writer()
+    assert Strategy(locate, [first, last]).stages == {"reduce-1": first, "reduce-2": last}
+
+
+def test_a_part_that_cannot_be_pickled_is_named() -> None:
+    strategy = Strategy(locate, [writer()], reduce_err=writer())
+    journal = strategy.reduce_err
+    assert isinstance(journal, MemoryWriter)
+    journal.journal.outcomes.append(lambda: None)  # type: ignore[arg-type]
+    with pytest.raises(StrategyError, match="reduce_err cannot be pickled"):
+        strategy.validate()

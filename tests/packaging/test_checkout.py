@@ -1,0 +1,51 @@
+"""Rules of the checkout that no linter knows: how modules import, and what hooks run."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from tests.packaging.conftest import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FOLDERS: Final = ("framework", "broker", "service")
+"""Names under which parts of the package could once be imported."""
+
+
+def absolute_imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and module of each import that is not relative, inside functions too."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.lineno, node.module
+
+
+@pytest.mark.parametrize(
+    ("folder", "forbidden"),
+    [("framework", r"kmr\b(?!\.broker\b)"), ("broker", r"kmr\.broker\b")],
+)
+def test_a_folder_of_the_package_imports_itself_by_relative_imports(
+    folder: str, forbidden: str
+) -> None:
+    names = re.compile(rf"({forbidden}|({'|'.join(FOLDERS)})\b)")
+    assert [
+        f"{path.relative_to(ROOT)}:{line}: {module}"
+        for path in (ROOT / folder).rglob("*.py")
+        for line, module in absolute_imports(path)
+        if names.match(module)
+    ] == []
+
+
+def test_the_hooks_of_pre_commit_run_what_make_check_runs() -> None:
+    makefile, hooks = (ROOT / "Makefile").read_text(), ROOT / ".pre-commit-config.yaml"
+    recipe = re.search(r"^check:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    assert recipe is not None
+    entries = re.findall(r"^ +entry: (.*)$", hooks.read_text(), re.MULTILINE)
+    assert entries == [line.strip() for line in recipe[1].splitlines()]

@@ -1,0 +1,36 @@
+"""The documentation names files that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("C*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PATH = re.compile(
+    r"`((?:framework|broker|sql|demo|tests|bench|chaos|interop|docs|tools)/[\w./*-]+)`"
+)
+LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)[^)]*\)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_path_of_a_page_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for path in PATH.findall(text):
+        assert list(ROOT.glob(path)), f"{page.name} names {path}, which does not exist"
+    for link in LINK.findall(text):
+        assert (page.parent / link).exists(), f"{page.name} links to {link}, which does not exist"
+
+
+def test_the_rooms_of_the_architecture_page_are_those_of_the_package() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for package in ("framework", "broker"):
+        rooms = {
+            path.name
+            for path in (ROOT / package).iterdir()
+            if path.is_dir() and not path.is_symlink() and (path / "__init__.py").exists()
+        }
+        missing = {room for room in rooms if f"`{room}/`" not in text}
+        assert not missing, f"docs/architecture.md does not name {sorted(missing)} of {package}/"
