@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 # Else each of the hundreds of processes that tests start would compile the project anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test check bench chaos interop interop-kafka clean
+.PHONY: help demo test search check bench chaos interop interop-kafka clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,6 +16,10 @@ test: ## the checks and the whole test suite
 	@tools/kcat
 	@$(MAKE) --no-print-directory check
 	.venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+search: ## the property tests with new random examples; `make test` repeats the same ones
+	@tools/install dev demo
+	HYPOTHESIS_PROFILE=search .venv/bin/pytest -m hypothesis -n 2 $(ARGS)
 
 check: ## formatting, lint, types, import contracts
 	.venv/bin/ruff format --check .

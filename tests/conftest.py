@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-# Tests share the machine, so the time of one example says nothing.
-hypothesis.settings.register_profile("shared machine", deadline=None)
-hypothesis.settings.load_profile("shared machine")
+# Tests share the machine, so the time of one example says nothing. The suite tries the same examples in
+# every run, so that it is green or red for a reason; `make search` tries others.
+hypothesis.settings.register_profile("same examples", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("search", deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same examples"))
 
 
 @pytest.fixture
