@@ -43,6 +43,28 @@ def test_a_folder_of_the_package_imports_itself_by_relative_imports(
     ] == []
 
 
+WITHOUT_BEHAVIOUR: Final = {
+    "broker/coordinators/group_types.py",
+    "broker/errors.py",
+    "broker/log/results.py",
+    "framework/kafka/consumer.py",
+}
+"""Modules of types alone: the tests of those that use them are theirs too."""
+
+
+@pytest.mark.parametrize("folder", ["framework", "broker"])
+def test_every_module_has_tests_of_its_name(folder: str) -> None:
+    """They are in the folder of the module's room, or in a subfolder of it."""
+    without = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        room, name = path.relative_to(ROOT).parent, path.stem.lstrip("_")
+        if not list((ROOT / "tests" / room).rglob(f"test_{name}.py")):
+            without.add(str(path.relative_to(ROOT)))
+    assert {each for each in without if not each.endswith("/__init__.py")} == {
+        path for path in WITHOUT_BEHAVIOUR if path.startswith(folder)
+    }
+
+
 def test_the_hooks_of_pre_commit_run_what_make_check_runs() -> None:
     makefile, hooks = (ROOT / "Makefile").read_text(), ROOT / ".pre-commit-config.yaml"
     recipe = re.search(r"^check:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)

@@ -1,18 +1,11 @@
-"""kmr broker topic and group."""
+"""kmr broker topic."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-from kio.schema.errors import ErrorCode
-
-from kmr.broker.apis import groups
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import pytest
-
     from tests.broker.cli.conftest import Kmr
 
 
@@ -115,45 +108,3 @@ def test_a_broker_that_is_not_there_is_one_line(kmr: Kmr) -> None:
     assert result.code == 1
     assert result.err.startswith(b"kmr broker: no Kafka broker answers at 127.0.0.1:1; start one")
     assert result.err.count(b"\n") == 1
-
-
-def test_a_group_shows_its_committed_offsets_and_lag(kmr: Kmr) -> None:
-    kmr("topic", "create", "lagging")
-    kmr("produce", "lagging", stdin=b"1\n2\n3\n")
-    kmr("consume", "lagging", "--group", "slow", "--from-beginning", "--max-records", "1")
-
-    assert "slow" in kmr("group", "list").lines
-    shown = kmr("group", "describe", "slow").lines
-    assert shown[0] == "slow: Empty, 0 members"
-    assert shown[-1].split() == ["lagging", "0", "1", "3", "2"]
-    (group,) = json.loads(kmr("group", "describe", "slow", "--json").out)
-    assert group["offsets"] == [{"topic": "lagging", "partition": 0, "committed": 1, "end": 3}]
-    missing = kmr("group", "describe", "unknown")
-    assert (missing.code, missing.err) == (1, b"kmr broker: group unknown: does not exist\n")
-
-
-def test_a_cluster_that_has_no_coordinator_yet_is_asked_again(
-    kmr: Kmr, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kmr("topic", "create", "awaited", "--partitions", "1")
-    kmr("produce", "awaited", stdin=b"a\n")
-    kmr("consume", "awaited", "--group", "awaiting", "--from-beginning", "--max-records", "1")
-    coordinator, describe = groups._coordinator, groups._describe
-    created, loaded = [ErrorCode.coordinator_not_available] * 2, [ErrorCode.not_coordinator]
-
-    # As a new Apache Kafka: first it creates the topic of offsets, then the node takes it over.
-    def find(context: Any, key: str, key_type: int) -> Any:
-        code = created.pop() if created else ErrorCode.none
-        return replace(coordinator(context, key, key_type), error_code=code)
-
-    def look(context: Any, group: Any, **asked: Any) -> Any:
-        code = loaded.pop() if loaded else ErrorCode.none
-        return replace(describe(context, group, **asked), error_code=code)
-
-    monkeypatch.setattr(groups, "_coordinator", find)
-    monkeypatch.setattr(groups, "_describe", look)
-    described = kmr("group", "describe", "awaiting")
-    assert described.code == 0, described.err
-    assert not created
-    assert not loaded
-    assert "awaited" in described.out.decode()

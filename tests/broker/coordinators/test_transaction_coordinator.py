@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -72,49 +71,6 @@ async def test_a_kill_before_the_decision_leaves_the_transaction_open(disk: Disk
         assert await node.produce("x", producer, 0, 1, b"w") is None
         await node.coordinator.end("x", producer, commit=True)
         assert node.committed(0) == [b"v", b"w"]
-
-
-async def test_markers_that_were_written_before_the_kill_are_not_written_again(disk: Disk) -> None:
-    async with disk.running() as node:
-        producer = await node.begin()
-        for partition in (0, 1):
-            await node.produce("x", producer, partition, 0, b"v")
-        disk.kill_after(2)  # the decision, and one marker
-        await node.coordinator.end("x", producer, commit=True)
-    async with disk.running() as node:
-        ends = [each.log.next_offset for each in node.topics.partitions]
-        assert ends == [2, 2]
-
-
-async def test_markers_are_written_once_when_storing_the_decision_is_slow(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fsync = PartitionLog.fsync
-    syncing, may_sync = asyncio.Event(), threading.Event()
-    loop = asyncio.get_running_loop()
-
-    def slow(log: PartitionLog) -> int:
-        if log.directory.name == "transactions":
-            loop.call_soon_threadsafe(syncing.set)
-            assert may_sync.wait(60)
-        return fsync(log)
-
-    async with disk.running(fsync="always") as node:
-        producer = await node.begin()
-        await node.produce("x", producer, 0, 0, b"v")
-        monkeypatch.setattr(PartitionLog, "fsync", slow)
-        ending = asyncio.ensure_future(node.coordinator.end("x", producer, commit=True))
-        await syncing.wait()
-        checking = asyncio.ensure_future(node.coordinator.check())
-        await asyncio.sleep(0)
-        assert node.committed(0) == []
-        may_sync.set()
-        await checking
-        assert await ending is None
-        assert node.topics.partition("t", 0).log.next_offset == 2
-        assert await node.produce("x", producer, 0, 1, b"next") is None
-        assert node.committed(0) == [b"v"]
-        assert node.store.get("x").state is TransactionState.ONGOING
 
 
 async def test_a_decision_is_not_acknowledged_before_it_is_durable(
@@ -192,36 +148,6 @@ async def test_an_unused_transactional_id_expires(disk: Disk) -> None:
         assert (await node.begin("idle")).producer_id != idle.producer_id
 
 
-async def test_markers_that_fail_are_written_later(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    append = PartitionLog.append
-    broken = True
-
-    def refusing(log: PartitionLog, data: Any, batches: Any, *, now_ms: int) -> Any:
-        if broken and batches[0].is_control and log.directory.name == "1":
-            raise LogFailed("no space left")
-        return append(log, data, batches, now_ms=now_ms)
-
-    monkeypatch.setattr(PartitionLog, "append", refusing)
-    async with disk.running() as node:
-        producer = await node.begin()
-        for partition in (0, 1):
-            await node.produce("x", producer, partition, 0, b"v")
-        assert await node.coordinator.end("x", producer, commit=True) is None, "it is decided"
-        assert (node.committed(0), node.committed(1)) == ([b"v"], [])
-        waiting = TransactionError.CONCURRENT_TRANSACTIONS
-        assert await node.coordinator.initialise("x", TIMEOUT_MS) is waiting
-        assert await node.coordinator.end("x", producer, commit=True) is waiting
-        invalid = TransactionError.INVALID_TXN_STATE
-        assert await node.coordinator.end("x", producer, commit=False) is invalid
-        broken = False
-        await node.coordinator.check()
-        assert (node.committed(0), node.committed(1)) == ([b"v"], [b"v"])
-        assert node.topics.partition("t", 0).log.next_offset == 2, "no second marker"
-        assert await node.begin() == (producer.producer_id, producer.epoch + 1)
-
-
 async def test_a_change_that_cannot_be_stored_is_not_acknowledged(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,23 +180,6 @@ async def test_a_disconnect_does_not_stop_the_end_of_a_transaction(
         ending.cancel()
     async with disk.running() as node:
         assert node.committed(0) == [b"v"]
-
-
-async def test_transactions_that_the_coordinator_lost_are_aborted_at_the_start(
-    disk: Disk, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async with disk.running() as node:
-        producer = await node.begin()
-        await node.produce("x", producer, 0, 0, b"lost")
-        await node.commit_offset("x", producer, 7)
-        disk.kill()
-    for file in (disk.directory / "transactions").iterdir():
-        file.unlink()
-    async with disk.running() as node:
-        assert not node.is_open(producer.producer_id)
-        assert node.committed(0) == []
-        assert await node.committed_offset() is None
-    assert "aborted open transactions" in capsys.readouterr().out
 
 
 async def test_an_exhausted_epoch_is_followed_by_a_new_producer_id(disk: Disk) -> None:

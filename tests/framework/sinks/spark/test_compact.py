@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kmr.cli.spark import app
-from kmr.errors import SettingsError, SinkError
+from kmr.errors import SinkError
 from kmr.record import Range, Rows
 from kmr.reducers.reducer import Context, Flushed
 from kmr.sinks.spark.compact import compact_path, compact_table
@@ -175,19 +174,6 @@ def test_a_missing_directory_and_one_with_a_table_log_are_errors(tmp_path: Path)
     (tmp_path / "_delta_log").mkdir()
     with pytest.raises(SinkError, match="a table of Delta"):
         compact_path(str(tmp_path))
-
-
-async def test_the_command_prints_the_number_of_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    await write(tmp_path, 4)
-    arguments: dict[str, Any] = {"exit_on_error": False, "result_action": "return_value"}
-    app(["compact", str(tmp_path), "--min-age", "0s", "--dry-run"], **arguments)
-    assert "8 files would become 4" in capsys.readouterr().out
-    app(["compact", str(tmp_path), "--min-age", "0s"], **arguments)
-    assert "8 files became 4" in capsys.readouterr().out
-    with pytest.raises(SettingsError, match="--target-size must be a number of bytes"):
-        app(["compact", str(tmp_path), "--target-size", "large"], **arguments)
 
 
 @pytest.mark.slow
