@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
+from .delivery.announcement import Generation, generation_of
 from .errors import CommitFenced, ConsumerError
 from .kafka.consumer import CommitOffset
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .delivery.announcement import Announcement
     from .delivery.ledger import Ledgers
     from .kafka.consumer import Consumer
@@ -56,6 +59,7 @@ class Committer:
         self._interval = interval
         self._metrics = metrics
         self._partitions: dict[TopicPartition, _Committed] = {}
+        self._generations: dict[TopicPartition, int] = {}
         self._lock = anyio.Lock()
         self._fenced = anyio.Event()
         self._held = False
@@ -146,12 +150,17 @@ class Committer:
         committed: CommitOffset | None,
         announcement: Announcement | None = None,
     ) -> None:
-        """Add a partition with the committed offset on the broker, None if there is none."""
+        """Add a partition with the committed offset on the broker, None if there is none.
+
+        Raises ConsumerError if a newer version of kmr wrote its metadata.
+        """
+        self._generations[partition] = generation_of(partition, committed)
         self._partitions[partition] = _Committed(committed, committed, announcement)
 
     def forget(self, partition: TopicPartition) -> None:
         """Remove a partition that is no longer assigned."""
         self._partitions.pop(partition, None)
+        self._generations.pop(partition, None)
 
     def is_ours(self, partition: TopicPartition, committed: CommitOffset | None) -> bool:
         """Return whether a committed offset is our own, so that no other member has moved it."""
@@ -163,13 +172,19 @@ class Committer:
         acknowledged = self._entry(partition).acknowledged
         return None if acknowledged is None else acknowledged.offset
 
+    @property
+    def generations(self) -> Mapping[TopicPartition, int]:
+        """The generations of the offsets of our partitions, kept up to date."""
+        return self._generations
+
     def _wanted(self, partition: TopicPartition, watermark: int) -> CommitOffset:
         entry = self._entry(partition)
         announcement = entry.announcement
         if announcement is not None and watermark <= announcement.last:
             return CommitOffset(announcement.first, announcement.metadata)
         entry.announcement = None
-        return CommitOffset(watermark)
+        generation = Generation(self._generations.get(partition, 0))
+        return CommitOffset(watermark, generation.metadata)
 
     def _entry(self, partition: TopicPartition) -> _Committed:
         return self._partitions.setdefault(partition, _Committed(None, None))

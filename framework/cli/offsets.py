@@ -1,6 +1,7 @@
 """`kmr offsets`: show the committed offsets of a consumer group, or reset them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -12,7 +13,13 @@ from cyclopts import App, Parameter
 from rich.text import Text
 
 from ..config.flags import Given, settings_flags
-from ..delivery.announcement import Announcement, read_announcement
+from ..delivery.announcement import (
+    Announcement,
+    Generation,
+    generation_of,
+    next_generation,
+    read_announcement,
+)
 from ..errors import ConsumerError, SettingsError
 from ..kafka.admin import Admin, Group, connect_admin
 from ..kafka.connection import connection_config
@@ -34,6 +41,7 @@ class PartitionOffsets(msgspec.Struct, frozen=True):
 
     Attributes:
         start, end: the first offset of its log, and the one after the last.
+        generation: the generation of its offsets, which each reset raises.
         announced: the range from the committed offset that a worker is writing, or was when it ended.
     """
 
@@ -44,6 +52,7 @@ class PartitionOffsets(msgspec.Struct, frozen=True):
     end: int
     lag: int | None
     member: str | None
+    generation: int = 0
     announced: Announcement | None = None
 
 
@@ -124,6 +133,9 @@ def reset(
 ) -> None:
     """Set the committed offsets of a group; refused while the group has members.
 
+    It begins a new generation of offsets, which is a part of every deduplication token: records that are
+    read again are written again, also if a table remembers their first INSERT.
+
     Applies to the topics given with --topic, else to every partition with a committed offset.
 
     Parameters
@@ -134,6 +146,11 @@ def reset(
     target = target or Target()
     settings = _settings(given)
     before, after, members = anyio.run(partial(_reset, settings, target, dry_run=dry_run))
+    announced: dict[TopicPartition, Announcement] = {}
+    for at in after:
+        with suppress(ConsumerError):  # a reset is the remedy for metadata that cannot be read
+            if (announcement := read_announcement(at, before.get(at))) is not None:
+                announced[at] = announcement
     table = plain_table("Partition", "From", "To", "Change", "Announced", left=_LEFT)
     for at, offset in after.items():
         old = before.get(at)
@@ -142,11 +159,11 @@ def reset(
             "-" if old is None else f"{old.offset:,}",
             f"{offset:,}",
             "" if old is None else f"{offset - old.offset:+,}",
-            Text(_range(read_announcement(at, old))),
+            Text(_range(announced.get(at))),
         )
     console = plain_console()
     console.print(table)
-    if any(read_announcement(at, old) is not None for at, old in before.items() if at in after):
+    if announced:
         console.print(
             "a reset forgets announced ranges, which may have been written already: their records may be "
             "written twice. To settle them first, run a worker of the group."
@@ -183,7 +200,16 @@ async def _look(settings: GroupSettings) -> tuple[Group, list[PartitionOffsets]]
         lag = None if offset is None else max(0, ends[at] - max(offset, starts[at]))
         range_ = read_announcement(at, commit)
         rows.append(
-            PartitionOffsets(*at, offset, starts[at], ends[at], lag, members.get(at), range_)
+            PartitionOffsets(
+                *at,
+                offset,
+                starts[at],
+                ends[at],
+                lag,
+                members.get(at),
+                generation_of(at, commit),
+                range_,
+            )
         )
     return group, rows
 
@@ -202,8 +228,16 @@ async def _reset(
         after = await _aim(admin, target, partitions, before)
         members = len((await admin.group_members(settings.group)).members)
         if not dry_run:
-            await admin.reset_offsets(settings.group, after)
+            metadata = Generation(next_generation(_generations(before))).metadata
+            reset = {at: CommitOffset(offset, metadata) for at, offset in after.items()}
+            await admin.reset_offsets(settings.group, reset)
     return before, after, members
+
+
+def _generations(committed: Mapping[TopicPartition, CommitOffset]) -> Iterator[int]:
+    for at, commit in committed.items():
+        with suppress(ConsumerError):
+            yield generation_of(at, commit)
 
 
 async def _aim(

@@ -1,13 +1,18 @@
-"""Announcements: the metadata that is committed with an offset before a range is written.
+"""The metadata that is committed with an offset: announcements of ranges, and the offset's generation.
 
 *Announce, write, acknowledge*: the committed offset of a partition stays at the first record of a range
 until the range is written, and its metadata says where the range ends. After a crash, the next owner of
 the partition reads exactly that range again and writes it with the same token, by which the sink
 recognises rows that it already has.
+
+The *generation* of a partition's offsets is a part of every token. `kmr offsets reset` raises it, so that
+records that are read again are written again; every later commit keeps it. Metadata without one, such as
+that of earlier versions or of other tools, means generation 0, and tokens without a generation.
 """
 
 from __future__ import annotations
 
+import time
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
@@ -16,12 +21,19 @@ import msgspec
 from ..errors import ConsumerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from ..kafka.consumer import CommitOffset
     from ..record import Range, TopicPartition
 
-__all__ = ["Announcement", "read_announcement", "token_of"]
+__all__ = [
+    "Announcement",
+    "Generation",
+    "generation_of",
+    "next_generation",
+    "read_announcement",
+    "token_of",
+]
 
 _MARK: Final = '{"kmr":'
 _LONGEST_TOKEN: Final = 200
@@ -37,6 +49,7 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="k
         writer: the process that announced the range; distinguishes two that announce the same one.
         rows: number of rows that the range became.
         chunk: rows of each block, if the range is written in several; 0 if in one.
+        generation: the generation of the partition's offsets.
     """
 
     first: int
@@ -45,6 +58,7 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="k
     writer: str
     rows: int = 0
     chunk: int = 0
+    generation: int = 0
 
     @property
     def metadata(self) -> str:
@@ -52,18 +66,54 @@ class Announcement(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="k
         return msgspec.json.encode(self).decode()
 
 
+class Generation(msgspec.Struct, frozen=True, tag_field="kmr", tag=2):
+    """The generation of a partition's offsets, where no range is announced."""
+
+    generation: int
+
+    @property
+    def metadata(self) -> str:
+        """The text that is committed with any offset; empty for generation 0."""
+        return msgspec.json.encode(self).decode() if self.generation else ""
+
+
 def read_announcement(
     partition: TopicPartition, committed: CommitOffset | None
 ) -> Announcement | None:
-    """Read the announcement in a committed offset; None if its metadata is empty or not ours.
+    """Read the announcement in a committed offset; None if there is none.
 
     Raises:
-        ConsumerError: a newer version of kmr wrote it.
+        ConsumerError: a newer version of kmr wrote the metadata.
     """
+    found = _read(partition, committed)
+    return found if isinstance(found, Announcement) else None
+
+
+def generation_of(partition: TopicPartition, committed: CommitOffset | None) -> int:
+    """Read the generation of a committed offset; 0 if its metadata is empty or not ours.
+
+    Raises:
+        ConsumerError: a newer version of kmr wrote the metadata.
+    """
+    found = _read(partition, committed)
+    return 0 if found is None else found.generation
+
+
+def next_generation(before: Iterable[int]) -> int:
+    """Return a generation above those of all partitions that are reset.
+
+    It is the time, in seconds since 1970, so that it is new also where another tool has erased the last one.
+    """
+    return max(int(time.time()), 1 + max(before, default=0))
+
+
+def _read(
+    partition: TopicPartition, committed: CommitOffset | None
+) -> Announcement | Generation | None:
     if committed is None or not committed.metadata.startswith(_MARK):
         return None
     try:
-        return msgspec.json.decode(committed.metadata, type=Announcement)
+        return msgspec.json.decode(committed.metadata, type=Announcement | Generation)
     except msgspec.MsgspecError as error:
         raise ConsumerError(
             f"{partition}: cannot read the metadata of the committed offset {committed.offset} ({error}): "
@@ -72,20 +122,22 @@ def read_announcement(
         ) from error
 
 
-def token_of(group: str, ranges: Iterable[Range]) -> str:
+def token_of(group: str, ranges: Iterable[Range], generations: Mapping[TopicPartition, int]) -> str:
     """Return the deduplication token of rows: `group:topic:partition:first-last`, for each partition.
 
-    It covers all offsets from the first to the last of a partition. The same offsets have the same token
-    in every process. A long token is replaced by its SHA-256.
+    It covers all offsets from the first to the last of a partition, and ends in `@generation` where the
+    generation of its offsets is above 0. The same offsets of the same generation have the same token in
+    every process. A long token is replaced by its SHA-256.
     """
     spans: dict[TopicPartition, tuple[int, int]] = {}
     for r in ranges:
         first, last = spans.get(r.topic_partition, (r.first, r.last))
         spans[r.topic_partition] = (min(first, r.first), max(last, r.last))
-    names = (
-        f"{topic}:{partition}:{first}-{last}"
-        for (topic, partition), (first, last) in sorted(spans.items())
-    )
+    names = []
+    for partition, (first, last) in sorted(spans.items()):
+        generation = generations.get(partition, 0)
+        at = f"@{generation}" if generation else ""
+        names.append(f"{partition.topic}:{partition.partition}:{first}-{last}{at}")
     token = f"{group}:{','.join(names)}"
     if len(token) <= _LONGEST_TOKEN:
         return token

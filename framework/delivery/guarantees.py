@@ -91,13 +91,15 @@ class ExactlyOnce(DeliveryGuarantee):
         replayed = self.replayed
         if replayed is not None and ranges[0].first > replayed.last:
             replayed = self.replayed = None
+        generations = self.committer.generations
         announcement = replayed or Announcement(
             first=ranges[0].first,
             last=ranges[-1].last,
-            token=token_of(self.group, ranges),
+            token=token_of(self.group, ranges, generations),
             writer=self.writer,
             rows=buffer.rows,
             chunk=reducer.block_rows if buffer.rows > reducer.block_rows else 0,
+            generation=generations.get(self.partition, 0),
         )
         if not await self.committer.announce(self.partition, announcement):
             return f"cannot announce {ranges[0]}: the commit was refused"

@@ -155,8 +155,10 @@ class Admin:
         name, state, _, _, members, *_ = await self._ask_coordinator(f"group {group}", ask)
         return Group(name, state, tuple(_member(*fields) for fields in members))
 
-    async def reset_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit these offsets for a group without members.
+    async def reset_offsets(
+        self, group: str, offsets: Mapping[TopicPartition, CommitOffset]
+    ) -> None:
+        """Commit these offsets, with their metadata, for a group without members.
 
         Raises:
             ConsumerError: the group has members; nothing was changed.
@@ -170,7 +172,7 @@ class Admin:
                 " stop them before its offsets are reset"
             )
         first, end = await self.beginning_offsets(offsets), await self.end_offsets(offsets)
-        for partition, offset in offsets.items():
+        for partition, (offset, _) in offsets.items():
             if not first[partition] <= offset <= end[partition]:
                 raise OffsetOutOfRange(
                     f"{partition}: offset {offset} is not in the log, which has"
@@ -185,7 +187,7 @@ class Admin:
             with self._explain(f"the reset of group {group}"):
                 # The broker refuses it if a member has joined since the check.
                 await consumer.commit(
-                    {aiokafka.TopicPartition(*p): (offset, "") for p, offset in offsets.items()}
+                    {aiokafka.TopicPartition(*p): tuple(entry) for p, entry in offsets.items()}
                 )
         finally:
             with anyio.CancelScope(shield=True):

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Self, get_args
 
 from ..errors import StrategyError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from ..delivery.announcement import Announcement
-    from ..record import Rows
+    from ..record import Rows, TopicPartition
 
 __all__ = [
     "Context",
@@ -67,6 +67,8 @@ class Context:
         opened: a copy of the reducer that is open already and closes last, whose connection may be
             shared; None except in the lane of a partition.
         session: the `SparkSession` to write with, in the driver of the Spark engine; None elsewhere.
+        generations: the generation of each partition's offsets, kept up to date; a part of every
+            deduplication token. A partition that is missing has generation 0.
     """
 
     group: str
@@ -76,6 +78,7 @@ class Context:
     prepare: bool = False
     opened: Reducer | None = None
     session: SparkSession | None = None
+    generations: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

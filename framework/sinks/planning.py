@@ -92,12 +92,14 @@ def _some(part: Rows, rows: Sequence[int]) -> Rows:
     return Rows(part.table.take(rows), ranges, offsets, part.sources)
 
 
-def plan_inserts(added: Sequence[Rows], group: str) -> list[Insert]:
+def plan_inserts(
+    added: Sequence[Rows], group: str, generations: Mapping[TopicPartition, int]
+) -> list[Insert]:
     """Divide a flush into inserts, one per partition.
 
     Rows that came from several partitions at once, such as aggregates, make one insert together. A token
     is `group:topic:partition:first-last`, over all offsets of the partition in the flush, so that any
-    process that writes the same offsets again uses the same token.
+    process that writes the same offsets of the same generation again uses the same token.
     """
     partitions: dict[TopicPartition | None, list[Rows]] = defaultdict(list)
     for rows in added:
@@ -106,14 +108,16 @@ def plan_inserts(added: Sequence[Rows], group: str) -> list[Insert]:
             partitions[owners.pop()].append(rows)
         else:
             partitions[None].append(replace(rows, offsets=None))
-    inserts = (Insert(_token(group, parts), tuple(parts)) for parts in partitions.values())
+    inserts = (
+        Insert(_token(group, parts, generations), tuple(parts)) for parts in partitions.values()
+    )
     return [insert for insert in inserts if len(insert)]
 
 
-def _token(group: str, parts: Sequence[Rows]) -> str:
+def _token(group: str, parts: Sequence[Rows], generations: Mapping[TopicPartition, int]) -> str:
     ranges = [r for rows in parts for r in rows.ranges]
     if ranges:
-        return token_of(group, ranges)
+        return token_of(group, ranges, generations)
     digest = sha256()  # of the content, for rows without offsets
     for rows in parts:
         for batch in rows.table.to_batches():

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from kmr.commit import Committer
-from kmr.delivery.announcement import Announcement
+from kmr.delivery.announcement import Announcement, Generation, generation_of
 from kmr.delivery.ledger import Ledgers
 from kmr.kafka.consumer import CommitOffset
 from kmr.observe.metrics import Metrics
@@ -162,3 +162,18 @@ async def test_after_a_commit_without_an_answer_both_offsets_count_as_ours(
     assert committer.is_ours(P0, CommitOffset(0))
     assert committer.is_ours(P0, CommitOffset(5))
     assert not committer.is_ours(P0, CommitOffset(3))
+
+
+async def test_every_commit_keeps_the_generation_that_a_reset_began(clock: VirtualClock) -> None:
+    consumer = MemoryConsumer()
+    committer, ledgers = committer_of(consumer)
+    committer.begin(P0, CommitOffset(0, Generation(7).metadata))
+    assert committer.generations == {P0: 7}
+    assert await committer.announce(P0, Announcement(0, 4, "token", "writer", generation=7))
+    kept = [generation_of(P0, (await consumer.committed([P0]))[P0])]
+    settle(ledgers, 0, 6)
+    assert await committer.commit()
+    assert await consumer.committed([P0]) == {P0: CommitOffset(7, Generation(7).metadata)}
+    assert kept == [7]
+    committer.forget(P0)
+    assert committer.generations == {}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ...delivery.announcement import Announcement
+    from ...record import TopicPartition
     from ...reducers.reducer import Context, Delivery, FlushResult, Poisoned, SparkPlace
     from .client import Connection
     from .table import Compression, ExtraColumns, Table
@@ -134,6 +135,7 @@ class ClickHouseWriter(Collecting):
         self.timeout = timeout
         self.client = dict(client or {})
         self._group = ""
+        self._generations: Mapping[TopicPartition, int] = {}
         self._inserter: Inserter | None = None
         self._shares = False
         self._announcement: Announcement | None = None
@@ -161,7 +163,7 @@ class ClickHouseWriter(Collecting):
             SinkError: the server cannot be reached, or refuses the connection.
             StrategyError: there is no such table, or it does not deduplicate and must.
         """
-        self._group = context.group
+        self._group, self._generations = context.group, context.generations
         if isinstance(context.opened, ClickHouseWriter):
             self._share(context.opened)
             return
@@ -292,6 +294,6 @@ class ClickHouseWriter(Collecting):
     def _inserts(self) -> list[Insert]:
         announcement = self._announcement
         if announcement is None:
-            return plan_inserts(self.rows, self._group)
+            return plan_inserts(self.rows, self._group, self._generations)
         insert = Insert(announcement.token, tuple(self.rows), announcement.chunk or MAX_BLOCK_ROWS)
         return [insert] if len(insert) else []

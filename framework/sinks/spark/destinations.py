@@ -156,6 +156,8 @@ class SparkDestination:
         if self.format == "delta" and part.span is not None:
             span = part.span
             application = f"kmr:{span.group}:{span.topic}:{span.partition}"
+            if part.generation:  # else Delta would skip what a reset reads again
+                application += f"@{part.generation}"
             writer = writer.option("txnAppId", application).option("txnVersion", str(span.last))
         if self.table is not None:
             writer.mode("append").saveAsTable(self.table.identifier)

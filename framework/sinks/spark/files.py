@@ -23,9 +23,9 @@ from ...errors import StrategyError
 from ..planning import plan_inserts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from ...record import Rows
+    from ...record import Rows, TopicPartition
     from ..planning import Insert
 
 __all__ = [
@@ -110,19 +110,23 @@ class Part:
         name: made of the offsets only: the same in every process.
         span: the offsets; None for rows of several partitions.
         insert: the rows.
+        generation: of the partition's offsets; 0 without a span.
     """
 
     name: str
     span: Span | None
     insert: Insert
+    generation: int = 0
 
 
-def plan_parts(added: Sequence[Rows], group: str) -> list[Part]:
+def plan_parts(
+    added: Sequence[Rows], group: str, generations: Mapping[TopicPartition, int]
+) -> list[Part]:
     """Divide a flush into parts, one for each topic partition."""
-    return [_part(insert, group) for insert in plan_inserts(added, group)]
+    return [_part(insert, group, generations) for insert in plan_inserts(added, group, generations)]
 
 
-def _part(insert: Insert, group: str) -> Part:
+def _part(insert: Insert, group: str, generations: Mapping[TopicPartition, int]) -> Part:
     ranges = [r for rows in insert.parts for r in rows.ranges]
     digest = sha256(insert.token.encode()).hexdigest()[:32]
     name = f"{safe_name(group[:64])}{_SEPARATOR}{digest}"
@@ -131,7 +135,8 @@ def _part(insert: Insert, group: str) -> Part:
     topic, partition = ranges[0].topic_partition
     first, last = min(r.first for r in ranges), max(r.last for r in ranges)
     span = Span(group, topic, partition, first, last)
-    return Part(str(span) if len(str(span)) <= _LONGEST else name, span, insert)
+    generation = generations.get(ranges[0].topic_partition, 0)
+    return Part(str(span) if len(str(span)) <= _LONGEST else name, span, insert, generation)
 
 
 def safe_name(text: str) -> str:

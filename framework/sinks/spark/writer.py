@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
+    from ...record import TopicPartition
     from ...reducers.reducer import Context, FlushResult, Poisoned, SparkPlace
     from .destinations import Destination
     from .files import Part
@@ -54,7 +55,8 @@ class SparkWriter(Collecting):
       see `kmr_range` as one more column;
     - Delta: with `txnAppId` = `kmr:group:topic:partition` and `txnVersion` = the last offset, Delta skips
       a range that it has. It also skips offsets that restart from 0: use another consumer group after a
-      topic was created again, or to write old offsets once more;
+      topic was created again. After `kmr offsets reset` the id has a generation, so old offsets are
+      written once more;
     - Iceberg, tables of other formats, and a transform that writes are at least once: a flush that is
       repeated after a crash may be doubled. The log says so at start.
 
@@ -140,6 +142,7 @@ class SparkWriter(Collecting):
         self.options = dict(options or {})
         self.session = SharedSession(master, settings or {})
         self._group = ""
+        self._generations: Mapping[TopicPartition, int] = {}
         self._destination: Destination | None = None
         self._opened = False
         self._written: dict[str, list[Poisoned]] = {}
@@ -193,7 +196,7 @@ class SparkWriter(Collecting):
             SparkUnavailable: Spark does not start or answer.
             StrategyError: there is no such table, or the path cannot be written to.
         """
-        self._group = context.group
+        self._group, self._generations = context.group, context.generations
         if context.session is not None:
             self.session.use(context.session)
         await to_thread.run_sync(self._open)
@@ -255,7 +258,7 @@ class SparkWriter(Collecting):
         if not self.rows:
             return Empty()
         try:
-            for part in plan_parts(self.rows, self._group):
+            for part in plan_parts(self.rows, self._group, self._generations):
                 if part.name not in self._written:
                     self._written[part.name] = self._write(part)
             if self._destination is not None:

@@ -85,10 +85,33 @@ async def test_an_announced_range_is_shown_and_a_reset_says_what_it_forgets(
     assert "4..7, 8 rows by one" in shown.out
     (partition,) = json.loads((await offsets("show", "--json")).out)["partitions"]
     assert partition["announced"] == json.loads(announcement.metadata)
+    assert partition["generation"] == 0
     output = await offsets("reset", "--to-offset", "6")
     assert "4..7, 8 rows by one" in output.out
     assert "may have been written already" in output.out
     assert "announced ranges" not in (await offsets("reset", "--to-offset", "7")).out
+
+
+async def test_each_reset_begins_a_new_generation_of_offsets(
+    broker: Broker, offsets: Callable[..., Awaitable[Any]]
+) -> None:
+    await produce(broker)
+    generations = []
+    for _ in range(3):
+        assert (await offsets("reset", "--to-earliest", "--topic", TOPIC)).code == 0
+        (partition,) = json.loads((await offsets("show", "--json")).out)["partitions"]
+        generations.append(partition["generation"])
+    assert 0 < generations[0] < generations[1] < generations[2]
+
+
+async def test_a_reset_is_the_remedy_for_metadata_that_cannot_be_read(
+    broker: Broker, offsets: Callable[..., Awaitable[Any]]
+) -> None:
+    await produce(broker)
+    await commit(broker, 4, '{"kmr":99}')
+    assert "newer kmr" in (await offsets("show")).err
+    assert (await offsets("reset", "--to-offset", "4")).code == 0
+    assert await committed(offsets) == 4
 
 
 async def test_show_names_a_topic_that_the_group_has_not_committed(

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from kmr.delivery.announcement import Announcement, read_announcement, token_of
+from kmr.delivery.announcement import (
+    Announcement,
+    Generation,
+    generation_of,
+    next_generation,
+    read_announcement,
+    token_of,
+)
 from kmr.errors import ConsumerError
 from kmr.kafka.consumer import CommitOffset
 from kmr.record import Range, TopicPartition
@@ -27,16 +36,49 @@ def test_metadata_of_a_newer_version_is_refused_with_the_partition_and_a_remedy(
         read_announcement(P0, CommitOffset(5, '{"kmr":2,"first":5}'))
 
 
+def test_the_generation_is_read_from_an_announcement_and_from_other_metadata() -> None:
+    announcement = Announcement(5, 9, "token", "writer", generation=3)
+    for metadata in (announcement.metadata, Generation(3).metadata):
+        assert generation_of(P0, CommitOffset(5, metadata)) == 3
+    assert read_announcement(P0, CommitOffset(5, Generation(3).metadata)) is None
+    with pytest.raises(ConsumerError, match="newer kmr"):
+        generation_of(P0, CommitOffset(5, '{"kmr":3}'))
+
+
+def test_metadata_of_earlier_versions_is_generation_0_and_generation_0_is_written_as_they_do() -> (
+    None
+):
+    before = '{"kmr":1,"first":5,"last":9,"token":"g:t:0:5-9","writer":"w","rows":5}'
+    old = CommitOffset(5, before)
+    announcement = Announcement(5, 9, "g:t:0:5-9", "w", rows=5)
+    assert read_announcement(P0, old) == announcement
+    assert announcement.metadata == before
+    assert [generation_of(P0, at) for at in (old, CommitOffset(5), None)] == [0, 0, 0]
+    assert Generation(0).metadata == ""
+
+
+def test_the_next_generation_is_above_all_others_and_is_never_used_again() -> None:
+    now = int(time.time())
+    assert next_generation([]) >= now
+    assert next_generation([0, now + 1000, 5]) == now + 1001
+
+
+def test_a_generation_above_0_is_a_part_of_the_token_of_its_partition() -> None:
+    ranges = [Range("t", 0, 0, 9), Range("u", 1, 3, 3)]
+    assert token_of("g", ranges, {P0: 7}) == "g:t:0:0-9@7,u:1:3-3"
+    assert token_of("g", ranges, {P0: 0}) == "g:t:0:0-9,u:1:3-3"
+
+
 def test_a_token_depends_only_on_the_span_of_each_partition() -> None:
     whole = [Range("t", 0, 0, 9), Range("u", 1, 3, 3)]
     parts = [Range("u", 1, 3, 3, 7), Range("t", 0, 5, 9), Range("t", 0, 0, 2)]
-    assert token_of("g", whole) == token_of("g", parts) == "g:t:0:0-9,u:1:3-3"
-    assert token_of("g", whole) != token_of("h", whole)
+    assert token_of("g", whole, {}) == token_of("g", parts, {}) == "g:t:0:0-9,u:1:3-3"
+    assert token_of("g", whole, {}) != token_of("h", whole, {})
 
 
 def test_a_long_token_is_a_hash_of_the_same_offsets() -> None:
     ranges = [Range("t" * 50, number, 0, 9) for number in range(10)]
-    token = token_of("g", ranges)
-    assert token == token_of("g", reversed(ranges))
+    token = token_of("g", ranges, {})
+    assert token == token_of("g", reversed(ranges), {})
     assert token.startswith("g:")
     assert len(token) < 200

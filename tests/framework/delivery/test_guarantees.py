@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from kmr.commit import Committer
-from kmr.delivery.announcement import Announcement, read_announcement
+from kmr.delivery.announcement import Announcement, Generation, read_announcement
 from kmr.delivery.guarantees import AtMostOnce, ExactlyOnce
 from kmr.delivery.ledger import Ledgers
 from kmr.kafka.consumer import CommitOffset
@@ -83,6 +83,17 @@ async def test_exactly_once_commits_the_announcement_and_tells_the_sink(
     announcement = read_announcement(P0, await bench.committed())
     assert announcement == Announcement(0, 4, "g:t:0:0-4", "writer", rows=5)
     assert bench.writer.announced == [(announcement, False)]
+
+
+async def test_the_generation_of_the_offsets_is_a_part_of_the_token_and_of_the_announcement(
+    clock: VirtualClock,
+) -> None:
+    bench = Bench()
+    bench.committer.begin(P0, CommitOffset(0, Generation(7).metadata))
+    bench.collect(5)
+    assert await bench.exactly_once().before_write(bench.buffer) is None
+    announcement = read_announcement(P0, await bench.committed())
+    assert announcement == Announcement(0, 4, "g:t:0:0-4@7", "writer", rows=5, generation=7)
 
 
 async def test_without_the_commit_nothing_may_be_written(clock: VirtualClock) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import clickhouse_connect
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from anyio import to_thread
 from structlog.testing import capture_logs
 
-from kmr.delivery.announcement import Announcement
+from kmr.cli.root import GROUP, run_command
+from kmr.delivery.announcement import Announcement, Generation
 from kmr.errors import ConsumerError, OffsetOutOfRange, StrategyError
 from kmr.kafka.admin import connect_admin
 from kmr.kafka.connection import connection_config
@@ -179,6 +182,66 @@ async def test_a_range_whose_token_is_known_but_whose_rows_are_gone_is_written_a
         await work_through(Strategy(locate, [sink.writer()]), settings_of(broker), 10)
     assert sink.offsets == list(range(10))
     assert [log["token"] for log in logs if "writing them again" in log["event"]] == ["token"]
+
+
+async def reset(broker: Broker, *flags: str) -> None:
+    """Run `kmr offsets reset`, in a thread, because the broker is on this event loop."""
+    where = ("--group", "g", "--bootstrap-servers", broker.bootstrap_servers)
+    command = ("offsets", "reset", *where, *flags)
+    assert await to_thread.run_sync(run_command, command, entry_points(group=GROUP)) == 0
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+async def test_records_that_a_reset_reads_again_are_written_again(
+    broker: Broker, produce: Produce, sink: Sink, delivery: str
+) -> None:
+    await produce("t", [b"row"] * 20)
+    strategy = Strategy(locate, [sink.writer(max_rows=20, max_age=60.0, delivery=delivery)])
+    await work_through(strategy, settings_of(broker), 20)
+    for times in (2, 3):
+        await reset(broker, "--to-earliest")
+        await work_through(strategy, settings_of(broker), 20)
+        assert sink.offsets == sorted([*range(20)] * times)
+    assert (await committed(broker)).offset == 20
+
+
+async def test_failed_records_that_a_reset_reads_again_are_written_again(
+    broker: Broker, produce: Produce, sink: Sink
+) -> None:
+    await produce("t", [b"poison"] * 4)
+    failed = ClickHouseWriter(sink.table, url=sink.url, columns=["partition", "offset"], max_rows=4)
+    strategy = Strategy(locate, [MemoryWriter(Journal())], reduce_err=failed)
+    await work_through(strategy, settings_of(broker), 4)
+    await reset(broker, "--to-earliest")
+    await work_through(strategy, settings_of(broker), 4)
+    assert sink.offsets == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+async def test_after_a_reset_a_worker_that_takes_over_an_announced_range_doubles_nothing(
+    broker: Broker, produce: Produce, sink: Sink
+) -> None:
+    await produce("t", [b"row"] * 20)
+    token = "g:t:0:3-11@7"
+    sink.write(3, 11, token)
+    announcement = Announcement(3, 11, token, "dead", generation=7)
+    await commit(broker, CommitOffset(3, announcement.metadata))
+    await work_through(Strategy(locate, [sink.writer()]), settings_of(broker), 20)
+    assert sink.offsets == list(range(3, 20))
+    assert await committed(broker) == CommitOffset(20, Generation(7).metadata)
+
+
+async def test_an_upgrade_doubles_nothing_of_what_an_earlier_version_announced_and_wrote(
+    broker: Broker, produce: Produce, sink: Sink
+) -> None:
+    await produce("t", [b"row"] * 20)
+    sink.write(0, 11, "g:t:0:0-11")
+    before = '{"kmr":1,"first":0,"last":11,"token":"g:t:0:0-11","writer":"w","rows":12}'
+    await commit(broker, CommitOffset(0, before))
+    await work_through(Strategy(locate, [sink.writer()]), settings_of(broker), 20)
+    sink.write(0, 11, "g:t:0:0-11")  # late
+    sink.write(12, 19, "g:t:0:12-19")  # the token that an earlier version would use
+    assert sink.offsets == list(range(20))
+    assert await committed(broker) == CommitOffset(20)
 
 
 async def test_a_range_that_was_wholly_filtered_is_settled_without_a_write(

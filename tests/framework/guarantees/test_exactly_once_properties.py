@@ -1,7 +1,8 @@
 """Kills, late writes, lost answers, refused commits, rebalances: each row is in the sink exactly once.
 
 The sink recognises tokens, as ClickHouse does. The group's other member is always prompt: it writes what
-is announced with the announced token, then the rest, and commits.
+is announced with the announced token, then the rest, and commits. The offsets of partition 0 were reset
+once: every commit keeps their generation.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import anyio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kmr.delivery.announcement import read_announcement
+from kmr.delivery.announcement import Generation, generation_of, read_announcement
 from kmr.errors import CommitFenced
 from kmr.kafka.consumer import CommitOffset
 from kmr.mapping.functions import map_record
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from kmr.reducers.reducer import FlushResult
 
 PARTITIONS = [TopicPartition("t", number) for number in range(2)]
+GENERATIONS = {PARTITIONS[0]: 5, PARTITIONS[1]: 0}
 
 puts = st.tuples(
     st.just("put"),
@@ -147,7 +149,10 @@ class Group:
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
         self.log: dict[TopicPartition, list[Any]] = defaultdict(list)
-        self.committed: dict[TopicPartition, CommitOffset] = {}
+        self.committed = {
+            partition: CommitOffset(0, Generation(generation).metadata)
+            for partition, generation in GENERATIONS.items()
+        }
         self.values: dict[tuple[int, int], bytes] = {}
         self.ends: dict[int, int] = defaultdict(int)
         self.dead_letters: Counter[tuple[int, int]] = Counter()
@@ -171,7 +176,8 @@ class Group:
             start = announcement.last + 1
         if start < end:
             self._write(partition, f"elsewhere:{partition}:{start}-{end}", start, end)
-        self.committed[partition] = CommitOffset(end)
+        generation = Generation(generation_of(partition, entry))
+        self.committed[partition] = CommitOffset(end, generation.metadata)
 
     def _write(self, partition: TopicPartition, token: str, start: int, end: int) -> None:
         number = partition.partition
@@ -207,6 +213,7 @@ class Member(MemoryConsumer):
         for partition, entry in offsets.items():
             before = group.committed.get(partition)
             assert before is None or entry.offset >= before.offset, "a commit moved back"
+            assert generation_of(partition, entry) == GENERATIONS[partition]
             for offset in range(entry.offset):
                 assert group.settled(partition.partition, offset), f"{partition}[{offset}] is lost"
         await super().commit(offsets)

@@ -76,16 +76,16 @@ async def test_topics_and_partitions_that_do_not_exist_are_named(admin: Admin) -
 async def test_offsets_of_a_group_without_members_can_be_moved(admin: Admin) -> None:
     assert await admin.group_members("g") == Group("g", "Dead", ())
     assert await admin.list_group_offsets("g") == {}
-    await admin.reset_offsets("g", {T0: 0, T1: 4})
+    await admin.reset_offsets("g", {T0: CommitOffset(0), T1: CommitOffset(4)})
     assert await admin.list_group_offsets("g") == {T0: CommitOffset(0), T1: CommitOffset(4)}
-    await admin.reset_offsets("g", {T1: 2})
+    await admin.reset_offsets("g", {T1: CommitOffset(2)})
     assert await admin.list_group_offsets("g") == {T0: CommitOffset(0), T1: CommitOffset(2)}
     assert (await admin.group_members("g")).state == "Empty"
 
 
 async def test_offsets_that_the_log_does_not_have_are_refused(admin: Admin) -> None:
     with pytest.raises(OffsetOutOfRange, match="t-1: offset 7 is not in the log, which has 0 to 6"):
-        await admin.reset_offsets("g", {T0: 0, T1: 7})
+        await admin.reset_offsets("g", {T0: CommitOffset(0), T1: CommitOffset(7)})
     assert await admin.list_group_offsets("g") == {}
 
 
@@ -104,9 +104,9 @@ async def test_a_group_with_members_shows_them_and_keeps_its_offsets(
     assert (member.client_id, member.partitions) == ("me", (T0, T1))
     assert member.member_id == consumer.member_id
     with pytest.raises(ConsumerError, match=r"group g has 1 members \(me at .*\): stop them"):
-        await admin.reset_offsets("g", {T0: 0})
+        await admin.reset_offsets("g", {T0: CommitOffset(0)})
     await consumer.stop()
-    await admin.reset_offsets("g", {T0: 0})
+    await admin.reset_offsets("g", {T0: CommitOffset(0)})
 
 
 async def test_without_a_broker_the_error_says_so() -> None:
@@ -135,7 +135,7 @@ def coordinator_refuses(monkeypatch: pytest.MonkeyPatch) -> Callable[[ErrorCode,
 async def test_a_missing_coordinator_is_retried(
     admin: Admin, coordinator_refuses: Callable[[ErrorCode, int], None]
 ) -> None:
-    await admin.reset_offsets("g", {T1: 2})
+    await admin.reset_offsets("g", {T1: CommitOffset(2)})
     coordinator_refuses(ErrorCode.coordinator_not_available, 2)
     assert await admin.list_group_offsets("g") == {T1: CommitOffset(2, "")}
     coordinator_refuses(ErrorCode.not_coordinator, 2)

@@ -21,7 +21,7 @@ def rows(topic: str, partition: int, first: int, last: int, *, origin: bool = Tr
 
 
 def tokens(*added: Rows, group: str = "g") -> list[str]:
-    return [insert.token for insert in plan_inserts(added, group)]
+    return [insert.token for insert in plan_inserts(added, group, {})]
 
 
 def test_a_token_spans_all_offsets_that_the_flush_has_of_the_partition() -> None:
@@ -65,7 +65,7 @@ def test_rows_without_offsets_are_named_by_their_content() -> None:
 def test_rows_of_several_partitions_belong_to_none_of_them() -> None:
     ranges = (Range("t", 0, 0, 0), Range("t", 1, 0, 0))
     mixed = Rows(pa.table({"n": [0, 0]}), ranges, np.array([0, 0]))
-    (insert,) = plan_inserts([mixed], "g")
+    (insert,) = plan_inserts([mixed], "g", {})
     (poisoned,) = insert.poisoned({1: "bad"})
     assert poisoned.rows.ranges == ranges
     assert poisoned.rows.offsets is None
@@ -114,7 +114,7 @@ def test_refused_rows_are_named_by_the_offsets_of_the_rows_they_were_added_with(
         added.append(rows("t", 0, first, first + size - 1))
         first += size
     refused = {row for row in refused if row < first}
-    (insert,) = plan_inserts(added, "g")
+    (insert,) = plan_inserts(added, "g", {})
     poisoned = list(insert.poisoned({row: f"reason {row % reasons}" for row in refused}))
     found: list[int] = []
     for poison in poisoned:
@@ -129,7 +129,7 @@ def test_refused_rows_are_named_by_the_offsets_of_the_rows_they_were_added_with(
 
 def test_refused_rows_without_offsets_refuse_all_offsets_of_their_part_once() -> None:
     made = rows("t", 0, 0, 9, origin=False)
-    (insert,) = plan_inserts([made], "g")
+    (insert,) = plan_inserts([made], "g", {})
     (poisoned,) = insert.poisoned({2: "bad", 5: "worse"})
     assert poisoned.rows.ranges == made.ranges
     assert poisoned.reason == "bad (and 1 more rows)"

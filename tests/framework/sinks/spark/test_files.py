@@ -55,6 +55,7 @@ def test_a_flush_is_one_part_per_topic_partition_from_its_first_to_its_last_offs
             rows_of(Range("t", 0, 8, 9)),
         ],
         "g",
+        {},
     )
     assert [part.span for part in parts] == [Span("g", "t", 0, 0, 9), Span("g", "t", 1, 7, 9)]
     assert [len(part.insert) for part in parts] == [2, 1]
@@ -62,7 +63,7 @@ def test_a_flush_is_one_part_per_topic_partition_from_its_first_to_its_last_offs
 
 def test_rows_of_several_partitions_are_named_after_all_of_their_offsets() -> None:
     one, same, other = (
-        plan_parts([rows_of(Range("t", 0, 0, 4), Range("t", 1, 0, last))], "g")[0]
+        plan_parts([rows_of(Range("t", 0, 0, 4), Range("t", 1, 0, last))], "g", {})[0]
         for last in (7, 7, 8)
     )
     assert one.span is None
@@ -71,7 +72,7 @@ def test_rows_of_several_partitions_are_named_after_all_of_their_offsets() -> No
 
 
 def test_a_name_too_long_for_a_file_is_shortened() -> None:
-    part = plan_parts([rows_of(Range("t" * 249, 0, 0, 4))], "g" * 300)[0]
+    part = plan_parts([rows_of(Range("t" * 249, 0, 0, 4))], "g" * 300, {})[0]
     assert len(part.name) < 200
     assert part.span is not None
 
