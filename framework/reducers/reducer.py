@@ -157,6 +157,8 @@ class Reducer(ABC):
         names_ranges: the sink writes under a name made of the rows' offsets (a deduplication token, a
             file name), so that writing them again does not double them. A task of the Spark engine
             flushes a whole chunk into it: its limits have no effect there.
+        replayed: another process, or an earlier attempt of a task, may have written the rows of the next
+            flush. The engines set it before a flush: the worker by `announce`, Spark directly.
 
     Raises:
         StrategyError: a limit or policy is not allowed.
@@ -165,6 +167,7 @@ class Reducer(ABC):
     block_rows: int = 2**31
     delivery: Delivery = "at-least-once"
     names_ranges: bool = False
+    replayed: bool = False
 
     def __init__(
         self,

@@ -139,7 +139,6 @@ class ClickHouseWriter(Collecting):
         self._inserter: Inserter | None = None
         self._shares = False
         self._announcement: Announcement | None = None
-        self._replayed = False
         self._tried = False  # since the last complete flush
         self._warned: set[str] = set()
 
@@ -250,7 +249,7 @@ class ClickHouseWriter(Collecting):
     def announce(self, announcement: Announcement, *, replayed: bool) -> None:
         """See `Reducer.announce`: sets the token of the next flush."""
         self._announcement = announcement
-        self._replayed = replayed
+        self.replayed = replayed
 
     async def flush(self) -> FlushResult:
         """Write the added rows, except those that an earlier attempt has written.
@@ -264,7 +263,7 @@ class ClickHouseWriter(Collecting):
         if not self.rows:
             return Empty()
         results: list[list[Poisoned] | Retry | Exception] = []
-        repeated, self._tried = self._replayed or self._tried, True
+        repeated, self._tried = self.replayed or self._tried, True
 
         async def write(insert: Insert) -> None:
             async with inserter.limiter:

@@ -80,16 +80,21 @@ class Chain:
         for buffer in self._buffers:
             await buffer.reducer.close()
 
-    async def deliver(self, chunk: Iterable[Rows], reason: FlushReason) -> ChainResult:
+    async def deliver(
+        self, chunk: Iterable[Rows], reason: FlushReason, *, replayed: bool = False
+    ) -> ChainResult:
         """Take rows through all reducers.
 
         Args:
             reason: why the chunk ends here.
+            replayed: an earlier attempt may have written these rows.
 
         Raises:
             KmrError: a reducer's error, when `on_error` is `stop` or a retry cannot succeed.
         """
         self._outcome = ChainResult()
+        for buffer in self._buffers:
+            buffer.reducer.replayed = replayed
         try:
             for rows in chunk:
                 await self._feed(0, rows)

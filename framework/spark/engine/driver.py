@@ -70,6 +70,7 @@ class DriverReducers:
         self._inbox: Any = None
         self._running: Future[Any] | None = None
         self._cancelled = False
+        self._replayed = False
         self.consumed = 0
         self.settled = 0
         self._port = ErrorPort(None, LimitWindow(strategy.err_limit), self._drop, metrics)
@@ -122,12 +123,16 @@ class DriverReducers:
             await self._errors.close()
         await self._reducers.close()
 
-    def settle(self, result: pa.Table) -> None:
+    def settle(self, result: pa.Table, *, replayed: bool) -> None:
         """Process the tasks' rows of a micro-batch. All of it is durable when this returns.
+
+        Args:
+            replayed: an earlier query may have written results of this micro-batch.
 
         Raises:
             KmrError: an error of a task, a reducer or the error sink; the micro-batch is not complete.
         """
+        self._replayed = replayed
         reports = read_reports(result)
         for report in reports:
             if report.error is not None:
@@ -146,7 +151,7 @@ class DriverReducers:
         """Run the driver's reducers on the rows of all tasks."""
         if isinstance(next(iter(self._placement.driver.values())), FinalAggregate):
             gathered = _merge_rows(gathered, reports)
-        outcome = await self._reducers.deliver(gathered, "trigger")
+        outcome = await self._reducers.deliver(gathered, "trigger", replayed=self._replayed)
         self._observe(outcome)
         for rows in outcome.failed:
             await self._divert(rows, rows.table.column("stage")[0].as_py())
@@ -154,7 +159,8 @@ class DriverReducers:
     async def _divert(self, rows: Rows, stage: str) -> None:
         await self._port.send(rows, stage)
         while self._errors is not None and self._inbox.statistics().current_buffer_used:
-            outcome = await self._errors.deliver([self._inbox.receive_nowait()], "trigger")
+            rows = self._inbox.receive_nowait()
+            outcome = await self._errors.deliver([rows], "trigger", replayed=self._replayed)
             self._observe(outcome)
             if outcome.failed:
                 reason = outcome.failed[0].table.column("reason")[0].as_py()

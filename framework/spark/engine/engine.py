@@ -37,6 +37,7 @@ from ..source.data_source import arrow_schema
 from ..source.offsets import read_offsets
 from ..source.options import SourceOptions
 from ..source.reader import read_range
+from .checkpoint import newest_logged
 from .driver import DriverReducers
 from .engine_settings import source_options
 from .progress import MicroBatchGate, ProgressListener, source_end
@@ -108,6 +109,7 @@ class SparkEngine:
         self._reducers = DriverReducers(strategy, self._context, self.metrics, self._reread)
         self._gate = MicroBatchGate()
         self._query: StreamingQuery
+        self._logged = -1
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         self._begun = time.monotonic()
@@ -190,7 +192,8 @@ class SparkEngine:
         )
 
     def _start(self, session: SparkSession) -> StreamingQuery:
-        plan = TaskPlan.of(self._strategy, self._context)
+        self._logged = newest_logged(session, self._engine.checkpoint)
+        plan = TaskPlan.of(self._strategy, self._context, logged=self._logged)
         if self._engine.source == "python":
             warm_up(session, plan, self._source.client)
         try:
@@ -219,7 +222,7 @@ class SparkEngine:
         if not self._gate.begin(number):
             raise _Stopping
         try:
-            self._reducers.settle(frame.toArrow())
+            self._reducers.settle(frame.toArrow(), replayed=number <= self._logged)
         except BaseException as error:
             self._failure = self._failure or error
             raise

@@ -37,15 +37,21 @@ failed record; `rows` (packed) with the topic, partition and first offset they b
 
 @dataclass(frozen=True, slots=True)
 class TaskPlan:
-    """The strategy and its context, pickled for tasks. Make one with `of`."""
+    """The strategy and its context, pickled for tasks. Make one with `of`.
+
+    Attributes:
+        logged: the newest micro-batch that the checkpoint had when the query started, -1 without one; an
+            earlier query may have written the rows of it.
+    """
 
     payload: bytes
+    logged: int = -1
 
     @classmethod
-    def of(cls, strategy: Strategy, context: Context) -> TaskPlan:
+    def of(cls, strategy: Strategy, context: Context, *, logged: int = -1) -> TaskPlan:
         """Pickle definitions from `__main__` by value, everything else by name."""
         payload: bytes = cloudpickle.dumps((strategy, context))  # type: ignore[no-untyped-call]
-        return cls(payload)
+        return cls(payload, logged)
 
 
 def strategy_source(name: str, plan: TaskPlan) -> type[KafkaDataSource]:

@@ -19,7 +19,7 @@ import anyio
 import numpy as np
 import pyarrow as pa
 import structlog
-from pyspark import cloudpickle
+from pyspark import TaskContext, cloudpickle
 
 from ...delivery.failures import failed_records
 from ...delivery.ranges import subtract_ranges
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 __all__ = ["run_rows", "run_task", "warm_up"]
 
 _log = structlog.get_logger(__name__)
+
+_NUMBER = "streaming.sql.batchId"  # Spark's name for the number of the micro-batch
 
 
 class _OpenPlan(NamedTuple):
@@ -91,6 +93,15 @@ def _start(coroutine: Any) -> Future[Any]:
     return asyncio.run_coroutine_threadsafe(coroutine, event_loop())
 
 
+def _is_replayed(plan: TaskPlan) -> bool:
+    """Return whether an earlier attempt, of this query or of one before it, may have written the rows."""
+    task = TaskContext.get()
+    if task is None:  # not inside Spark
+        return False
+    number = task.getLocalProperty(_NUMBER)
+    return number is None or int(number) <= plan.logged or task.attemptNumber() > 0
+
+
 def run_task(
     plan: TaskPlan, wanted: Range, batches: Iterator[Batch], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
@@ -102,6 +113,7 @@ def run_task(
     """
     report = TaskReport(wanted.topic, wanted.partition, wanted.first, wanted.first - 1)
     work = _Work(report, schema)
+    replayed = _is_replayed(plan)
     try:
         strategy, chain, gathers = _open_plan(plan.payload)
         writing: Future[ChainResult] | None = None
@@ -112,7 +124,7 @@ def run_task(
                     yield from work.take_result(writing.result(), gathers=gathers)
                     writing = None
                 if rows is not None:
-                    writing = _start(chain.deliver([rows], chunk.end))
+                    writing = _start(chain.deliver([rows], chunk.end, replayed=replayed))
                 for failures in failed:
                     yield from failure_rows(failures, schema)
             if writing is not None:

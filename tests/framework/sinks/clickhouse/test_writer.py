@@ -83,6 +83,21 @@ async def test_rows_that_the_server_lost_in_a_crash_are_written_again_although_i
     assert proxy.tokens == ["g:topic:0:0-9", "g:topic:0:0-9", "g:topic:0:0-9/again-1"]
 
 
+async def test_rows_of_other_offsets_are_not_taken_for_those_of_a_repeated_insert(
+    client: Client, create_table: CreateTable, open_writer: OpenWriter
+) -> None:
+    """The records of an error sink: two stages refuse records of the same offsets in turn."""
+    table = create_table(OFFSETS)
+    ours = [rows(offset, 1) for offset in range(0, 2_000, 2)]
+    await flush(await open_writer(table), *ours)
+    client.command(f"ALTER TABLE {table} DELETE WHERE 1 SETTINGS mutations_sync = 2")
+    await flush(await open_writer(table), *(rows(offset, 1) for offset in range(1, 2_000, 2)))
+    writer = await open_writer(table)
+    writer.replayed = True
+    assert await flush(writer, *ours) == Flushed(poisoned=[])
+    assert written(client, table) == list(range(2_000))
+
+
 async def test_written_rows_are_remembered_when_the_stage_adds_them_again(
     client: Client, create_table: CreateTable, open_writer: OpenWriter, proxy: Proxy
 ) -> None:

@@ -76,6 +76,13 @@ class Picky(Reducer):
             file.write(sizes + "\\n")
         return Flushed(poisoned=refused[:1])
 
+class Witness(Picky):
+    '''Says whether the rows may have been written before.'''
+    def flush(self):
+        with (HERE / "witness").open("a") as file:
+            file.write(f"{self.replayed} ")
+        return Flushed()
+
 class Stuck(Picky):
     '''Never succeeds.'''
     def flush(self):
@@ -96,6 +103,10 @@ files = Strategy(parse, [files_writer()], failed)
 doubled = Strategy(twice, [Batcher(max_rows=3), files_writer()], failed)
 counted = Strategy(parse, [aggregate(), files_writer()], failed)
 clickhouse = Strategy(parse, [aggregate(), ClickHouseWriter("TABLE", url="URL")], failed)
+witness = Strategy(parse, [Witness()], failed)
+driver_witness = Strategy(parse, [aggregate(), Witness()], failed)
+error_witness = Strategy(parse, [StreamWriter("stderr")], Witness())
+located = Strategy(parse, [ClickHouseWriter("TABLE", url="URL", extra_columns="ignore")], failed)
 table = Strategy(parse, [SparkWriter(table="TABLE", master="local[7]")], failed)
 transformed = Strategy(parse, [files_writer(transform=count_values)], failed)
 stuck = Strategy(parse, [aggregate(), Stuck(max_rows=1)], failed)
@@ -245,6 +256,44 @@ def test_an_aggregate_is_in_clickhouse_once_when_its_micro_batch_is_repeated(
         runner.run("clickhouse")
         found = client.query(f"SELECT value, n, last FROM {runner.table} ORDER BY ALL").result_rows
     assert found == [("a", 1, 3), ("a", 4, 2), ("b", 2, 1)]
+
+
+def test_a_repeated_micro_batch_is_counted_where_clickhouse_knows_its_token_and_not_its_rows(
+    runner: Runner, kafka: Kafka, topic: str
+) -> None:
+    with connect(Target.of(runner.url)) as client:
+        client.command(
+            f"CREATE TABLE {runner.table} (partition UInt32, offset UInt64) ENGINE = MergeTree "
+            "ORDER BY offset SETTINGS non_replicated_deduplication_window = 10000"
+        )
+        kafka.produce(topic, [b"x"] * 10)
+        runner.run("located")
+        client.command(f"ALTER TABLE {runner.table} DELETE WHERE 1 SETTINGS mutations_sync = 2")
+        runner.forget_last()
+        runner.run("located")
+        found = client.query(f"SELECT offset FROM {runner.table} ORDER BY offset").result_rows
+    assert [offset for (offset,) in found] == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "source"),
+    [
+        ("witness", "python"),
+        ("witness", "jvm"),
+        ("driver_witness", "python"),
+        ("error_witness", "python"),
+    ],
+    indirect=["source"],
+)
+def test_a_reducer_knows_that_its_rows_may_have_been_written_only_in_a_repeated_micro_batch(
+    runner: Runner, kafka: Kafka, topic: str, tmp_path: Path, strategy: str, source: str
+) -> None:
+    kafka.produce(topic, [b"poison" if strategy == "error_witness" else b"a"])
+    runner.run(strategy, source=source)
+    runner.forget_last()
+    kafka.produce(topic, [b"poison" if strategy == "error_witness" else b"a"])
+    runner.run(strategy, source=source)
+    assert (tmp_path / "witness").read_text().split() == ["False", "True", "False"]
 
 
 @pytest.mark.parametrize("runner", [2], indirect=True)
