@@ -41,7 +41,7 @@ def settle() -> Iterator[Any]:
         driver = DriverReducers(strategy, CONTEXT, metrics, no_reread)
         opened.append(driver)
         driver.open(cast("SparkSession", None))  # no reducer here needs a session
-        driver.settle(pa.concat_tables(tasks))
+        driver.settle(pa.concat_tables(tasks), replayed=False)
         assert (driver.consumed, driver.settled) == (
             sum(report.records for part in tasks for report in read_reports(part)),
             sum(report.last + 1 - report.first for part in tasks for report in read_reports(part)),
