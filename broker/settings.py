@@ -240,7 +240,10 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = 600.0
     request_timeout: Annotated[
         Seconds,
-        about("Time without progress of a request being received until its connection is closed."),
+        about(
+            "Time for a request to arrive, and a second more for each MiB of it; then its connection is"
+            " closed."
+        ),
     ] = 30.0
     response_timeout: Annotated[
         Seconds,

@@ -142,7 +142,11 @@ class BrokerCollector(Collector):
         yield from _broker(services.cluster_id, services.settings.data_dir)
         yield from _requests(services.requests, server, topics)
         yield from _connections(server)
-        pools = [(("request",), server.request_buffers), (("response",), services.response_buffers)]
+        pools = [
+            (("request",), server.request_buffers.small),
+            (("large request",), server.request_buffers.large),
+            (("response",), services.response_buffers),
+        ]
         yield from _gauges(_POOL_GAUGES, ("pool",), pools)
         yield from _traffic(topics)
         yield from _topics(topics)

@@ -9,9 +9,11 @@ from __future__ import annotations
 from asyncio import CancelledError, Future, get_running_loop
 from collections import deque
 
-__all__ = ["BufferPool"]
+__all__ = ["BufferPool", "RequestBuffers"]
 
 _SMALLEST = 4 * 1024  # bytes
+_LARGE = 2 * 1024 * 1024  # bytes; a batch of the default size limit fits
+_SMALL_SHARE = 4  # a quarter
 _MAX_IDLE = 64 * 1024 * 1024  # bytes
 
 
@@ -26,12 +28,12 @@ class BufferPool:
         self._idle: dict[int, list[memoryview]] = {}
         self.idle = 0
         """Bytes that are kept for reuse."""
-        self._waiting: deque[tuple[int, Future[memoryview]]] = deque()
+        self._waiting: deque[tuple[int, int, Future[memoryview]]] = deque()
 
     def take(self, size: int) -> memoryview | None:
         """Lend a buffer of at least `size` bytes with arbitrary content; None if the limit is reached.
 
-        A buffer that is larger than the limit is lent while no other one is.
+        A buffer that is larger than the limit is lent while no other one is in use.
         """
         rounded = _rounded(size)
         if self._waiting or not self._fits(rounded):
@@ -42,10 +44,14 @@ class BufferPool:
         """Lend a buffer at once, even over the limit, against which it counts."""
         return self._lend(_rounded(size))
 
-    def when_available(self, size: int) -> Future[memoryview]:
-        """Return a future buffer, in the order of the calls; cancel it, or `put` its result back."""
+    def when_available(self, size: int, *, held: int = 0) -> Future[memoryview]:
+        """Return a future buffer, in the order of the calls; cancel it, or `put` its result back.
+
+        `held`: bytes that the caller puts back once it has the buffer. They do not count as in use: callers
+        that wait for each other's memory are served one after the other, beyond the limit.
+        """
         future: Future[memoryview] = get_running_loop().create_future()
-        self._waiting.append((_rounded(size), future))
+        self._waiting.append((_rounded(size), held, future))
         self._serve_waiting()
         return future
 
@@ -70,7 +76,7 @@ class BufferPool:
 
     def _serve_waiting(self) -> None:
         while self._waiting:
-            size, future = self._waiting[0]
+            size, _, future = self._waiting[0]
             if not future.done():
                 if not self._fits(size):
                     return
@@ -78,7 +84,9 @@ class BufferPool:
             self._waiting.popleft()
 
     def _fits(self, size: int) -> bool:
-        return self.used + size <= self.limit or not self.used
+        if self.used + size <= self.limit or not self.used:
+            return True
+        return self.used <= sum(held for _, held, future in self._waiting if not future.done())
 
     def _lend(self, size: int) -> memoryview:
         self.used += size
@@ -87,6 +95,38 @@ class BufferPool:
             self.idle -= size
             return idle.pop()
         return memoryview(bytearray(size))
+
+
+class RequestBuffers:
+    """Buffers for requests that are being received.
+
+    Large buffers have a limit of their own: they cannot keep usual requests waiting.
+    """
+
+    def __init__(self, limit: int) -> None:
+        """`limit`: bytes of all buffers; a quarter of them is for those of up to 2 MiB."""
+        self.small = BufferPool(limit // _SMALL_SHARE)
+        self.large = BufferPool(limit - limit // _SMALL_SHARE)
+
+    def take(self, size: int) -> memoryview | None:
+        """Lend a buffer of at least `size` bytes; None if the limit is reached."""
+        return self._pool(size).take(size)
+
+    def take_beyond_limit(self, size: int) -> memoryview:
+        """Lend a buffer at once, even over the limit, against which it counts."""
+        return self._pool(size).take_beyond_limit(size)
+
+    def when_available(self, size: int, *, held: int) -> Future[memoryview]:
+        """Return a future buffer in place of one of `held` bytes; see `BufferPool.when_available`."""
+        pool = self._pool(size)
+        return pool.when_available(size, held=held if self._pool(held) is pool else 0)
+
+    def put(self, buffer: memoryview) -> None:
+        """Take back a buffer, which must not be used any more."""
+        self._pool(len(buffer)).put(buffer)
+
+    def _pool(self, size: int) -> BufferPool:
+        return self.small if size <= _LARGE else self.large
 
 
 def _rounded(size: int) -> int:

@@ -44,6 +44,8 @@ logger = structlog.get_logger(__name__)
 
 _CHUNK_BYTES = 256 * 1024  # one read: many small requests, which share a file write and a send
 _SMALL_BYTES = 4 * 1024
+_GROWTH = 4  # a buffer is at most so many times as large as what has arrived
+_BYTES_PER_SECOND = 1024 * 1024  # at least, after `request_timeout`
 _LENGTH_BYTES = 4
 _REFUSAL_SECONDS = 1.0  # from the response about a failed authentication to the close
 _UNAUTHENTICATED_BYTES = 64 * 1024  # limit of one request before authentication
@@ -68,6 +70,7 @@ class Connection(asyncio.BufferedProtocol):
         self._lost = False
         self._finishing = False
         self._last_progress = self._loop.time()
+        self._blocked_since = self._last_progress  # the client does not read what is sent
         self._connected_at = self._last_progress
         self._min_request_bytes = MIN_REQUEST_BYTES
         self._max_request_bytes = self._settings.request_max_bytes
@@ -77,7 +80,8 @@ class Connection(asyncio.BufferedProtocol):
         self._chunk: memoryview | None = None  # where the transport receives next
         self._partial: memoryview | None = None  # the beginning of a request
         self._partial_filled = 0
-        self._partial_size = 0
+        self._partial_size = 0  # of the whole request
+        self._partial_since = 0.0
         self._unread: tuple[memoryview, int, int] | None = None  # received requests that must wait
         self._memory: asyncio.Future[memoryview] | None = None  # a buffer that is awaited
         self._reading = True
@@ -151,12 +155,15 @@ class Connection(asyncio.BufferedProtocol):
             if self._partial_filled == self._partial_size:
                 buffer, self._partial = self._partial, None
                 self._handle_requests(buffer, 0, self._partial_size)
+            elif self._partial_filled == len(self._partial):
+                self._grow_partial(self._partial)
         elif self._chunk is not None:
             buffer, self._chunk = self._chunk, None
             self._handle_requests(buffer, 0, nbytes)
 
     def pause_writing(self) -> None:
         self._writable = False
+        self._blocked_since = self._loop.time()
         self._outbox.pause()
 
     def resume_writing(self) -> None:
@@ -181,7 +188,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def check(self, now: float) -> None:
         """Close if the client stalls or idles for too long; `now`: the loop's time."""
-        waited = now - self._last_progress
         if (
             self._client.sasl is not None
             and now - self._connected_at > self._settings.authentication_timeout
@@ -190,20 +196,29 @@ class Connection(asyncio.BufferedProtocol):
                 f"the client did not authenticate for {now - self._connected_at:.0f} seconds"
             )
         elif self._outbox.is_blocked:
+            waited = now - self._blocked_since
             if waited > self._settings.response_timeout:
                 self.abort(f"the client did not read its response for {waited:.0f} seconds")
-        elif (
-            self._task is not None
-            or self._memory is not None
-            or self._muted is not None
-            or not self._outbox.is_empty
-        ):
+        elif self._task is not None or self._muted is not None or not self._outbox.is_empty:
             pass  # the broker is at work, not the client
         elif self._partial is not None:
-            if waited > self._settings.request_timeout:
-                self.abort(f"the rest of a request did not arrive for {waited:.0f} seconds")
-        elif waited > self._settings.connection_idle_seconds:
+            self._check_partial(now - self._partial_since)
+        elif now - self._last_progress > self._settings.connection_idle_seconds:
             self.finish()
+
+    def _check_partial(self, waited: float) -> None:
+        """Close if the request takes too long: it holds memory that others need."""
+        allowed = self._settings.request_timeout + self._partial_size / _BYTES_PER_SECOND
+        if waited <= allowed:
+            return
+        size = f"{self._partial_filled} of {self._partial_size} bytes"
+        if self._memory is None:
+            self.abort(f"the rest of a request did not arrive in {waited:.0f} seconds ({size})")
+        else:
+            self.abort(
+                f"there was no memory for a request in {waited:.0f} seconds ({size}); raise"
+                " request_memory_bytes if clients send so much at the same time"
+            )
 
     def finish(self) -> None:
         """Close after the responses to requests that are being handled."""
@@ -241,7 +256,7 @@ class Connection(asyncio.BufferedProtocol):
             if self._busy:
                 self._outbox.send()
             if self._busy:
-                self._unread = (buffer, start, end)
+                self._keep_unread(buffer, start, end)
                 self._pause_reading()
                 return
             begin, stop = start + _LENGTH_BYTES, start + _LENGTH_BYTES + size
@@ -254,6 +269,16 @@ class Connection(asyncio.BufferedProtocol):
             self._keep_partial(buffer[start:end], wanted)
         self._release(buffer)
         self._outbox.send()
+
+    def _keep_unread(self, buffer: memoryview, start: int, end: int) -> None:
+        """Keep requests for later, in a small buffer if they are few: the wait may be long."""
+        size = end - start
+        if size * _GROWTH <= len(buffer):
+            small = self._buffers.take_beyond_limit(size)
+            small[:size] = buffer[start:end]
+            self._release(buffer)
+            buffer, start, end = small, 0, size
+        self._unread = (buffer, start, end)
 
     def _refuse_size(self, size: int) -> None:
         if size >> 16 == _TLS_HANDSHAKE:
@@ -269,35 +294,44 @@ class Connection(asyncio.BufferedProtocol):
         self._group_commit.after_write(partial(self._buffers.put, buffer))
 
     def _keep_partial(self, rest: memoryview, wanted: int) -> None:
-        """Move an incomplete request into a buffer of its full size."""
-        if wanted <= _SMALL_BYTES:
-            buffer: memoryview | None = self._buffers.take_beyond_limit(wanted)
-        else:
-            buffer = self._buffers.take(wanted)
-        if buffer is not None:
-            self._fill_partial(buffer, rest, wanted)
-            return
-        kept = bytes(rest)
-        self._pause_reading()
-        self._memory = self._buffers.when_available(wanted)
-        self._memory.add_done_callback(lambda memory: self._got_memory(memory, kept, wanted))
+        """Move an incomplete request into a buffer that grows with what arrives."""
+        self._partial_since = self._loop.time()
+        self._partial_size = wanted
+        size = min(wanted, _GROWTH * len(rest))
+        buffer = self._buffers.take(size) if size > _SMALL_BYTES else None
+        if buffer is None:
+            buffer = self._buffers.take_beyond_limit(len(rest))
+        self._fill_partial(buffer, rest)
+        if len(rest) == len(buffer):
+            self._grow_partial(buffer)
 
-    def _got_memory(self, memory: asyncio.Future[memoryview], kept: bytes, wanted: int) -> None:
+    def _grow_partial(self, full: memoryview) -> None:
+        size = min(self._partial_size, _GROWTH * len(full))
+        buffer = self._buffers.take(size)
+        if buffer is not None:
+            self._fill_partial(buffer, full)
+            self._buffers.put(full)
+            return
+        self._pause_reading()
+        self._memory = self._buffers.when_available(size, held=len(full))
+        self._memory.add_done_callback(self._got_memory)
+
+    def _got_memory(self, memory: asyncio.Future[memoryview]) -> None:
         self._memory = None
         if memory.cancelled():
             return
-        if self._lost:
+        if self._lost or self._partial is None:
             self._buffers.put(memory.result())
             return
-        self._last_progress = self._loop.time()
-        self._fill_partial(memory.result(), memoryview(kept), wanted)
+        full = self._partial
+        self._fill_partial(memory.result(), full)
+        self._buffers.put(full)
         self._continue()
 
-    def _fill_partial(self, buffer: memoryview, rest: memoryview, wanted: int) -> None:
-        buffer[: len(rest)] = rest
+    def _fill_partial(self, buffer: memoryview, beginning: memoryview) -> None:
+        buffer[: len(beginning)] = beginning
         self._partial = buffer
-        self._partial_filled = len(rest)
-        self._partial_size = wanted
+        self._partial_filled = len(beginning)
 
     def _continue(self) -> None:
         """Handle requests that had to wait, then read again."""

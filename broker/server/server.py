@@ -15,7 +15,7 @@ from kmr.service.logs import Repetition
 
 from ..errors import BrokerError
 from ..operations.health import unwatched
-from .buffers import BufferPool
+from .buffers import RequestBuffers
 from .connection import IPV4_MAPPED, Connection
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Server:
         self.group_commit = group_commit
         self.metrics = metrics
         self.users = users
-        self.request_buffers = BufferPool(settings.request_memory_bytes)
+        self.request_buffers = RequestBuffers(settings.request_memory_bytes)
         self.password_checks = anyio.CapacityLimiter(_PASSWORD_CHECKS)
         self.admission = Admission(settings)
         self._tls = tls

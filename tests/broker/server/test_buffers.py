@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmr.broker.server.buffers import BufferPool
+from kmr.broker.server.buffers import BufferPool, RequestBuffers
 
 KIB = 1024
+MIB = 1024 * KIB
 
 
 def test_a_buffer_has_at_least_the_requested_size() -> None:
@@ -77,6 +78,42 @@ async def test_a_cancelled_wait_takes_no_buffer() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
     assert pool.used == 0
+
+
+async def test_callers_that_wait_for_each_other_are_served_one_after_the_other() -> None:
+    pool = BufferPool(16 * KIB)
+    held = [pool.take_beyond_limit(8 * KIB) for _ in range(3)]
+    first, second = [pool.when_available(16 * KIB, held=8 * KIB) for _ in range(2)]
+    assert not first.done()
+    pool.put(held.pop())
+    assert first.done()
+    assert not second.done()
+    pool.put(held.pop())  # the first has moved
+    assert not second.done()
+    pool.put(first.result())
+    assert second.done()
+
+
+async def test_a_caller_that_left_does_not_count_as_waiting() -> None:
+    pool = BufferPool(16 * KIB)
+    left, held = pool.take_beyond_limit(8 * KIB), pool.take_beyond_limit(8 * KIB)
+    pool.when_available(16 * KIB, held=8 * KIB).cancel()
+    waiting = pool.when_available(16 * KIB)
+    pool.put(left)
+    assert not waiting.done()
+    pool.put(held)
+    assert waiting.done()
+
+
+def test_large_requests_leave_memory_for_usual_ones() -> None:
+    buffers = RequestBuffers(64 * MIB)
+    large = [buffers.take(16 * MIB) for _ in range(4)]
+    assert [each is not None for each in large] == [True, True, True, False]
+    usual = buffers.take(MIB)
+    assert usual is not None
+    buffers.put(usual)
+    assert buffers.small.used == 0
+    assert buffers.large.used == 48 * MIB
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 20 * KIB))))

@@ -52,6 +52,17 @@ def produced_offset(frame: bytes) -> tuple[int, int]:
     return error, offset
 
 
+def used(broker: Broker, pool: str) -> float:
+    """Bytes that the broker holds for requests."""
+    value = broker.metrics.registry.get_sample_value("kmr_broker_buffer_bytes", {"pool": pool})
+    assert value is not None
+    return value
+
+
+def used_for_requests(broker: Broker) -> float:
+    return used(broker, "request") + used(broker, "large request")
+
+
 @pytest.fixture
 async def client(broker: Broker, connect: Connect) -> Any:
     await broker.topics.create("t")
@@ -257,23 +268,90 @@ async def test_the_broker_stops_reading_from_a_client_that_does_not_read(
                 await asyncio.sleep(0)
 
 
-async def test_announced_requests_take_no_more_memory_than_the_limit(
-    start: Start, connect: Connect, batch: Batch
+async def test_an_announced_request_takes_memory_as_it_arrives(
+    start: Start, connect: Connect, until: Until, batch: Batch
 ) -> None:
-    broker = await start(request_memory_bytes=32 * MIB, request_max_bytes=16 * MIB)
+    broker = await start()
     await broker.topics.create("t")
     hoarders = [await connect(broker) for _ in range(20)]
     for each in hoarders:
-        await each.send_bytes(pack(">i", 15 * MIB) + HEADER + bytes(100))
+        await each.send_bytes(pack(">i", 100 * MIB))
+    await until(lambda: used_for_requests(broker) >= 20 * 4096)
     client = await connect(broker)
     large = produce_request(client, batch(b"x" * 1_000_000))  # more than is read at once
-    asking = asyncio.create_task(client.ask(large))
-    done, _ = await asyncio.wait([asking], timeout=0.1)
-    assert not done  # it waits for its turn
-    assert (await (await connect(broker)).ask(ASK_VERSIONS)).error_code == 0  # small ones do not
+    assert (await client.ask(large)).responses[0].partition_responses[0].error_code == 0
+    assert used_for_requests(broker) == 20 * 4096
+    await hoarders[0].send_bytes(bytes(10 * MIB))
+    await until(lambda: used_for_requests(broker) > 10 * MIB)
+    assert used_for_requests(broker) <= 8 * 10 * MIB
+
+
+async def test_large_requests_do_not_keep_usual_ones_waiting(
+    start: Start, connect: Connect, until: Until, batch: Batch
+) -> None:
+    broker = await start(request_memory_bytes=32 * MIB, request_max_bytes=16 * MIB)
+    await broker.topics.create("t")
+    hoarders = [await connect(broker) for _ in range(4)]
     for each in hoarders:
-        await each.close()
-    assert (await asking).responses[0].partition_responses[0].error_code == 0
+        await each.send_bytes(pack(">i", 15 * MIB) + HEADER + bytes(5 * MIB))
+    await until(lambda: used(broker, "large request") >= 16 * MIB)
+    client = await connect(broker)
+    request = produce_request(client, batch(b"x" * 1_000_000))
+    assert (await client.ask(request)).responses[0].partition_responses[0].error_code == 0
+
+
+async def test_requests_that_wait_for_each_others_memory_are_all_served(
+    start: Start, connect: Connect, batch: Batch
+) -> None:
+    broker = await start(
+        request_memory_bytes=16 * MIB, request_max_bytes=16 * MIB, message_max_bytes=16 * MIB
+    )
+    await broker.topics.create("t")
+    clients = [await connect(broker) for _ in range(6)]
+    requests = [produce_request(each, batch(b"x" * 12 * MIB)) for each in clients]
+    answers = await asyncio.gather(
+        *(client.ask(request) for client, request in zip(clients, requests, strict=True))
+    )
+    assert [each.responses[0].partition_responses[0].error_code for each in answers] == [0] * 6
+    assert used_for_requests(broker) == 0
+
+
+async def test_a_request_that_trickles_closes_the_connection(
+    start: Start, connect: Connect, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = await connect(await start(request_timeout=0.05))
+    await client.send_bytes(pack(">i", 1000) + HEADER)
+    closed = asyncio.create_task(client.is_closed_by_broker())
+    async with asyncio.timeout(20):
+        while not closed.done():
+            with suppress(ConnectionError):
+                await client.send_bytes(b"x")
+            await asyncio.wait([closed], timeout=0.01)
+    assert "the rest of a request did not arrive" in capsys.readouterr().out
+
+
+async def test_a_request_that_waits_for_memory_too_long_closes_the_connection(
+    start: Start, connect: Connect, until: Until, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker = await start(
+        request_memory_bytes=16 * MIB, request_max_bytes=16 * MIB, request_timeout=0.05
+    )
+    hoarder = await connect(broker)
+    await hoarder.send_bytes(pack(">i", 15 * MIB) + bytes(9 * MIB))
+    await until(lambda: used(broker, "large request") == 16 * MIB)
+    client = await connect(broker)
+    await client.send_bytes(pack(">i", 2 * MIB + 1) + bytes(2 * MIB))
+    assert await client.is_closed_by_broker()
+    assert "raise request_memory_bytes" in capsys.readouterr().out
+    assert used(broker, "request") == 0
+
+
+async def test_requests_behind_a_long_poll_take_little_memory(
+    client: Any, broker: Broker, until: Until
+) -> None:
+    first = client.frame(fetch_request(client, MIB, wait=20), 1)
+    await client.send_bytes(first + client.frame(ASK_VERSIONS, 2))
+    await until(lambda: used_for_requests(broker) == 4096)
 
 
 async def test_an_incomplete_request_closes_the_connection(
