@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from kio.schema.errors import ErrorCode
 
-__all__ = ["BrokerError", "RequestError"]
+__all__ = ["BrokerError", "RequestError", "shortened"]
+
+_MAX_CHARACTERS: Final = 500
 
 
 class BrokerError(Exception):
@@ -18,6 +20,16 @@ class RequestError(Exception):
     """A request is refused; handlers answer with `code` and the message."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
-        super().__init__(message)
         self.code = code
-        self.message = message
+        self.message = shortened(message)
+        super().__init__(self.message)
+
+
+def shortened(message: str) -> str:
+    """Return at most 500 characters of an error message, which may quote a name of any length.
+
+    A field of a response holds 32,767 bytes, and a name needs up to four times its size as a quotation.
+    """
+    if len(message) <= _MAX_CHARACTERS:
+        return message
+    return f"{message[: _MAX_CHARACTERS - 3]}..."

@@ -26,7 +26,7 @@ from kio.schema.types import BrokerId
 from kio.static.primitive import i32, i32Timedelta
 
 from ..authorization.rules import CLUSTER, Question
-from ..errors import RequestError
+from ..errors import RequestError, shortened
 from ..log.results import LogError
 from ..protocol.messages import response_type
 
@@ -161,13 +161,22 @@ class RequestContext:
 class CloseConnection(Exception):
     """A request that cannot be answered: the connection is closed; the message gives the reason."""
 
+    def __init__(self, reason: str) -> None:
+        super().__init__(shortened(reason))
+
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A response that is encoded and sent when `flush` is done; later requests are handled meanwhile."""
+    """A response that is sent when `flush` is done; later requests are handled meanwhile.
+
+    Attributes:
+        body: the response if every partition's records are written.
+        after_failure: returns the response if some of `flush.failed`.
+    """
 
     flush: Flush
-    encode: Callable[[], bytes | bytearray]
+    body: bytes | bytearray
+    after_failure: Callable[[], bytes | bytearray]
 
 
 @dataclass(frozen=True, slots=True)

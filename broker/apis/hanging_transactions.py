@@ -40,6 +40,7 @@ from kio.static.primitive import TZAware, i16, i32, i32Timedelta, i64
 
 from ..authorization.rules import Operation, Resource
 from ..coordinators.transaction_state import TransactionState
+from ..errors import shortened
 from ..log.producers import CoordinatorFenced, Marker, ProducerError, ProducerIdentity
 from ..log.results import LogError
 from .access import ALTER_CLUSTER, Access, refusal
@@ -78,7 +79,7 @@ def _producers(context: RequestContext, topic: str, index: i32) -> PartitionResp
         return PartitionResponse(
             partition_index=index,
             error_code=ErrorCode.unknown_topic_or_partition,
-            error_message=f"there is no partition {index} of {topic!r}",
+            error_message=shortened(f"there is no partition {index} of {topic!r}"),
             active_producers=(),
         )
     return PartitionResponse(

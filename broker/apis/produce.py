@@ -15,6 +15,7 @@ from kio.schema.produce.v11 import ProduceRequest
 
 from ..authorization.rules import Operation, Resource
 from ..coordinators.transaction_state import TransactionError
+from ..errors import shortened
 from ..log.producers import (
     InvalidProducerEpoch,
     InvalidTransactionState,
@@ -80,7 +81,7 @@ def _produce(context: RequestContext, body: memoryview) -> RawResponse:
     now_ms = int(time.time() * 1000)
     flush: Flush | None = None
     results: list[tuple[str, list[PartitionResult]]] = []
-    appended: list[tuple[str, Partition, list[PartitionResult], int]] = []
+    appended: list[tuple[Partition, list[PartitionResult], int]] = []
     for topic, partitions in request.topics:
         topic_results: list[PartitionResult] = []
         results.append((topic, topic_results))
@@ -96,7 +97,7 @@ def _produce(context: RequestContext, body: memoryview) -> RawResponse:
                 result = _append(context, request.transactional_id, partition, records, now_ms)
                 if not result.error:
                     flush = context.services.group_commit.add(partition, len(records or b""))
-                    appended.append((topic, partition, topic_results, len(topic_results)))
+                    appended.append((partition, topic_results, len(topic_results)))
             if result.error:
                 _count_error(context, result)
             topic_results.append(result)
@@ -108,8 +109,8 @@ def _produce(context: RequestContext, body: memoryview) -> RawResponse:
         return write_produce_response(results, version)
     written = flush
 
-    def respond() -> bytearray:
-        for _, partition, topic_results, at in appended:
+    def after_failure() -> bytearray:
+        for partition, topic_results, at in appended:
             if partition in written.failed:
                 topic_results[at] = _failed(
                     partition.index, ErrorCode.kafka_storage_error, str(written.failed[partition])
@@ -117,7 +118,7 @@ def _produce(context: RequestContext, body: memoryview) -> RawResponse:
                 _count_error(context, topic_results[at])
         return write_produce_response(results, version)
 
-    return Deferred(written, respond)
+    return Deferred(written, write_produce_response(results, version), after_failure)
 
 
 def _append(
@@ -217,7 +218,7 @@ def _no_partition(topic: str, index: int) -> PartitionResult:
 
 
 def _failed(index: int, code: ErrorCode, message: str) -> PartitionResult:
-    return PartitionResult(index, int(code), message=message)
+    return PartitionResult(index, int(code), message=shortened(message))
 
 
 def _count_error(context: RequestContext, result: PartitionResult) -> None:

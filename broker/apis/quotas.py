@@ -119,15 +119,19 @@ def _throttled_produce(api: RawApi, rate: Rate, throttled_seconds: Metric) -> Ra
         context.mute(seconds)
         throttled_seconds.inc(seconds)
         milliseconds = _milliseconds(seconds)
+
+        def with_throttle(body: bytes | bytearray) -> bytearray:
+            return set_produce_throttle(body, context.api_version, milliseconds)
+
         if isinstance(response, Deferred):
-            encode = response.encode
-
-            def respond() -> bytes | bytearray:
-                return set_produce_throttle(encode(), context.api_version, milliseconds)
-
-            return replace(response, encode=respond)
+            after_failure = response.after_failure
+            return replace(
+                response,
+                body=with_throttle(response.body),
+                after_failure=lambda: with_throttle(after_failure()),
+            )
         if isinstance(response, (bytes, bytearray)):
-            return set_produce_throttle(response, context.api_version, milliseconds)
+            return with_throttle(response)
         return response  # acks=0: there is no response to put it in
 
     return replace(api, handler=handle)

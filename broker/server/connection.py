@@ -175,6 +175,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._writable and not self._lost:
             self._last_progress = self._loop.time()
             self._outbox.resume()
+            self._send()
             self._continue()
 
     # -- the server's side -------------------------------------------------------------------------
@@ -228,7 +229,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def abort(self, reason: str) -> None:
         """Send the responses that are ready, close now, and log the reason."""
-        self._outbox.send()
+        self._send()
+        if not self._lost:
+            self._drop(reason)
+
+    def _drop(self, reason: str) -> None:
         self._server.metrics.connections_aborted.inc()
         logger.warning("connection closed", client_host=self._client.host, reason=reason)
         self._lost = True
@@ -254,7 +259,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._refuse_size(size)
                 return
             if self._busy:
-                self._outbox.send()
+                self._send()
             if self._busy:
                 self._keep_unread(buffer, start, end)
                 self._pause_reading()
@@ -268,7 +273,7 @@ class Connection(asyncio.BufferedProtocol):
             wanted = size + _LENGTH_BYTES if end - start >= _LENGTH_BYTES else _LENGTH_BYTES
             self._keep_partial(buffer[start:end], wanted)
         self._release(buffer)
-        self._outbox.send()
+        self._send()
 
     def _keep_unread(self, buffer: memoryview, start: int, end: int) -> None:
         """Keep requests for later, in a small buffer if they are few: the wait may be long."""
@@ -391,7 +396,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         response = answer.response
         if iscoroutine(response):
-            self._outbox.send()
+            self._send()
             self._waiting = answer
             self._task = self._loop.create_task(response)
             self._task.add_done_callback(partial(self._answered, answer, self._last_progress))
@@ -416,11 +421,20 @@ class Connection(asyncio.BufferedProtocol):
                 response.release()
         elif response is not None:
             self._outbox.add(answer._replace(response=response), began)
-            self._outbox.send()
+            self._send()
         self._continue()
 
+    def _send(self) -> None:
+        """Send the responses that are ready; close if one of them fails: it would be missing."""
+        try:
+            self._outbox.send()
+        except Exception:
+            logger.exception("a response could not be sent", client_host=self._client.host)
+            self._outbox.close()
+            self._drop("a response could not be sent")
+
     def _deferred_done(self) -> None:
-        self._outbox.send()
+        self._send()
         if not self._reading or self._finishing:
             self._loop.call_soon(self._continue)  # not here: it may append during a flush
 

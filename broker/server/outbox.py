@@ -70,9 +70,8 @@ class Outbox:
         self._writable = False
 
     def resume(self) -> None:
-        """Send again: the transport's buffer is empty."""
+        """Allow `send` again: the transport's buffer is empty."""
         self._writable = True
-        self.send()
 
     def close(self) -> None:
         """Discard the unsent responses."""
@@ -86,16 +85,17 @@ class Outbox:
             self._sending = None
 
     def send(self) -> None:
-        """Send the responses that are ready."""
+        """Send the responses that are ready; close the connection if this raises anything."""
         ready: list[bytes | bytearray] = []
         self._continue_sending()
         while self._answers and self._sending is None and not self._closed:
             (correlation_id, flexible, response, meter), began = self._answers[0]
-            if isinstance(response, Deferred):
-                if not response.flush.done:
-                    break
-                response = response.encode()
+            if isinstance(response, Deferred) and not response.flush.done:
+                break
             self._answers.popleft()
+            if isinstance(response, Deferred):
+                failed = response.flush.failed
+                response = response.after_failure() if failed else response.body
             meter.answered(monotonic() - began)
             if isinstance(response, Buffered):
                 self._write(ready)

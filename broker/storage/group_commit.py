@@ -72,8 +72,8 @@ class Flush:
                 continue
             try:
                 partition.log.flush_pending()
-            except LogFailed as error:
-                self.fail(partition, error)
+            except Exception as error:  # noqa: BLE001  each partition has its own clients
+                self.fail(partition, _failure(error))
             else:
                 self._ends[partition] = partition.log.next_offset
 
@@ -102,7 +102,10 @@ class Flush:
                     "records are written again", topic=partition.topic, partition=partition.index
                 )
         for callback in self._callbacks:
-            callback()
+            try:
+                callback()
+            except Exception:  # each is another client's
+                logger.exception("a client could not be told that its records are written")
         self._callbacks.clear()
 
 
@@ -198,6 +201,13 @@ def _sync(partitions: Iterable[Partition]) -> dict[Partition, LogFailed]:
     for partition in partitions:
         try:
             partition.log.fsync()
-        except LogFailed as error:
-            failed[partition] = error
+        except Exception as error:  # noqa: BLE001  each partition has its own clients
+            failed[partition] = _failure(error)
     return failed
+
+
+def _failure(error: Exception) -> LogFailed:
+    if isinstance(error, LogFailed):
+        return error
+    logger.error("a write failed in an unknown way", exc_info=error)
+    return LogFailed(f"a bug: {error!r}")

@@ -65,6 +65,7 @@ def test_a_large_response_is_sent_in_slices_and_releases_its_buffer_at_the_end()
     while transport.outbox.is_blocked:
         assert not released
         transport.outbox.resume()
+        transport.outbox.send()
         if len(b"".join(transport.written)) > MIB:
             transport.full = False
     assert released == [MIB]
@@ -80,6 +81,7 @@ def test_responses_behind_a_large_one_wait_for_it() -> None:
     assert [each.correlation_id for each in transport.outbox.waiting] == [2]
     transport.full = False
     transport.outbox.resume()
+    transport.outbox.send()
     assert transport.written[-1].endswith(b"behind")
 
 

@@ -93,6 +93,48 @@ async def test_a_flush_calls_back_once_per_callback(
     assert calls == ["called"] * 2
 
 
+async def test_a_callback_that_fails_keeps_no_other_one_from_being_called(
+    partition: Partition, executor: ManualExecutor, append: Append
+) -> None:
+    calls: list[str] = []
+
+    def fail() -> None:
+        raise ZeroDivisionError("a bug")
+
+    flush = append(GroupCommit(sync=False, executor=executor), partition)
+    flush.then(fail)
+    flush.then(lambda: calls.append("called"))
+    with capture_logs() as logs:
+        await asyncio.sleep(0)
+    assert (flush.done, calls) == (True, ["called"])
+    assert [each["log_level"] for each in logs] == ["error"]
+
+
+@pytest.mark.parametrize("sync", [False, True])
+async def test_a_log_that_fails_in_an_unknown_way_fails_alone(
+    partition: Partition,
+    executor: ManualExecutor,
+    append: Append,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sync: bool,
+) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("a bug")
+
+    log = PartitionLog.open(tmp_path / "1", LogConfig(fsync="always"), clean=True)
+    sound = Partition("t", 1, log)
+    monkeypatch.setattr(partition.log, "fsync" if sync else "flush_pending", fail)
+    commits = GroupCommit(sync=sync, executor=executor)
+    flush = append(commits, partition)
+    append(commits, sound)
+    await asyncio.sleep(0)
+    while executor.waiting:
+        await executor.run_next()
+    assert (flush.done, list(flush.failed)) == (True, [partition])
+    assert (partition.high_watermark, sound.high_watermark) == (0, 1)
+
+
 async def test_buffers_are_kept_until_their_records_are_written(
     partition: Partition, executor: ManualExecutor, append: Append
 ) -> None:
