@@ -4,7 +4,8 @@ Four events change it: an assignment, a revocation, a shutdown, the failure of a
 one at a time. A rebalance of aiokafka is eager: it revokes all partitions and then assigns some of them
 again. So a revocation only *suspends*: intake stops, no flush begins, flushes under way finish, watermarks
 are committed, and collected rows stay collected. The assignment that follows resumes the partitions that
-are still ours and drops the others.
+are still ours and drops the others. A drain does the same, except that it first tries to finish, and takes
+no new partitions.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from .delivery.announcement import read_announcement
 from .errors import ConsumerError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
     from .commit import Committer
     from .delivery.announcement import Announcement
     from .kafka.consumer import CommitOffset, Consumer
@@ -110,9 +113,11 @@ class EventHandler:
                     self.state = "running"
                 case (("starting" | "running" | "suspended"), Revoke(partitions)):
                     self.state = "suspended"
-                    await self._suspend(partitions)
-                case "draining", Revoke():
-                    await self._finish_before_rebalance()
+                    await self._suspend(partitions, self._pipeline.suspend)
+                case "draining", Assign(partitions):
+                    await self._resume_drain(partitions)
+                case "draining", Revoke(partitions):
+                    await self._suspend(partitions, self._pipeline.drained.wait)
                 case (("starting" | "running"), Shutdown(reason)):
                     _log.info("draining", reason=reason)
                     self.state = "draining"
@@ -125,8 +130,8 @@ class EventHandler:
                 case _, Failed():
                     self.state = "failed"
                     self._pipeline.stop_flushing()
-                case "draining", Assign() | Shutdown():
-                    pass  # We are leaving: a new partition soon goes to another member.
+                case "draining", Shutdown():
+                    pass
                 case (("stopped" | "failed"), _):
                     pass
 
@@ -135,9 +140,13 @@ class EventHandler:
         if self.state != "failed":
             self.state = "stopped"
 
-    async def _suspend(self, partitions: frozenset[TopicPartition]) -> None:
+    async def _suspend(
+        self, partitions: frozenset[TopicPartition], quiet: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Wait for `quiet`, but not longer than the rebalance may wait; commit, and nothing from then on."""
         with anyio.move_on_after(self._revoke_deadline) as deadline:
-            await self._pipeline.suspend()
+            await quiet()
+        self._pipeline.stop_flushing()
         if deadline.cancelled_caught:
             busy = [stage.name for stage in self._pipeline.stages() if stage.rows]
             _log.warning(
@@ -150,46 +159,52 @@ class EventHandler:
         await self._committer.commit()
         self._committer.hold()
 
-    async def _finish_before_rebalance(self) -> None:
-        """Wait for the drain that is under way, but not longer than the rebalance may wait."""
-        with anyio.move_on_after(self._revoke_deadline):
-            await self._pipeline.drained.wait()
-        self._pipeline.stop_flushing()
-        await self._committer.commit()
-
     async def _resume(self, partitions: frozenset[TopicPartition]) -> None:
         pipeline, committer = self._pipeline, self._committer
         committed = await self._consumer.committed(partitions) if partitions else {}
         for partition, entry in committed.items():
             self._require_committed(partition, entry)
         starts = await self._start_positions([p for p, entry in committed.items() if entry is None])
-        kept = 0
-        for partition in pipeline.partitions - partitions:
-            pipeline.stop_partition(partition)
-            committer.forget(partition)
-            self._forget_metrics(partition)
-        for partition in partitions:
+        kept = self._keep(committed)
+        for ledger in pipeline.ledgers:
+            if ledger.position is not None:
+                self._consumer.seek(ledger.partition, ledger.position)
+        for partition in partitions - kept:
             entry = committed.get(partition)
-            ledger = pipeline.ledgers.get(partition)
-            if ledger is not None and committer.is_ours(partition, entry):
-                kept += 1
-                if ledger.position is not None:
-                    self._consumer.seek(partition, ledger.position)
-            else:
-                announcement = self._announced(partition, entry)
-                committer.begin(partition, entry, announcement)
-                start = entry.offset if entry is not None else starts.get(partition)
-                pipeline.start_partition(partition, start, announcement)
-                if partition in starts:
-                    self._consumer.seek(partition, starts[partition])
+            announcement = self._announced(partition, entry)
+            committer.begin(partition, entry, announcement)
+            start = entry.offset if entry is not None else starts.get(partition)
+            pipeline.start_partition(partition, start, announcement)
+            if partition in starts:
+                self._consumer.seek(partition, starts[partition])
         committer.rejoined()
         self._metrics.rebalances.labels("assigned").inc()
-        _log.info("assigned", partitions=sorted(map(str, partitions)), kept=kept)
+        _log.info("assigned", partitions=sorted(map(str, partitions)), kept=len(kept))
         if starts:
             # Now, so that a restart continues here, and later members find a committed offset.
             await committer.commit()
         pipeline.resume()
         self.assigned_once.set()
+
+    async def _resume_drain(self, partitions: frozenset[TopicPartition]) -> None:
+        """Go on with the drain of the partitions that are still ours; new ones soon go to another member."""
+        ours = self._pipeline.partitions & partitions
+        self._keep(await self._consumer.committed(ours) if ours else {})
+        self._committer.rejoined()
+        self._pipeline.resume()
+
+    def _keep(
+        self, committed: Mapping[TopicPartition, CommitOffset | None]
+    ) -> frozenset[TopicPartition]:
+        """Drop what is not ours any more, or what another member has moved on; return the rest."""
+        pipeline, committer = self._pipeline, self._committer
+        before = pipeline.partitions
+        kept = frozenset(p for p in before if p in committed and committer.is_ours(p, committed[p]))
+        pipeline.keep_partitions(kept)
+        for partition in before - kept:
+            committer.forget(partition)
+            self._forget_metrics(partition)
+        return kept
 
     def _require_committed(self, partition: TopicPartition, committed: CommitOffset | None) -> None:
         """Raise ConsumerError if the broker has lost the offset that we committed."""

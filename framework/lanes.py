@@ -174,6 +174,11 @@ class Lanes:
         return self._opened[-1].delivery if exactly_once else self._requested
 
     @property
+    def mix_partitions(self) -> bool:
+        """Whether the output of a reducer may be of several partitions, so that they are lost together."""
+        return self._shared is not None and len(self._shared.stages) > 1
+
+    @property
     def stages(self) -> list[ReduceStage]:
         """The stages of all lanes, in the order of the flow of each."""
         lanes = self._lanes.values() if self._shared is None else [self._shared]

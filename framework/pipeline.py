@@ -20,7 +20,7 @@ from .reduce import ReduceStage, SharedParts
 from .strategy import ERROR_STAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable
 
     from anyio.abc import TaskGroup
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .kafka.consumer import Consumer
     from .observe.metrics import Metrics
     from .observe.status import StageStatus
-    from .record import Range, TopicPartition
+    from .record import TopicPartition
     from .reducers.reducer import Context
     from .settings import Settings
     from .strategy import Strategy
@@ -75,7 +75,6 @@ class Pipeline:
             self._flushing,
             self.intake.budget,
             metrics,
-            on_stale=self._read_again,
             on_progress=self.intake.progress,
         )
         queue = settings.queue_batches
@@ -158,9 +157,9 @@ class Pipeline:
         """Stop intake, maps and flushes; return when no flush is under way.
 
         Collected rows stay collected, unless offsets above them are settled already (by another stage, or
-        by another flush): then they are flushed, because the next owner of the partition reads again from
-        the watermark. If the group has fenced our commits, it is too late for that. When cancelled, the
-        gates stay closed.
+        by another flush): then they are flushed, because the next owner of the partition, or we
+        (`keep_partitions`), read again from the watermark. If the group has fenced our commits, it is too
+        late for that. When cancelled, the gates stay closed.
         """
         self.intake.is_open = False
         self._mapping.close()
@@ -223,9 +222,9 @@ class Pipeline:
             announcement: a range from `start` on that may have been written: it is read again as a
                 whole. Only if `replays`.
         """
+        self.stop_partition(partition)
         if self._tasks is None or self._taking_in.cancel_called:
             return
-        self.stop_partition(partition)
         replay_to = announcement.last if announcement is not None else None
         ledger = self.ledgers.open(
             partition, start, replayed_to=-1 if replay_to is None else replay_to
@@ -259,21 +258,25 @@ class Pipeline:
             self.intake.inboxes.close(partition)
             self.ledgers.drop(partition)
 
+    def keep_partitions(self, kept: frozenset[TopicPartition]) -> None:
+        """Drop all other partitions, and everything of them that is in flight, unsettled.
+
+        Where a reducer may have mixed their rows with those of kept partitions, these begin again at their
+        watermarks; in a drain, which reads nothing again, they are dropped. Call it after `suspend`, which
+        leaves nothing settled above a watermark: else a record is delivered twice.
+        """
+        dropped = self.partitions - kept
+        for partition in dropped:
+            self.stop_partition(partition)
+        if dropped and self._maps and self._lanes.mix_partitions:
+            _log.info("reading again from the watermarks", partitions=sorted(map(str, self._maps)))
+            for ledger in list(self.ledgers):
+                self.start_partition(ledger.partition, ledger.watermark)
+
     @property
     def partitions(self) -> frozenset[TopicPartition]:
         """The partitions that are being processed."""
         return frozenset(self._maps)
-
-    def _read_again(self, ranges: Iterable[Range]) -> None:
-        """Read from the watermark again where rows were dropped together with those of a lost partition."""
-        for r in ranges:
-            ledger = self.ledgers.get(r.topic_partition)
-            if ledger is not None and ledger.generation == r.generation:
-                _log.info("reading again from the watermark", partition=str(r.topic_partition))
-                watermark = ledger.watermark
-                self.start_partition(r.topic_partition, watermark)
-                if watermark is not None:
-                    self._consumer.seek(r.topic_partition, watermark)
 
     def stages(self) -> tuple[StageStatus, ...]:
         """Return the status of every stage, in the order of the flow."""

@@ -18,7 +18,7 @@ from .reducers.flushing import Buffer, FlushTrigger, attempt_flush, outcome_of, 
 from .reducers.reducer import Retry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .delivery.ledger import Ledgers
     from .intake.backpressure import Budget, Gate
     from .observe.metrics import Metrics
-    from .record import Range, TopicPartition
+    from .record import TopicPartition
     from .reducers.flushing import FlushOutcome, FlushReason
     from .reducers.reducer import Context, FlushResult, Reducer
 
@@ -43,7 +43,6 @@ class SharedParts:
 
     Attributes:
         gate: while it is closed, no flush begins.
-        on_stale: called with ranges whose rows were dropped together with those of a lost partition.
         on_progress: called after every attempt to flush, whatever its result.
     """
 
@@ -51,7 +50,6 @@ class SharedParts:
     gate: Gate
     budget: Budget
     metrics: Metrics
-    on_stale: Callable[[Iterable[Range]], None]
     on_progress: Callable[[], None]
 
 
@@ -154,7 +152,6 @@ class ReduceStage:
         rest: Rows | None = rows
         while rest is not None:
             if not self._ledgers.is_current(rest.ranges):
-                self._shared.on_stale(rest.ranges)
                 return
             if self.trigger.replaying:
                 self._collecting.add_unlimited(rest)
@@ -200,10 +197,7 @@ class ReduceStage:
         if self._guarantee is not None:
             await self._guarantee.wait_turn(buffer)
         async with self._shared.gate:
-            # Repeat: a partition that is read again makes further rows stale.
-            while stale := buffer.drop_stale(self._ledgers.is_current):
-                for rows in stale:
-                    self._shared.on_stale(rows.ranges)
+            buffer.drop_stale(self._ledgers.is_current)
             if not buffer.held:
                 return None
             try:

@@ -4,7 +4,7 @@
     count      `max_rows` rows are collected
     bytes      `max_bytes` are collected, or the collected rows use up the in-flight budget
     age        the oldest row has waited for `max_age`; with `when_full="backpressure"` a full buffer
-               waits for this too
+               waits for this too, or for one of the next two
     awaited    another stage waits until these rows are settled, and no more are queued
     revoke     a rebalance waits until nothing is collected, and no more are queued
     replay     an announced range is read again to its end: one flush, whatever the limits
@@ -128,16 +128,14 @@ class Buffer:
             return math.inf
         return self.since + self.reducer.max_age
 
-    def drop_stale(self, is_current: Callable[[Iterable[Range]], bool]) -> list[Rows]:
-        """Remove and return the rows of partitions that are no longer ours."""
-        stale = [rows for rows in self.held if not is_current(rows.ranges)]
-        if stale:
-            kept, since = [rows for rows in self.held if is_current(rows.ranges)], self.since
+    def drop_stale(self, is_current: Callable[[Iterable[Range]], bool]) -> None:
+        """Remove the rows of partitions that are no longer ours."""
+        kept, since = [rows for rows in self.held if is_current(rows.ranges)], self.since
+        if len(kept) < len(self.held):
             self.clear()
             self.since = since
             for rows in kept:
                 self._append(rows)
-        return stale
 
     def clear(self) -> None:
         """Remove all rows."""
@@ -178,28 +176,29 @@ class FlushTrigger:
         self.replaying = replaying
         self._inbox = inbox
         self._budget = budget
-        self._receiving = anyio.CancelScope()
-        self._draining = anyio.Event()
+        self._waiting = anyio.CancelScope()
+        self._draining = False
         self._revoking = False
         self._awaiting = 0
 
     def revoke(self, *, on: bool) -> None:
         """While on, collect nothing: flush as soon as no more rows are queued."""
         self._revoking = on
-        self._receiving.cancel()
+        self._waiting.cancel()
 
     def awaited(self, *, on: bool) -> None:
         """While on, flush as soon as no more rows are queued; calls from several stages are counted."""
         self._awaiting += 1 if on else -1
-        self._receiving.cancel()
+        self._waiting.cancel()
 
     def budget_exhausted(self) -> None:
         """Look at the budget again: it is exhausted now."""
-        self._receiving.cancel()
+        self._waiting.cancel()
 
     def drain(self) -> None:
         """Hold back no full buffer any longer."""
-        self._draining.set()
+        self._draining = True
+        self._waiting.cancel()
 
     async def next(self, buffer: Buffer) -> Rows | ReplayEnd | FlushReason:
         """Wait for the next rows, or for a reason to flush the buffer.
@@ -211,7 +210,7 @@ class FlushTrigger:
         while True:
             if reason := self._reason(buffer):
                 return reason
-            with anyio.CancelScope(deadline=deadline) as self._receiving:
+            with anyio.CancelScope(deadline=deadline) as self._waiting:
                 try:
                     return await self._inbox.receive()
                 except anyio.EndOfStream:
@@ -225,24 +224,32 @@ class FlushTrigger:
             return "age"
         if self._inbox.statistics().current_buffer_used:
             return None
-        if self._revoking:
-            return "revoke"
-        if self._awaiting:
-            return "awaited"
+        if wanted := self._wanted:
+            return wanted
         if self._budget.exhausted and buffer.reducer.when_full == "flush":
             return "bytes"  # No more rows can arrive: these use up the budget.
         return None
 
+    @property
+    def _wanted(self) -> Literal["revoke", "awaited"] | None:
+        """The reason to flush because something waits for the collected rows."""
+        if self._revoking:
+            return "revoke"
+        return "awaited" if self._awaiting else None
+
     async def hold_back(self, buffer: Buffer, reason: FlushReason) -> FlushReason:
-        """With `when_full="backpressure"`, hold a full buffer until its age or the drain.
+        """With `when_full="backpressure"`, hold a full buffer until its age, the drain, or a wait for it.
 
         Returns:
             The reason for which it is flushed in the end.
         """
         if reason not in ("count", "bytes") or buffer.reducer.when_full != "backpressure":
             return reason
-        with anyio.move_on_at(buffer.deadline):
-            await self._draining.wait()
+        while not self._draining and anyio.current_time() < buffer.deadline:
+            if wanted := self._wanted:
+                return wanted
+            with anyio.CancelScope(deadline=buffer.deadline) as self._waiting:
+                await anyio.sleep_forever()
         return "age"
 
     def flushes_at_end(self, buffer: Buffer) -> bool:

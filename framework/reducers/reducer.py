@@ -145,7 +145,7 @@ class Reducer(ABC):
         max_bytes: flush when the collected columns have this size.
         max_age: flush when the oldest collected row has waited this long, in seconds.
         when_full: at a limit of rows or bytes, `flush`, or hold back input until `max_age` is reached
-            (`backpressure`).
+            (`backpressure`), or until a rebalance, the drain or another stage waits for the rows.
         on_shutdown: `flush` the collected rows, or `drop` them unsettled: they are delivered again later.
         on_error: after an exception of `flush`, `retry` without end, `divert` the rows to `reduce_err`,
             or `stop` the worker.

@@ -36,7 +36,6 @@ class Bench:
         self.gate = Gate()
         self.gate.open()
         self.budget = Budget(1_000_000)
-        self.stale: list[Range] = []
         send, receive = anyio.create_memory_object_stream[Rows | ReplayEnd](100)
         self.inbox: MemoryObjectSendStream[Rows | ReplayEnd] = send
         errors, self.failed = anyio.create_memory_object_stream[Rows](100)
@@ -53,7 +52,6 @@ class Bench:
                 self.gate,
                 self.budget,
                 self.metrics,
-                on_stale=self.stale.extend,
                 on_progress=lambda: None,
             ),
             out=out,

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
 from kmr.errors import ConsumerError
+from kmr.kafka.consumer import CommitOffset
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
 
 from .workers import P0, P1, committed, locate, put, running, written
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from kmr.testing import VirtualClock
+    from kmr.worker import Worker
 
 
 @pytest.fixture
@@ -134,6 +139,23 @@ async def test_a_write_that_hangs_delays_a_rebalance_only_until_its_deadline(
         journal.hold.set()
 
 
+async def test_a_rebalance_waits_for_no_age_when_offsets_above_the_collected_rows_are_settled(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"a", b"skip")
+    held_back = MemoryWriter(journal, max_rows=2, max_age=600.0, when_full="backpressure")
+    async with running(Strategy(locate, [held_back]), consumer, revoke_deadline=20.0):
+        await consumer.rebalance([P0])
+        put(consumer, 0, 3, b"skip")
+        await clock.settle()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(consumer.rebalance, [])
+            await clock.settle()
+            assert written(journal, 0) == [0, 1]
+        assert committed(consumer) == {P0: 4}
+
+
 async def test_nothing_is_written_between_revocation_and_assignment(clock: VirtualClock) -> None:
     journal, consumer = Journal(), MemoryConsumer()
     put(consumer, 0, 0, b"a", b"b")
@@ -158,3 +180,78 @@ async def test_a_shutdown_during_a_rebalance_writes_nothing_more(clock: VirtualC
         await consumer.revoke()
     assert journal.attempts == 0
     assert committed(consumer) == {P0: 0}
+
+
+@asynccontextmanager
+async def draining(
+    consumer: MemoryConsumer, journal: Journal, clock: VirtualClock
+) -> AsyncIterator[Worker]:
+    """A worker that drains, whose first flush (of a single record) hangs until the end of the block."""
+    journal.hold = anyio.Event()
+    strategy = Strategy(locate, [MemoryWriter(journal, max_rows=1)])
+    async with running(
+        strategy, consumer, revoke_deadline=20.0, shutdown_deadline=1_000.0
+    ) as worker:
+        await consumer.rebalance([P0, P1])
+        await journal.until(lambda j: j.attempts == 1)
+        worker.shutdown("test")
+        await clock.settle()
+        yield worker
+        journal.hold.set()
+        for _ in range(20):
+            await clock.advance(1.0)
+        assert worker.status().state == "stopped"
+
+
+async def revoke(consumer: MemoryConsumer, clock: VirtualClock) -> None:
+    """Revoke; the flush under way hangs for longer than this waits."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(consumer.revoke)
+        await clock.advance(20.0)
+
+
+async def test_a_drain_goes_on_after_a_rebalance_with_the_partitions_that_are_still_ours(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 1, 0, *[b"a"] * 20)
+    put(consumer, 0, 0, *[b"a"] * 20)
+    async with draining(consumer, journal, clock) as worker:
+        await revoke(consumer, clock)
+        await consumer.assign([P1])
+        assert worker.status().state == "draining"
+    assert written(journal, 0) in ([], [0]), "the flush under way may be of either partition"
+    assert written(journal, 1) == list(range(20))
+    assert committed(consumer) == {P0: 0, P1: 20}
+
+
+async def test_a_drain_does_not_commit_a_partition_that_left_and_returned(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, *[b"a"] * 20)
+    async with draining(consumer, journal, clock):
+        await revoke(consumer, clock)
+        await consumer.assign([])
+        consumer.commit_elsewhere(P0, 7)
+        await revoke(consumer, clock)
+        await consumer.assign([P0])
+    assert written(journal, 0) == [0]
+    assert (await consumer.committed([P0]))[P0] == CommitOffset(7)
+
+
+async def test_a_drain_commits_nothing_between_a_revocation_and_the_assignment(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, *[b"a"] * 20)
+    async with draining(consumer, journal, clock):
+        await revoke(consumer, clock)
+        consumer.commit_elsewhere(P0, 7)
+        assert journal.hold is not None
+        journal.hold.set()
+        await clock.advance(5.0)
+        assert (await consumer.committed([P0]))[P0] == CommitOffset(7)
+        await consumer.assign([P0])
+    assert written(journal, 0) == [0]
+    assert (await consumer.committed([P0]))[P0] == CommitOffset(7)

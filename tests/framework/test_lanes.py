@@ -50,7 +50,6 @@ def lanes_of(strategy: Strategy) -> Lanes:
         gate,
         Budget(1_000_000),
         metrics,
-        on_stale=lambda _: None,
         on_progress=lambda: None,
     )
     errors = ErrorPort(None, LimitWindow(None), ledgers.settle, metrics)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -48,6 +49,7 @@ revokes = st.tuples(st.just("revoke"))
 passes = st.tuples(st.just("pass"), st.sampled_from([0.0, 0.5, 1.0, 4.0, 30.0]))
 troubles = st.tuples(st.just("trouble"), st.sampled_from(["retry", "raise", "hold", "errors"]))
 schedules = st.lists(st.one_of(puts, puts, rebalances, revokes, passes, troubles), max_size=30)
+endings = st.lists(st.one_of(rebalances, revokes, passes, troubles), max_size=6)
 
 
 class Group(MemoryConsumer):
@@ -97,7 +99,10 @@ class Group(MemoryConsumer):
             self.commit_elsewhere(partition, end)
 
 
-async def run(schedule: list[tuple[Any, ...]], *, chained: bool) -> None:
+async def run(
+    schedule: list[tuple[Any, ...]], ending: list[tuple[Any, ...]] | None = None, *, chained: bool
+) -> None:
+    """Run a worker through a schedule, then until it is idle, or until a drain with rebalances has ended."""
     journal, errors = Journal(), Journal()
     group = Group(journal, errors)
     writer = MemoryWriter(journal, max_rows=4, max_age=4.0)
@@ -111,35 +116,27 @@ async def run(schedule: list[tuple[Any, ...]], *, chained: bool) -> None:
     assert isinstance(running, VirtualTimeLoop)
     clock = VirtualClock(running)
     options: dict[str, Any] = {"topics": ("t",), "group": "g", "executor": "inline"}
-    options["revoke_deadline"] = 50.0  # longer than the longest backoff: the sink recovers in time
+    # longer than the longest backoff, so that the sink recovers in time
+    options |= {"revoke_deadline": 50.0, "shutdown_deadline": 1_000.0}
     worker = Worker(strategy, Settings(**options), consumer=group)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(worker.run)
         await group.started.wait()
         await group.rebalance(PARTITIONS)
         for action in schedule:
-            match action:
-                case "put", partition, values:
-                    group.append(partition, values)
-                case "rebalance", ours:
-                    await rebalance(group, clock, ours)
-                case ("revoke",):
-                    await rebalance(group, clock, set(PARTITIONS))
-                case "pass", seconds:
-                    await clock.advance(seconds)
-                case "trouble", "retry":
-                    journal.outcomes.append(Retry(1.0, "busy"))
-                case "trouble", "raise":
-                    journal.outcomes.append(OSError("gone"))
-                case "trouble", "errors":
-                    errors.outcomes.append(Retry(None, "busy"))
-                case "trouble", "hold":
-                    journal.hold = journal.hold or anyio.Event()  # a flush may wait for it already
-            await clock.settle()
+            await act(group, clock, action)
+        if ending is not None:
+            worker.shutdown("done")
+            for action in ending:
+                await act(group, clock, action)
         release(journal)
-        await rebalance(group, clock, set(PARTITIONS))
+        if ending is None:
+            await rebalance(group, clock, set(PARTITIONS))
         for _ in range(60):
             await clock.advance(5.0)
+        if ending is not None:
+            assert worker.status().state == "stopped"
+            await group.assign_rest_elsewhere(set())
         assert worker.status().inflight_bytes == 0, "something is stuck"
         expected = Counter({at: 1 for at, value in group.values.items() if value != b"skip"})
         assert group.delivered() == expected
@@ -147,6 +144,28 @@ async def run(schedule: list[tuple[Any, ...]], *, chained: bool) -> None:
             n: group.ends[n] for n in range(3)
         }
         worker.shutdown("done")
+
+
+async def act(group: Group, clock: VirtualClock, action: tuple[Any, ...]) -> None:
+    journal, errors = group.journal, group.errors
+    match action:
+        case "put", partition, values:
+            group.append(partition, values)
+        case "rebalance", ours:
+            await rebalance(group, clock, ours)
+        case ("revoke",):
+            await rebalance(group, clock, set(PARTITIONS))
+        case "pass", seconds:
+            await clock.advance(seconds)
+        case "trouble", "retry":
+            journal.outcomes.append(Retry(1.0, "busy"))
+        case "trouble", "raise":
+            journal.outcomes.append(OSError("gone"))
+        case "trouble", "errors":
+            errors.outcomes.append(Retry(None, "busy"))
+        case "trouble", "hold":
+            journal.hold = journal.hold or anyio.Event()  # a flush may wait for it already
+    await clock.settle()
 
 
 async def rebalance(group: Group, clock: VirtualClock, ours: set[TopicPartition]) -> None:
@@ -201,3 +220,16 @@ def test_every_record_is_delivered_once_through_a_chain_of_reducers(
     anyio.run(
         partial(run, schedule, chained=True), backend_options={"loop_factory": VirtualTimeLoop}
     )
+
+
+@pytest.mark.parametrize("chained", [False, True])
+def test_every_record_is_delivered_once_through_a_drain_with_rebalances(chained: bool) -> None:
+    @settings(max_examples=50, deadline=None)
+    @given(schedules, endings)
+    def delivers(schedule: list[tuple[Any, ...]], ending: list[tuple[Any, ...]]) -> None:
+        anyio.run(
+            partial(run, schedule, ending, chained=chained),
+            backend_options={"loop_factory": VirtualTimeLoop},
+        )
+
+    delivers()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import pytest
@@ -142,6 +142,30 @@ async def test_backpressure_holds_input_back_until_the_age_is_reached(clock: Vir
         assert counts(journal) == [10]
         bench.stage.trigger.drain()
     assert counts(journal) == [10, 10]
+
+
+@pytest.mark.parametrize("waits", ["revoke", "awaited"])
+async def test_backpressure_holds_nothing_back_while_a_rebalance_or_a_stage_waits_for_it(
+    clock: VirtualClock, waits: Literal["revoke", "awaited"]
+) -> None:
+    journal = Journal()
+    bench = Bench(MemoryWriter(journal, max_rows=10, max_age=600.0, when_full="backpressure"))
+    async with running(bench):
+        bench.feed(10)
+        bench.feed(10)
+        await clock.settle()
+        assert journal.attempts == 0
+        getattr(bench.stage.trigger, waits)(on=True)
+        await clock.settle()
+        assert counts(journal) == [10, 10]
+        flushes = bench.metrics.flushes.labels("reduce-1", waits)
+        assert flushes._value.get() == 2
+        getattr(bench.stage.trigger, waits)(on=False)
+        bench.feed(10)
+        await clock.settle()
+        assert counts(journal) == [10, 10]
+        bench.stage.trigger.drain()
+    assert counts(journal) == [10, 10, 10]
 
 
 async def test_drop_on_shutdown_leaves_what_is_collected_unsettled(clock: VirtualClock) -> None:
