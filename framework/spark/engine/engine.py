@@ -109,6 +109,7 @@ class SparkEngine:
         self._reducers = DriverReducers(strategy, self._context, self.metrics, self._reread)
         self._gate = MicroBatchGate()
         self._query: StreamingQuery
+        self._warm_ups = ExitStack()
         self._logged = -1
         self._stop = threading.Event()
         self._failure: BaseException | None = None
@@ -143,6 +144,7 @@ class SparkEngine:
             ship_modules(session, self._strategy, Path(modules))
             session.streams.addListener(listener)
             stack.callback(session.streams.removeListener, listener)
+            stack.enter_context(self._warm_ups)
             self._query = self._start(session)
             watcher = threading.Thread(target=self._watch, args=[session], daemon=True)
             watcher.start()
@@ -195,7 +197,7 @@ class SparkEngine:
         self._logged = newest_logged(session, self._engine.checkpoint)
         plan = TaskPlan.of(self._strategy, self._context, logged=self._logged)
         if self._engine.source == "python":
-            warm_up(session, plan, self._source.client)
+            self._warm_ups.callback(warm_up(session, plan, self._source.client))
         try:
             writer: Any = self._frame(session, plan).writeStream.foreachBatch(self._micro_batch)
             writer = writer.queryName(self._engine.name).trigger(**self._engine.trigger_arguments())

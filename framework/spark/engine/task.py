@@ -37,7 +37,7 @@ from .placement import place_reducers
 from .report import TaskReport, failure_rows, gathered_rows, report_row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
     from pyspark.sql import SparkSession
@@ -53,6 +53,8 @@ __all__ = ["run_rows", "run_task", "warm_up"]
 
 _log = structlog.get_logger(__name__)
 
+_WARM_UP = "kmr-warm-up"
+_CANCEL_INTERVAL = 0.1  # seconds
 _NUMBER = "streaming.sql.batchId"  # Spark's name for the number of the micro-batch
 
 
@@ -202,8 +204,12 @@ class _Work:
             yield from gathered_rows(rows, self._schema)
 
 
-def warm_up(session: SparkSession, plan: TaskPlan, config: ClientConfig) -> None:
+def warm_up(session: SparkSession, plan: TaskPlan, config: ClientConfig) -> Callable[[], None]:
     """Start the processes of a local master's tasks in a thread; return at once.
+
+    Returns:
+        A function to call before the session stops: it ends what is still under way. Else Spark would
+        print its end as a crash.
 
     To plan a query, Spark starts several Python processes, one after the other. Meanwhile the processes of
     its tasks import the strategy, load compiled code and connect, which takes longer than a small
@@ -211,19 +217,30 @@ def warm_up(session: SparkSession, plan: TaskPlan, config: ClientConfig) -> None
     """
     context = session.sparkContext
     if not is_local(context.master):
-        return
+        return lambda: None
     slots = context.defaultParallelism
 
     def run() -> None:
         try:
-            context.setJobDescription("kmr: the tasks' processes start")
+            context.setJobGroup(_WARM_UP, "kmr: the tasks' processes start", interruptOnCancel=True)
             # A DataFrame, because Spark keeps other processes for RDDs.
             rows = session.range(0, slots, 1, slots)
             rows.mapInArrow(partial(_prepare, plan, config), rows.schema).collect()
         except Exception as error:  # noqa: BLE001  the query's tasks report it
             _log.debug("the tasks' processes could not be prepared", error=str(error))
 
-    threading.Thread(target=run, name="kmr-warm-up", daemon=True).start()
+    thread = threading.Thread(target=run, name=_WARM_UP, daemon=True)
+    thread.start()
+
+    def end() -> None:
+        while (
+            thread.is_alive()
+        ):  # its job may not have begun, and then there is nothing to cancel yet
+            with suppress(Exception):  # the JVM has ended: so does the thread
+                context.cancelJobGroup(_WARM_UP)
+            thread.join(_CANCEL_INTERVAL)
+
+    return end
 
 
 def _prepare(
