@@ -7,7 +7,6 @@ other.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -174,11 +173,7 @@ class OffsetPlanner:
         existing = self._client.partitions()
         if subscription.partitions:
             return [p for p in subscription.partitions if p.partition in existing.get(p.topic, ())]
-        if subscription.pattern is not None:
-            matches = re.compile(subscription.pattern).fullmatch
-            topics = [topic for topic in existing if matches(topic)]
-        else:
-            topics = [topic for topic in subscription.topics if topic in existing]
+        topics = [topic for topic in existing if subscription.names(topic)]
         return sorted(TopicPartition(topic, p) for topic in topics for p in existing[topic])
 
     def required_partitions(self) -> list[TopicPartition]:
@@ -261,10 +256,13 @@ class OffsetPlanner:
         begins before any of its records is read.
 
         Raises:
+            ConsumerError: `start` has other topics, and `failOnDataLoss` is set.
             OffsetOutOfRange: records or partitions are gone, and `failOnDataLoss` is set.
         """
         partitions = self.partitions()
-        if gone := set(start) - set(partitions):
+        self.check_topics(start)
+        own = {p for p in start if self._options.subscription.names(p.topic)}
+        if gone := own - set(partitions):
             self._report_loss(f"partitions are gone: {by_topic(gone)}")
         beginnings, ends = self._client.beginnings(partitions), self._client.ends(partitions)
         found: Offsets = {}
@@ -286,6 +284,28 @@ class OffsetPlanner:
                 )
             found[partition] = end
         return found
+
+    def check_topics(self, offsets: Iterable[TopicPartition]) -> None:
+        """Check that offsets of a checkpoint are of topics that the query reads.
+
+        Raises:
+            ConsumerError: they are of other topics, and `failOnDataLoss` is set.
+        """
+        subscription = self._options.subscription
+        others = sorted({p.topic for p in offsets if not subscription.names(p.topic)})
+        if not others:
+            return
+        names = ", ".join(others)
+        what = (
+            f"the checkpoint belongs to another topic: it has offsets of {names}, and the query reads "
+            f"{subscription}"
+        )
+        if self._options.fail_on_data_loss:
+            raise ConsumerError(
+                f"{what}. Give the query a checkpoint of its own, or read {names} too. To go on with this "
+                f"checkpoint and without {names}, set the option failOnDataLoss to false"
+            )
+        _log.warning("the checkpoint belongs to another topic", what=what)
 
     def _report_loss(self, what: str) -> None:
         """Log that records may be lost; with `failOnDataLoss`, raise OffsetOutOfRange instead."""

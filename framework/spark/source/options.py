@@ -178,6 +178,12 @@ class Subscription:
     pattern: str | None = None
     partitions: tuple[TopicPartition, ...] = ()
 
+    def names(self, topic: str) -> bool:
+        """Return whether partitions of this topic are read, if it exists."""
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, topic) is not None
+        return topic in self.topics or any(topic == p.topic for p in self.partitions)
+
     def __str__(self) -> str:
         if self.pattern is not None:
             return f"topics that match {self.pattern}"

@@ -275,6 +275,22 @@ def test_a_deleted_topic_stops_a_stream_unless_loss_is_accepted(
     assert found == [(f"{topic}-kept", 0, 2)]
 
 
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_checkpoint_of_another_topic_stops_a_stream(
+    reader: Reader, kafka: Kafka, topic: str, tmp_path: Path, repeated: bool
+) -> None:
+    for name in ("old", "new"):
+        kafka.create(f"{topic}-{name}")
+        kafka.produce(f"{topic}-{name}", numbers(2))
+    assert len(reader.stream(tmp_path, subscribe=f"{topic}-old", startingOffsets="earliest")) == 2
+    if repeated:
+        (tmp_path / "commits" / "1").unlink()
+    with pytest.raises(
+        StreamingQueryException, match=r"belongs to another topic: .*-old, and .*-new"
+    ):
+        reader.stream(tmp_path, subscribe=f"{topic}-new", startingOffsets="earliest")
+
+
 def test_a_topic_that_was_created_again_stops_a_stream(
     reader: Reader, kafka: Kafka, topic: str, tmp_path: Path
 ) -> None:

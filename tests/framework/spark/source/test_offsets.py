@@ -73,7 +73,7 @@ def test_divided_ranges_are_the_same_offsets(
     assert whole == {p: (50, 50 + size) for p, size in enumerate(sizes)}
 
 
-A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
+A0, A1, A2, B0 = (*(TopicPartition("a", n) for n in range(3)), TopicPartition("b", 0))
 
 
 class Cluster:
@@ -154,7 +154,7 @@ def test_a_new_partition_begins_at_its_first_offset() -> None:
 @pytest.mark.parametrize(
     ("start", "message"),
     [
-        ({A0: 6, A1: 0, B0: 0}, r"partitions are gone: \{'b': \[0\]\}"),
+        ({A0: 6, A1: 0, A2: 0}, r"partitions are gone: \{'a': \[2\]\}"),
         ({A0: 11, A1: 0}, "a-0 ends at 10, before 11, which was read already"),
         ({A0: 4, A1: 0}, "a-0 begins at 5, after 4, which is next"),
         ({A1: 0}, "a-0 is new and begins at 5, not at 0"),
@@ -166,3 +166,14 @@ def test_records_that_are_gone_stop_the_query_unless_loss_is_accepted(
     with pytest.raises(OffsetOutOfRange, match=message):
         planner(LOGS).latest(start)
     assert set(planner(LOGS, failOnDataLoss="false").latest(start)) == {A0, A1}
+
+
+@pytest.mark.parametrize("subscription", [{"subscribe": "a"}, {"subscribePattern": "[ac]"}])
+def test_a_checkpoint_of_another_topic_is_no_data_loss(subscription: dict[str, str]) -> None:
+    message = (
+        "the checkpoint belongs to another topic: it has offsets of b, and the query reads .*a"
+    )
+    with pytest.raises(ConsumerError, match=message) as caught:
+        planner(LOGS, **subscription).latest({B0: 7})
+    assert "lost" not in str(caught.value)
+    assert planner(LOGS, **subscription, failOnDataLoss="false").latest({B0: 7}) == {A0: 5, A1: 0}
