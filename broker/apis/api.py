@@ -27,7 +27,7 @@ from kio.static.primitive import i32, i32Timedelta
 
 from ..authorization.rules import CLUSTER, Question
 from ..errors import RequestError, shortened
-from ..log.results import LogError
+from ..log.results import LogError, OffsetOutOfRange
 from ..protocol.messages import response_type
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ..settings import BrokerSettings
     from ..storage.data_directory import ProducerIds
     from ..storage.group_commit import Flush, GroupCommit
+    from ..topics.topic import Partition
     from ..topics.topics import Topics
     from .access import AccessRule
     from .quotas import Quotas
@@ -67,6 +68,7 @@ __all__ = [
     "api",
     "attempt",
     "check_listed_once",
+    "read_error",
     "result_or_refusal",
 ]
 
@@ -298,6 +300,21 @@ async def attempt(work: Awaitable[object], failure: str, **names: object) -> Out
         logger.error(failure, **names, error=str(error))
         return Outcome(ErrorCode.kafka_storage_error, _STORAGE_FAILED)
     return Outcome()
+
+
+def read_error(partition: Partition, error: LogError | OSError) -> ErrorCode:
+    """Return the code for records that cannot be read; log a reason once, because consumers retry."""
+    if isinstance(error, OffsetOutOfRange):
+        return ErrorCode.offset_out_of_range
+    if partition.reported_unreadable != str(error):
+        partition.reported_unreadable = str(error)
+        logger.error(
+            "records cannot be read",
+            topic=partition.topic,
+            partition=partition.index,
+            error=str(error),
+        )
+    return ErrorCode.kafka_storage_error
 
 
 def result_or_refusal(work: Callable[..., Result], *arguments: Any) -> Result | Outcome:

@@ -12,13 +12,12 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-import structlog
 from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v12 import FetchRequest
 
 from ..authorization.rules import Operation, Resource
 from ..log.records import parse_header
-from ..log.results import LogCorrupt, OffsetOutOfRange
+from ..log.results import LogError
 from ..protocol.fetch_response import (
     ABORTED_TRANSACTION_BYTES,
     FetchResponseWriter,
@@ -26,7 +25,7 @@ from ..protocol.fetch_response import (
 )
 from ..protocol.messages import read_message, request_type
 from ..topics.topic import Watch
-from .api import LEADER_EPOCH, Buffered, RawApi
+from .api import LEADER_EPOCH, Buffered, RawApi, read_error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from .api import RawResponse, RequestContext
 
 __all__ = ["KEY"]
-
-logger = structlog.get_logger(__name__)
 
 KEY = 1
 _FIRST_WITH_SESSIONS = 7
@@ -231,6 +228,13 @@ class _Fetch:
 
     def _fill(self, buffer: memoryview, topics: _Topics) -> _Filled:
         """Write the response, which owns the buffer from then on."""
+        try:
+            return self._fill_topics(buffer, topics)
+        except BaseException:
+            self._buffers.put(buffer)
+            raise
+
+    def _fill_topics(self, buffer: memoryview, topics: _Topics) -> _Filled:
         writer = FetchResponseWriter(buffer, self._version, len(topics))
         release = partial(self._buffers.put, buffer)
         room = len(buffer) - self._overhead
@@ -276,9 +280,9 @@ class _Fetch:
                     return _Added(needed_bytes=span.needed_bytes)
                 records = writer.begin_records(span.needed_bytes)
                 span = partition.log.read_into(wanted.offset, records)
-        except (OffsetOutOfRange, LogCorrupt) as error:
+        except (LogError, OSError) as error:
             writer.position = start
-            self._no_records(writer, wanted._replace(error=_code(partition, error)))
+            self._no_records(writer, wanted._replace(error=read_error(partition, error)))
             return _Added()
         added = span.size
         if span.next_offset > wanted.limit:
@@ -339,20 +343,6 @@ def _first(records: memoryview, fits: Callable[[BatchHeader], bool]) -> tuple[in
     while position < len(records) and fits(header := parse_header(records, position)):
         position, offset = header.end, header.next_offset
     return position, offset
-
-
-def _code(partition: Partition, error: OffsetOutOfRange | LogCorrupt) -> ErrorCode:
-    if isinstance(error, OffsetOutOfRange):
-        return ErrorCode.offset_out_of_range
-    if not partition.reported_corrupt:  # log it once: consumers will retry
-        partition.reported_corrupt = True
-        logger.error(
-            "records cannot be read",
-            topic=partition.topic,
-            partition=partition.index,
-            error=str(error),
-        )
-    return ErrorCode.kafka_storage_error
 
 
 FETCH = RawApi(FetchRequest, min_version=4, handler=_fetch)

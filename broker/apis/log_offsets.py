@@ -37,10 +37,10 @@ from kio.schema.offset_for_leader_epoch.v4.response import (
 from kio.static.primitive import i32, i64
 
 from ..authorization.rules import Operation, Resource
-from ..log.results import LogCorrupt, LogError, OffsetOutOfRange
+from ..log.results import LogError, OffsetOutOfRange
 from ..topics.topic import INTERNAL_TOPICS
 from .access import Access
-from .api import LEADER_EPOCH, NO_THROTTLE, answer_partitions, api
+from .api import LEADER_EPOCH, NO_THROTTLE, answer_partitions, api, read_error
 
 if TYPE_CHECKING:
     from kio.schema.delete_records.v2.request import DeleteRecordsPartition
@@ -103,9 +103,8 @@ def _offset(
     else:
         try:
             offset, timestamp = _find(partition, wanted.timestamp, committed=committed)
-        except LogCorrupt as problem:
-            logger.error("records cannot be read", topic=topic, partition=index, error=str(problem))
-            error = ErrorCode.kafka_storage_error
+        except (LogError, OSError) as problem:
+            error = read_error(partition, problem)
     return ListOffsetsPartitionResponse(
         partition_index=index,
         error_code=error,

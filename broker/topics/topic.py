@@ -89,7 +89,8 @@ class Partition:
             start; `fetched_records` counts offsets, including those that compaction removed.
         watches: the long polls that wait for this partition.
         closed: True once the topic is deleted.
-        reported_corrupt, reported_failure: True while such a failure has been logged.
+        reported_unreadable: why records could not be read, as it was last logged.
+        reported_failure: True while a failed write has been logged.
     """
 
     topic: str
@@ -98,7 +99,7 @@ class Partition:
     high_watermark: int = field(init=False)
     watches: set[Watch] = field(init=False, default_factory=set)
     closed: bool = False
-    reported_corrupt: bool = False
+    reported_unreadable: str = ""
     reported_failure: bool = False
     produced_bytes: int = 0
     produced_records: int = 0

@@ -331,6 +331,7 @@ class TopicStore:
 
     def make(self, description: TopicDescription) -> Topic:
         """Create a topic: in `unfinished` first, so that a crash never leaves half of it."""
+        config = log_config(self._defaults, description.settings.items())
         unfinished = self._unfinished / description.topic_id.hex
         unfinished.mkdir()
         for index in range(description.partitions):
@@ -342,7 +343,7 @@ class TopicStore:
         unfinished.rename(directory)
         try:
             sync_directory(self._root)
-            return self._open(directory, clean=False)
+            return self._open_logs(directory, description, config, clean=False)
         except BaseException:  # for example too many open files
             directory.rename(unfinished)
             raise
@@ -396,6 +397,11 @@ class TopicStore:
             raise BrokerError(
                 f"{directory} is not a topic: {error}; move it away, or restore {path.name}"
             ) from error
+        return self._open_logs(directory, description, config, clean=clean)
+
+    def _open_logs(
+        self, directory: Path, description: TopicDescription, config: LogConfig, *, clean: bool
+    ) -> Topic:
         logs: list[PartitionLog] = []
         try:
             for index in range(description.partitions):

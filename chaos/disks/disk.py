@@ -7,7 +7,8 @@
 
 Inside the context, Python's functions that change files are replaced by ones that also journal their changes
 below `root`. They make the changes, except syncs, which are only journaled. `chaos.disks.power_loss` derives
-the possible states after a power loss from the journal. `Disk.refuse` makes changes fail on purpose.
+the possible states after a power loss from the journal. `Disk.refuse` makes changes, and reads, fail on
+purpose.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ class Disk:
             "open": self._open,
             "close": self._close,
             "dup": self._dup,
+            "preadv": self._preadv,
             "pwrite": self._pwrite,
             "pwritev": self._pwritev,
             "write": partial(self._not_noted, "write"),
@@ -154,8 +156,8 @@ class Disk:
     def refuse(self, refuse: Callable[[str, str], int] | None) -> None:
         """From now on each operation is made only if `refuse(kind, path)` returns 0, else an errno.
 
-        `kind` is write, cut, sync, make (a file or directory), rename or remove; `path` is relative to
-        `root`. A sync that is refused loses what it should have synced for good, as on Linux: the file
+        `kind` is read, write, cut, sync, make (a file or directory), rename or remove; `path` is relative
+        to `root`. A sync that is refused loses what it should have synced for good, as on Linux: the file
         still reads as before, and a later sync does not help.
         """
         self._refuse = refuse
@@ -185,6 +187,10 @@ class Disk:
     def _open_file(self, file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
         """Files that are written by Python's file objects: their writes go by `_Raw`."""
         writes = any(each in mode for each in "wax+")
+        if not writes and not isinstance(file, int):
+            place = self._place(file)
+            if place is not None and self._lookup(place) is not None:
+                self._ask("read", place)
         if isinstance(file, int) or not writes or self._place(file) is None:
             if isinstance(file, int) and file in self._descriptors and writes:
                 return io.BufferedWriter(_Raw(self, file, mode))
@@ -204,6 +210,12 @@ class Disk:
             if descriptor in self._descriptors:
                 self._descriptors[copy] = self._descriptors[descriptor]
             return copy
+
+    def _preadv(self, descriptor: int, buffers: Any, position: int) -> int:
+        if descriptor in self._descriptors:
+            self._ask("read", descriptor)
+        size: int = self._real["preadv"](descriptor, buffers, position)
+        return size
 
     def _pwrite(self, descriptor: int, data: Any, position: int) -> int:
         return self._pwritev(descriptor, [data], position)

@@ -1,4 +1,4 @@
-"""A disk that is full, or fails to sync, at any operation of a broker's life.
+"""A disk that is full, or fails to sync or to read, at any operation of a broker's life.
 
 Each step of the work either succeeds or is refused with a reason; what succeeded is there afterwards,
 once, also after a power loss; refused steps succeed when there is room again.
@@ -19,7 +19,7 @@ from kio.schema.errors import ErrorCode
 from chaos.disks.disk import Disk
 from chaos.disks.power_loss import NOTHING, survivors, write_tree
 from kmr.broker.errors import BrokerError
-from kmr.broker.log.records import NewRecord, build_batch
+from kmr.broker.log.records import NewRecord, build_batch, split_batches
 from kmr.broker.operations.maintenance import retain
 
 if TYPE_CHECKING:
@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 
     from kmr.broker import Broker
 
-PRODUCE, OFFSET_COMMIT, CREATE_TOPICS, DELETE_TOPICS, DELETE_RECORDS = 0, 8, 19, 20, 21
+PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT = 0, 1, 2, 8
+CREATE_TOPICS, DELETE_TOPICS, DELETE_RECORDS = 19, 20, 21
 INIT, ADD_PARTITIONS, END, ALTER, CREATE_PARTITIONS = 22, 24, 26, 33, 37
 Moments = Callable[[int, int], range]
 OK = ErrorCode.none
+MIB = 1024 * 1024
 MINUTE = timedelta(minutes=1)
 NOW_MS = 1_700_000_000_000
 FILES = {"write", "cut", "sync", "make", "rename", "remove"}
@@ -86,6 +88,8 @@ class Work:
             lambda: self.delete_records("plain", 3),
             self.retain,
             self.produce(("plain", 0)),
+            self.fetch,
+            self.list_offsets,
             lambda: self.delete("paid"),
             self.produce(("plain", 0)),
         ]
@@ -127,6 +131,27 @@ class Work:
                 DELETE_RECORDS, 2, topics=[{"name": topic, "partitions": [partition]}]
             )
             check(answer.topics[0].partitions[0].error_code)
+
+    async def fetch(self) -> None:
+        """All records, from segments that were closed and from the active one."""
+        partition = self.broker.topics.partition("plain", 0)
+        assert partition is not None
+        offset = partition.log.log_start_offset
+        while offset < partition.high_watermark:
+            wanted = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 200}
+            answer = await self.client.call(
+                FETCH, 11, max_bytes=1000, topics=[{"topic": "plain", "partitions": [wanted]}]
+            )
+            found = answer.responses[0].partitions[0]
+            check(found.error_code)
+            offset = split_batches(found.records)[-1].next_offset
+
+    async def list_offsets(self) -> None:
+        wanted = {"partition_index": 0, "timestamp": NOW_MS}
+        answer = await self.client.call(
+            LIST_OFFSETS, 7, topics=[{"name": "plain", "partitions": [wanted]}]
+        )
+        check(answer.topics[0].partitions[0].error_code)
 
     async def retain(self) -> None:
         await retain(self.broker.topics, now_ms=NOW_MS)
@@ -309,6 +334,7 @@ async def survive(tools: Any, where: Path, fault: Fault, *, goes_on: bool) -> No
         pytest.param(FILES - {"sync"}, errno.ENOSPC, False, id="full, and nothing can be undone"),
         pytest.param({"write"}, errno.EIO, True, id="writes fail"),
         pytest.param({"sync"}, errno.EIO, False, id="syncs fail"),
+        pytest.param({"read"}, errno.EIO, True, id="reads fail"),
         pytest.param(FILES, errno.EROFS, False, id="became read-only"),
     ],
 )
@@ -323,3 +349,47 @@ async def test_a_disk_that_fails_at_any_operation_loses_nothing_that_was_acknowl
         except Exception as error:
             error.add_note(f"the disk failed from operation {first} on")
             raise
+
+
+async def test_a_read_that_fails_costs_one_partition_one_answer(tools: Any, root: Path) -> None:
+    """It keeps no buffer: a few would be all there are."""
+    failing = ""
+    with Disk(root) as disk:
+        disk.refuse(lambda kind, path: errno.EIO if kind == "read" and failing in path else 0)
+        failing = "no such file"
+        async with tools.broker(
+            root, "os", fetch_max_bytes=MIB, response_memory_bytes=4 * MIB
+        ) as broker:
+            client = await tools.connect(broker)
+            await broker.topics.create("t", partitions=2)
+            for index in range(2):
+                batch = build_batch([NewRecord(None, b"v", (), NOW_MS)])
+                data = {"index": index, "records": bytes(batch)}
+                topics = [{"name": "t", "partition_data": [data]}]
+                await client.call(PRODUCE, 9, acks=-1, topic_data=topics)
+
+            async def fetch() -> list[ErrorCode]:
+                wanted = [
+                    {"partition": index, "fetch_offset": 0, "partition_max_bytes": MIB}
+                    for index in range(2)
+                ]
+                answer = await client.call(
+                    FETCH, 11, max_bytes=MIB, topics=[{"topic": "t", "partitions": wanted}]
+                )
+                return [each.error_code for each in answer.responses[0].partitions]
+
+            async def list_offsets() -> list[ErrorCode]:
+                wanted = [{"partition_index": index, "timestamp": 0} for index in range(2)]
+                answer = await client.call(
+                    LIST_OFFSETS, 7, topics=[{"name": "t", "partitions": wanted}]
+                )
+                return [each.error_code for each in answer.topics[0].partitions]
+
+            async with asyncio.timeout(30):
+                for _ in range(10):
+                    failing = "/1/"
+                    assert await fetch() == [OK, ErrorCode.kafka_storage_error]
+                    assert await list_offsets() == [OK, ErrorCode.kafka_storage_error]
+                    failing = "no such file"
+                    assert await fetch() == await list_offsets() == [OK, OK]
+            await client.close()
