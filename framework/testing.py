@@ -21,6 +21,7 @@ import pytest
 from .errors import CommitFenced
 from .kafka.consumer import CommitOffset
 from .record import SCHEMA, Batch, TopicPartition
+from .reducers.collect import one_table
 from .reducers.reducer import Flushed, Reducer
 
 if TYPE_CHECKING:
@@ -293,9 +294,7 @@ class MemoryWriter(Reducer):
         if isinstance(outcome, Exception):
             raise outcome
         if isinstance(outcome, Flushed):
-            table = pa.concat_tables(
-                [rows.table for rows in self.collected], promote_options="permissive"
-            )
+            table = one_table(self.collected)
             journal.written.append(table)
             outcome = replace(outcome, out=table if self.forward else None)
         journal.changed()

@@ -56,7 +56,12 @@ def map_record(
 
     Args:
         function: the function, when the decorator is used without arguments.
-        schema: the Arrow schema of the rows. Without it the types are inferred from each batch.
+        schema: the Arrow schema of the rows. Without it the types are inferred from each batch: in each
+            column the type that fits most values wins (`kmr.column_types` has the order of equals), and a
+            record with a value that does not fit goes to `reduce_err`. Where batches end depends on what
+            was fetched, so a value may fit in one batch and not in another: ClickHouse and other sinks
+            with typed columns refuse such values themselves, and reducers that join batches let most
+            values decide again. Only with a schema a record always has the same fate.
     """
 
     def mark(function: F) -> F:
@@ -71,8 +76,9 @@ def map_batch(function: F) -> F:
 
     The columns are those of `kmr.record.SCHEMA`. It returns a `RecordBatch` or `Table` that keeps
     the `offset` column, which names the record that each row came from; or a pair of columns and `keep`,
-    the input row that each output row came from; or None, when every record is filtered. When it raises,
-    the batch is bisected, so that only the records that make it raise fail. It may be `async def`.
+    the input row (from 0) that each output row came from, or a mask of the input rows; or None, when
+    every record is filtered. When it raises, the batch is bisected, so that only the records that make
+    it raise fail. It may be `async def`.
     """
     setattr(function, MARK, MapSpec("batch", _is_async(function)))
     return function

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from ..column_types import choose_type, join_tables
 from ..errors import StrategyError, reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -58,18 +61,126 @@ def from_rows(
     offsets: list[int],
     failures: list[Failure],
 ) -> MapResult:
-    """Convert the rows of a per-record function to columns; `offsets` has the record of each row."""
+    """Convert the rows of a per-record function to columns; `offsets` has the record of each row.
+
+    A key that only some rows have is null in the others. A record with a value that does not fit its column
+    fails, with all of its rows. A column's type is that of the schema; without one, the values of the batch
+    decide together (`kmr.column_types`).
+
+    Raises:
+        StrategyError: the rows have a column that the schema does not have, or a key that is not text.
+    """
     if not rows:
         return MapResult(None, NO_OFFSETS, tuple(failures))
-    try:
-        table = _table(rows, schema)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        rows, offsets, more = _without_misfits(rows, offsets, schema)
-        failures = sorted({failure.offset: failure for failure in (*failures, *more)}.values())
-        if not rows:
-            return MapResult(None, NO_OFFSETS, tuple(failures))
-        table = _table(rows, schema)
-    return MapResult(table, np.array(offsets, dtype=np.int64), tuple(failures))
+    misfits: dict[int, str] = {}
+    columns = {
+        name: _column([row.get(name) for row in rows], name, kind, misfits)
+        for name, kind in _columns_of(rows, schema).items()
+    }
+    table = pa.table(columns, schema=schema)
+    if not misfits:
+        return MapResult(table, np.array(offsets, dtype=np.int64), tuple(failures))
+    mapped = _drop_records(table, np.array(offsets, dtype=np.int64), misfits, failures)
+    if schema is None and mapped.table is not None:
+        failed = {failure.offset for failure in mapped.failures}
+        kept = (row for row, offset in zip(rows, offsets, strict=True) if offset not in failed)
+        mapped = replace(mapped, table=mapped.table.select(list(_columns_of(kept, None))))
+    return mapped
+
+
+def _columns_of(
+    rows: Iterable[Mapping[str, Any]], schema: pa.Schema | None
+) -> dict[str, pa.DataType | None]:
+    """Return the names of all columns, with their types if there is a schema."""
+    names: dict[object, None] = dict.fromkeys(chain.from_iterable(rows))
+    if schema is not None:
+        if unknown := [name for name in names if name not in schema.names]:
+            raise StrategyError(f"map returned columns {unknown} that its schema does not have")
+        return {field.name: field.type for field in schema}
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        raise StrategyError(
+            f"map returned a row with the key {wrong[0]!r} ({type(wrong[0]).__name__}); "
+            "keys are names of columns: make them text"
+        )
+    return {str(name): None for name in names}
+
+
+def _column(
+    values: list[Any], name: str, kind: pa.DataType | None, misfits: dict[int, str]
+) -> pa.Array[Any]:
+    """Convert the values of one column; those that do not fit become null, and get a reason in `misfits`."""
+    with suppress(Exception):  # a value may be of any class
+        column = pa.array(values, kind)
+        # Beside a time, Arrow takes a number for a time.
+        if kind is not None or not pa.types.is_temporal(column.type) or _have_one_class(values):
+            return column
+    refused: dict[int, str] = {}
+    if kind is None:
+        kind = _choose_type(values, refused)
+    rows = [row for row in range(len(values)) if row not in refused]
+    deque(_convert(values, rows, kind, refused), maxlen=0)
+    misfits.update({row: f"column {name}: {reason}" for row, reason in refused.items()})
+    return pa.array([None if at in refused else each for at, each in enumerate(values)], kind)
+
+
+def _have_one_class(values: list[Any]) -> bool:
+    return len(set(map(type, values)) - {type(None)}) <= 1
+
+
+def _choose_type(values: list[Any], refused: dict[int, str]) -> pa.DataType:
+    """Choose the type that fits most values; `refused` gets those that it does not fit."""
+    rows_of_class: dict[type, list[int]] = {}
+    for row, value in enumerate(values):
+        if value is not None:
+            rows_of_class.setdefault(type(value), []).append(row)
+    rows_of_type: dict[pa.DataType, list[int]] = {}
+    for rows in rows_of_class.values():
+        for some, array in _convert(values, rows, None, refused):
+            rows_of_type.setdefault(array.type, []).extend(some)
+    choice = choose_type({kind: len(rows) for kind, rows in rows_of_type.items()})
+    for kind, rows in rows_of_type.items():
+        if kind not in choice.fits:
+            reason = f"{kind}, but most values are {choice.type}"
+            refused.update(dict.fromkeys(rows, reason))
+    return choice.type
+
+
+def _convert(
+    values: list[Any], rows: list[int], kind: pa.DataType | None, refused: dict[int, str]
+) -> Iterator[tuple[list[int], pa.Array[Any]]]:
+    """Convert the values of some rows, bisecting them; `refused` gets those that cannot be converted."""
+    todo = [rows]
+    while todo:
+        part = todo.pop()
+        try:
+            array = pa.array([values[row] for row in part], kind)
+        except Exception as error:  # noqa: BLE001
+            if len(part) == 1:
+                refused[part[0]] = reason_of(error)
+            else:
+                middle = len(part) // 2
+                todo += [part[middle:], part[:middle]]
+        else:
+            yield part, array
+
+
+def _drop_records(
+    table: pa.Table,
+    offsets: NDArray[np.int64],
+    misfits: Mapping[int, str],
+    failures: Iterable[Failure],
+) -> MapResult:
+    """Drop the records that have a row in `misfits`, and add them to the failed ones."""
+    failed = {failure.offset: failure for failure in failures}
+    for row, reason in misfits.items():
+        offset = int(offsets[row])
+        failed.setdefault(offset, Failure(offset, reason))
+    kept = ~np.isin(offsets, list(failed))
+    return MapResult(
+        table.filter(pa.array(kept)) if kept.any() else None,
+        offsets[kept],
+        tuple(failed[offset] for offset in sorted(failed)),
+    )
 
 
 def rows_of(function: Callable[..., Any], offset: int, result: object) -> list[Mapping[str, Any]]:
@@ -91,39 +202,6 @@ def rows_of(function: Callable[..., Any], offset: int, result: object) -> list[M
     )
 
 
-def _table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema | None) -> pa.Table:
-    """Convert rows to columns; a key that only some rows have is null in the others."""
-    names = dict.fromkeys(chain.from_iterable(rows))
-    if schema is not None:
-        if unknown := [name for name in names if name not in schema.names]:
-            raise StrategyError(f"map returned columns {unknown} that its schema does not have")
-        return pa.Table.from_pylist(list(rows), schema=schema)
-    return pa.table({name: [row.get(name) for row in rows] for name in names})
-
-
-def _without_misfits(
-    rows: list[Mapping[str, Any]], origins: list[int], schema: pa.Schema | None
-) -> tuple[list[Mapping[str, Any]], list[int], list[Failure]]:
-    """Drop records with a value of the wrong type. Without a schema, a column's first value sets its type."""
-    types: dict[str, pa.DataType] = {}
-    misfits: dict[int, Failure] = {}
-    for origin, row in zip(origins, rows, strict=True):
-        for name, value in row.items():
-            if value is None:
-                continue
-            try:
-                if schema is not None:
-                    pa.scalar(value, schema.field(name).type)
-                elif name in types:
-                    pa.scalar(value, types[name])
-                else:
-                    types[name] = pa.scalar(value).type
-            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-                misfits[origin] = Failure(origin, f"column {name}: {reason_of(error)}")
-    kept = [(o, row) for o, row in zip(origins, rows, strict=True) if o not in misfits]
-    return [row for _, row in kept], [o for o, _ in kept], list(misfits.values())
-
-
 def from_columns(
     function: Callable[..., Any], records: pa.RecordBatch, result: object
 ) -> MapResult:
@@ -140,8 +218,7 @@ def from_columns(
         )
     table = result if isinstance(result, pa.Table) else pa.Table.from_batches([result])
     if keep is not None:
-        source = records.column("offset").to_numpy(zero_copy_only=False)
-        offsets = source[np.asarray(keep)]
+        offsets = records.column("offset").to_numpy()[_input_rows(function, keep, len(records))]
     elif "offset" in table.column_names:
         offsets = table.column("offset").to_numpy()
     else:
@@ -156,6 +233,26 @@ def from_columns(
     if table.num_rows == 0:
         return MapResult(None, NO_OFFSETS)
     return _ordered(function, records, table, offsets)
+
+
+def _input_rows(function: Callable[..., Any], keep: Any, count: int) -> NDArray[Any]:
+    """Check `keep`: the numbers of input rows, or a mask of them."""
+    rows = np.asarray(keep)
+    if rows.dtype == np.bool_ and rows.shape == (count,):
+        return np.flatnonzero(rows)
+    if rows.size == 0:
+        return np.empty(0, dtype=np.int64)
+    if rows.ndim != 1 or rows.dtype.kind not in "iu":
+        raise StrategyError(
+            f"map function {_name(function)} returned `keep` of shape {rows.shape} and type {rows.dtype}; "
+            f"return the number of an input row, 0 to {count - 1}, for each output row"
+        )
+    if wrong := rows[(rows < 0) | (rows >= count)].tolist():
+        raise StrategyError(
+            f"map function {_name(function)} returned {wrong[0]} in `keep`; "
+            f"its batch has the rows 0 to {count - 1}"
+        )
+    return rows
 
 
 def _ordered(
@@ -189,9 +286,11 @@ def join(parts: Sequence[MapResult]) -> MapResult:
     failures = tuple(sorted(chain.from_iterable(part.failures for part in parts)))
     if not tables:
         return MapResult(None, NO_OFFSETS, failures)
-    table = pa.concat_tables(tables, promote_options="permissive")
+    joined = join_tables(tables)
     offsets = np.concatenate([part.offsets for part in parts if part.table is not None])
-    return MapResult(table, offsets, failures)
+    if joined.misfits:
+        return _drop_records(joined.table, offsets, joined.misfits, failures)
+    return MapResult(joined.table, offsets, failures)
 
 
 def _name(function: object) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 from anyio import to_thread
 
+from ..column_types import MixedTypes, join_tables
 from ..errors import StrategyError
 from .reducer import Empty, Flushed, FlushResult, Reducer
 
@@ -26,16 +27,14 @@ def one_table(rows: Sequence[Rows]) -> pa.Table:
     Different types of a column become the wider one (int32 and int64, a type and null).
 
     Raises:
-        StrategyError: a column has incompatible types, such as numbers and text.
+        MixedTypes: a column has incompatible types, such as numbers and text. Raised from `flush`, it sends
+            the rows that do not fit to `reduce_err`, and `flush` is called again without them.
+        StrategyError: a value does not fit the wider type.
     """
-    tables = [each.table for each in rows]
-    try:
-        return pa.concat_tables(tables, promote_options="permissive")
-    except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
-        raise StrategyError(
-            f"batches have columns of incompatible types ({error}); "
-            "declare them with @map_record(schema=...)"
-        ) from error
+    joined = join_tables([each.table for each in rows])
+    for reason in joined.misfits.values():
+        raise MixedTypes(f"{reason}; declare the types with @map_record(schema=...)")
+    return joined.table
 
 
 class Collecting(Reducer):

@@ -21,12 +21,16 @@ from __future__ import annotations
 import inspect
 import math
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar, cast
 
 import anyio
+import numpy as np
+import pyarrow as pa
 import structlog
 from anyio import to_thread
 
+from ..column_types import MixedTypes, join_tables
 from ..delivery.failures import original_records
 from ..delivery.ranges import merge_ranges, subtract_ranges
 from ..errors import KmrError, SinkError, reason_of
@@ -34,9 +38,10 @@ from ..record import Rows
 from .reducer import Empty, Flushed, Poisoned, Retry
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from anyio.streams.memory import MemoryObjectReceiveStream
+    from numpy.typing import NDArray
 
     from ..intake.backpressure import Budget
     from ..record import Batch, Range, ReplayEnd
@@ -66,11 +71,13 @@ class Buffer:
 
     Attributes:
         since: when the oldest row was added, on the event loop's clock; None without rows.
+        set_aside: rows that were taken from the reducer because their types do not fit the others'.
     """
 
     def __init__(self, reducer: Reducer) -> None:
         self.reducer = reducer
         self.held: list[Rows] = []
+        self.set_aside: list[Poisoned] = []
         self.rows = 0
         self.bytes = 0
         self.since: float | None = None
@@ -119,7 +126,8 @@ class Buffer:
         self.held.append(rows)
         self.rows += len(rows)
         self.bytes += rows.nbytes
-        self.reducer.add(rows)
+        if len(rows):  # else all of them were set aside
+            self.reducer.add(rows)
 
     @property
     def deadline(self) -> float:
@@ -130,17 +138,32 @@ class Buffer:
 
     def drop_stale(self, is_current: Callable[[Iterable[Range]], bool]) -> None:
         """Remove the rows of partitions that are no longer ours."""
-        kept, since = [rows for rows in self.held if is_current(rows.ranges)], self.since
+        kept = [rows for rows in self.held if is_current(rows.ranges)]
         if len(kept) < len(self.held):
-            self.clear()
-            self.since = since
-            for rows in kept:
-                self._append(rows)
+            self.set_aside = [each for each in self.set_aside if is_current(each.rows.ranges)]
+            self._hold(kept)
+
+    def set_misfits_aside(self) -> bool:
+        """Take the records from the reducer whose types do not fit the others'; False if all fit."""
+        kept, misfits = _separate(self.held)
+        if misfits:
+            self.set_aside += misfits
+            self._hold(kept)
+        return bool(misfits)
+
+    def _hold(self, kept: list[Rows]) -> None:
+        """Hold these rows, and no others, in a reducer that was reset."""
+        since, set_aside = self.since, self.set_aside
+        self.clear()
+        self.since, self.set_aside = since, set_aside
+        for rows in kept:
+            self._append(rows)
 
     def clear(self) -> None:
         """Remove all rows."""
         self.reducer.reset()
         self.held, self.rows, self.bytes, self.since = [], 0, 0, None
+        self.set_aside = []
 
     def sources(self) -> tuple[Batch, ...]:
         """Return the batches that the rows came from, each once."""
@@ -149,6 +172,36 @@ class Buffer:
     def ranges(self) -> tuple[Range, ...]:
         """Return the offsets that are settled when all of the rows are delivered."""
         return merge_ranges(r for rows in self.held for r in rows.ranges)
+
+
+def _separate(held: Sequence[Rows]) -> tuple[list[Rows], list[Poisoned]]:
+    """Separate the records with values that fit no common type of their column (`kmr.column_types`).
+
+    Both parts keep the ranges of the whole: those of failed records are subtracted after the flush.
+    """
+    joined = join_tables([rows.table for rows in held])
+    misfits = np.array(sorted(joined.misfits), dtype=np.int64)
+    kept, poisoned = [], []
+    begin = 0
+    for rows in held:
+        end = begin + len(rows)
+        first, last = np.searchsorted(misfits, [begin, end])
+        here = rows
+        if first < last:
+            # Rows that belong to no single record have one type, and fail together.
+            fits = np.zeros(len(rows), dtype=np.bool_)
+            if rows.offsets is not None:
+                fits = ~np.isin(rows.offsets, rows.offsets[misfits[first:last] - begin])
+            poisoned.append(Poisoned(_select(rows, ~fits), joined.misfits[int(misfits[first])]))
+            here = _select(replace(rows, table=joined.table.slice(begin, len(rows))), fits)
+        kept.append(here)
+        begin = end
+    return kept, poisoned
+
+
+def _select(rows: Rows, chosen: NDArray[np.bool_]) -> Rows:
+    offsets = None if rows.offsets is None else rows.offsets[chosen]
+    return replace(rows, table=rows.table.filter(pa.array(chosen)), offsets=offsets)
 
 
 class FlushTrigger:
@@ -311,10 +364,12 @@ async def attempt_flush(buffer: Buffer, stage: str, *, may_repeat: bool = True) 
     """
     reducer = buffer.reducer
     try:
-        if inspect.iscoroutinefunction(reducer.flush):
-            result: FlushResult = await reducer.flush()
-        else:
-            result = await to_thread.run_sync(cast("Callable[[], FlushResult]", reducer.flush))
+        try:
+            result = await _flush(reducer)
+        except MixedTypes:
+            if not buffer.set_misfits_aside():
+                raise
+            result = await _flush(reducer)
     except Exception as error:
         if reducer.on_error == "divert" or (reducer.on_error == "retry" and not may_repeat):
             reason = reason_of(error)
@@ -328,6 +383,13 @@ async def attempt_flush(buffer: Buffer, stage: str, *, may_repeat: bool = True) 
             "return Flushed(...), Empty() or Retry(...)"
         )
     return result
+
+
+async def _flush(reducer: Reducer) -> FlushResult:
+    if inspect.iscoroutinefunction(reducer.flush):
+        result: FlushResult = await reducer.flush()
+        return result
+    return await to_thread.run_sync(cast("Callable[[], FlushResult]", reducer.flush))
 
 
 class FlushOutcome(NamedTuple):
@@ -354,7 +416,7 @@ def outcome_of(buffer: Buffer, result: Flushed | Empty, stage: str, attempt: int
         result = Flushed()
     failed = [
         records
-        for poisoned in result.poisoned
+        for poisoned in (*buffer.set_aside, *result.poisoned)
         for records in original_records(poisoned.rows, poisoned.reason, stage, attempt)
     ]
     ranges = subtract_ranges(buffer.ranges(), (r for rows in failed for r in rows.ranges))

@@ -67,15 +67,15 @@ class Bench:
         ledger = self.ledgers.get(TopicPartition("t", partition))
         return None if ledger is None else ledger.watermark
 
-    def feed(self, count: int, partition: int = 0) -> None:
-        """Send the next `count` records of a partition, one row each, as one batch."""
+    def feed(self, count: int, partition: int = 0, **columns: list[Any]) -> None:
+        """Send the next `count` records of a partition, one row each, as one batch; columns may be added."""
         ledger = self.ledgers.get(TopicPartition("t", partition))
         assert ledger is not None
         assert ledger.position is not None
         batch = batch_of("t", partition, ledger.position, [b"x"] * count)
         ledger.take_in(batch)
         offsets = np.arange(batch.first, batch.last + 1)
-        table = pa.table({"partition": [partition] * count, "offset": offsets})
+        table = pa.table({"partition": [partition] * count, "offset": offsets, **columns})
         whole = Range("t", partition, batch.first, batch.last, ledger.generation)
         self.inbox.send_nowait(Rows(table, (whole,), offsets, (batch,)))
 

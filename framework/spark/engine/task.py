@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from bisect import bisect_left
 from collections import Counter
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -16,8 +17,6 @@ from itertools import chain as chained
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
-import numpy as np
-import pyarrow as pa
 import structlog
 from pyspark import TaskContext, cloudpickle
 
@@ -26,6 +25,7 @@ from ...delivery.ranges import subtract_ranges
 from ...errors import KmrError
 from ...formats import batch_decoder
 from ...mapping.functions import apply, apply_async
+from ...mapping.results import join
 from ...record import Range, Rows
 from ...service.process import freeze_modules, keep_freed_memory
 from ...strategy import MAP_STAGE
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from ...record import Batch
@@ -171,27 +172,30 @@ class _Work:
         """Map a chunk; return its rows in one piece, and the records that the map failed on."""
         report = self._report
         report.last = chunk.last
-        tables, offsets, failed = [], [], []
+        parts = []
         for batch in chunk.batches:
             begun = time.monotonic()
             if strategy.map_spec.is_async:
-                mapped = _start(apply_async(strategy.map, batch.records)).result()
+                parts.append(_start(apply_async(strategy.map, batch.records)).result())
             else:
-                mapped = apply(strategy.map, batch.records)
+                parts.append(apply(strategy.map, batch.records))
             report.map_seconds += time.monotonic() - begun
             report.records += len(batch.records)
             report.max_timestamp_ms = max(report.max_timestamp_ms, batch.max_timestamp_ms)
-            if mapped.failures:
-                failed.append(failed_records(batch, mapped.failures, MAP_STAGE, 0))
-            if mapped.table is not None:
-                tables.append(mapped.table)
-                offsets.append(mapped.offsets)
-        if not tables:
+        mapped = join(parts)
+        failed = []
+        for batch in chunk.batches:
+            begin, end = (
+                bisect_left(mapped.failures, (offset,)) for offset in (batch.first, batch.last + 1)
+            )
+            if begin < end:
+                failures = mapped.failures[begin:end]
+                failed.append(failed_records(batch, failures, MAP_STAGE, 0))
+        if mapped.table is None:
             return None, failed
         whole = Range(report.topic, report.partition, chunk.first, chunk.last)
         ranges = subtract_ranges([whole], (r for rows in failed for r in rows.ranges))
-        table = pa.concat_tables(tables, promote_options="permissive")
-        return Rows(table, ranges, np.concatenate(offsets), chunk.batches), failed
+        return Rows(mapped.table, ranges, mapped.offsets, chunk.batches), failed
 
     def take_result(self, result: ChainResult, *, gathers: bool) -> Iterator[pa.RecordBatch]:
         """Count what the reducers did with a chunk; yield the rows for the driver."""

@@ -7,7 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from kmr import Batcher, Strategy
 from kmr.record import Record
+from kmr.testing import Journal, MemoryConsumer, MemoryWriter
+
+from ..workers import P0, committed, put, running
 
 README = Path(__file__).parents[3] / "README.md"
 
@@ -43,3 +49,34 @@ def test_the_map_of_the_readme_does_what_it_says() -> None:
         "offset": 7,
     }
     assert of({"carrier": "UA", "dep_delay": None}) is None
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["in a batch of its own", "in one batch"])
+async def test_one_bad_value_does_not_fail_the_flights_around_it(alone: bool) -> None:
+    names: dict[str, object] = {}
+    exec(strategy_of_the_readme(), names)
+    parse = names["parse"]
+    assert callable(parse)
+    flights = [
+        json.dumps({"carrier": "UA", "dep_delay": delay}).encode()
+        for delay in ("bad", 1, 2.5, None, 3)
+    ]
+    written, failed = Journal(), Journal()
+    strategy = Strategy(
+        map=parse,
+        reduce=[Batcher(max_age=0.2), MemoryWriter(written, max_age=0.2)],
+        reduce_err=MemoryWriter(failed, max_age=0.2),
+    )
+    consumer = MemoryConsumer()
+    async with running(strategy, consumer):
+        await consumer.rebalance([P0])
+        if alone:
+            put(consumer, 0, 0, flights[0])
+            put(consumer, 0, 1, *flights[1:])
+        else:
+            put(consumer, 0, 0, *flights)
+        await written.until(lambda journal: journal.count == 3)
+        await failed.until(lambda journal: journal.count == 1)
+    assert [row["delay"] for row in written.rows()] == [1.0, 2.5, 3.0]
+    assert [row["offset"] for row in failed.rows()] == [0]
+    assert committed(consumer) == {P0: 5}

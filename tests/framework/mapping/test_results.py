@@ -1,7 +1,13 @@
 """The results of map functions as columns: types, schemas, offsets, and results that are refused."""
 
+from collections import Counter
+from datetime import UTC, datetime
+from typing import Any
+
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kmr.errors import StrategyError
 from kmr.mapping.functions import apply, map_batch, map_record
@@ -48,6 +54,115 @@ def test_a_schema_fixes_the_types_whatever_the_batch_holds() -> None:
     assert [f.offset for f in mapped.failures] == [11]
 
 
+@map_record
+def echoed(record: Record) -> dict[str, object]:
+    """Return the value that the test stored under the record's offset."""
+    return {"a": VALUES_BY_OFFSET[record.offset]}
+
+
+VALUES_BY_OFFSET: dict[int, object] = {}
+
+
+def echo(monkeypatch: pytest.MonkeyPatch, values: list[object]) -> tuple[list[object], list[int]]:
+    """Map these values; return the delivered ones, and the positions of the failed ones."""
+    monkeypatch.setitem(globals(), "VALUES_BY_OFFSET", dict(enumerate(values)))
+    mapped = apply(echoed, records([b""] * len(values), first=0))
+    delivered = [] if mapped.table is None else mapped.table.column("a").to_pylist()
+    assert mapped.offsets.tolist() == sorted(
+        set(range(len(values))) - {f.offset for f in mapped.failures}
+    )
+    return delivered, [failure.offset for failure in mapped.failures]
+
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("values", "delivered", "failed"),
+    [
+        (["bad", 1, 2, 3], [1, 2, 3], [0]),
+        ([1, "bad", 2, "worse", 3], [1, 2, 3], [1, 3]),
+        (["a", "b", 7], ["a", "b"], [2]),
+        (["bad", 1], [1], [0]),
+        (["x", 1, "y", 2.5, None, 3], [1.0, 2.5, None, 3.0], [0, 2]),
+        ([1.5, 2**60 + 1, "x", 2], [1.5, 2.0], [1, 2]),
+        ([2**70, 1], [1], [0]),
+        (["\ud800", "text"], ["text"], [0]),
+        ([object(), 1], [1], [0]),
+        ([NOON, 5, NOON], [NOON, NOON], [1]),
+        ([{"k": "bad"}, {"k": 1}, {"k": 2, "l": 3}], [{"k": 1, "l": None}, {"k": 2, "l": 3}], [0]),
+        ([[1], ["x"], [], [2]], [[1], [], [2]], [1]),
+        ([True, 1, 0], [1, 0], [0]),
+        ([2**70, object()], [], [0, 1]),
+    ],
+)
+def test_the_type_that_fits_most_values_wins_and_only_the_others_fail(
+    monkeypatch: pytest.MonkeyPatch,
+    values: list[object],
+    delivered: list[object],
+    failed: list[int],
+) -> None:
+    assert echo(monkeypatch, values) == (delivered, failed)
+
+
+@given(
+    st.lists(
+        st.one_of(st.integers(), st.floats(allow_nan=False), st.text(), st.none()),
+        min_size=1,
+        max_size=12,
+    ).flatmap(lambda values: st.tuples(st.just(values), st.permutations(values)))
+)
+def test_the_order_of_the_values_does_not_decide_which_of_them_fail(
+    orders: tuple[list[object], list[object]],
+) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        (one, _), (other, _) = (echo(monkeypatch, values) for values in orders)
+    assert Counter(map(repr, one)) == Counter(map(repr, other))
+
+
+def test_a_column_that_only_failed_records_have_is_not_made() -> None:
+    @map_record
+    def explained(record: Record) -> dict[str, object]:
+        return {"a": "bad", "why": "broken"} if record.offset == 10 else {"a": 1}
+
+    mapped = apply(explained, records([b""] * 3))
+    assert mapped.table is not None
+    assert mapped.table.to_pydict() == {"a": [1, 1]}
+
+
+def test_a_value_that_fits_no_column_fails_all_rows_of_its_record() -> None:
+    @map_record
+    def two_rows(record: Record) -> list[dict[str, object]]:
+        return [{"a": 1}, {"a": "bad" if record.offset == 11 else 2}]
+
+    mapped = apply(two_rows, records([b""] * 3))
+    assert mapped.offsets.tolist() == [10, 10, 12, 12]
+    assert [f.offset for f in mapped.failures] == [11]
+
+
+def test_a_key_that_is_no_text_is_a_mistake_of_the_strategy() -> None:
+    @map_record
+    def numbered(record: Record) -> dict[object, int]:
+        return {1: 2}
+
+    with pytest.raises(StrategyError, match=r"the key 1 \(int\); keys are names of columns"):
+        apply(numbered, records([b""]))
+
+
+def test_the_parts_of_a_bisected_batch_decide_their_types_together() -> None:
+    @map_batch
+    def strict(batch: pa.RecordBatch) -> pa.Table:
+        values = batch.column("value").to_pylist()
+        if b"poison" in values:
+            raise ValueError("poison inside")
+        column: list[Any] = ["bad" if value == b"x" else 7 for value in values]
+        return pa.table({"offset": batch.column("offset"), "a": pa.array(column)})
+
+    mapped = apply(strict, records([b"x", b"poison", b"1", b"2"]))
+    assert mapped.offsets.tolist() == [12, 13]
+    assert [f.offset for f in mapped.failures] == [10, 11]
+
+
 @pytest.mark.parametrize("wrong", [7, "text", [1], b"x"])
 def test_a_result_that_can_be_no_row_is_a_mistake_of_the_strategy(wrong: object) -> None:
     @map_record
@@ -64,6 +179,19 @@ def test_a_batch_map_may_name_the_input_row_of_each_output_row() -> None:
         return pa.table({"v": ["b", "b again", "d"]}), [1, 1, 3]
 
     assert apply(kept, records(VALUES)).offsets.tolist() == [11, 11, 13]
+
+
+def test_a_batch_map_may_give_a_mask_of_its_input_rows_or_none_at_all() -> None:
+    @map_batch
+    def masked(batch: pa.RecordBatch) -> tuple[pa.Table, Any]:
+        return pa.table({"v": ["b", "d"]}), pa.array([False, True, False, True])
+
+    @map_batch
+    def nothing(batch: pa.RecordBatch) -> tuple[pa.Table, list[int]]:
+        return pa.table({"v": []}), []
+
+    assert apply(masked, records(VALUES)).offsets.tolist() == [11, 13]
+    assert apply(nothing, records(VALUES)).table is None
 
 
 def test_rows_of_a_batch_map_are_put_in_the_order_of_their_offsets() -> None:
@@ -83,6 +211,12 @@ def test_rows_of_a_batch_map_are_put_in_the_order_of_their_offsets() -> None:
         (pa.table({"offset": ["1"]}), "changed the `offset` column"),
         (pa.table({"offset": [99]}), "offsets 99 to 99, but its batch holds 10 to 13"),
         ((pa.table({"v": [1, 2]}), [0]), "2 rows and 1 `keep`"),
+        ((pa.table({"v": [1, 2]}), [0, 4]), "returned 4 in `keep`; its batch has the rows 0 to 3"),
+        ((pa.table({"v": [1]}), [-1]), "returned -1 in `keep`"),
+        ((pa.table({"v": [1]}), pa.array([0.5])), "`keep` of shape .1,. and type float64"),
+        ((pa.table({"v": [1]}), [None]), "`keep` of shape .1,. and type object"),
+        ((pa.table({"v": [1]}), [[0]]), "`keep` of shape .1, 1."),
+        ((pa.table({"v": [1]}), [True]), "`keep` of shape .1,. and type bool"),
         ("text", "returned str"),
     ],
 )

@@ -209,3 +209,46 @@ async def test_a_plain_flush_function_runs_in_a_thread() -> None:
     assert threads
     assert threads[0] != threading.get_ident()
     assert bench.watermark() == 10
+
+
+async def test_only_the_records_whose_type_does_not_fit_the_others_are_failed(
+    clock: VirtualClock,
+) -> None:
+    journal = Journal()
+    journal.outcomes.extend([Flushed(), Retry(1.0, "busy")])  # the first is refused for its types
+    bench = Bench(MemoryWriter(journal, max_rows=6))
+    async with running(bench):
+        bench.feed(2, value=["bad", None])
+        bench.feed(1, partition=1, value=["worse"])
+        bench.feed(3, value=[1, 2.5, 3])
+        await journal.until(lambda j: j.attempts == 2)
+        await clock.advance(1.0)
+        failed = [await bench.failed.receive() for _ in range(2)]
+        reasons = failed[0].table.column("reason").to_pylist()
+        assert reasons == ["column value: string, but most values are double"]
+        assert [(rows.ranges[0].partition, rows.ranges[0].first) for rows in failed] == [
+            (0, 0),
+            (1, 0),
+        ]
+        assert bench.watermark() == bench.watermark(1) == 0, "failed records are not settled yet"
+        for rows in failed:
+            bench.ledgers.settle(rows.ranges)
+        assert (bench.watermark(), bench.watermark(1)) == (5, 1)
+    assert [row["value"] for row in journal.rows()] == [None, 1.0, 2.5, 3.0]
+    assert journal.attempts == 3
+
+
+async def test_records_set_aside_for_their_type_leave_with_their_partition(
+    clock: VirtualClock,
+) -> None:
+    journal = Journal()
+    journal.outcomes.extend([Flushed(), Retry(5.0, "busy")])
+    bench = Bench(MemoryWriter(journal, max_rows=4))
+    async with running(bench):
+        bench.feed(1, partition=1, value=["bad"])
+        bench.feed(3, value=[1, 2, 3])
+        await journal.until(lambda j: j.attempts == 2)
+        bench.assign(1)  # a new generation
+        await clock.advance(5.0)
+    assert bench.failed.statistics().current_buffer_used == 0
+    assert [row["value"] for row in journal.rows()] == [1, 2, 3]

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
 pytest.importorskip("pyspark")
 
-from kmr import Strategy
+from kmr import Strategy, map_record
+from kmr.record import Range
 from kmr.sinks import StreamWriter
 from kmr.spark.engine.report import read_failures, read_reports
 from kmr.spark.engine.strategy_source import TaskPlan
-from kmr.spark.engine.task import run_rows
+from kmr.spark.engine.task import run_rows, run_task
 from kmr.testing import batch_of
 from tests.framework.spark.engine.made_tasks import CONTEXT, SCHEMA, parse, task
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from kmr.record import Record
 
 
 def test_a_task_reports_what_it_read_and_the_records_that_failed(tmp_path: Path) -> None:
@@ -34,6 +37,26 @@ def test_a_task_reports_what_it_read_and_the_records_that_failed(tmp_path: Path)
         {"offset": 12, "reason": "ValueError: poisoned", "attempt": 1}
     ]
     assert len((tmp_path / "out").read_text().splitlines()) == 2
+
+
+@map_record
+def number_or_text(record: Record) -> dict[str, Any]:
+    assert record.value is not None
+    return {"value": int(record.value) if record.value.isdigit() else record.value.decode()}
+
+
+def test_a_batch_with_another_type_than_the_others_fails_only_its_records(tmp_path: Path) -> None:
+    strategy = Strategy(number_or_text, [StreamWriter(str(tmp_path / "out"))])
+    batches = [batch_of("t", 0, 10, [b"bad"]), batch_of("t", 0, 11, [b"1", b"worse", b"3"])]
+    plan = TaskPlan.of(strategy, CONTEXT)
+    done = run_task(plan, Range("t", 0, 10, 13), iter(batches), SCHEMA)
+    table = pa.Table.from_batches(done, SCHEMA)
+    (report,) = read_reports(table)
+    assert (report.first, report.last, report.records, report.error) == (10, 13, 4, None)
+    failed = pa.concat_tables(rows.table for rows in read_failures(table, "map"))
+    assert failed.column("offset").to_pylist() == [10, 12]
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert lines == ['{"value":1}', '{"value":3}']
 
 
 def test_rows_of_sparks_own_source_are_a_task_too(tmp_path: Path) -> None:
