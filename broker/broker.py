@@ -119,7 +119,7 @@ class Broker:
                 topics=topics,
                 group_commit=group_commit,
                 offsets=storage.offsets,
-                new_producer_id=storage.producer_ids.next,
+                producer_ids=storage.producer_ids,
                 settings=settings,
                 beat=expect("the maintenance of transactions", CHECK_INTERVAL),
             )

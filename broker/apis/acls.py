@@ -11,6 +11,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import structlog
+from anyio import to_thread
 from kio.schema.create_acls.v3.request import AclCreation, CreateAclsRequest
 from kio.schema.create_acls.v3.response import AclCreationResult, CreateAclsResponse
 from kio.schema.delete_acls.v3.request import DeleteAclsFilter, DeleteAclsRequest
@@ -159,10 +160,10 @@ def _described(bindings: list[Binding]) -> DescribeAclsResource:
 
 
 @api(CreateAclsRequest, min_version=1, access=ALTER_CLUSTER)
-def _create(context: RequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
+async def _create(context: RequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
     outcomes = [result_or_refusal(_binding, context, each) for each in request.creations]
     added = [each for each in outcomes if isinstance(each, Binding)]
-    done = _change(context, added=added) if added else Outcome()
+    done = await _change(context, added=added) if added else Outcome()
     results = [done if isinstance(each, Binding) else each for each in outcomes]
     return CreateAclsResponse(
         throttle_time=NO_THROTTLE,
@@ -173,10 +174,10 @@ def _create(context: RequestContext, request: CreateAclsRequest) -> CreateAclsRe
 
 
 @api(DeleteAclsRequest, min_version=1, access=ALTER_CLUSTER)
-def _delete(context: RequestContext, request: DeleteAclsRequest) -> DeleteAclsResponse:
+async def _delete(context: RequestContext, request: DeleteAclsRequest) -> DeleteAclsResponse:
     outcomes = [result_or_refusal(_selected, context, each) for each in request.filters]
     removed = {each for found in outcomes if isinstance(found, list) for each in found}
-    done = _change(context, removed=removed) if removed else Outcome()
+    done = await _change(context, removed=removed) if removed else Outcome()
     return DeleteAclsResponse(
         throttle_time=NO_THROTTLE,
         filter_results=tuple(
@@ -201,14 +202,16 @@ def _authorizer(context: RequestContext) -> Authorizer:
     return authorizer
 
 
-def _change(
+async def _change(
     context: RequestContext, *, added: Iterable[Binding] = (), removed: Iterable[Binding] = ()
 ) -> Outcome:
     """Change the file of rules, which apply at once."""
     gone = set(removed)
     authorizer = _authorizer(context)
     try:
-        authorizer.alter(lambda rules: with_bindings(without_bindings(rules, gone), added))
+        await to_thread.run_sync(
+            authorizer.alter, lambda rules: with_bindings(without_bindings(rules, gone), added)
+        )
     except BrokerError as error:
         logger.error("access rules cannot be changed", reason=str(error))
         return Outcome(ErrorCode.kafka_storage_error, _FILE_FAILED)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import structlog
+from anyio import to_thread
 from kio.schema.alter_user_scram_credentials.v0.request import (
     AlterUserScramCredentialsRequest,
     ScramCredentialDeletion,
@@ -105,7 +106,7 @@ def _described(name: str, user: User | None, times: int) -> DescribeUserScramCre
         ),
     ),
 )
-def _alter(
+async def _alter(
     context: RequestContext, request: AlterUserScramCredentialsRequest
 ) -> AlterUserScramCredentialsResponse:
     asked: tuple[_Asked, ...] = (*request.deletions, *request.upsertions)
@@ -123,7 +124,7 @@ def _alter(
         except RequestError as error:
             outcomes[wanted.name] = Outcome(error.code, error.message)
     alterations = {name: each for name, each in outcomes.items() if isinstance(each, Alteration)}
-    done = _change(context, alterations) if alterations else Outcome()
+    done = await _change(context, alterations) if alterations else Outcome()
     results = {n: done if isinstance(each, Alteration) else each for n, each in outcomes.items()}
     return AlterUserScramCredentialsResponse(
         throttle_time=NO_THROTTLE,
@@ -178,13 +179,13 @@ def _by_name(context: RequestContext) -> Mapping[str, User]:
     return {} if users is None else users.by_name
 
 
-def _change(context: RequestContext, alterations: Mapping[str, Alteration]) -> Outcome:
+async def _change(context: RequestContext, alterations: Mapping[str, Alteration]) -> Outcome:
     """Change the file of users, which applies at once."""
     users = context.services.users
     if users is None:
         return Outcome(ErrorCode.security_disabled, _NO_FILE)
     try:
-        users.alter(alterations)
+        await to_thread.run_sync(users.alter, alterations)
     except BrokerError as error:
         logger.error("users cannot be changed", reason=str(error))
         return Outcome(ErrorCode.kafka_storage_error, _FILE_FAILED)

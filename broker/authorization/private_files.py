@@ -83,6 +83,7 @@ class WatchedFile(Generic[Content]):
         self._path = path
         self._format = file_format
         self._interval = interval
+        self._changing = threading.Lock()
         self._checking = threading.Lock()  # a slow reader must not overwrite newer content
         self._checked_at = time.monotonic()
         self._version = self._stat()
@@ -94,6 +95,15 @@ class WatchedFile(Generic[Content]):
         if time.monotonic() - self._checked_at >= self._interval:
             self.check()
         return self._content
+
+    def change(self, change: Callable[[Content], Content]) -> None:
+        """Replace the content by what `change` returns for it, in turn; see `PrivateFormat.change`.
+
+        It syncs the file: call it in a thread.
+        """
+        with self._changing:
+            self._format.change(self._path, change)
+        self.check()
 
     def check(self) -> None:
         """Check the file for changes now."""

@@ -210,9 +210,8 @@ class Authorizer:
         return self._file.content
 
     def alter(self, change: Callable[[Sequence[Rule]], Sequence[Rule]]) -> None:
-        """Change the rules in the file, which apply at once; errors as `change_rules`."""
-        change_rules(self._path, change)
-        self._file.check()
+        """Change the rules in the file, which apply at once; see `WatchedFile.change`."""
+        self._file.change(change)
 
     def allows(self, question: Question) -> bool:
         """Whether a rule allows the operation and none denies it; `ANY_NAME`: on any resource of the kind."""

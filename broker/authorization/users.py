@@ -134,9 +134,8 @@ class Users:
         return self._file.content
 
     def alter(self, alterations: Mapping[str, Alteration]) -> None:
-        """Alter these users in the file; it applies to the next authentication. Errors as `change_users`."""
-        change_users(self._path, partial(altered, alterations=alterations))
-        self._file.check()
+        """Alter these users in the file; it applies to the next authentication. See `WatchedFile.change`."""
+        self._file.change(partial(altered, alterations=alterations))
 
     def credential(self, name: str, mechanism: ScramMechanism) -> Credential:
         """Return the credential of a user.

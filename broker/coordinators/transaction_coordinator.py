@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ..log.producers import Marker, ProducerError, ProducerIdentity
     from ..settings import BrokerSettings
+    from ..storage.data_directory import ProducerIds
     from ..storage.group_commit import GroupCommit
     from ..topics.topic import TopicPartition
     from ..topics.topics import Topics
@@ -59,21 +60,18 @@ class TransactionCoordinator:
         topics: Topics,
         group_commit: GroupCommit,
         offsets: OffsetStore,
-        new_producer_id: Callable[[], int],
+        producer_ids: ProducerIds,
         settings: BrokerSettings,
         check_interval: float = CHECK_INTERVAL,
         now: Callable[[], float] = time.time,
         beat: Callable[[], None] = unwatched,
     ) -> None:
-        """`new_producer_id` may raise LogError or OSError; `now` is seconds since 1970.
-
-        `beat` is called before each check.
-        """
+        """`now` is seconds since 1970; `beat` is called before each check."""
         self._store = store
         self._max_timeout_ms = round(settings.transaction_max_timeout * 1000)
         self._id_expiration_ms = round(settings.transactional_id_expiration_seconds * 1000)
         self._check_interval = check_interval
-        self._new_producer_id = new_producer_id
+        self._producer_ids = producer_ids
         self._now = now
         self._beat = beat
         self._markers = MarkerWriter(topics, group_commit, offsets, now_ms=self.now_ms)
@@ -216,13 +214,14 @@ class TransactionCoordinator:
         self, transactional_id: str, timeout_ms: int, expected: ProducerIdentity | None
     ) -> ProducerIdentity | TransactionError:
         try:
+            await self._producer_ids.reserve()
             transaction = transaction_state.initialise(
                 self._store.get(transactional_id),
                 transactional_id,
                 timeout_ms=timeout_ms,
                 expected=expected,
                 now_ms=self.now_ms(),
-                new_producer_id=self._new_producer_id,
+                new_producer_id=self._producer_ids.next,
             )
             if isinstance(transaction, TransactionError):
                 return transaction

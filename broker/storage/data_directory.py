@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from base64 import urlsafe_b64encode
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
+
+from anyio import to_thread
 
 from ..errors import BrokerError
 from ..log.durable_files import (
@@ -170,6 +173,7 @@ class ProducerIds:
             LogCorrupt: the file is damaged. Delete it only if no producer is running.
         """
         self._path = path
+        self._reserving = threading.Lock()
         payload = read_sealed(path)
         if payload is not None and not payload.isdigit():
             raise LogCorrupt(path, 0, "it does not hold a number")
@@ -179,11 +183,21 @@ class ProducerIds:
         else:
             self._next = self._reserved = int(payload)
 
+    async def reserve(self) -> None:
+        """Make sure that the caller can call `next` before it awaits. Raises OSError."""
+        while self._next == self._reserved:
+            await to_thread.run_sync(self._reserve_block)
+
     def next(self) -> int:
-        """Return an id that was never assigned before. Raises OSError if a block cannot be reserved."""
+        """Return an id that was never assigned before; call `reserve` before."""
         if self._next == self._reserved:
-            reserved = self._reserved + _BLOCK
-            write_sealed(self._path, str(reserved).encode(), durable=True)
-            self._reserved = reserved
+            raise RuntimeError("no producer id is reserved")
         self._next += 1
         return self._next - 1
+
+    def _reserve_block(self) -> None:
+        with self._reserving:
+            if self._next == self._reserved:
+                reserved = self._reserved + _BLOCK
+                write_sealed(self._path, str(reserved).encode(), durable=True)
+                self._reserved = reserved

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, nullcontext, suppress
 from dataclasses import fields, is_dataclass
 from io import BytesIO
 from pathlib import Path
@@ -16,6 +16,9 @@ from kio.serial import entity_reader, entity_writer
 from kmr.broker import Broker, BrokerSettings
 from kmr.broker.log.records import Codec, NewRecord, build_batch
 from kmr.broker.protocol.messages import default_message
+from tests.broker.loop_guard import LoopGuard, loop_guard
+
+__all__ = ["loop_guard"]
 
 Start = Callable[..., Awaitable[Broker]]
 
@@ -109,14 +112,15 @@ class RawClient:
 
 
 @pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Start]:
+async def start(tmp_path: Path, loop_guard: LoopGuard | None) -> AsyncIterator[Start]:
     """Starts brokers, by default on `tmp_path/data` and any free port; stops them at the end."""
     async with AsyncExitStack() as stack:
 
         async def start(**settings: Any) -> Broker:
             defaults = {"data_dir": tmp_path / "data", "port": 0}
             broker = Broker(BrokerSettings(**{**defaults, **settings}))
-            return await stack.enter_async_context(broker)
+            with loop_guard.starting() if loop_guard else nullcontext():
+                return await stack.enter_async_context(broker)
 
         yield start
 

@@ -13,6 +13,7 @@ from kmr.broker.authorization.rules import Operation, Rule, read_rules, write_ru
 Start = Callable[..., Awaitable[Broker]]
 Connect = Callable[[Broker], Awaitable[Any]]
 
+pytestmark = pytest.mark.loop_guard
 METADATA, DESCRIBE, CREATE, DELETE = 3, 29, 30, 31
 TOPIC, GROUP, CLUSTER, TRANSACTIONAL_ID = 2, 3, 4, 5
 ALL, READ, WRITE = 2, 3, 4

@@ -22,6 +22,7 @@ Start = Callable[..., Awaitable[Broker]]
 Connect = Callable[[Broker], Awaitable[Any]]
 Login = Callable[[str, str], Awaitable[Any]]
 
+pytestmark = pytest.mark.loop_guard
 HANDSHAKE, AUTHENTICATE, DESCRIBE, ALTER = 17, 36, 50, 51
 SHA_256, SHA_512 = 1, 2
 NONE = ErrorCode.none

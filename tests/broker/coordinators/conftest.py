@@ -35,6 +35,7 @@ from kmr.broker.log.producers import ProducerIdentity
 from kmr.broker.log.records import NewRecord, build_batch, parse_header, read_records
 from kmr.broker.log.segment import Segment
 from kmr.broker.settings import BrokerSettings
+from kmr.broker.storage.data_directory import ProducerIds
 from kmr.broker.storage.group_commit import Flush, GroupCommit
 from kmr.broker.topics.topics import Topics
 
@@ -233,6 +234,19 @@ class ManualClock:
         return Timer(callback)
 
 
+class Ids(ProducerIds):
+    """Producer ids without a file."""
+
+    def __init__(self, first: int) -> None:
+        self._ids = itertools.count(first)
+
+    async def reserve(self) -> None:
+        pass
+
+    def next(self) -> int:
+        return next(self._ids)
+
+
 class Node:
     """One run of a broker on `directory`, without its network."""
 
@@ -249,21 +263,16 @@ class Node:
         self.store = store
         self._group_commit = group_commit
         self._clock = clock
-        self.next_id = max((each.producer.producer_id for each in store), default=-1) + 1
         self.coordinator = TransactionCoordinator(
             store,
             topics=topics,
             group_commit=group_commit,
             offsets=groups.offsets,
-            new_producer_id=self._new_id,
+            producer_ids=Ids(max((each.producer.producer_id for each in store), default=-1) + 1),
             settings=SETTINGS,
             check_interval=10**6,
             now=clock.now,
         )
-
-    def _new_id(self) -> int:
-        self.next_id += 1
-        return self.next_id - 1
 
     async def begin(self, name: str = "x") -> ProducerIdentity:
         """Return a new producer, after an open transaction is aborted."""

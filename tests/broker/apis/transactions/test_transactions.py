@@ -234,10 +234,10 @@ async def test_every_producer_gets_its_own_id(
 async def test_no_id_is_handed_out_when_it_cannot_be_reserved(
     broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: ProducerIds) -> int:
+    async def fail(_: ProducerIds) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(ProducerIds, "next", fail)
+    monkeypatch.setattr(ProducerIds, "reserve", fail)
     client = await connect(broker)
     response = await client.call(INIT_PRODUCER_ID, 4, transactional_id=None)
     assert response.error_code is ErrorCode.kafka_storage_error

@@ -1,0 +1,65 @@
+"""The event loop goes on whatever one client asks for: files are synced elsewhere, steps are short."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kmr.broker import Broker
+from tests.broker.loop_guard import LoopGuard
+
+Start = Callable[..., Awaitable[Broker]]
+Connect = Callable[[Broker], Awaitable[Any]]
+Batch = Callable[..., bytes]
+
+pytestmark = pytest.mark.loop_guard
+INIT_PRODUCER_ID = 22
+
+
+def test_the_guard_sees_a_sync_and_a_long_step_of_a_broker_only(tmp_path: Path) -> None:
+    guard = LoopGuard(0.01)
+
+    def sync() -> None:
+        with (tmp_path / "file").open("wb") as file:
+            os.fsync(file.fileno())
+
+    def work() -> None:
+        sum(range(2_000_000))
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        for each in (sync, work):
+            loop.call_soon(each)
+            await asyncio.to_thread(each)
+        assert guard.violations == []
+        with guard.starting():
+            for each in (sync, work):
+                loop.call_soon(loop.call_soon, each)
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        guard.install(patch)
+        asyncio.run(run())
+    assert len(guard.violations) == 2
+    assert "os.fsync on the thread of the loop" in guard.violations[0]
+    assert "ms in one step" in guard.violations[1]
+
+
+@pytest.mark.parametrize("transactional_id", [None, "t"])
+async def test_producer_ids_are_reserved_elsewhere(
+    broker: Broker, connect: Connect, transactional_id: str | None
+) -> None:
+    client = await connect(broker)
+    answer = await client.call(
+        INIT_PRODUCER_ID,
+        4,
+        transactional_id=transactional_id,
+        transaction_timeout=timedelta(minutes=1),
+    )
+    assert answer.producer_id == 0

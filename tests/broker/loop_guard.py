@@ -1,0 +1,96 @@
+"""Fails a test whose broker blocks the event loop.
+
+The broker of a guarded test may not sync a file on the loop's thread, and no step of the loop may use more
+processor time than the limit: wall time says little on a machine that other programs share. Steps of the test
+itself, and the broker's start and stop, do not count.
+
+`KMR_LOOP_GUARD=50 pytest tests/broker` guards all tests, with a limit of 50 milliseconds; tests marked
+`loop_guard` are always guarded.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from asyncio import _get_running_loop
+from asyncio.events import Handle
+from contextlib import contextmanager
+from contextvars import Context, ContextVar
+from time import thread_time
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_MILLISECONDS = 50
+_of_broker: ContextVar[bool] = ContextVar("_of_broker", default=False)
+"""Whether a callback was scheduled by a broker: what it schedules inherits it."""
+
+
+class LoopGuard:
+    """What blocked the event loop, in words; `limit`: seconds of processor time of one step."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self.violations: list[str] = []
+        self._starting = 0
+        self._in_step = False
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Whatever is scheduled inside belongs to a broker that starts."""
+        token = _of_broker.set(True)
+        self._starting += 1
+        try:
+            yield
+        finally:
+            self._starting -= 1
+            _of_broker.reset(token)
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        """Watch the steps of event loops, and the calls that sync files."""
+        run = Handle._run
+
+        def watched_run(handle: Handle) -> None:
+            context: Context = handle._context  # type: ignore[attr-defined]
+            if self._starting or not context.get(_of_broker):
+                run(handle)
+                return
+            self._in_step = True
+            began = thread_time()
+            try:
+                run(handle)
+            finally:
+                self._in_step = False
+                used = thread_time() - began
+                if used > self.limit:
+                    self.violations.append(f"{used * 1000:.0f} ms in one step: {handle!r}")
+
+        patch.setattr(Handle, "_run", watched_run)
+        for name in ("fsync", "fdatasync"):
+            patch.setattr(os, name, self._watched(getattr(os, name)))
+
+    def _watched(self, call: Callable[..., object]) -> Callable[..., object]:
+        def watched(*arguments: object) -> object:
+            if self._in_step and _get_running_loop() is not None:
+                stack = "".join(traceback.format_stack(limit=8)[:-1])
+                self.violations.append(f"os.{call.__name__} on the thread of the loop:\n{stack}")
+            return call(*arguments)
+
+        return watched
+
+
+@pytest.fixture
+def loop_guard(request: pytest.FixtureRequest) -> Iterator[LoopGuard | None]:
+    """None if the test is not guarded."""
+    limit = os.environ.get("KMR_LOOP_GUARD")
+    if limit is None and request.node.get_closest_marker("loop_guard") is None:
+        yield None
+        return
+    guard = LoopGuard(float(limit or _MILLISECONDS) / 1000)
+    with pytest.MonkeyPatch.context() as patch:
+        guard.install(patch)
+        yield guard
+    assert not guard.violations, "\n".join(guard.violations)
