@@ -8,6 +8,7 @@ import anyio
 
 from .delivery.failures import failed_records
 from .delivery.ranges import subtract_ranges
+from .mapping.results import bytes_made
 from .observe.status import StageStatus
 from .record import Range, ReplayEnd, Rows
 from .strategy import MAP_STAGE
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from .delivery.failures import ErrorPort
     from .delivery.ledger import Ledger, Ledgers
-    from .intake.backpressure import Gate
+    from .intake.backpressure import Budget, Gate
     from .mapping.executor import Executor
     from .mapping.results import MapResult
     from .observe.metrics import Metrics
@@ -38,6 +39,7 @@ class MapStage:
         out: the first reduce stage's inbox.
         errors: for failed records.
         gate: while it is closed, no batch is mapped.
+        budget: while it is used up, maps wait (`Budget.wait_to_map`), but not that of an announced range.
         on_taken: called after each batch is taken from the inbox; it resumes a paused partition.
         replay_to: last offset of an announced range; a `ReplayEnd` is sent after it.
     """
@@ -52,6 +54,7 @@ class MapStage:
         out: MemoryObjectSendStream[Rows | ReplayEnd],
         errors: ErrorPort,
         gate: Gate,
+        budget: Budget,
         metrics: Metrics,
         on_taken: Callable[[], None],
         replay_to: int | None = None,
@@ -64,6 +67,7 @@ class MapStage:
         self._out = out
         self._errors = errors
         self._gate = gate
+        self._budget = budget
         self._metrics = metrics
         self._on_taken = on_taken
         self._replay_to = replay_to
@@ -82,6 +86,8 @@ class MapStage:
             with self._scope:
                 async for batch in self._inbox:
                     self._on_taken()
+                    if self._replay_to is None:
+                        await self._budget.wait_to_map()
                     async with self._gate:
                         await self._take(batch)
         finally:
@@ -110,22 +116,29 @@ class MapStage:
             await self._map(rest)
 
     async def _map(self, batch: Batch) -> None:
-        started = self._mapping_since = anyio.current_time()
-        try:
-            mapped = await self._executor.map(self._strategy.map, self._strategy.map_spec, batch)
-        finally:
-            self._mapping_since = None
-        self._metrics.map_seconds.observe(anyio.current_time() - started)
-        await self._send(batch, mapped)
-
-    async def _send(self, batch: Batch, mapped: MapResult) -> None:
         whole = Range(
             batch.topic, batch.partition, batch.first, batch.last, self._ledger.generation
         )
+        started = self._mapping_since = anyio.current_time()
+        with self._budget.mapping():
+            try:
+                mapped = await self._executor.map(
+                    self._strategy.map, self._strategy.map_spec, batch
+                )
+            finally:
+                self._mapping_since = None
+            made = bytes_made(batch, mapped)
+            self._budget.learn(batch.nbytes, made)
+            self._ledgers.charge(whole, made, mapped=batch.nbytes)
+        self._metrics.map_seconds.observe(anyio.current_time() - started)
+        await self._send(batch, whole, mapped)
+
+    async def _send(self, batch: Batch, whole: Range, mapped: MapResult) -> None:
         ranges: tuple[Range, ...] = (whole,)
         failed: Rows | None = None
         if mapped.failures:
             failed = failed_records(batch, mapped.failures, MAP_STAGE, whole.generation)
+            self._ledgers.charge(whole, failed.nbytes)
             ranges = subtract_ranges(ranges, failed.ranges)
         if mapped.table is None:
             self._ledgers.settle(ranges)

@@ -60,7 +60,7 @@ class Pipeline:
         self._flushing = Gate()
         self.intake = Intake(
             consumer,
-            inflight_bytes=settings.inflight_bytes,
+            inflight_bytes=settings.budget,
             queue_batches=settings.queue_batches,
             metrics=metrics,
             make_room=self._make_room,
@@ -238,6 +238,7 @@ class Pipeline:
             self._lanes.start(self._tasks, partition, announcement),
             self._errors.clone(),
             self._mapping,
+            self.intake.budget,
             self._metrics,
             on_taken=lambda: self.intake.inboxes.taken(partition),
             replay_to=replay_to,

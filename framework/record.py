@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "ROW_OVERHEAD",
     "SCHEMA",
     "Batch",
     "Header",
@@ -34,6 +35,9 @@ __all__ = [
 ]
 
 _HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+
+ROW_OVERHEAD = 24
+"""Bytes of a row's offset, timestamp and Arrow offsets; its other columns are shared constants."""
 
 _COLUMNS: list[pa.Field[Any]] = [
     pa.field("key", pa.binary()),
@@ -192,6 +196,13 @@ class Batch:
             records = self._records = load() if load is not None else self.records
             self._load = None
         return records
+
+    @property
+    def decoded_bytes(self) -> int:
+        """The size of the decoded columns: `nbytes` is an estimate if the records were compressed."""
+        records = self.records
+        pieces = sum(records.column(name).nbytes for name in ("key", "value", "headers"))
+        return int(pieces) + ROW_OVERHEAD * len(records)
 
     def slice(self, first: int, last: int) -> Batch:
         """Return the part `[first, last]` of the range, both inclusive. It decodes nothing yet.

@@ -100,6 +100,7 @@ class ReduceStage:
         self._free_send.send_nowait(self._buffers[1])
         self._flushing_since: float | None = None
         self._trouble: str | None = None
+        self._held_bytes = 0
         self.trigger = FlushTrigger(inbox, shared.budget, replaying=replaying)
 
     async def open(self, context: Context) -> None:
@@ -176,8 +177,10 @@ class ReduceStage:
                     await self._out.send(ReplayEnd())
                 self._flushing_since = self._trouble = None
                 buffer.clear()
+                self._hold(0)
                 self._free_send.send_nowait(buffer)
         finally:
+            self._hold(0)
             self._close_outputs()
 
     async def _flush(self, buffer: Buffer, reason: FlushReason) -> None:
@@ -186,7 +189,12 @@ class ReduceStage:
         if outcome is None:
             return
         self._count(buffer, reason)
+        for records in outcome.failed:
+            self._ledgers.charge(records.ranges[0], records.nbytes)
         if outcome.forward is not None and self._out is not None:
+            if outcome.ranges:  # the rows replace the collected ones
+                grown = max(0, outcome.forward.nbytes - buffer.bytes)
+                self._ledgers.charge(outcome.ranges[0], grown)
             await self._out.send(outcome.forward)
         if self._errors is not None:
             for records in outcome.failed:
@@ -219,10 +227,19 @@ class ReduceStage:
         guarantee = self._guarantee
         if guarantee is None:
             return await attempt_flush(buffer, self.name)
+        if not guarantee.may_repeat:
+            self._hold(
+                buffer.bytes
+            )  # the ledgers forget them now: they are settled before the write
         refusal = await guarantee.before_write(buffer)
         if refusal is not None:
             return Retry(_GUARANTEE_RETRY, refusal)
         return await attempt_flush(buffer, self.name, may_repeat=guarantee.may_repeat)
+
+    def _hold(self, nbytes: int) -> None:
+        """Count rows that are settled and not written yet; 0 when they are."""
+        self._shared.budget.add(nbytes - self._held_bytes)
+        self._held_bytes = nbytes
 
     def _on_retry(self, retry: Retry) -> None:
         self._trouble = retry.reason

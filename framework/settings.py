@@ -18,6 +18,7 @@ from msgspec import Meta
 from .config.layers import Conflict, Layers
 from .config.schema import Bytes, Count, Port, Seconds, Text, about, check_values, settings_of
 from .service import LogFormat, LogLevel  # noqa: TC001
+from .service.process import memory_limit
 
 __all__ = [
     "GROUP",
@@ -47,6 +48,7 @@ BootstrapServers = Annotated[
 ClientId = Annotated[Text, about("Our name in the brokers' logs and quotas.")]
 
 MIB = 1024 * 1024
+_LARGEST_BUDGET: Final = 256 * MIB
 
 
 class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -192,8 +194,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Seconds, about("Time to finish work in flight before the worker ends.")
     ] = 25.0
     inflight_bytes: Annotated[
-        Bytes, about("Most bytes of records in flight, not yet settled; then intake pauses.")
-    ] = 128 * MIB
+        Bytes | None,
+        about(
+            "Most bytes of records and rows in flight, not yet settled; then intake pauses. Default: an "
+            "eighth of the memory that the process may use, at most 256MiB."
+        ),
+    ] = None
     queue_batches: Annotated[Count, about("Most batches in the inbox of a stage.")] = 4
     executor: Annotated[
         ExecutorKind, about("Where map functions run: threads, processes, or the event loop.")
@@ -225,7 +231,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                     f"{low} ({getattr(self, low):g} s) must be below {high} "
                     f"({getattr(self, high):g} s)",
                 )
-        if self.inflight_bytes < self.fetch.max_partition_bytes:
+        if self.inflight_bytes and self.inflight_bytes < self.fetch.max_partition_bytes:
             raise Conflict(
                 ("inflight_bytes", "fetch.max_partition_bytes"),
                 f"inflight_bytes ({self.inflight_bytes}) must not be below "
@@ -250,6 +256,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             SettingsError: names each wrong setting, its origin, and the allowed values.
         """
         return cast("Self", WORKER.load(config, environ or {}, flags or {}))
+
+    @property
+    def budget(self) -> int:
+        """`inflight_bytes`, or its default in this process."""
+        share = min(_LARGEST_BUDGET, memory_limit() // 8)
+        return self.inflight_bytes or max(share, self.fetch.max_partition_bytes)
 
     def describe(self) -> dict[str, Any]:
         """Return every setting by its dotted name; secrets are masked."""

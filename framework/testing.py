@@ -174,16 +174,19 @@ class MemoryConsumer:
 
     async def stop(self) -> None: ...
 
-    async def poll(self) -> list[Batch]:
+    async def poll(self, max_bytes: int | None = None) -> list[Batch]:
         while True:
-            found = []
-            for partition, position in self._positions.items():
+            found: list[Batch] = []
+            for partition, position in list(self._positions.items()):
                 if partition in self._paused or self._rebalancing:
                     continue
+                if max_bytes is not None and sum(b.nbytes for b in found) >= max_bytes:
+                    break
                 batch = next((b for b in self.log[partition] if b.last >= position), None)
                 if batch is not None:
                     rest = batch.records.slice(max(0, position - batch.first))
                     found.append(Batch.of(rest))
+                    del self._positions[partition]  # the last one in the next call
                     self._positions[partition] = batch.last + 1
             if found:
                 return found

@@ -9,25 +9,36 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import anyio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ..record import Batch, Range, TopicPartition
 
 __all__ = ["InflightBatch", "Ledger", "Ledgers"]
 
 
-class InflightBatch(NamedTuple):
-    """A batch that was taken in and is not settled: its offsets (inclusive), bytes, newest timestamp."""
+@dataclass(slots=True)
+class InflightBatch:
+    """A batch that was taken in and is not settled.
+
+    Attributes:
+        first: its first offset.
+        last: its last offset, inclusive.
+        nbytes: bytes of its records, of the rows made of them, and of its failed records.
+        timestamp_ms: its newest timestamp.
+        unmapped: bytes of its records whose map has not ended.
+    """
 
     first: int
     last: int
     nbytes: int
     timestamp_ms: int
+    unmapped: int
 
 
 class Ledger:
@@ -56,9 +67,9 @@ class Ledger:
         self._inflight: deque[InflightBatch] = deque()
 
     @property
-    def inflight_bytes(self) -> int:
-        """Bytes of the batches that are not wholly below the watermark."""
-        return sum(batch.nbytes for batch in self._inflight)
+    def inflight(self) -> Sequence[InflightBatch]:
+        """The batches that are not wholly below the watermark, in order."""
+        return self._inflight
 
     @property
     def has_holes(self) -> bool:
@@ -95,7 +106,9 @@ class Ledger:
         gap = self.position
         self.position = batch.last + 1
         self._inflight.append(
-            InflightBatch(batch.first, batch.last, batch.nbytes, batch.max_timestamp_ms)
+            InflightBatch(
+                batch.first, batch.last, batch.nbytes, batch.max_timestamp_ms, unmapped=batch.nbytes
+            )
         )
         if batch.first > gap:
             # Compaction, or a new log start, removed these offsets: no flush can settle them.
@@ -136,7 +149,7 @@ class Ledgers:
 
     Args:
         on_settled: called with the partition and each batch that is settled as a whole.
-        on_dropped: called with the bytes that leave the pipeline unsettled when a partition is dropped.
+        on_bytes: called with each change of the bytes in flight, and of those that are not mapped.
     """
 
     def __init__(
@@ -144,11 +157,11 @@ class Ledgers:
         on_settled: Callable[[TopicPartition, InflightBatch], None] = lambda _partition, _batch: (
             None
         ),
-        on_dropped: Callable[[int], None] = lambda _nbytes: None,
+        on_bytes: Callable[[int, int], None] = lambda _nbytes, _unmapped: None,
     ) -> None:
         self._ledgers: dict[TopicPartition, Ledger] = {}
         self._on_settled = on_settled
-        self._on_dropped = on_dropped
+        self._on_bytes = on_bytes
         self._generation = 0
         self._settled = anyio.Event()
 
@@ -166,7 +179,8 @@ class Ledgers:
         """Forget a partition; settling its offsets has no effect from now on."""
         ledger = self._ledgers.pop(partition, None)
         if ledger is not None:
-            self._on_dropped(ledger.inflight_bytes)
+            for batch in ledger.inflight:
+                self._on_bytes(-batch.nbytes, -batch.unmapped)
             self._changed()
 
     def get(self, partition: TopicPartition) -> Ledger | None:
@@ -177,12 +191,37 @@ class Ledgers:
         """Return whether all ranges belong to the current generation of an assigned partition."""
         return all(self._current(r) is not None for r in ranges)
 
+    def take_in(self, batch: Batch) -> None:
+        """Record a batch of an assigned partition. Raises ValueError as `Ledger.take_in` does."""
+        self._ledgers[batch.topic_partition].take_in(batch)
+        self._on_bytes(batch.nbytes, batch.nbytes)
+
+    def charge(self, r: Range, nbytes: int, *, mapped: int = 0) -> None:
+        """Count bytes that were made of unsettled records; they leave with the records' batch.
+
+        Ranges of an older generation are ignored.
+
+        Args:
+            r: the records; the batch of the first one is charged, if it is not settled.
+            mapped: so many bytes of the batch's records have been mapped.
+        """
+        if (ledger := self._current(r)) is None:
+            return
+        for batch in ledger.inflight:
+            if batch.first <= r.first <= batch.last:
+                mapped = min(mapped, batch.unmapped)
+                batch.nbytes += nbytes
+                batch.unmapped -= mapped
+                self._on_bytes(nbytes, -mapped)
+                return
+
     def settle(self, ranges: Iterable[Range]) -> None:
         """Settle ranges; those of an older generation are ignored."""
         for r in ranges:
             ledger = self._current(r)
             if ledger is not None:
                 for batch in ledger.settle(r.first, r.last):
+                    self._on_bytes(-batch.nbytes, -batch.unmapped)
                     self._on_settled(ledger.partition, batch)
         self._changed()
 

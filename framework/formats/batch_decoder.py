@@ -17,7 +17,7 @@ import pyarrow as pa
 from aiokafka.record.memory_records import MemoryRecords
 
 from ..errors import CorruptRecords
-from ..record import SCHEMA, Batch
+from ..record import ROW_OVERHEAD, SCHEMA, Batch
 from . import kernels
 from .codecs import CodecError, Decompressed
 from .columns import Constants, Row, binary_column, from_rows, header_column, number_column
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["BatchDecoder", "warm_up"]
 
 _NO_TIMESTAMP = -1  # format 0 has no timestamps
-_ROW_OVERHEAD = 24  # bytes of a row's offset, timestamp and Arrow offsets
 _EXPANSION_AT_FIRST = 4.0  # assumed growth of compressed batches, until one has been decompressed
 _LARGEST_PART = 1 << 30  # bytes; Arrow's binary columns end at 2 GiB
 _ABORT = 0  # the type of a control record that ends a transaction without committing it
@@ -129,7 +128,7 @@ class BatchDecoder:
             partition,
             first,
             int(headers[-1, kernels.LAST_OFFSET]),
-            nbytes=size + _ROW_OVERHEAD * int(headers[:, kernels.COUNT].sum()),
+            nbytes=size + ROW_OVERHEAD * int(headers[:, kernels.COUNT].sum()),
             load=partial(self._decode, part),
             max_timestamp_ms=int(headers[:, kernels.MAX_TIMESTAMP].max()),
         )

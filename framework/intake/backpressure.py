@@ -2,7 +2,7 @@
 
     rule                                                   holds back                until
     `MapInboxes`: queue_batches batches wait for a map     that partition's intake   its map takes one
-    `Budget`: inflight_bytes are taken in and not settled  all intake                rows are settled
+    `Budget`: inflight_bytes of records and rows           all intake, then maps     rows are settled
     `Gate`: a rebalance is under way                       maps and flushes          the next assignment
 
 Between stages the queues are bounded, so a busy sink holds back the maps, and these their partitions. A
@@ -12,12 +12,14 @@ full reducer with `when_full="backpressure"` stops reading its queue: see `kmr.r
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -27,39 +29,99 @@ if TYPE_CHECKING:
 
 __all__ = ["Budget", "Gate", "MapInboxes"]
 
+_GROWTH_AT_FIRST: Final = (
+    16.0  # assumed bytes of rows for each byte of a batch, until maps have ended
+)
+_SURE_AFTER: Final = 64.0 * 1024  # bytes of batches that count as much as that assumption
+_MEMORY: Final = 0.9  # the weight of all earlier batches, beside the latest one
+
 
 class Budget:
-    """Bytes of records that were taken in and are not settled.
+    """Bytes in flight, of all partitions together: records, the rows made of them, failed records.
 
-    `take` never refuses, so that a batch larger than the whole budget passes when nothing else is in
-    flight; `wait` holds back the next intake until there is room.
+    The ledgers add what is taken in, mapped and forwarded, and subtract it when it is settled or dropped.
+    Nothing that frees bytes ever waits for room: flushes do not, and a map that finds the budget used up
+    waits only while mapped rows are in flight, which a flush can settle. What is in flight exceeds
+    `limit` by at most one batch, and the rows of one batch of each partition.
+
+    How many rows a batch becomes is known after its map. So intake counts a batch with the growth that
+    recent maps had: otherwise records would use up the budget, and leave no room for their rows.
+
+    Args:
+        limit: bytes from which on intake and maps wait.
+        on_exhausted: called each time the budget becomes exhausted; flushes the collected rows.
+
+    Attributes:
+        used: bytes in flight.
+        unmapped: bytes of records whose map has not ended.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, on_exhausted: Callable[[], None] = lambda: None) -> None:
         self.limit = limit
         self.used = 0
-        self._room = anyio.Event()
+        self.unmapped = 0
+        self._on_exhausted = on_exhausted
+        self._maps = 0
+        self._batch_bytes = _SURE_AFTER
+        self._row_bytes = _SURE_AFTER * _GROWTH_AT_FIRST
+        self._changed = anyio.Event()
+
+    @property
+    def _growth(self) -> float:
+        """Bytes of rows for each byte of a batch, in recent maps."""
+        return self._row_bytes / self._batch_bytes
 
     @property
     def exhausted(self) -> bool:
-        """Whether intake has to wait."""
-        return self.used >= self.limit
+        """Whether intake has to wait: there is no room for the rows that are to come."""
+        return self.used + self.unmapped * self._growth >= self.limit
 
-    def take(self, nbytes: int) -> None:
-        """Add bytes that were taken in."""
+    @property
+    def room(self) -> int:
+        """Bytes of records that may be taken in, with room for their rows; at least 1."""
+        left = self.limit - self.used - self.unmapped * self._growth
+        return max(1, int(left / (1 + self._growth)))
+
+    def add(self, nbytes: int, unmapped: int = 0) -> None:
+        """Add bytes to those in flight, and to those of them that are not mapped; negative ones leave."""
+        before = self.exhausted
         self.used += nbytes
+        self.unmapped += unmapped
+        self._look(before)
 
-    def give(self, nbytes: int) -> None:
-        """Subtract bytes that were settled or dropped, and wake `wait` if there is room."""
-        self.used -= nbytes
-        if not self.exhausted:
-            self._room.set()
-            self._room = anyio.Event()
+    def learn(self, batch_bytes: int, row_bytes: int) -> None:
+        """Note how many bytes of rows a batch became."""
+        before = self.exhausted
+        self._batch_bytes = self._batch_bytes * _MEMORY + batch_bytes
+        self._row_bytes = self._row_bytes * _MEMORY + row_bytes
+        self._look(before)
+
+    def _look(self, before: bool) -> None:
+        """Call `on_exhausted` if the budget is exhausted now, and wake those who wait for room."""
+        if self.exhausted and not before:
+            self._on_exhausted()
+        self._changed.set()
+        self._changed = anyio.Event()
 
     async def wait(self) -> None:
-        """Return when there is room."""
+        """Return when intake may go on."""
         while self.exhausted:
-            await self._room.wait()
+            await self._changed.wait()
+
+    async def wait_to_map(self) -> None:
+        """Return when a map may begin: there is room, or no other rows are in flight or being made."""
+        while self.used >= self.limit and (self._maps or self.used > self.unmapped):
+            await self._changed.wait()
+
+    @contextmanager
+    def mapping(self) -> Iterator[None]:
+        """Count a map that is under way; at its end its rows are counted already."""
+        self._maps += 1
+        try:
+            yield
+        finally:
+            self._maps -= 1
+            self._look(self.exhausted)
 
 
 class Gate:

@@ -29,9 +29,9 @@ class Intake:
     """Owns the ledgers and the budget, and counts the records that enter and leave the pipeline.
 
     Args:
-        inflight_bytes: bytes of unsettled records at which intake stops.
+        inflight_bytes: bytes of unsettled records and their rows at which intake stops.
         queue_batches: batches that wait for one partition's map before the partition is paused.
-        make_room: called when the budget is exhausted; flushes the collected rows.
+        make_room: called when the budget becomes exhausted; flushes the collected rows.
 
     Attributes:
         is_open: while it is False, batches are discarded: a rebalance is under way, and the next
@@ -50,10 +50,9 @@ class Intake:
     ) -> None:
         self._consumer = consumer
         self._metrics = metrics
-        self._make_room = make_room
         self.inboxes = MapInboxes(consumer, queue_batches)
-        self.budget = Budget(inflight_bytes)
-        self.ledgers = Ledgers(self._settled, self._release)
+        self.budget = Budget(inflight_bytes, make_room)
+        self.ledgers = Ledgers(self._settled, self._count_bytes)
         self.is_open = False
         self.consumed = 0
         self.settled = 0
@@ -66,10 +65,11 @@ class Intake:
             ConsumerError: the Kafka client cannot continue.
         """
         while True:
-            if self.budget.exhausted:
-                await self._make_or_wait_for_room()
+            # Only its end makes room for an announced range; it was in flight as a whole before.
+            if self.budget.exhausted and not self.ledgers.are_replaying:
+                await self._wait_for_room()
             try:
-                batches = await self._consumer.poll()
+                batches = await self._consumer.poll(self.budget.room)
             except OffsetOutOfRange as error:
                 raise self._explain(error) from error
             for batch in batches:
@@ -84,11 +84,8 @@ class Intake:
         """Note that a stage made progress."""
         self.progress_at = anyio.current_time()
 
-    async def _make_or_wait_for_room(self) -> None:
+    async def _wait_for_room(self) -> None:
         since = anyio.current_time()
-        self._make_room()
-        if self.ledgers.are_replaying:
-            return  # Only the end of the range makes room; it was in flight as a whole before.
         await self.budget.wait()
         waited = anyio.current_time() - since
         self._metrics.backpressure.labels("intake", "inflight_bytes").inc(waited)
@@ -114,17 +111,14 @@ class Intake:
             _log.warning("records were read twice: dropped", batch=repr(batch))
             self._consumer.seek(partition, ledger.position)
             return
-        ledger.take_in(batch)
+        self.ledgers.take_in(batch)
         offsets = batch.last - batch.first + 1
         self.consumed += offsets
         self._metrics.consumed.labels(batch.topic).inc(offsets)
-        self.budget.take(batch.nbytes)
-        self._metrics.inflight.set(self.budget.used)
         self.progress()
         self.inboxes.put(batch)
 
     def _settled(self, partition: TopicPartition, batch: InflightBatch) -> None:
-        self._release(batch.nbytes)
         offsets = batch.last - batch.first + 1
         self.settled += offsets
         self._metrics.settled.labels(partition.topic).inc(offsets)
@@ -132,6 +126,6 @@ class Intake:
             self._metrics.latency.observe(max(0.0, time.time() - batch.timestamp_ms / 1000))
         self.progress()
 
-    def _release(self, nbytes: int) -> None:
-        self.budget.give(nbytes)
+    def _count_bytes(self, nbytes: int, unmapped: int) -> None:
+        self.budget.add(nbytes, unmapped)
         self._metrics.inflight.set(self.budget.used)

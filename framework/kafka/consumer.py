@@ -62,8 +62,11 @@ class Consumer(Protocol):
         Does not call the listener: settle and commit before.
         """
 
-    async def poll(self) -> list[Batch]:
+    async def poll(self, max_bytes: int | None = None) -> list[Batch]:
         """Wait for records and return them: at least one batch, at most one per partition.
+
+        Returns no further batch when those before it have `max_bytes` or more; it is returned first by
+        the next call.
 
         Batches of one partition follow each other without gap or overlap: the range of each begins
         where the last one ended, or where `seek` (or `on_out_of_range`) said. Paused partitions are

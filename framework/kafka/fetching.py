@@ -4,7 +4,8 @@ aiokafka does the parts that are hard to write twice: leaders, reconnecting, off
 This module replaces the fetcher of one consumer, and changes three things in it:
 
 - a response of a partition becomes one lazy `Batch` instead of thousands of record objects;
-- a batch of a paused partition is kept, where aiokafka drops it and fetches it again;
+- a batch of a paused partition is kept, where aiokafka drops it and fetches it again (unless as much as
+  a whole response is kept already: there may be hundreds of paused partitions);
 - a partition that waits to be polled delays its node's next fetch (which then brings all partitions
   at once); a paused partition does not.
 
@@ -18,6 +19,7 @@ at start. `tests/framework/kafka/test_fetching.py` lists them, and fails when on
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -177,8 +179,10 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
         """Return the first offset of the log as of the last response; None while unknown."""
         return self._start_offsets.get(partition)
 
-    def take(self) -> list[Batch]:
+    def take(self, max_bytes: int | None = None) -> list[Batch]:
         """Return the batches of partitions that are not paused, and move their positions.
+
+        The oldest come first. The others stay when `max_bytes` are reached.
 
         Raises the error of a failed partition, once, before anything is taken.
         """
@@ -191,7 +195,10 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
                 self._notify(self._wait_consume_future)
                 item.check_raise()
         batches: list[Batch] = []
+        left = math.inf if max_bytes is None else max_bytes
         for partition, item in list(self._records.items()):
+            if left <= 0:
+                break
             state = subscription.assignment.state_value(partition)
             if item.state is state and state.paused:
                 continue
@@ -201,6 +208,7 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
             if current and state.position == item.batch.first:
                 state.consumed_to(item.batch.last + 1)
                 batches.append(item.batch)
+                left -= item.batch.nbytes
         self._notify(self._wait_consume_future)
         return batches
 
@@ -283,10 +291,14 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
                 self._set_error(partition, error)
                 arrived = True
                 continue
-            if batch is not None:
+            if batch is not None and not (state.paused and self._kept() >= self._fetch_max_bytes):
                 self._records[partition] = _Fetched(batch, state)
                 arrived = True
         return arrived, failed
+
+    def _kept(self) -> int:
+        """Return the bytes that wait for `take`."""
+        return sum(i.batch.nbytes for i in self._records.values() if isinstance(i, _Fetched))
 
     def _fail(self, partition: TopicPartition, offset: int, error: Any) -> bool:
         """Handle a partition's error; return whether `take` should raise it."""

@@ -125,14 +125,14 @@ class KafkaConsumer:
         if self._fetcher is not None:
             self._fetcher.wake()
 
-    async def poll(self) -> list[Batch]:
+    async def poll(self, max_bytes: int | None = None) -> list[Batch]:
         while True:
             fetcher = self._started()
             if self._failure is not None:
                 raise self._failure
             try:
                 self._consumer._coordinator.check_errors()
-                batches = fetcher.take()
+                batches = fetcher.take(max_bytes)
                 if batches:
                     return batches
                 await fetcher.wait()

@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ..record import Batch
+
 __all__ = [
     "NO_OFFSETS",
     "Failure",
     "MapResult",
+    "bytes_made",
     "from_columns",
     "from_rows",
     "join",
@@ -291,6 +294,32 @@ def join(parts: Sequence[MapResult]) -> MapResult:
     if joined.misfits:
         return _drop_records(joined.table, offsets, joined.misfits, failures)
     return MapResult(joined.table, offsets, failures)
+
+
+def bytes_made(batch: Batch, mapped: MapResult) -> int:
+    """Return the memory that a mapped batch takes beyond its `nbytes`, which the columns of its records are.
+
+    Whole buffers count, each once, and those that the rows share with the records do not: rows that are a
+    slice or a selection of the records cost nothing, one row of a large column costs the column.
+    """
+    made = max(0, batch.decoded_bytes - batch.nbytes)
+    if (table := mapped.table) is None:
+        return made
+    sizes = {
+        buffer.address: buffer.size
+        for column in table.columns
+        for chunk in column.chunks
+        for buffer in chunk.buffers()
+        if buffer is not None
+    }
+    ours = {
+        buffer.address
+        for column in batch.records.columns
+        for buffer in column.buffers()
+        if buffer is not None
+    }
+    shared = sum(size for address, size in sizes.items() if address in ours)
+    return made + int(table.get_total_buffer_size()) - shared + mapped.offsets.nbytes
 
 
 def _name(function: object) -> str:

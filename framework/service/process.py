@@ -4,13 +4,43 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import sys
+from pathlib import Path
 
-__all__ = ["freeze_modules", "keep_freed_memory"]
+__all__ = ["freeze_modules", "keep_freed_memory", "memory_limit"]
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc, malloc.h
 _LARGEST_FROM_HEAP = 32 * 1024 * 1024  # the most that glibc takes
 _KEPT = 64 * 1024 * 1024
+
+
+def memory_limit(root: Path = Path("/")) -> int:
+    """Return the bytes of memory that this process may use: the least limit of its control groups.
+
+    Reads `memory.max` (version 2) and `memory.limit_in_bytes` (version 1) of its group and of those above
+    it, as far as the file system below `root` shows them. Without a limit it is the physical memory.
+    """
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    try:
+        memberships = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return limits[0]
+    for membership in memberships:
+        _, controllers, path = membership.split(":", 2)
+        if not controllers:
+            mount, name = "sys/fs/cgroup", "memory.max"
+        elif "memory" in controllers.split(","):
+            mount, name = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+        else:
+            continue
+        group = Path(path.lstrip("/"))
+        for directory in (group, *group.parents):
+            try:
+                limits.append(int((root / mount / directory / name).read_text()))
+            except (OSError, ValueError):  # "max" is no number: no limit
+                continue
+    return min(limits)
 
 
 def freeze_modules() -> None:

@@ -8,7 +8,7 @@ import anyio
 
 from kmr.delivery.failures import ErrorPort, LimitWindow
 from kmr.delivery.ledger import Ledgers
-from kmr.intake.backpressure import Gate
+from kmr.intake.backpressure import Budget, Gate
 from kmr.map import MapStage
 from kmr.mapping.executor import Executor
 from kmr.observe.metrics import Metrics
@@ -41,6 +41,7 @@ class Bench:
             out,
             ErrorPort(errors, LimitWindow(None), self.ledgers.settle, metrics),
             gate,
+            Budget(1_000_000),
             metrics,
             on_taken=self.count_taken,
             replay_to=replay_to,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from kmr.errors import SettingsError
-from kmr.settings import SecuritySettings, Settings
+from kmr.settings import MIB, SecuritySettings, Settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,3 +80,16 @@ def test_settings_are_immutable_and_refuse_unknown_names() -> None:
     with pytest.raises(TypeError):
         Settings(topics=("t",), group="g", colour="red")  # type: ignore[call-arg]
     assert msgspec.structs.replace(settings, group="h").group == "h"
+
+
+def test_the_budget_is_an_eighth_of_the_memory_unless_it_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def budget(memory: int, **given: Any) -> int:
+        monkeypatch.setattr("kmr.settings.memory_limit", lambda: memory)
+        return Settings(topics=("t",), group="g", **given).budget
+
+    assert budget(512 * MIB) == 64 * MIB
+    assert budget(64 * 1024 * MIB) == 256 * MIB
+    assert budget(4 * MIB) == MIB, "a fetch must fit"
+    assert budget(512 * MIB, inflight_bytes=5 * MIB) == 5 * MIB

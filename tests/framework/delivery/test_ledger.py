@@ -112,12 +112,38 @@ def test_acks_of_an_old_generation_are_dropped() -> None:
 
 
 def test_dropping_a_partition_gives_its_bytes_back() -> None:
-    given_back: list[int] = []
-    ledgers = Ledgers(on_dropped=given_back.append)
+    changes: list[tuple[int, int]] = []
+    ledgers = Ledgers(on_bytes=lambda *change: changes.append(change))
     one, two = batch(0, 10), batch(10, 5)
     ledger = ledgers.open(P0, 0)
-    ledger.take_in(one)
-    ledger.take_in(two)
+    ledgers.take_in(one)
+    ledgers.take_in(two)
     ledgers.settle([Range("t", 0, 0, 9, ledger.generation)])
     ledgers.drop(P0)
-    assert given_back == [two.nbytes]
+    assert changes == [
+        (one.nbytes, one.nbytes),
+        (two.nbytes, two.nbytes),
+        (-one.nbytes, -one.nbytes),
+        (-two.nbytes, -two.nbytes),
+    ]
+
+
+def test_what_is_made_of_records_is_counted_until_their_batch_is_settled() -> None:
+    changes: list[tuple[int, int]] = []
+    ledgers = Ledgers(on_bytes=lambda *change: changes.append(change))
+    ledger = ledgers.open(P0, 0)
+    ledgers.take_in(one := batch(0, 10))
+    ledgers.take_in(batch(10, 10))
+    half = Range("t", 0, 0, 4, ledger.generation)
+    ledgers.charge(half, 1000, mapped=one.nbytes // 2)
+    ledgers.charge(
+        half._replace(first=5, last=9), 500, mapped=one.nbytes
+    )  # not more than there are
+    ledgers.charge(half._replace(generation=0), 7)
+    ledgers.charge(half._replace(first=20, last=29), 7)
+    ledgers.settle([half])
+    assert changes[2:] == [(1000, -(one.nbytes // 2)), (500, -(one.nbytes - one.nbytes // 2))]
+    ledgers.settle([half._replace(first=5, last=9)])
+    assert changes[4:] == [(-one.nbytes - 1500, 0)]
+    ledgers.charge(half, 7)
+    assert len(changes) == 5, "what is settled is not charged"

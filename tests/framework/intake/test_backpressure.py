@@ -8,6 +8,8 @@ import anyio
 import pytest
 
 from kmr.intake.backpressure import Budget, Gate, MapInboxes
+from kmr.mapping.functions import map_record
+from kmr.record import Record  # noqa: TC001
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop, batch_of
 
@@ -54,9 +56,79 @@ async def test_the_budget_holds_intake_and_never_sticks_without_an_age(clock: Vi
     assert written(journal, 0) == list(range(100))
 
 
+@map_record
+def expand(record: Record) -> list[dict[str, Any]]:
+    return [{"p": record.partition, "o": record.offset, "x": "x" * 100}] * 50
+
+
+async def test_the_rows_of_a_map_that_makes_fifty_of_a_record_count(clock: VirtualClock) -> None:
+    journal, consumer = Journal(hold=anyio.Event()), MemoryConsumer()
+    for number in range(200):
+        put(consumer, number % 2, number // 2 * 20, *([b"x" * 100] * 20))
+    strategy = Strategy(expand, [MemoryWriter(journal, max_rows=5_000, max_age=None)])
+    limit = 1024 * 1024
+    async with running(strategy, consumer, inflight_bytes=limit) as worker:
+        await consumer.rebalance([P0, P1])
+        for _ in range(20):
+            await clock.settle()
+        status = worker.status()
+        held = sum(stage.bytes for stage in status.stages)
+        rows = 20 * 50 * 120
+        assert limit / 2 < held <= status.inflight_bytes < limit + 2 * rows
+        assert journal.hold is not None
+        journal.hold.set()
+        await journal.until(lambda j: j.count >= 190_000)
+    assert journal.count == 200_000
+
+
+async def test_maps_wait_for_room_only_while_rows_are_in_flight(clock: VirtualClock) -> None:
+    budget, begun = Budget(100), 0
+
+    async def begin() -> None:
+        nonlocal begun
+        await budget.wait_to_map()
+        with budget.mapping():
+            begun += 1
+            await finish.wait()
+
+    finish = anyio.Event()
+    budget.add(150, 150)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(begin)
+        tasks.start_soon(begin)
+        await clock.settle()
+        assert begun == 1, "one may begin: only its rows can make room"
+        budget.add(30, -70)
+        finish.set()
+        await clock.settle()
+        assert begun == 1, "rows are in flight: their flush makes room"
+        budget.add(-100)
+        await clock.settle()
+        assert begun == 2
+
+
+def test_intake_leaves_room_for_the_rows_that_recent_maps_made() -> None:
+    budget = Budget(10_000_000)
+    for _ in range(50):
+        budget.learn(100_000, 900_000)
+    assert budget.room == pytest.approx(1_000_000, rel=0.02)
+    budget.add(500_000, 500_000)
+    assert budget.room == pytest.approx(500_000, rel=0.02)
+    budget.add(600_000, 600_000)
+    assert budget.exhausted
+
+
+def test_an_exhausted_budget_asks_for_flushes_each_time_that_it_becomes_so() -> None:
+    asked: list[int] = []
+    budget = Budget(100, lambda: asked.append(budget.used))
+    for change in (99, 1, 1, -50, 49, -100):
+        budget.add(change)
+    assert asked == [100, 100]
+
+
 async def test_a_budget_wakes_its_waiter_when_bytes_are_given_back(clock: VirtualClock) -> None:
     budget = Budget(100)
-    budget.take(250)
+    budget.add(250)
     assert budget.exhausted
     room = anyio.Event()
 
@@ -66,10 +138,10 @@ async def test_a_budget_wakes_its_waiter_when_bytes_are_given_back(clock: Virtua
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(wait)
-        budget.give(100)
+        budget.add(-100)
         await clock.settle()
         assert not room.is_set(), "150 of 100 bytes are still in flight"
-        budget.give(60)
+        budget.add(-60)
         await clock.settle()
         assert room.is_set()
 

@@ -37,7 +37,7 @@ class Scripted(MemoryConsumer):
         self.polls = list(polls)
         self.sought: list[int] = []
 
-    async def poll(self) -> list[Batch]:
+    async def poll(self, max_bytes: int | None = None) -> list[Batch]:
         if not self.polls:
             await anyio.sleep_forever()
         match self.polls.pop(0):

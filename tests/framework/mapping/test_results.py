@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kmr.errors import StrategyError
 from kmr.mapping.functions import apply, map_batch, map_record
+from kmr.mapping.results import bytes_made
 from kmr.record import Record
 from kmr.testing import batch_of
 
@@ -242,3 +243,31 @@ def test_a_batch_map_may_filter_everything() -> None:
         mapped = apply(function, records(VALUES))
         assert mapped.table is None
         assert not mapped.failures
+
+
+def test_rows_cost_the_buffers_that_they_do_not_share_with_the_records() -> None:
+    batch = batch_of("t", 0, 0, [b"x" * 1_000] * 100)
+    large = pa.array(range(100_000))
+
+    @map_batch
+    def shared(columns: pa.RecordBatch) -> pa.RecordBatch:
+        return columns.select(["offset", "value"]).slice(50, 10)
+
+    @map_batch
+    def added(columns: pa.RecordBatch) -> pa.RecordBatch:
+        twice = pa.array(range(100), pa.int64())
+        return (
+            columns.select(["offset", "value"]).append_column("a", twice).append_column("b", twice)
+        )
+
+    @map_batch
+    def a_slice_of_more(columns: pa.RecordBatch) -> pa.RecordBatch:
+        return columns.select(["offset"]).append_column("a", large.slice(0, 100))
+
+    def cost(function: object) -> int:
+        mapped = apply(function, batch.records)  # type: ignore[arg-type]  # each is a map function
+        return bytes_made(batch, mapped) - mapped.offsets.nbytes
+
+    assert cost(shared) == 0
+    assert cost(added) == 100 * 8
+    assert cost(a_slice_of_more) == 100_000 * 8

@@ -1,14 +1,19 @@
-"""Freed memory is kept and reused instead of being returned to the kernel."""
+"""Freed memory is kept and reused; the limit of memory is that of the control groups."""
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from kmr.service import process
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CHURN = """
 import resource, sys
@@ -44,3 +49,49 @@ def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr("ctypes.CDLL", lambda _: object())
     assert not process.keep_freed_memory()
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": f"{GIB // 2}\n"}, GIB // 2),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/memory.max": "max\n",
+                "sys/fs/cgroup/a/memory.max": f"{GIB // 4}\n",
+                "sys/fs/cgroup/a/b/memory.max": f"{GIB // 2}\n",
+            },
+            GIB // 4,
+        ),
+        (
+            {
+                "proc/self/cgroup": "5:cpu:/\n4:memory:/docker/1\n0::/\n",
+                "sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes": f"{GIB // 2}\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{2**63 - 4096}\n",
+            },
+            GIB // 2,
+        ),
+        (  # in a container, the path is that of the host
+            {
+                "proc/self/cgroup": "4:memory:/docker/1\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{GIB // 2}\n",
+            },
+            GIB // 2,
+        ),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"}, None),
+        ({}, None),
+    ],
+    ids=["v2", "v2, a group above", "v1", "v1 in a container", "no limit", "no control groups"],
+)
+def test_the_least_limit_of_the_control_groups_is_the_memory_limit(
+    tmp_path: Path, files: dict[str, str], limit: int | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert process.memory_limit(tmp_path) == min(physical, limit or physical)
