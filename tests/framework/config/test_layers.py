@@ -80,8 +80,8 @@ def test_the_origin_of_every_value_is_known(tmp_path: Path) -> None:
         (
             {"inflight_bytes": "lots"},
             (
-                "inflight_bytes must be bytes, a whole number > 0, or with a unit as in 16MiB, "
-                "not 'lots' (from flag --inflight-bytes)"
+                "inflight_bytes must be bytes, a whole number > 0, or with a unit as in 16MiB or "
+                "'none', not 'lots' (from flag --inflight-bytes)"
             ),
         ),
         ({"queue_batches": 0}, "queue_batches must be a whole number > 0, not 0"),

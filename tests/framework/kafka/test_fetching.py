@@ -269,6 +269,38 @@ async def test_batches_of_a_paused_partition_are_not_fetched_again(
         assert fetched == [0]
 
 
+async def test_a_poll_takes_no_more_batches_than_there_is_room_for_and_loses_none(
+    consume: Consume, produce: Produce, create_topic: CreateTopic
+) -> None:
+    await create_topic("t", 3)
+    for partition in range(3):
+        await produce("t", numbers(3), partition)
+    async with consume() as member:
+        polls = [await member.consumer.poll(1) for _ in range(3)]
+    assert [len(batches) for batches in polls] == [1, 1, 1]
+    assert sorted(batch.partition for batches in polls for batch in batches) == [0, 1, 2]
+
+
+async def test_batches_of_paused_partitions_beyond_a_whole_response_are_not_kept(
+    consume: Consume, produce: Produce, create_topic: CreateTopic
+) -> None:
+    """They are fetched again after the pause."""
+    await create_topic("t", 2)
+    async with consume() as member:
+        await member.until_assigned(bool)
+        fetcher = member.consumer._fetcher
+        assert fetcher is not None
+        fetcher._fetch_max_bytes = 1
+        member.consumer.pause([T0, TopicPartition("t", 1)])  # the fetch under way is for both
+        await produce("t", numbers(3), 0)
+        await produce("t", numbers(3), 1)
+        with anyio.move_on_after(0.8):
+            assert not await member.consumer.poll()
+        assert len(fetcher._records) <= 1
+        member.consumer.resume([T0, TopicPartition("t", 1)])
+        assert values(await member.read(6)) == numbers(3) * 2
+
+
 def segment_with(directory: Path, content: bytes) -> Path:
     (found,) = (path for path in directory.rglob("*.log") if content in path.read_bytes())
     return found
