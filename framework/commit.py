@@ -122,6 +122,10 @@ class Committer:
             announcement.first, announcement.metadata
         )
 
+    def withdraw(self, partition: TopicPartition) -> None:
+        """Announce nothing for a partition any more: the next commit says so."""
+        self._entry(partition).announcement = None
+
     @property
     def is_fenced(self) -> bool:
         """Whether a commit was fenced: none succeeds until the next assignment."""

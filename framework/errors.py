@@ -14,6 +14,7 @@ __all__ = [
     "SettingsError",
     "SinkError",
     "StrategyError",
+    "UnexpectedDuplicate",
     "reason_of",
 ]
 
@@ -60,6 +61,10 @@ class CorruptRecords(ConsumerError):
 
 class SinkError(KmrError):
     """A sink refused rows, and a retry cannot succeed."""
+
+
+class UnexpectedDuplicate(SinkError):
+    """A sink dropped rows as a repetition, though their range was announced for the first time."""
 
 
 class RecordFailed(KmrError):

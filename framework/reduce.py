@@ -10,8 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 import anyio
+import structlog
 
-from .errors import SinkError
+from .errors import SinkError, UnexpectedDuplicate
 from .observe.status import StageStatus
 from .record import ReplayEnd, Rows
 from .reducers.flushing import Buffer, FlushTrigger, attempt_flush, outcome_of, retry_flush
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from .reducers.reducer import Context, FlushResult, Reducer
 
 __all__ = ["ReduceStage", "SharedParts"]
+
+_log = structlog.get_logger(__name__)
 
 _GUARANTEE_RETRY: Final = 0.5
 """Seconds after which a refused commit is tried again: a rebalance has usually ended by then."""
@@ -234,7 +237,13 @@ class ReduceStage:
         refusal = await guarantee.before_write(buffer)
         if refusal is not None:
             return Retry(_GUARANTEE_RETRY, refusal)
-        return await attempt_flush(buffer, self.name, may_repeat=guarantee.may_repeat)
+        try:
+            return await attempt_flush(buffer, self.name, may_repeat=guarantee.may_repeat)
+        except UnexpectedDuplicate as error:
+            self._metrics.unexpected_duplicates.labels(self.name).inc()
+            _log.error("rows were dropped as a repetition", stage=self.name, reason=str(error))
+            guarantee.withdraw()
+            raise
 
     def _hold(self, nbytes: int) -> None:
         """Count rows that are settled and not written yet; 0 when they are."""

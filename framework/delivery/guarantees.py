@@ -66,6 +66,9 @@ class DeliveryGuarantee(ABC):
             None if the rows may be written now, otherwise the reason why not; try again later.
         """
 
+    def withdraw(self) -> None:  # noqa: B027  nothing to take back by default
+        """Take back what `before_write` committed, as far as possible: the rows were not written."""
+
 
 @dataclass(slots=True)
 class ExactlyOnce(DeliveryGuarantee):
@@ -105,6 +108,10 @@ class ExactlyOnce(DeliveryGuarantee):
             return f"cannot announce {ranges[0]}: the commit was refused"
         reducer.announce(announcement, replayed=replayed is not None)
         return None
+
+    def withdraw(self) -> None:
+        """See `DeliveryGuarantee.withdraw`: the next owner announces the range as a new one."""
+        self.committer.withdraw(self.partition)
 
 
 class AtMostOnce(DeliveryGuarantee):

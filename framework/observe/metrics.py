@@ -70,6 +70,11 @@ class Metrics:
         self.flush_retries = counter(
             "reduce_flush_retries", "Attempts to flush that must be repeated.", "stage"
         )
+        self.unexpected_duplicates = counter(
+            "unexpected_duplicates",
+            "Flushes that a sink dropped as a repetition, though nothing was announced before.",
+            "stage",
+        )
         self.backpressure = counter(
             "backpressure_seconds",
             "Time that intake stood still, by the stage and the reason that held it.",

@@ -33,7 +33,7 @@ from anyio import to_thread
 from ..column_types import MixedTypes, join_tables
 from ..delivery.failures import original_records
 from ..delivery.ranges import merge_ranges, subtract_ranges
-from ..errors import KmrError, SinkError, reason_of
+from ..errors import KmrError, SinkError, UnexpectedDuplicate, reason_of
 from ..record import Rows
 from .reducer import Empty, Flushed, Poisoned, Retry
 
@@ -360,6 +360,7 @@ async def attempt_flush(buffer: Buffer, stage: str, *, may_repeat: bool = True) 
     Raises:
         Exception: the reducer's own, with `on_error="stop"`. A KmrError is raised with `retry` too: a
             retry cannot succeed.
+        UnexpectedDuplicate: the reducer's own, with every `on_error`.
         SinkError: `flush` returned something else than a `FlushResult`.
     """
     reducer = buffer.reducer
@@ -370,6 +371,8 @@ async def attempt_flush(buffer: Buffer, stage: str, *, may_repeat: bool = True) 
             if not buffer.set_misfits_aside():
                 raise
             result = await _flush(reducer)
+    except UnexpectedDuplicate:
+        raise
     except Exception as error:
         if reducer.on_error == "divert" or (reducer.on_error == "retry" and not may_repeat):
             reason = reason_of(error)

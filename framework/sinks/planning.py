@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..delivery.announcement import token_of
-from ..delivery.ranges import ranges_of
+from ..delivery.ranges import merge_ranges, ranges_of
 from ..record import Rows
 from ..reducers.reducer import Poisoned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ..record import TopicPartition
+    from ..record import Range, TopicPartition
 
 __all__ = ["MAX_BLOCK_ROWS", "Insert", "Section", "plan_inserts"]
 
@@ -55,6 +55,11 @@ class Insert:
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        """The offsets that the rows came from."""
+        return merge_ranges(r for rows in self.parts for r in rows.ranges)
 
     def sections(self) -> list[Section]:
         """Return the whole, or as many parts as needed to stay below the largest block."""

@@ -1,8 +1,11 @@
-"""Write the inserts of a flush with deduplication tokens, and verify repeated ones.
+"""Write the inserts of a flush with deduplication tokens, and decide by counting where a token is not enough.
 
-A server without replication that dies between storing a token and writing the part remembers an insert
-whose rows it does not have. Where the table has the columns, `verify` finds that by counting the rows, and
-writes them again with another token.
+- A server without replication that dies between storing a token and writing the part remembers an insert
+  whose rows it does not have: `repeat` writes them again with another token.
+- A replicated table stores token and part together, but forgets tokens after a time: `repeat` counts
+  before it writes.
+- A server answers alike whether it wrote the rows or dropped them as a repetition (`written_rows` counts
+  both): `fingerprint` differs if rows were written in between.
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ import numpy as np
 import structlog
 from anyio import to_thread
 
-from ...delivery.ranges import merge_ranges
 from ...errors import KmrError, SinkError, StrategyError
 from ...reducers.reducer import Poisoned, Retry
 from .client import classify
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from .client import Connection
     from .table import Block, Compression, ExtraColumns, Table
 
-__all__ = ["Inserter", "verify"]
+__all__ = ["Inserter", "fingerprint", "repeat"]
 
 _SETTINGS: Mapping[str, int] = {
     "async_insert": 0,  # the server answers when the rows are in the table, not before
@@ -39,6 +41,10 @@ _SETTINGS: Mapping[str, int] = {
 }
 _VERIFICATIONS = 5
 _RANGES_AT_A_TIME = 200  # they are in the URL of the query
+_PARTS_SQL = """
+SELECT sum(newest) AS found FROM (
+    SELECT max(max_block_number) AS newest FROM system.parts
+    WHERE database = {database:String} AND table = {table:String} AND active GROUP BY partition_id)"""
 
 _log = structlog.get_logger(__name__)
 
@@ -95,13 +101,21 @@ class Inserter:
         """Forget the outcomes of all sections."""
         self._outcomes = {}
 
-    async def _attempt(self, insert: Insert) -> list[Poisoned]:
+    async def refused(self, insert: Insert) -> dict[int, str]:
+        """Return the row numbers that do not fit the table's columns, each with the reason."""
+        return (await self._fit(insert))[0].refused
+
+    async def _fit(self, insert: Insert) -> tuple[Block, Table]:
+        """Cast the rows; read the table again if it refuses some: its definition may be outdated."""
         table = self.table
         block = await to_thread.run_sync(self._cast, insert, table)
         if block.refused and await self._reread() != table:
-            # refused by an outdated table definition
             table = self.table
             block = await to_thread.run_sync(self._cast, insert, table)
+        return block, table
+
+    async def _attempt(self, insert: Insert) -> list[Poisoned]:
+        block, table = await self._fit(insert)
         refused = dict(block.refused)
         todo = insert.sections()
         while todo:
@@ -142,36 +156,64 @@ class Inserter:
         return self.table
 
 
-async def verify(
-    inserter: Inserter, insert: Insert, poisoned: list[Poisoned], *, alone: bool
-) -> Retry | None:
-    """Count the rows of an insert that may be a repetition; write them again if they are missing.
-
-    Does nothing where rows or table lack the columns `partition` and `offset`, or the engine is replicated
-    (it writes token and part together).
+async def repeat(inserter: Inserter, insert: Insert, *, alone: bool) -> list[Poisoned] | Retry:
+    """Write an insert that may have been written before; count where the table has the columns to do so.
 
     Args:
-        alone: no other writer writes these offsets in other ranges, so one row means all of them. Else
-            the rows found may be another writer's, and all are written again: at least once.
+        alone: no other writer writes these offsets in other ranges, so the rows found are those of this
+            insert. Else they may be another writer's, and all are written again: at least once.
 
     Returns:
-        Retry if the server does not answer.
+        As `Inserter.write`.
 
     Raises:
-        SinkError: the server accepts the rows again and again, but the table does not have them.
+        SinkError: the rows cannot be counted, or the server accepts them again and again, but the table
+            does not have them.
     """
+    if not _countable(inserter.table, insert.parts):
+        return await inserter.write(insert)
+    if inserter.table.is_replicated:
+        if alone:
+            found = await _count(inserter, insert)
+            if isinstance(found, Retry):
+                return found
+            refused = await inserter.refused(insert)
+            if found and found >= len(insert) - len(refused):
+                return list(insert.poisoned(refused))
+        return await inserter.write(insert)
+    result = await inserter.write(insert)
+    if isinstance(result, Retry):
+        return result
+    return await _verify(inserter, insert, result, alone=alone) or result
+
+
+async def fingerprint(inserter: Inserter, insert: Insert) -> int | Retry:
+    """Return a number that an insert changes, unless the server drops its rows as a repetition.
+
+    The number of rows with its offsets, where the table has the columns and no engine that merges rows.
+    Else the newest block of the table: there, another writer's insert can hide that ours was dropped.
+
+    Raises:
+        SinkError: the server refuses the query.
+    """
+    table = inserter.table
+    if _countable(table, insert.parts) and table.keeps_rows:
+        return await _count(inserter, insert)
+    return await _ask(inserter, _PARTS_SQL, {"database": table.database, "table": table.name})
+
+
+async def _verify(
+    inserter: Inserter, insert: Insert, poisoned: list[Poisoned], *, alone: bool
+) -> Retry | None:
+    """Count the rows of a repeated insert, and write them again if they are missing."""
     expected = len(insert) - sum(len(refused.rows) for refused in poisoned)
-    if expected == 0 or not _countable(inserter.table, insert.parts):
+    if expected == 0:
         return None
     token = insert.token
     for attempt in range(1, _VERIFICATIONS + 1):
-        try:
-            found = await _count(inserter, insert)
-        except Exception as error:
-            failure = classify(error)
-            if failure.kind != "later":
-                raise
-            return Retry(failure.after, f"{inserter.table}: {failure.reason}")
+        found = await _count(inserter, insert)
+        if isinstance(found, Retry):
+            return found
         if found >= expected or (found and alone):
             if found != expected and alone:
                 _log.warning(
@@ -193,10 +235,9 @@ async def verify(
 
 
 def _countable(table: Table, parts: tuple[Rows, ...]) -> bool:
-    columns = {column.name for column in table.columns}
-    if not table.engine.endswith("MergeTree") or table.engine.startswith(("Replicated", "Shared")):
+    if not table.engine.endswith("MergeTree"):
         return False
-    if not {"partition", "offset"} <= columns:
+    if not {"partition", "offset"} <= {column.name for column in table.columns}:
         return False
     return all(_names_its_offsets(rows) for rows in parts)
 
@@ -212,10 +253,13 @@ def _names_its_offsets(rows: Rows) -> bool:
     )
 
 
-async def _count(inserter: Inserter, insert: Insert) -> int:
-    """Count the rows of exactly the insert's offsets: others may lie between them."""
+async def _count(inserter: Inserter, insert: Insert) -> int | Retry:
+    """Count the rows of exactly the insert's offsets: others may lie between them.
+
+    On a replica that has everything that any replica has accepted.
+    """
     table = inserter.table
-    ranges = merge_ranges(r for rows in insert.parts for r in rows.ranges)
+    ranges = insert.ranges
     where = (
         "`partition` = {partition:Int64} AND `offset` BETWEEN {first:Int64} AND {last:Int64} "
         "AND arrayExists(r -> `offset` BETWEEN r.1 AND r.2, {ranges:Array(Tuple(Int64, Int64))})"
@@ -225,6 +269,11 @@ async def _count(inserter: Inserter, insert: Insert) -> int:
     ):
         where += " AND `topic` = {topic:String}"
     sql = f"SELECT count() AS found FROM {table.identifier} WHERE {where}"  # noqa: S608  quoted
+    synchronize: tuple[str, ...] = ()
+    if table.engine.startswith("Shared"):
+        sql += " SETTINGS select_sequential_consistency = 1"
+    elif table.is_replicated:
+        synchronize = (f"SYSTEM SYNC REPLICA {table.identifier} LIGHTWEIGHT",)
     found = 0
     for start in range(0, len(ranges), _RANGES_AT_A_TIME):
         some = ranges[start : start + _RANGES_AT_A_TIME]
@@ -235,6 +284,34 @@ async def _count(inserter: Inserter, insert: Insert) -> int:
             "last": some[-1].last,
             "ranges": [(r.first, r.last) for r in some],
         }
-        rows = await inserter.connection.rows(sql, parameters)
-        found += int(rows[0]["found"])
+        answer = await _ask(inserter, sql, parameters, *synchronize)
+        if isinstance(answer, Retry):
+            return answer
+        found += answer
     return found
+
+
+async def _ask(
+    inserter: Inserter, sql: str, parameters: Mapping[str, object], *before: str
+) -> int | Retry:
+    """Return the number `found`; Retry if the server does not answer now.
+
+    Args:
+        before: statements to run first.
+    """
+    table, connection = inserter.table, inserter.connection
+    statement = sql
+    try:
+        for statement in before:
+            await connection.execute(statement)
+        statement = sql
+        rows = await connection.rows(sql, parameters)
+    except Exception as error:
+        failure = classify(error)
+        if failure.kind == "later":
+            return Retry(failure.after, f"{table}: {failure.reason}")
+        raise SinkError(
+            f"{table}: cannot find out whether a range was written: {failure.reason}. The server refused: "
+            f"{' '.join(statement.split())}"
+        ) from error
+    return int(rows[0]["found"])

@@ -30,6 +30,7 @@ ExtraColumns = Literal["error", "ignore"]
 ENOUGH_TOKENS = 10_000
 """The number of inserts whose tokens a table should remember."""
 
+_REPLICATED = ("Replicated", "Shared")
 _WINDOW = re.compile(r"\b(?:non_)?replicated_deduplication_window\s*=\s*'?(\d+)")
 _QUOTED_ROWS = 1000  # of each column; further rows share one reason
 
@@ -103,6 +104,16 @@ class Table:
     def identifier(self) -> str:
         """The name, quoted for SQL."""
         return f"{quote_identifier(self.database)}.{quote_identifier(self.name)}"
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether replicas share its data and its memory of inserts."""
+        return self.engine.startswith(_REPLICATED)
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether the engine keeps every row; others merge rows with the same sorting key."""
+        return self.engine in ("MergeTree", *(f"{each}MergeTree" for each in _REPLICATED))
 
     @property
     def deduplicates(self) -> bool:
@@ -234,7 +245,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _window_setting(engine: str) -> str:
-    replicated = engine.startswith(("Replicated", "Shared"))
+    replicated = engine.startswith(_REPLICATED)
     return f"{'' if replicated else 'non_'}replicated_deduplication_window"
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import anyio
 import structlog
 
-from ...errors import KmrError, SinkError, StrategyError
+from ...errors import KmrError, SinkError, StrategyError, UnexpectedDuplicate
 from ...reducers.collect import Collecting
 from ...reducers.reducer import Empty, Flushed, Retry
 from ..planning import MAX_BLOCK_ROWS, Insert, plan_inserts
 from .client import Target, classify, connect_async
-from .inserts import Inserter, verify
+from .inserts import Inserter, fingerprint, repeat
 from .table import read_table
 
 if TYPE_CHECKING:
@@ -140,7 +140,9 @@ class ClickHouseWriter(Collecting):
         self._shares = False
         self._announcement: Announcement | None = None
         self._tried = False  # since the last complete flush
+        self._before: int | None = None  # fingerprint before the first attempt of a flush
         self._warned: set[str] = set()
+        self._proven: set[TopicPartition] = set()  # their first insert was not dropped
 
     def guarantee_on_spark(self, place: SparkPlace) -> str:
         """See `Reducer.guarantee_on_spark`."""
@@ -192,10 +194,11 @@ class ClickHouseWriter(Collecting):
         )
 
     def _share(self, opened: ClickHouseWriter) -> None:
-        """Use the connection of another copy, which closes it."""
+        """Use the connection of another copy, which closes it, and what it knows of the table."""
         assert opened._inserter is not None  # noqa: S101  `Context.opened` is open
         self._inserter = replace(opened._inserter, _outcomes={})
         self.delivery = opened.delivery
+        self._proven = opened._proven
         self._shares = True
 
     def _choose_delivery(self, table: Table, stage: str) -> None:
@@ -244,7 +247,7 @@ class ClickHouseWriter(Collecting):
     def reset(self) -> None:
         """Drop the rows. The inserter remembers which are written until a flush is complete."""
         super().reset()
-        self._announcement = None
+        self._announcement = self._before = None
 
     def announce(self, announcement: Announcement, *, replayed: bool) -> None:
         """See `Reducer.announce`: sets the token of the next flush."""
@@ -256,6 +259,7 @@ class ClickHouseWriter(Collecting):
 
         Raises:
             StrategyError: rows and table do not fit.
+            UnexpectedDuplicate: see `_write_first`.
         """
         inserter = self._inserter
         if inserter is None:
@@ -268,11 +272,10 @@ class ClickHouseWriter(Collecting):
         async def write(insert: Insert) -> None:
             async with inserter.limiter:
                 try:
-                    result = await inserter.write(insert)
-                    if repeated and isinstance(result, list):
-                        alone = self.delivery == "exactly-once"
-                        result = await verify(inserter, insert, result, alone=alone) or result
-                    results.append(result)
+                    if self._is_first(insert):
+                        results.append(await self._write_first(inserter, insert, repeated=repeated))
+                    else:
+                        results.append(await self._write(inserter, insert, repeated=repeated))
                 except Exception as error:  # noqa: BLE001  the other inserts continue
                     results.append(error)
 
@@ -289,6 +292,57 @@ class ClickHouseWriter(Collecting):
         inserter.forget()
         self._tried = False
         return Flushed(poisoned=poisoned)
+
+    async def _write(
+        self, inserter: Inserter, insert: Insert, *, repeated: bool
+    ) -> list[Poisoned] | Retry:
+        if repeated:
+            return await repeat(inserter, insert, alone=self.delivery == "exactly-once")
+        return await inserter.write(insert)
+
+    def _is_first(self, insert: Insert) -> bool:
+        """Return whether nothing shows yet that the table does not know the partition's tokens.
+
+        Tokens of a generation above 0 are new. A range that was announced before may be known.
+        """
+        announcement = self._announcement
+        if announcement is None or announcement.generation or self.replayed:
+            return False
+        return insert.ranges[0].topic_partition not in self._proven
+
+    async def _write_first(
+        self, inserter: Inserter, insert: Insert, *, repeated: bool
+    ) -> list[Poisoned] | Retry:
+        """Write the first range of a partition that this process announces.
+
+        Raises:
+            UnexpectedDuplicate: the table dropped the rows as a repetition, so it remembers a range that
+                was never announced: the offsets were moved back by another tool.
+        """
+        partition = insert.ranges[0].topic_partition
+        if self._before is None:
+            before = await fingerprint(inserter, insert)
+            if isinstance(before, Retry):
+                return before
+            self._before = before
+        result = await self._write(inserter, insert, repeated=repeated)
+        if isinstance(result, Retry) or sum(len(each.rows) for each in result) == len(insert):
+            return result
+        after = await fingerprint(inserter, insert)
+        if isinstance(after, Retry):
+            return after
+        if after == self._before:
+            first, last = insert.ranges[0].first, insert.ranges[-1].last
+            raise UnexpectedDuplicate(
+                f"{inserter.table}: the rows of {partition}[{first}..{last}] were not written: it knows "
+                f"the deduplication token {insert.token}, though no worker had announced it. The "
+                "committed offsets were moved back by another tool than kmr, or the topic was created "
+                "anew. To write the records again, run kmr offsets reset, which begins new tokens; if the "
+                f"table shall keep what it has, run kmr offsets reset --to-offset {last + 1}"
+            )
+        self._before = None
+        self._proven.add(partition)
+        return result
 
     def _inserts(self) -> list[Insert]:
         announcement = self._announcement

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from kmr.cli.root import GROUP, run_command
 from kmr.delivery.announcement import Announcement, Generation
-from kmr.errors import ConsumerError, OffsetOutOfRange, StrategyError
+from kmr.errors import ConsumerError, OffsetOutOfRange, StrategyError, UnexpectedDuplicate
 from kmr.kafka.admin import connect_admin
 from kmr.kafka.connection import connection_config
 from kmr.kafka.consumer import CommitOffset
@@ -215,6 +215,50 @@ async def test_failed_records_that_a_reset_reads_again_are_written_again(
     await reset(broker, "--to-earliest")
     await work_through(strategy, settings_of(broker), 4)
     assert sink.offsets == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("counted", [True, False], ids=["counted", "by-its-parts"])
+async def test_rows_that_the_table_drops_though_they_were_never_announced_end_the_worker(
+    broker: Broker, produce: Produce, sink: Sink, *, counted: bool
+) -> None:
+    chain: list[Any] = [sink.writer(max_rows=20, max_age=60.0)]
+    if not counted:
+        sink.create(columns="`partition` UInt32, `records` UInt64")
+        total = Aggregate(["partition"], {"records": ("*", "count")}, max_rows=20, max_age=60.0)
+        chain = [total, sink.writer(max_rows=1)]
+    await produce("t", [b"row"] * 20)
+    strategy = Strategy(locate, chain)
+    await work_through(strategy, settings_of(broker), 20)
+    count = f"SELECT count() FROM {sink.table}"
+    before = sink.client.command(count)
+    await commit(broker, CommitOffset(0))  # as other tools do
+    for _ in range(2):  # a supervisor starts it again
+        worker = Worker(strategy, settings_of(broker))
+        with pytest.raises(UnexpectedDuplicate, match=r"t-0\[0..19\] were not written"):
+            with anyio.fail_after(20):
+                await worker.run()
+        assert worker.metrics.unexpected_duplicates.labels(chain_end(chain))._value.get() == 1
+        assert await committed(broker) == CommitOffset(0), "it is announced, so it may be replayed"
+    assert sink.client.command(count) == before
+    await reset(broker, "--to-earliest")
+    await work_through(strategy, settings_of(broker), 20)
+    assert sink.client.command(count) == 2 * int(str(before))
+
+
+def chain_end(chain: list[Any]) -> str:
+    return f"reduce-{len(chain)}"
+
+
+async def test_offsets_that_another_tool_moved_are_no_matter_where_the_table_was_emptied(
+    broker: Broker, produce: Produce, sink: Sink
+) -> None:
+    await produce("t", [b"row"] * 20)
+    strategy = Strategy(locate, [sink.writer(max_rows=20, max_age=60.0)])
+    await work_through(strategy, settings_of(broker), 20)
+    await commit(broker, CommitOffset(0))
+    sink.client.command(f"TRUNCATE TABLE {sink.table}")  # it forgets its tokens too
+    await work_through(strategy, settings_of(broker), 20)
+    assert sink.offsets == list(range(20))
 
 
 async def test_after_a_reset_a_worker_that_takes_over_an_announced_range_doubles_nothing(
