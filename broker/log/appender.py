@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from .durability import Durability
     from .log_config import LogConfig
-    from .producers import ProducerStates
     from .records import BatchHeader
     from .segments import Segments
 
@@ -25,8 +24,8 @@ __all__ = ["Appender"]
 class Appender:
     """Append batches to the active segment; begin a new one when it is full or too old.
 
-    Appended batches are kept in memory until `write_pending`. A failed write is undone: the log is then
-    as it was before the appends since the last write.
+    Appended batches are kept in memory until `write_pending`. A failed write is undone, without reading the
+    log: it is then as it was before the appends since the last write.
 
     Attributes:
         config: settings from now on.
@@ -52,7 +51,11 @@ class Appender:
         self._failed_write = ""  # why a write failed, until `flush_pending` reports it
         now_ms = int(time.time() * 1000)
         self._active_since_ms = segments.active.first_timestamp(now_ms)
-        self.producers = self._restore_producers(now_ms)
+        self._written_index = segments.active.index.end()
+        self.producers = restore_producers(
+            segments.directory, list(segments), next_offset, now_ms=now_ms
+        )
+        self.producers.aborted.forget_below(segments.log_start_offset)
 
     @property
     def failure(self) -> str:
@@ -78,6 +81,8 @@ class Appender:
             raise InvalidBatch("a producer with an id appends one batch at a time")
         self._roll_if_due(len(data), now_ms)
         active = self._segments.active
+        if not self._pending:
+            self._written_index = active.index.end()
         first_offset, end = self.next_offset, active.size + self.pending_bytes
         for batch in batches:
             offset, timestamp = self.next_offset, batch.max_timestamp
@@ -121,6 +126,7 @@ class Appender:
             self._undo_appends(error)
         else:
             self._written_offset = self.next_offset
+            self.producers.keep()
             self._durability.wrote(active, self._written_offset)
         finally:
             self._pending = []
@@ -196,18 +202,10 @@ class Appender:
         active = self._segments.active
         self._failed_write = f"{active.path}: {error.strerror or error}; nothing was appended"
         self.next_offset = self._written_offset
+        active.index.cut(self._written_index)
+        self.producers.undo(self._written_offset)
         try:
             active.truncate(active.size)
-            active.forget_index()
-            self.producers = self._restore_producers(int(time.time() * 1000))
         except OSError as second:
             self.broken = f"{active.path}: broken until a restart: {error}, then {second}"
             self._failed_write = self.broken
-
-    def _restore_producers(self, now_ms: int) -> ProducerStates:
-        segments = self._segments
-        producers = restore_producers(
-            segments.directory, list(segments), self._written_offset, now_ms=now_ms
-        )
-        producers.aborted.forget_below(segments.log_start_offset)
-        return producers

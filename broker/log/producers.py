@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import struct
 from contextlib import suppress
+from copy import copy
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -180,7 +181,10 @@ class ProducerDescription(NamedTuple):
 
 
 class _Producer(msgspec.Struct):
-    """`transaction_first_offset`: first offset of its open transaction, -1 without one."""
+    """`transaction_first_offset`: first offset of its open transaction, -1 without one.
+
+    `sent` is replaced, never changed, so that a shallow copy is a copy.
+    """
 
     epoch: int
     last_seen_ms: int
@@ -197,6 +201,9 @@ class _Dump(msgspec.Struct):
 class ProducerStates:
     """The producers of one partition and their transactions.
 
+    Calls: `update` and `end_transaction` for each appended batch; then `keep` if these batches are written,
+    `undo` if they are not.
+
     Attributes:
         aborted: the aborted transactions.
     """
@@ -204,6 +211,7 @@ class ProducerStates:
     def __init__(self) -> None:
         self._producers: dict[int, _Producer] = {}
         self._open: dict[int, int] = {}  # producer id -> first offset, in the order of the offsets
+        self._before: dict[int, _Producer | None] = {}  # as of `keep`, those that changed since
         self.aborted = AbortedTransactions()
 
     def __len__(self) -> int:
@@ -281,16 +289,14 @@ class ProducerStates:
             self._open[batch.producer_id] = first_offset
         if batch.base_sequence < 0:  # offsets committed by a transaction
             return
-        producer.sent.append(
-            SentBatch(
-                batch.base_sequence,
-                _last_sequence(batch),
-                first_offset,
-                first_offset + batch.last_offset_delta,
-                timestamp,
-            )
+        sent = SentBatch(
+            batch.base_sequence,
+            _last_sequence(batch),
+            first_offset,
+            first_offset + batch.last_offset_delta,
+            timestamp,
         )
-        del producer.sent[:-KEPT_BATCHES]
+        producer.sent = [*producer.sent[1 - KEPT_BATCHES :], sent]
 
     def end_transaction(
         self, batch: BatchHeader, marker: Marker, *, offset: int, now_ms: int
@@ -316,6 +322,25 @@ class ProducerStates:
                     offset + 1 if stable is None else stable,
                 )
             )
+
+    def keep(self) -> None:
+        """Make the changes since the last call final."""
+        self._before.clear()
+
+    def undo(self, next_offset: int) -> None:
+        """Undo the changes since `keep`, which are those of batches from `next_offset` on."""
+        for producer_id, producer in self._before.items():
+            self._open.pop(producer_id, None)
+            self._producers.pop(producer_id, None)
+            if producer is None:
+                continue
+            self._producers[producer_id] = producer
+            if producer.transaction_first_offset != _NONE:
+                self._open[producer_id] = producer.transaction_first_offset
+        self._before.clear()
+        self._open = dict(sorted(self._open.items(), key=lambda each: each[1]))
+        while self.aborted and self.aborted[-1].last_offset >= next_offset:
+            self.aborted.pop()
 
     def expire(self, now_ms: int, *, expiry_ms: int = DEFAULT_PRODUCER_EXPIRATION_MS) -> int:
         """Forget producers that have sent nothing for `expiry_ms`, except those with an open transaction.
@@ -367,6 +392,8 @@ class ProducerStates:
     def _seen(self, batch: BatchHeader, now_ms: int) -> _Producer:
         """Return the producer of an appended batch; a new epoch begins without batches."""
         producer = self._producers.get(batch.producer_id)
+        if batch.producer_id not in self._before:
+            self._before[batch.producer_id] = copy(producer)
         if producer is None:
             producer = _Producer(batch.producer_epoch, now_ms, [])
             self._producers[batch.producer_id] = producer
@@ -417,6 +444,7 @@ def restore_producers(
         end = next_offset if last else segments[number + 1].base_offset
         if end > offset:
             _replay(producers, segment, offset, now_ms)
+    producers.keep()
     return producers
 
 

@@ -11,7 +11,7 @@ import bisect
 import contextlib
 import os
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 from crc32c import crc32c
@@ -41,6 +41,7 @@ __all__ = [
     "INDEX_SUFFIXES",
     "LOG_SUFFIX",
     "UNKNOWN_TIMESTAMP",
+    "IndexEnd",
     "Segment",
     "SegmentIndex",
     "segment_path",
@@ -72,6 +73,10 @@ class _SparseTable:
     def append(self, key: int, value: int) -> None:
         self.data += _ENTRY.pack(key, value)
 
+    def cut(self, size: int) -> None:
+        """Remove the pairs after the first `size` bytes."""
+        del self.data[size:]
+
     def floor(self, key: int) -> tuple[int, int] | None:
         """Return the pair with the greatest first element that is not above `key`."""
         count = len(self.data) // _ENTRY.size
@@ -87,6 +92,16 @@ class _SparseTable:
     def _pair(self, index: int) -> tuple[int, int]:
         key, value = _ENTRY.unpack_from(self.data, index * _ENTRY.size)
         return key, value
+
+
+class IndexEnd(NamedTuple):
+    """A state of an index, to which `SegmentIndex.cut` returns it."""
+
+    offsets_bytes: int
+    times_bytes: int
+    indexed_position: int
+    indexed_timestamp: int
+    max_timestamp: int
 
 
 class SegmentIndex:
@@ -117,6 +132,22 @@ class SegmentIndex:
         self._offsets.append(offset, position)
         self._indexed_position = position
         self._add_time(offset)
+
+    def end(self) -> IndexEnd:
+        """Return the state after the batches that were added so far."""
+        return IndexEnd(
+            len(self._offsets.data),
+            len(self._times.data),
+            self._indexed_position,
+            self._indexed_timestamp,
+            self.max_timestamp,
+        )
+
+    def cut(self, end: IndexEnd) -> None:
+        """Forget the batches that were added since `end`."""
+        offsets, times, self._indexed_position, self._indexed_timestamp, self.max_timestamp = end
+        self._offsets.cut(offsets)
+        self._times.cut(times)
 
     def entries(self) -> list[tuple[int, int]]:
         """Return `(offset, position)` of all entries."""
@@ -233,10 +264,6 @@ class Segment:
     def begin_index(self, index: SegmentIndex | None = None) -> None:
         """Replace the index by `index` or an empty one, before a scan that adds every further batch."""
         self._index = index or SegmentIndex(self.base_offset)
-
-    def forget_index(self) -> None:
-        """Drop the index; it is rebuilt from the file when it is next needed."""
-        self._index = None
 
     def save_index(self, next_offset: int) -> None:
         """Write the index files; the segment ends before `next_offset`."""

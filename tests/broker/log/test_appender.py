@@ -1,7 +1,12 @@
 """Appends: offsets, rolls, duplicates, and writes that fail."""
 
+import errno
+import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -178,3 +183,50 @@ def test_a_failed_write_is_reported_even_if_a_read_came_upon_it_first(
     with pytest.raises(LogFailed):
         log.flush_pending()
     assert append(log, [b"y"]).first_offset == 1
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    def fail(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with patch.object(os, "pwritev", fail):
+        yield
+
+
+def test_a_failed_write_is_undone_without_reading_the_log(
+    open_log: OpenLog, append: Append, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log may have gigabytes, and this is the event loop."""
+    log = open_log(LogConfig(index_interval_bytes=100))
+    for number in range(20):
+        append(log, [b"kept"], timestamps=[number], producer=(5, 0, number))
+    append(log, [b"lost"], timestamps=[50], producer=(5, 0, 20), flush=False)
+    append(log, [b"lost"], timestamps=[51], producer=(6, 0, 0), flush=False)
+
+    def read(*_: Any) -> int:
+        raise AssertionError("the log is read")
+
+    with monkeypatch.context() as unreadable:
+        unreadable.setattr(os, "preadv", read)
+        with full_disk(), pytest.raises(LogFailed, match="no space; nothing was appended"):
+            log.flush_pending()
+        retried = append(log, [b"again"], timestamps=[30], producer=(5, 0, 20))
+    assert (retried.first_offset, retried.duplicate) == (20, False)
+    assert [each.producer_id for each in log.producers.describe()] == [5]
+    assert log.offset_of_max_timestamp() == (20, 30)
+    assert log.offset_for_timestamp(10) == (10, 10)
+    assert log.offset_for_timestamp(40) is None
+
+
+def test_a_failed_write_after_a_roll_leaves_an_empty_segment_as_it_was(
+    open_log: OpenLog, append: Append, read_all: ReadAll
+) -> None:
+    log = open_log(SMALL)
+    append(log, [b"x" * 800])
+    append(log, [b"y" * 800], flush=False)  # begins the second segment
+    with full_disk(), pytest.raises(LogFailed):
+        log.flush_pending()
+    assert (log.next_offset, log.segment_count, log.size_bytes) == (1, 2, 870)
+    assert append(log, [b"z" * 800]).first_offset == 1
+    assert (len(read_all(log)), log.segment_count) == (2, 2)

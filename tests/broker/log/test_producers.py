@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -338,3 +339,40 @@ def test_aborted_transactions_below_the_log_start_are_forgotten(
     transactions = AbortedTransactions(aborted)
     transactions.forget_below(start)
     assert list(transactions) == [each for each in aborted if each.last_offset >= start]
+
+
+# each a producer, and: None, whether its transaction is committed, or whether its batch is in one
+changes = st.lists(
+    st.tuples(
+        st.integers(1, 4), st.integers(0, 1), st.sampled_from(["batch", "part", "commit", "abort"])
+    )
+)
+
+
+def change(states: ProducerStates, changed: list[tuple[int, int, str]], first_offset: int) -> None:
+    for offset, (producer_id, epoch, what) in enumerate(changed, first_offset):
+        header = BatchHeader(producer_id=producer_id, producer_epoch=epoch, base_sequence=offset)
+        if what in ("commit", "abort"):
+            marker = Marker(what == "commit", coordinator_epoch=offset)
+            states.end_transaction(header, marker, offset=offset, now_ms=offset)
+        else:
+            header = msgspec.structs.replace(header, attributes=0x10 if what == "part" else 0)
+            states.update(header, first_offset=offset, timestamp=offset, now_ms=offset)
+
+
+@given(kept=changes, undone=changes)
+def test_changes_that_are_undone_leave_nothing(
+    kept: list[tuple[int, int, str]], undone: list[tuple[int, int, str]]
+) -> None:
+    states, expected = ProducerStates(), ProducerStates()
+    for each in (states, expected):
+        change(each, kept, 0)
+    states.keep()
+    change(states, undone, len(kept))
+    states.undo(len(kept))
+    assert sorted(states.describe()) == sorted(expected.describe())
+    assert states.aborted == expected.aborted
+    assert states.open_transactions == expected.open_transactions
+    assert states.first_open_offset == expected.first_open_offset
+    # also the batches in which duplicates are recognised
+    assert msgspec.msgpack.decode(states.dump()) == msgspec.msgpack.decode(expected.dump())

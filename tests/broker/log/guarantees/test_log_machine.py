@@ -1,10 +1,14 @@
-"""A log under any order of appends, reads, rolls, deletions, restarts, kills and power losses."""
+"""A log under any order of appends, failed writes, reads, rolls, deletions, restarts, kills, power losses."""
 
+import errno
+import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
@@ -14,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kmr.broker.log.log_config import LogConfig
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.records import NewRecord, build_batch, split_batches
-from kmr.broker.log.results import OffsetOutOfRange
+from kmr.broker.log.results import LogFailed, OffsetOutOfRange
 
 CONFIG = LogConfig(segment_bytes=700, index_interval_bytes=150, retention_ms=-1)
 TIMES = st.integers(min_value=0, max_value=9)
@@ -109,6 +113,31 @@ class LogMachine(RuleBasedStateMachine):
     @rule()
     def flush(self) -> None:
         self.log.flush_pending()
+        self.unflushed = 0
+
+    @precondition(lambda self: self.unflushed)
+    @rule(torn=st.integers(min_value=0, max_value=300))
+    def fail_to_write(self, torn: int) -> None:
+        """Fill the disk in the middle of a write: what was not written is as if it had not been sent."""
+        write = os.pwrite
+        free = torn
+
+        def fill(descriptor: int, buffers: Sequence[bytes], position: int) -> int:
+            nonlocal free
+            if not free:
+                raise OSError(errno.ENOSPC, "no space")
+            written = write(descriptor, b"".join(buffers)[:free], position)
+            free -= written
+            return written
+
+        pending = sum(len(batch.data) for batch in self.batches[-self.unflushed :])
+        with patch.object(os, "pwritev", fill):
+            if torn < pending:
+                with pytest.raises(LogFailed):
+                    self.log.flush_pending()
+                del self.batches[-self.unflushed :]
+            else:
+                self.log.flush_pending()
         self.unflushed = 0
 
     @rule()
