@@ -236,7 +236,7 @@ class ReduceStage:
             )  # the ledgers forget them now: they are settled before the write
         refusal = await guarantee.before_write(buffer)
         if refusal is not None:
-            return Retry(_GUARANTEE_RETRY, refusal)
+            return Retry(_GUARANTEE_RETRY, refusal, may_double=False)
         try:
             return await attempt_flush(buffer, self.name, may_repeat=guarantee.may_repeat)
         except UnexpectedDuplicate as error:

@@ -355,7 +355,7 @@ async def attempt_flush(buffer: Buffer, stage: str, *, may_repeat: bool = True) 
 
     Args:
         may_repeat: False if rows that may have been written must not be written again: then `retry`
-            means `divert`.
+            means `divert`, and so does a returned `Retry`, unless it says that nothing can be doubled.
 
     Raises:
         Exception: the reducer's own, with `on_error="stop"`. A KmrError is raised with `retry` too: a
@@ -375,8 +375,7 @@ async def attempt_flush(buffer: Buffer, stage: str, *, may_repeat: bool = True) 
         raise
     except Exception as error:
         if reducer.on_error == "divert" or (reducer.on_error == "retry" and not may_repeat):
-            reason = reason_of(error)
-            return Flushed(poisoned=[Poisoned(rows, reason) for rows in buffer.held])
+            return _divert(buffer, reason_of(error))
         if reducer.on_error == "stop" or isinstance(error, KmrError):
             raise
         return Retry(None, reason_of(error))
@@ -385,7 +384,13 @@ async def attempt_flush(buffer: Buffer, stage: str, *, may_repeat: bool = True) 
             f"{stage}: {type(reducer).__name__}.flush returned {type(result).__name__}; "
             "return Flushed(...), Empty() or Retry(...)"
         )
+    if isinstance(result, Retry) and result.may_double and not may_repeat:
+        return _divert(buffer, f"these rows may have been written: {result.reason}")
     return result
+
+
+def _divert(buffer: Buffer, reason: str) -> Flushed:
+    return Flushed(poisoned=[Poisoned(rows, reason) for rows in buffer.held])
 
 
 async def _flush(reducer: Reducer) -> FlushResult:

@@ -119,10 +119,14 @@ class Retry:
     Attributes:
         after: seconds to wait at least; None: exponential backoff with jitter.
         reason: why, in one line, for the log and the status.
+        may_double: rows may have been written that the next call would write once more. With
+            `at-most-once` the rows then go to `reduce_err` instead. Set it to False only if nothing was
+            written, or if the sink recognises rows that it has.
     """
 
     after: float | None
     reason: str
+    may_double: bool = True
 
 
 FlushResult = Flushed | Empty | Retry

@@ -128,6 +128,7 @@ def _write(stream: Any, lines: bytes) -> None:
 
 def _append(path: Path, lines: bytes) -> FlushResult:
     """Append all lines or, when the disk is full, none."""
+    partly = False
     try:
         with path.open("ab", buffering=0) as file:
             end = file.seek(0, os.SEEK_END)
@@ -136,9 +137,11 @@ def _append(path: Path, lines: bytes) -> FlushResult:
                 while rest:
                     rest = rest[file.write(rest) :]
             except OSError:
+                partly = len(rest) < len(lines)
                 with suppress(OSError):  # a device has no length to restore
                     file.truncate(end)
+                    partly = False
                 raise
     except OSError as error:
-        return Retry(None, f"cannot write to {path}: {error.strerror}")
+        return Retry(None, f"cannot write to {path}: {error.strerror}", may_double=partly)
     return Flushed()

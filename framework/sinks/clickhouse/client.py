@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import anyio
 import clickhouse_connect
+from aiohttp import ClientConnectorError
 from anyio import to_thread
 from clickhouse_connect.driver.asyncclient import AsyncClient
 from clickhouse_connect.driver.exceptions import OperationalError, ProgrammingError
@@ -290,6 +291,8 @@ _LATER = {
     659: "UNKNOWN_STATUS_OF_TRANSACTION", 722: "ASYNC_LOAD_WAIT_FAILED", 745: "SERVER_OVERLOADED",
     999: "KEEPER_EXCEPTION",
 }  # fmt: skip
+# Of these: the server refuses before it writes anything.
+_REFUSED = frozenset((201, 202, 203, 242, 252, 745))
 # The table does not, or no longer, fit the rows.
 _SCHEMA = {
     8: "THERE_IS_NO_COLUMN", 10: "NOT_FOUND_COLUMN_IN_BLOCK", 15: "DUPLICATE_COLUMN",
@@ -332,11 +335,13 @@ class ClassifiedError:
             `data`: one or more rows can never be stored; `stop`: the user must act; `unknown`.
         reason: one line, without the server's address and version.
         after: seconds to wait before the next attempt; None: the stage decides.
+        refused: the server has certainly not begun to process the request.
     """
 
     kind: Kind
     reason: str
     after: float | None = None
+    refused: bool = False
 
 
 def classify(error: Exception) -> ClassifiedError:
@@ -352,7 +357,8 @@ def classify(error: Exception) -> ClassifiedError:
     if kind == "data" and "while pushing to view" in text:
         # The table already has the rows; bisecting uses other tokens, which would double them.
         kind = "stop"
-    return ClassifiedError(kind, reason, after=5.0 if code == 252 else None)
+    refused = _is_unreachable(error) if code is None else code in _REFUSED and "view" not in text
+    return ClassifiedError(kind, reason, after=5.0 if code == 252 else None, refused=refused)
 
 
 def _kind(error: Exception, code: int | None, text: str) -> Kind:
@@ -368,14 +374,27 @@ def _kind(error: Exception, code: int | None, text: str) -> Kind:
     return "later" if isinstance(error, OperationalError) else "unknown"
 
 
+def _is_unreachable(error: BaseException) -> bool:
+    """Return whether no connection came about."""
+    return any(
+        isinstance(cause, ClientConnectorError | ConnectionRefusedError) for cause in _causes(error)
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Return an exception and those under it, of the client's layers."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
 def _network_reason(error: BaseException) -> str | None:
     """Return the operating system's message from under the exceptions of the client's layers."""
     reason = None
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in _causes(error):
         if isinstance(cause, OSError) and cause.errno is not None:
             reason = os.strerror(cause.errno) if cause.errno > 0 else cause.strerror
         elif isinstance(cause, TimeoutError):
             reason = "no answer in time"
-        cause = cause.__cause__ or cause.__context__
     return reason

@@ -92,7 +92,9 @@ class Inserter:
         except Exception as error:
             failure = classify(error)
             if failure.kind == "later":
-                return Retry(failure.after, f"{self.table}: {failure.reason}")
+                doubles = not (failure.refused or self.table.deduplicates)
+                reason = f"{self.table}: {failure.reason}"
+                return Retry(failure.after, reason, may_double=doubles)
             if failure.kind == "unknown":
                 raise
             raise StrategyError(f"{self.table} refuses the rows: {failure.reason}") from error
@@ -309,7 +311,7 @@ async def _ask(
     except Exception as error:
         failure = classify(error)
         if failure.kind == "later":
-            return Retry(failure.after, f"{table}: {failure.reason}")
+            return Retry(failure.after, f"{table}: {failure.reason}", may_double=False)
         raise SinkError(
             f"{table}: cannot find out whether a range was written: {failure.reason}. The server refused: "
             f"{' '.join(statement.split())}"

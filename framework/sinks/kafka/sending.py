@@ -13,6 +13,7 @@ from aiokafka import errors
 from anyio import to_thread
 
 from ...errors import SinkError
+from ...reducers.reducer import Retry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,8 +37,26 @@ _TOO_LARGE: Final = (errors.MessageSizeTooLargeError, errors.RecordListTooLargeE
 _LATER: Final = (errors.KafkaTimeoutError, errors.CorruptRecordException)
 
 
+# The leader refuses these before it writes anything.
+_NOT_WRITTEN: Final = (
+    errors.NotEnoughReplicasError,
+    errors.NotLeaderForPartitionError,
+    errors.UnknownTopicOrPartitionError,
+    errors.CorruptRecordException,
+    *_TOO_LARGE,
+)
+
+
 class ProducerLost(Exception):
-    """The broker refuses further messages of this producer; a new one can continue with the `SendState`."""
+    """The broker refuses further messages of this producer; a new one can continue with the `SendState`.
+
+    Attributes:
+        may_double: messages that the new one sends again may have been written.
+    """
+
+    def __init__(self, reason: str, *, may_double: bool) -> None:
+        super().__init__(reason)
+        self.may_double = may_double
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +102,10 @@ class SendState:
 
     async def attempt(
         self, producer: AIOKafkaProducer, timeout: float, *, idempotent: bool
-    ) -> str | None:
+    ) -> Retry | None:
         """Send the remaining messages and wait for acknowledgements, `timeout` seconds for each step.
 
-        Returns None when every message is acknowledged or refused, else the reason to try again.
+        Returns None when every message is acknowledged or refused.
 
         Raises:
             ProducerLost: call it again with a new producer.
@@ -94,11 +113,13 @@ class SendState:
         """
         while True:
             reason = await self._send(producer, timeout)
-            if reason is not None or not self._in_flight:
-                return reason
-            reason = await self._acknowledged(timeout, idempotent=idempotent)
             if reason is not None:
-                return reason
+                return Retry(None, reason, may_double=False)
+            if not self._in_flight:
+                return None
+            retry = await self._acknowledged(timeout, idempotent=idempotent)
+            if retry is not None:
+                return retry
 
     async def _send(self, producer: AIOKafkaProducer, timeout: float) -> str | None:
         """Send the next chunk of every partition that has none in flight."""
@@ -143,13 +164,19 @@ class SendState:
         builder.close()
         return builder, taken
 
-    async def _acknowledged(self, timeout: float, *, idempotent: bool) -> str | None:
+    async def _acknowledged(self, timeout: float, *, idempotent: bool) -> Retry | None:
         done, _ = await asyncio.wait(
             self._in_flight, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
         )
         if not done:
-            return self._unanswered(timeout)
+            return Retry(
+                None, self._unanswered(timeout), may_double=False
+            )  # it is awaited, not sent
+        if idempotent and any(_needs_new_producer(future) for future in done):
+            # The next producer sends again what is in flight: let it arrive first.
+            done, _ = await asyncio.wait(self._in_flight, timeout=timeout)
         reason = None
+        may_double = False
         lost: BaseException | None = None
         for future in done:
             chunk = self._in_flight.pop(future)
@@ -163,15 +190,17 @@ class SendState:
                     lost = error
                 continue
             self._again(chunk)
+            may_double |= not isinstance(error, _NOT_WRITTEN)
             if isinstance(error, _LOST):
                 lost = error
             else:
                 reason = self._reason(error)
         if lost is not None:
+            may_double |= bool(self._in_flight)
             self._again(*self._in_flight.values())
             self._in_flight.clear()
-            raise ProducerLost(str(lost) or type(lost).__name__)
-        return reason
+            raise ProducerLost(str(lost) or type(lost).__name__, may_double=may_double)
+        return None if reason is None else Retry(None, reason, may_double=may_double)
 
     def _again(self, *chunks: Chunk) -> None:
         """Put chunks back to the front of their partitions."""
@@ -217,6 +246,11 @@ async def stop_producer(producer: AIOKafkaProducer, patience: float) -> None:
     with anyio.move_on_after(1.0):
         await producer._sender.close()  # noqa: SLF001
     await producer.client.close()
+
+
+def _needs_new_producer(future: asyncio.Future[Any]) -> bool:
+    """Return whether an idempotent producer cannot go on after this answer."""
+    return isinstance(future.exception(), (*_LOST, *_TOO_LARGE))
 
 
 def _retrieve_error(future: asyncio.Future[Any]) -> None:

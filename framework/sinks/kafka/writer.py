@@ -171,18 +171,22 @@ class KafkaWriter(Collecting):
                 producer = self._producer or await self._connect()
                 state = self._state or await self._prepare(producer)
                 try:
-                    reason = await state.attempt(
+                    retry = await state.attempt(
                         producer, self.attempt_timeout, idempotent=self.idempotence
                     )
                 except ProducerLost as lost:
                     reason = f"topic {self.topic}: the producer had to be replaced: {lost}"
+                    retry = Retry(None, reason, may_double=lost.may_double)
                     await self.close()
+                    if lost.may_double:
+                        break
                 else:
                     break
         except (BrokerUnavailable, kafka_errors.KafkaError) as error:
-            return Retry(None, f"topic {self.topic}: {type(error).__name__}: {error}")
-        if reason is not None:
-            return Retry(None, reason)
+            reason = f"topic {self.topic}: {type(error).__name__}: {error}"
+            return Retry(None, reason, may_double=False)
+        if retry is not None:
+            return retry
         return Flushed(poisoned=self._poisoned(sorted(state.refused)))
 
     def messages(self, table: pa.Table) -> Messages:

@@ -270,7 +270,9 @@ class SparkWriter(Collecting):
             if meaning is not error:
                 raise meaning from error
             if isinstance(error, OSError):
-                return Retry(None, f"{self.table or self.path}: {reason_of(error)}")
+                # Files and directories are replaced by name; what Spark appends would be doubled.
+                reason = f"{self.table or self.path}: {reason_of(error)}"
+                return Retry(None, reason, may_double=self.at_least_once is not None)
             raise
         poisoned = [refused for rows in self._written.values() for refused in rows]
         self._written = {}

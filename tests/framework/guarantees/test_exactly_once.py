@@ -23,6 +23,7 @@ from kmr.kafka.kafka_consumer import KafkaConsumer
 from kmr.mapping.functions import map_record
 from kmr.record import Record, TopicPartition
 from kmr.reducers.aggregate import Aggregate
+from kmr.reducers.reducer import Retry
 from kmr.settings import Settings
 from kmr.sinks import ClickHouseWriter
 from kmr.strategy import Strategy
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
     from kmr.broker import Broker
+    from kmr.reducers.reducer import FlushResult
     from tests.framework.conftest import Produce
 
 T0 = TopicPartition("t", 0)
@@ -432,6 +434,43 @@ async def test_at_most_once_never_repeats_a_write_that_failed(
     async with working(strategy, settings_of(broker)):
         await errors.until(lambda errors: errors.count == 4)
     assert journal.attempts == 1
+
+
+async def test_at_most_once_never_repeats_a_write_that_may_have_happened(
+    broker: Broker, produce: Produce
+) -> None:
+    """The sink writes, and then it does not know."""
+    await produce("t", [b"row"] * 4)
+    journal, errors = Journal(), Journal()
+
+    class Doubtful(MemoryWriter):
+        async def flush(self) -> FlushResult:
+            await super().flush()
+            return Retry(0.0, "the answer was lost")
+
+    strategy = Strategy(
+        locate,
+        [Doubtful(journal, max_rows=4)],
+        reduce_err=MemoryWriter(errors, max_rows=4),
+        delivery="at-most-once",
+    )
+    async with working(strategy, settings_of(broker)):
+        await errors.until(lambda errors: errors.count == 4)
+    assert [row["offset"] for row in journal.rows()] == [0, 1, 2, 3]
+    reasons = {row["reason"] for row in errors.rows()}
+    assert reasons == {"these rows may have been written: the answer was lost"}
+
+
+async def test_at_most_once_tries_again_what_was_certainly_not_written(
+    broker: Broker, produce: Produce
+) -> None:
+    await produce("t", [b"row"] * 4)
+    journal = Journal()
+    journal.outcomes.extend([Retry(0.0, "busy", may_double=False)] * 2)
+    strategy = Strategy(locate, [MemoryWriter(journal, max_rows=4)], delivery="at-most-once")
+    async with working(strategy, settings_of(broker)):
+        await journal.until(lambda journal: journal.count == 4)
+    assert journal.attempts == 3
 
 
 def test_a_sink_that_cannot_recognise_repetitions_is_refused_for_exactly_once() -> None:

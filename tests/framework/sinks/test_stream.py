@@ -96,7 +96,9 @@ async def test_a_file_that_cannot_be_written_is_refused_at_start(tmp_path: Path)
 def test_a_full_disk_is_retried() -> None:
     writer = StreamWriter("/dev/full")
     writer.add(rows_of(a=[1]))
-    assert writer.flush() == Retry(None, "cannot write to /dev/full: No space left on device")
+    assert writer.flush() == Retry(
+        None, "cannot write to /dev/full: No space left on device", may_double=False
+    )
 
 
 def test_a_write_that_stops_half_way_leaves_no_torn_line(tmp_path: Path) -> None:
@@ -110,7 +112,7 @@ def test_a_write_that_stops_half_way_leaves_no_torn_line(tmp_path: Path) -> None
         result = writer.flush()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert result == Retry(None, f"cannot write to {path}: File too large")
+    assert result == Retry(None, f"cannot write to {path}: File too large", may_double=False)
     assert path.read_text() == "before\n"
     assert writer.flush() == Flushed()
     assert len(path.read_text().splitlines()) == 101

@@ -71,6 +71,18 @@ def test_without_a_code_the_type_of_the_error_decides(error: Exception, kind: st
     assert classify(error).kind == kind
 
 
+def test_only_a_server_that_never_got_the_request_has_refused_it() -> None:
+    unreachable = OperationalError("Network Error")
+    unreachable.__cause__ = ConnectionRefusedError(111, "Connection refused")
+    lost = OperationalError("Network Error")
+    lost.__cause__ = ConnectionResetError(104, "Connection reset by peer")
+    view = "Code: 242. DB::Exception: Table is read only: while pushing to view v"
+    assert classify(unreachable).refused
+    assert not classify(lost).refused
+    assert classify(Exception("Code: 202. DB::Exception: too many queries")).refused
+    assert not classify(Exception(view)).refused
+
+
 def test_the_reason_of_a_network_error_is_that_of_the_operating_system() -> None:
     wrapped = OperationalError("Network Error: Cannot connect to host 127.0.0.1:1 ...")
     wrapped.__cause__ = ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)")

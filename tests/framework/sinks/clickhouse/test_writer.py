@@ -138,6 +138,26 @@ async def test_a_request_that_hangs_ends_in_a_retry(
     assert written(client, table) == [0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("window", "fault", "doubles"),
+    [(0, "lose", True), (0, 241, True), (0, 252, False), (10_000, "lose", False)],
+)
+async def test_a_retry_says_whether_the_table_may_get_its_rows_twice(
+    create_table: CreateTable,
+    open_writer: OpenWriter,
+    proxy: Proxy,
+    window: int,
+    fault: str | int,
+    *,
+    doubles: bool,
+) -> None:
+    writer = await open_writer(create_table(OFFSETS, window=window), url=proxy.url)
+    proxy.faults = [fault]
+    result = await flush(writer, rows(0, 3))
+    assert isinstance(result, Retry)
+    assert result.may_double is doubles
+
+
 @pytest.mark.parametrize("code", [252, 241, 242, 159, 202, 745])
 async def test_a_server_at_its_limit_is_tried_again_later(
     create_table: CreateTable, open_writer: OpenWriter, proxy: Proxy, code: int

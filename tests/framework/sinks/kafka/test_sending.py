@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import anyio
+import numpy as np
 import pytest
+from aiokafka import errors
 
 from kmr.broker import Broker, BrokerSettings
 from kmr.reducers.reducer import Retry
+from kmr.sinks.kafka.row_messages import Messages
+from kmr.sinks.kafka.sending import ProducerLost, SendState
 from kmr.sinks.kafka.writer import KafkaWriter
 
 from .topics import TOPIC, consumed, context, create, delete, flushed, opened, rows_of
@@ -78,6 +83,7 @@ async def test_while_the_broker_is_down_a_flush_is_retried_and_doubles_nothing(
         for _ in range(2):
             result = await writer.flush()
             assert isinstance(result, Retry)
+            assert not result.may_double, "the messages in flight are awaited, not sent again"
             assert "topic out: no acknowledgement from the brokers in 0.3 s" in result.reason
         again = BrokerSettings(data_dir=tmp_path / "broker", port=port)
         async with Broker(again) as second:
@@ -121,3 +127,60 @@ async def test_a_topic_that_is_recreated_under_the_producer_loses_nothing(broker
             while isinstance(await writer.flush(), Retry):
                 pass
     assert [record.value for record in await consumed(broker)] == [b"new"]
+
+
+class Answers:
+    """A producer that answers each record batch with the next error, None for an acknowledgement."""
+
+    def __init__(self, *errors: Exception | None) -> None:
+        self.errors = list(errors)
+
+    def create_batch(self) -> Any:
+        return Mock(append=Mock(return_value=1))
+
+    async def send_batch(self, *_: object, **__: object) -> asyncio.Future[None]:
+        future = asyncio.get_running_loop().create_future()
+        error = self.errors.pop(0)
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+        return future
+
+
+def sending(partitions: list[int]) -> SendState:
+    count = len(partitions)
+    messages = Messages([None] * count, [b"v"] * count, [[]] * count, [None] * count)
+    return SendState("t", messages, np.array(partitions, dtype=np.int64))
+
+
+@pytest.mark.parametrize(
+    ("error", "doubles"),
+    [(errors.RequestTimedOutError(), True), (errors.NotEnoughReplicasError(), False)],
+)
+async def test_a_retry_says_whether_messages_may_be_written_twice(
+    error: Exception, *, doubles: bool
+) -> None:
+    producer: Any = Answers(error)
+    result = await sending([0]).attempt(producer, 1.0, idempotent=True)
+    assert isinstance(result, Retry)
+    assert result.may_double is doubles
+
+
+async def test_a_new_producer_sends_nothing_again_that_its_predecessor_has_in_flight() -> None:
+    """A message that is too large needs a new producer: the other partitions are awaited first."""
+    producer: Any = Answers(errors.MessageSizeTooLargeError(), None)
+    state = sending([0, 1])
+    with pytest.raises(ProducerLost) as caught:
+        await state.attempt(producer, 1.0, idempotent=True)
+    assert not caught.value.may_double
+    assert state.refused == [0]
+    assert await state.attempt(producer, 1.0, idempotent=True) is None
+    assert producer.errors == []
+
+
+async def test_a_producer_that_is_fenced_may_have_written_its_messages() -> None:
+    producer: Any = Answers(errors.OutOfOrderSequenceNumber())
+    with pytest.raises(ProducerLost) as caught:
+        await sending([0]).attempt(producer, 1.0, idempotent=True)
+    assert caught.value.may_double

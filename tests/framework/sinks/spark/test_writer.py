@@ -117,6 +117,7 @@ async def test_after_a_disk_error_only_the_missing_parts_are_written(
     result = writer.flush()
     assert isinstance(result, Retry)
     assert "No space left" in result.reason
+    assert not result.may_double
     assert len(names_in(tmp_path)) == 1, "the hidden file is removed"
     assert isinstance(writer.flush(), Flushed)
     assert [name.rpartition("/")[2][:6] for name in renamed] == ["g~t~0~", "g~t~1~", "g~t~1~"]
