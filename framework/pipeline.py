@@ -17,7 +17,7 @@ from .map import MapStage
 from .mapping.executor import Executor
 from .record import ReplayEnd, Rows
 from .reduce import ReduceStage, SharedParts
-from .strategy import ERROR_STAGE
+from .strategy import ERROR_DELIVERY, ERROR_STAGE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -110,6 +110,13 @@ class Pipeline:
         await self._lanes.open(context)
         if self._error_stage is not None:
             await self._error_stage.open(replace(context, stage=ERROR_STAGE))
+            if self._lanes.delivery != ERROR_DELIVERY:
+                _log.info(
+                    "failed records have another guarantee than the others",
+                    stage=ERROR_STAGE,
+                    delivery=ERROR_DELIVERY,
+                    others=self._lanes.delivery,
+                )
 
     async def close(self) -> None:
         """Disconnect all reducers, also after a failure."""

@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
     from .mapping.functions import MapSpec
 
-__all__ = ["ERROR_STAGE", "MAP_STAGE", "ErrorLimit", "OnLimit", "Strategy"]
+__all__ = ["ERROR_DELIVERY", "ERROR_STAGE", "MAP_STAGE", "ErrorLimit", "OnLimit", "Strategy"]
 
 MAP_STAGE: Final = "map"
 ERROR_STAGE: Final = "reduce-err"
+ERROR_DELIVERY: Final[Delivery] = "at-least-once"
+"""The worker's guarantee for failed records. Those of several partitions are flushed together, as they come:
+there is no range to announce, so a crash before the commit writes them to `reduce_err` again."""
 
 OnLimit = Literal["stop", "pause", "drop"]
 
@@ -62,7 +65,8 @@ class Strategy:
         reduce: reducers in a chain; the output of each flush is the input of the next reducer.
         reduce_err: the reducer for failed records. Its rows have the columns of the original records
             plus `reason` (string), `stage` (string) and `attempt` (int32). Without it, the first record
-            that fails stops the worker.
+            that fails stops the worker. The worker writes failed records at least once, whatever
+            `delivery` is: after a crash they may be written there again.
         err_limit: the acceptable number of failed records; None is any number.
         delivery: the guarantee for each record. None: that of the last reducer, which is `exactly-once`
             for ClickHouse and `at-least-once` for the others. `at-most-once` commits before it writes:

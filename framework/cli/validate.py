@@ -12,7 +12,7 @@ import msgspec
 from cyclopts import Parameter
 
 from ..config.schema import BYTES, show_quantity
-from ..strategy import ERROR_STAGE
+from ..strategy import ERROR_DELIVERY, ERROR_STAGE
 from .output import plain_console, print_json
 from .strategies import load_strategy
 
@@ -30,7 +30,7 @@ _DELIVERY = {
         "            with a token, and after a crash read and written again as it was announced.",
         "            So map and reducers must make the same rows of the same records: no clock, no random",
         "            numbers, no state that outlives reset(). A stage that flushes by age is replayed by",
-        "            range. The limits above hold for each partition. reduce_err: at least once.",
+        "            range. The limits above hold for each partition.",
     ),
     "at-least-once": (
         "delivery    at least once: records that were written but not committed when a worker is killed are",
@@ -41,6 +41,9 @@ _DELIVERY = {
         "            sink loses them. The limits above hold for each partition.",
     ),
 }
+
+
+_ERRORS = "            at least once: after a crash, failed records may be written there again"
 
 
 def validate(
@@ -104,7 +107,7 @@ def _lines(outline: Outline) -> list[str]:
         *([f"            columns: {columns}"] if mapped.per == "record" else []),
         *(line for reducer in outline.reduce for line in _stage(reducer)),
         *(
-            _stage(outline.reduce_err)
+            [*_stage(outline.reduce_err), _ERRORS]
             if outline.reduce_err is not None
             else ["reduce-err  none: the first record that fails stops the worker"]
         ),
@@ -171,6 +174,7 @@ class Outline(msgspec.Struct, frozen=True):
     Attributes:
         reduce_err: None: the first failed record stops the worker.
         delivery: the delivery guarantee.
+        err_delivery: that of failed records in the worker; None without `reduce_err`.
         err_limit: the accepted number of failed records, in words; None: any number.
         pickled_bytes: size of the strategy when it is sent to another process.
     """
@@ -180,6 +184,7 @@ class Outline(msgspec.Struct, frozen=True):
     reduce: tuple[ReducerOutline, ...]
     reduce_err: ReducerOutline | None
     delivery: str
+    err_delivery: str | None
     err_limit: str | None
     pickled_bytes: int
 
@@ -204,6 +209,7 @@ def outline_of(path: str, strategy: Strategy) -> Outline:
         if strategy.reduce_err is None
         else _reducer(ERROR_STAGE, strategy.reduce_err),
         delivery=strategy.requested_delivery,
+        err_delivery=None if strategy.reduce_err is None else ERROR_DELIVERY,
         err_limit=None
         if limit is None
         else f"{limit.records:,} records in {limit.per:g} s, then {limit.on_limit}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
@@ -12,6 +13,7 @@ from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
 from .workers import P0, P1, committed, locate, put, running, written
 
 if TYPE_CHECKING:
+    from kmr.reducers.reducer import Delivery
     from kmr.testing import VirtualClock
 
 
@@ -54,3 +56,16 @@ async def test_a_batch_larger_than_the_whole_budget_passes_alone(clock: VirtualC
         await consumer.rebalance([P0])
         await journal.until(lambda j: sum(t.num_rows for t in j.written) == 10)
     assert written(journal, 0) == list(range(11))
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
+async def test_the_start_says_where_failed_records_have_another_guarantee(
+    clock: VirtualClock, delivery: Delivery
+) -> None:
+    errors, consumer = MemoryWriter(Journal()), MemoryConsumer()
+    strategy = Strategy(locate, [MemoryWriter(Journal())], reduce_err=errors, delivery=delivery)
+    with capture_logs() as logs:
+        async with running(strategy, consumer):
+            await consumer.rebalance([P0])
+    said = [log["delivery"] for log in logs if log.get("stage") == "reduce-err"]
+    assert said == ([] if delivery == "at-least-once" else ["at-least-once"])

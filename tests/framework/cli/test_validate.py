@@ -28,6 +28,7 @@ def test_a_valid_strategy_is_printed_stage_by_stage(kmr: Callable[..., Any], fol
         "reduce-err  StreamWriter",
         "            flushes at 1 s",
         "            when full: flush, on shutdown: flush, on error: retry",
+        "            at least once: after a crash, failed records may be written there again",
         "            at most 100 records in 60 s, then stop",
         "",
         "delivery    at least once: records that were written but not committed when a worker is killed are",
@@ -55,7 +56,7 @@ def test_validate_prints_json_for_programs(kmr: Callable[..., Any], folder: Path
     }
     assert [stage["reducer"] for stage in outline["reduce"]] == ["Batcher", "Collect"]
     assert outline["reduce_err"]["max_age"] == 1.0
-    assert outline["delivery"] == "at-least-once"
+    assert outline["delivery"] == outline["err_delivery"] == "at-least-once"
 
 
 def test_a_part_that_cannot_be_pickled_is_named(kmr: Callable[..., Any], folder: Path) -> None:
