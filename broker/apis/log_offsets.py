@@ -174,18 +174,25 @@ _TO_HIGH_WATERMARK = -1
 
 
 @api(DeleteRecordsRequest, access=Access(each=("topics", Operation.DELETE, Resource.TOPIC)))
-def _delete_records(
+async def _delete_records(
     context: RequestContext, request: DeleteRecordsRequest
 ) -> DeleteRecordsResponse:
+    results = {
+        (topic.name, each.partition_index): await _delete_below(context, topic.name, each)
+        for topic in request.topics
+        for each in topic.partitions
+    }
     return DeleteRecordsResponse(
         throttle_time=NO_THROTTLE,
         topics=answer_partitions(
-            DeleteRecordsTopicResult, request.topics, partial(_delete_below, context)
+            DeleteRecordsTopicResult,
+            request.topics,
+            lambda topic, wanted: results[topic, wanted.partition_index],
         ),
     )
 
 
-def _delete_below(
+async def _delete_below(
     context: RequestContext, topic: str, wanted: DeleteRecordsPartition
 ) -> DeleteRecordsPartitionResult:
     """Durable before the response: a restart does not bring the records back."""
@@ -204,7 +211,7 @@ def _delete_below(
         try:
             if not 0 <= offset <= end:
                 raise OffsetOutOfRange(offset, log.log_start_offset, end)
-            log.truncate_start(offset)
+            await context.services.topics.clean(partition, log.truncating(offset))
             low_watermark = log.log_start_offset
         except OffsetOutOfRange:
             error = ErrorCode.offset_out_of_range

@@ -12,6 +12,7 @@ import anyio
 import anyio.to_thread
 import structlog
 
+from ..log.disk_work import do_in_thread
 from ..log.partition import PartitionLog
 from ..log.producers import ProducerIdentity, build_marker, read_marker
 from ..log.records import NO_PRODUCER_ID, build_batch, parse_header, read_records
@@ -259,7 +260,7 @@ class StateLog:
         if self.should_rewrite:
             start = self._rewrite(append_live)
             await self._sync()
-            self.log.truncate_start(start)
+            await do_in_thread(self.log.truncating(start))
 
     def now_ms(self) -> int:
         """Milliseconds since the epoch."""

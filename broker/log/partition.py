@@ -9,22 +9,25 @@ from __future__ import annotations
 import shutil
 import time
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from .appender import Appender
+from .disk_work import do_now
 from .durability import Durability
 from .durable_files import DELETED, UNSYNCED_FILE
 from .recovery import recover
 from .results import LogFailed, OffsetOutOfRange, ReadResult
 from .segments import Segments
-from .swap import commit_swap, discard_swap
+from .swap import commit_swap, discard_swap, finish_swap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from .compaction import Rewritten
+    from .disk_work import DiskWork
     from .durability import Syncs
     from .log_config import LogConfig
     from .producers import ProducerStates
@@ -60,7 +63,8 @@ class PartitionLog:
     """The log of one partition; made by `open`.
 
     Offsets are contiguous from `log_start_offset` (inclusive) to `next_offset` (exclusive). Call all
-    methods in one thread, the event loop's, except `fsync` and `checkpoint`.
+    methods in one thread, the event loop's, except `fsync` and `checkpoint`. `truncating`, `retaining` and
+    `replacing` are for `do_in_thread`: one of them at a time, and not during `close` and `delete`.
 
     Attributes:
         directory: the directory of its files.
@@ -295,7 +299,7 @@ class PartitionLog:
     # -- delete ------------------------------------------------------------------------------------
 
     def truncate_start(self, offset: int) -> None:
-        """Delete the records below `offset` for good (DeleteRecords).
+        """Delete the records below `offset` for good (DeleteRecords); blocks while the disk works.
 
         No effect at or below the log start.
 
@@ -303,6 +307,10 @@ class PartitionLog:
             OffsetOutOfRange: `offset` is beyond the log end.
             LogFailed: the disk failed.
         """
+        do_now(self.truncating(offset))
+
+    def truncating(self, offset: int) -> DiskWork[None]:
+        """Do the same as `truncate_start`, in steps."""
         self._appender.write_pending()
         self._appender.check_writable()
         start, end = self._segments.log_start_offset, self._appender.next_offset
@@ -312,21 +320,26 @@ class PartitionLog:
             return
         if offset == end:
             self._appender.roll()
-        if not self._save_log_start(offset):
-            self._delete_below(offset)  # makes room on a full disk
+        if not (yield from self._saving_log_start(offset)):
+            yield from self._deleting_below(offset)  # makes room on a full disk
             try:
-                self._durability.save_log_start(offset)
+                yield partial(self._durability.save_log_start, offset)
             except OSError as error:
                 message = f"{self.directory}: the checkpoint cannot be saved: {error}"
                 raise LogFailed(message) from error
         self._move_log_start(offset)
-        self._delete_below(offset)
+        yield from self._deleting_below(offset)
 
     def apply_retention(self, now_ms: int) -> list[DeletedSegment]:
         """Delete whole segments, oldest first, by age and bytes; forget idle producers.
 
-        The active segment is rolled if all of it is too old. Raises `LogFailed`, OSError.
+        The active segment is rolled if all of it is too old. Blocks while the disk works. Raises
+        `LogFailed`, OSError.
         """
+        return do_now(self.retaining(now_ms))
+
+    def retaining(self, now_ms: int) -> DiskWork[list[DeletedSegment]]:
+        """Do the same as `apply_retention`, in steps."""
         self._appender.write_pending()
         expiry_ms = self.config.producer_id_expiration_ms
         self._appender.producers.expire(now_ms, expiry_ms=expiry_ms)
@@ -335,26 +348,34 @@ class PartitionLog:
             return []
         if count == len(self._segments):
             self._appender.roll()
-        deleted = self._delete_segments(count)
+        deleted = yield from self._deleting_segments(count)
         self.retained = self.retained.and_one(sum(each.size_bytes for each in deleted))
         return deleted
 
     def replace_segments(self, rewritten: Rewritten) -> bool:
         """Replace segments by their compacted form; return False if retention has deleted one of them.
 
-        Call `checkpoint` after they were closed and before this. Raises `LogFailed`, OSError.
+        Call `checkpoint` after they were closed and before this. Blocks while the disk works. Raises
+        `LogFailed`, OSError.
         """
+        return do_now(self.replacing(rewritten))
+
+    def replacing(self, rewritten: Rewritten) -> DiskWork[bool]:
+        """Do the same as `replace_segments`, in steps."""
         group, directory = rewritten.group, self.directory
+        base_offset, end_offset = group[0].base_offset, group[-1].end_offset
         paths = {each.path for each in group}
         old = [each for each in self._segments if each.path in paths]
         if self._appender.closed or len(old) < len(group):
-            discard_swap(directory, group[0].base_offset)
+            yield partial(discard_swap, directory, base_offset)
             return False
-        commit_swap(directory, group[0].base_offset, group[-1].end_offset)
+        yield partial(commit_swap, directory, base_offset, end_offset)
         for segment in old:
             self._durability.forget(segment)
         try:
-            self._segments.swap(old, rewritten, self.config.index_interval_bytes)
+            new = self._segments.swap(old, rewritten, self.config.index_interval_bytes)
+            yield partial(finish_swap, directory, base_offset, end_offset)
+            self._segments.finish_swap(new)
         except OSError as error:
             self._appender.broken = f"{directory}: broken until a restart: {error}"
             raise LogFailed(self._appender.broken) from error
@@ -374,7 +395,7 @@ class PartitionLog:
             count += 1
         return count
 
-    def _delete_segments(self, count: int) -> list[DeletedSegment]:
+    def _deleting_segments(self, count: int) -> DiskWork[list[DeletedSegment]]:
         """Delete the oldest segments.
 
         Save the new log start first: recovery would otherwise report the missing segments as damage. If
@@ -382,31 +403,33 @@ class PartitionLog:
         """
         start = next(islice(self._segments, count, None)).base_offset
         start = max(start, self._segments.log_start_offset)
-        saved = self._save_log_start(start)
-        deleted = [self._delete_oldest() for _ in range(count)]
+        saved = yield from self._saving_log_start(start)
+        deleted: list[DeletedSegment] = []
+        while len(deleted) < count:
+            deleted += [(yield from self._deleting_oldest())]
         if not saved:
-            self._save_log_start(start)
+            yield from self._saving_log_start(start)
         return deleted
 
-    def _delete_below(self, offset: int) -> None:
+    def _deleting_below(self, offset: int) -> DiskWork[None]:
         while (end := self._segments.oldest.end_offset) is not None and end <= offset:
-            self._delete_oldest()
+            yield from self._deleting_oldest()
 
-    def _delete_oldest(self) -> DeletedSegment:
+    def _deleting_oldest(self) -> DiskWork[DeletedSegment]:
         segment = self._segments.remove_oldest()
         self._durability.forget(segment)
-        segment.delete()
         start = self._segments.oldest.base_offset
         self._move_log_start(max(self._segments.log_start_offset, start))
+        yield segment.delete
         return DeletedSegment(segment.base_offset, start, segment.size)
 
     def _move_log_start(self, offset: int) -> None:
         self._segments.log_start_offset = offset
         self._appender.producers.aborted.forget_below(offset)
 
-    def _save_log_start(self, offset: int) -> bool:
+    def _saving_log_start(self, offset: int) -> DiskWork[bool]:
         try:
-            self._durability.save_log_start(offset)
+            yield partial(self._durability.save_log_start, offset)
         except OSError:
             return False
         return True

@@ -251,6 +251,10 @@ class Segment:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         return self._descriptor
 
+    def open(self) -> None:
+        """Open the file now, under the name that it has now."""
+        self._descriptor = self.descriptor
+
     def add_to_index(self, header: BatchHeader, offset: int, position: int, timestamp: int) -> None:
         """Index a batch by its offset, position and timestamp in the file."""
         if header.is_control:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from .records import HEADER_BYTES, parse_header
 from .results import OffsetOutOfRange, Span
-from .segment import Segment
-from .swap import finish_swap
+from .segment import Segment, segment_path
+from .swap import swap_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +43,7 @@ class Segments:
         self._segments = recovered.segments
         self._must_stay_open = must_stay_open
         self._open_old: list[Segment] = []
+        self._swapping: Segment | None = None  # its file has no final name yet
         for segment, following in itertools.pairwise(self._segments):
             segment.end_offset = following.base_offset
             segment.release()
@@ -118,23 +119,34 @@ class Segments:
             self._open_old.remove(segment)
         return segment
 
-    def swap(self, old: Sequence[Segment], new: Rewritten, index_interval_bytes: int) -> None:
-        """Replace neighbours, none of them active, by their compacted form; see `finish_swap`.
+    def swap(self, old: Sequence[Segment], new: Rewritten, index_interval_bytes: int) -> Segment:
+        """Read the committed swap file in place of neighbours, none of them active; return its segment.
 
-        Raises OSError: then it is unknown which of the files exist, until the log is opened again.
+        Its file stays open until `finish_swap`, because its name changes. Raises OSError.
         """
         base_offset, end_offset = old[0].base_offset, new.group[-1].end_offset
-        for segment in old:
-            segment.release()
-        path = finish_swap(self.directory, base_offset, end_offset)
+        path = swap_path(self.directory, base_offset, end_offset)
         segment = Segment(path, base_offset, new.size, index_interval_bytes)
         segment.end_offset = end_offset
         segment.begin_index(new.index)
+        segment.open()
+        for each in old:
+            each.release()
         at = self._segments.index(old[0])
         self._segments[at : at + len(old)] = [segment]
         self._open_old = [each for each in self._open_old if each not in old]
-        with contextlib.suppress(OSError):  # the index is rebuilt when it is next needed
-            segment.save_index(end_offset)
+        self._swapping = segment
+        return segment
+
+    def finish_swap(self, segment: Segment) -> None:
+        """Note that the file of a segment from `swap` has its final name."""
+        self._swapping = None
+        segment.path = segment_path(self.directory, segment.base_offset)
+        end_offset = segment.end_offset
+        if end_offset is not None:
+            with contextlib.suppress(OSError):  # the index is rebuilt when it is next needed
+                segment.save_index(end_offset)
+        self._use(segment)
 
     def release(self) -> None:
         """Close all files."""
@@ -163,7 +175,7 @@ class Segments:
         for old in list(self._open_old):
             if len(self._open_old) <= _MAX_OPEN_OLD:
                 break
-            if old is not but and not self._must_stay_open(old):
+            if old is not but and old is not self._swapping and not self._must_stay_open(old):
                 old.release()
                 self._open_old.remove(old)
 

@@ -26,6 +26,7 @@ __all__ = [
     "finish_swap",
     "finish_swaps",
     "swap_bounds",
+    "swap_path",
     "swap_source",
 ]
 
@@ -46,7 +47,7 @@ def discard_swap(directory: Path, base_offset: int) -> None:
 
 def commit_swap(directory: Path, base_offset: int, end_offset: int) -> None:
     """Do step 2 for a synced `swap_source`. Raises OSError: then nothing has changed."""
-    swap = _swap_path(directory, base_offset, end_offset)
+    swap = swap_path(directory, base_offset, end_offset)
     try:
         swap_source(directory, base_offset).rename(swap)
         sync_directory(directory)
@@ -65,7 +66,7 @@ def finish_swap(directory: Path, base_offset: int, end_offset: int) -> Path:
         if base_offset <= int(path.stem) < end_offset and path != final:
             path.unlink(missing_ok=True)
     sync_directory(directory)  # an old segment must not come back beside its replacement
-    _swap_path(directory, base_offset, end_offset).rename(final)
+    swap_path(directory, base_offset, end_offset).rename(final)
     sync_directory(directory)
     return final
 
@@ -105,5 +106,6 @@ def _is_intact(path: Path, base_offset: int, end_offset: int) -> bool:
     return True
 
 
-def _swap_path(directory: Path, base_offset: int, end_offset: int) -> Path:
+def swap_path(directory: Path, base_offset: int, end_offset: int) -> Path:
+    """Return the file of step 2."""
     return directory / f"{base_offset:020d}-{end_offset:020d}{LOG_SUFFIX}{SWAP}"

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
-import anyio.lowlevel
 import structlog
 from anyio import to_thread
 
@@ -117,9 +116,10 @@ async def retain(topics: Topics, *, now_ms: int) -> None:
         if partition.closed:
             continue
         try:
-            deleted = partition.log.apply_retention(now_ms)
+            deleted = await topics.clean(partition, partition.log.retaining(now_ms))
         except (LogError, OSError) as error:
-            _log_failure("old segments could not be deleted", partition, error)
+            if not partition.closed:
+                _log_failure("old segments could not be deleted", partition, error)
             continue
         if deleted:
             logger.info(
@@ -130,7 +130,6 @@ async def retain(topics: Topics, *, now_ms: int) -> None:
                 next_offset=deleted[-1].next_offset,
                 bytes=sum(segment.size_bytes for segment in deleted),
             )
-        await anyio.lowlevel.checkpoint()  # let requests run between two partitions
 
 
 async def compact(
@@ -159,7 +158,7 @@ async def compact(
 
     compaction = Compaction(plan, stopped=stopped)
     try:
-        done = await _run(partition, plan, compaction, now_ms=now_ms)
+        done = await _run(partition, topics, plan, compaction, now_ms=now_ms)
     except Stopped:
         return False
     except (LogError, OSError):
@@ -177,7 +176,9 @@ async def compact(
     return done
 
 
-async def _run(partition: Partition, plan: Plan, compaction: Compaction, *, now_ms: int) -> bool:
+async def _run(
+    partition: Partition, topics: Topics, plan: Plan, compaction: Compaction, *, now_ms: int
+) -> bool:
     log = partition.log
     # A record may go only when the later one of its key is on disk.
     await to_thread.run_sync(log.checkpoint)
@@ -186,7 +187,7 @@ async def _run(partition: Partition, plan: Plan, compaction: Compaction, *, now_
         rewritten = await to_thread.run_sync(compaction.rewrite, group)
         if partition.closed:
             raise Stopped
-        if rewritten is not None and not log.replace_segments(rewritten):
+        if rewritten is not None and not await topics.clean(partition, log.replacing(rewritten)):
             return False  # retention has deleted a segment meanwhile
     state = plan.state.after_pass(compaction.clean_to, compaction.tombstones, now_ms)
     await to_thread.run_sync(partial(state.save, plan.directory))

@@ -21,10 +21,11 @@ from anyio import Lock, to_thread
 from kio.schema.errors import ErrorCode
 
 from ..errors import BrokerError, RequestError
+from ..log.disk_work import do_in_thread
 from ..log.durable_files import Checked, make_directory, read_checked, sync_directory, write_checked
 from ..log.partition import PartitionLog
 from ..log.recovery import report_recovery
-from ..log.results import LogError
+from ..log.results import LogError, LogFailed
 from .topic import Partition, Topic, check_collision, check_topic_name
 from .topic_config import Defaults, log_config
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from ..log.disk_work import DiskWork
     from ..log.log_config import LogConfig
     from ..settings import BrokerSettings
 
@@ -261,6 +263,13 @@ class Topics:
         await to_thread.run_sync(self._store.remove, name, logs)
         await self.after_deletion(name)
         logger.info("topic deleted", topic=name)
+
+    @_one_at_a_time
+    async def clean(self, partition: Partition, work: DiskWork[T]) -> T:
+        """Make a log smaller: `work` is one of its changes in steps. Raises LogFailed, and its errors."""
+        if partition.closed:
+            raise LogFailed("the topic was deleted")
+        return await do_in_thread(work)
 
     def _changeable(self, name: str) -> Topic:
         topic = self.get(name)

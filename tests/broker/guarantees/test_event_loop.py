@@ -17,7 +17,7 @@ Connect = Callable[[Broker], Awaitable[Any]]
 Batch = Callable[..., bytes]
 
 pytestmark = pytest.mark.loop_guard
-INIT_PRODUCER_ID = 22
+PRODUCE, DELETE_RECORDS, INIT_PRODUCER_ID = 0, 21, 22
 
 
 def test_the_guard_sees_a_sync_and_a_long_step_of_a_broker_only(tmp_path: Path) -> None:
@@ -63,3 +63,21 @@ async def test_producer_ids_are_reserved_elsewhere(
         transaction_timeout=timedelta(minutes=1),
     )
     assert answer.producer_id == 0
+
+
+async def test_a_log_that_shrinks_is_synced_elsewhere(
+    broker: Broker, connect: Connect, batch: Batch
+) -> None:
+    topic = await broker.topics.create("t", 1)
+    log = topic.partitions[0].log
+    client = await connect(broker)
+    produced = {"index": 0, "records": batch(b"x")}
+    for _ in range(2):
+        await client.call(
+            PRODUCE, 8, acks=-1, topic_data=[{"name": "t", "partition_data": [produced]}]
+        )
+        log.roll()
+    deleted = {"name": "t", "partitions": [{"partition_index": 0, "offset": 1}]}
+    answer = await client.call(DELETE_RECORDS, 2, topics=[deleted])
+    assert answer.topics[0].partitions[0].low_watermark == log.log_start_offset == 1
+    assert log.segment_count == 2

@@ -440,3 +440,25 @@ def test_nothing_of_an_open_transaction_is_compacted(open_log: Open) -> None:
     log.roll()
     compact(log)
     assert [offset for offset in pairs(log) if offset != 4] == [3]
+
+
+def test_a_log_is_read_and_written_during_a_swap(open_log: Open) -> None:
+    log = open_log(replace(CONFIG, segment_bytes=1))  # a segment of its own for each batch
+    for number in range(8):
+        put(log, ("a", f"{number}"))
+    plan = plan_compaction(log, NOW)
+    assert plan is not None
+    log.checkpoint()
+    compaction = Compaction(plan)
+    compaction.read_keys()
+    for group in plan.groups:
+        rewritten = compaction.rewrite(group)
+        for slow_part in log.replacing(rewritten) if rewritten else ():
+            put(log, ("a", "meanwhile"))
+            assert pairs(log)[log.next_offset - 1] == ("a", "meanwhile")
+            slow_part()
+            assert stored(log)
+    assert set(pairs(log)).isdisjoint(range(6))
+    expected = pairs(log)
+    log.close()
+    assert pairs(open_log(CONFIG)) == expected

@@ -21,6 +21,8 @@ from kmr.broker.topics.topic import Partition
 Start = Callable[..., Awaitable[Broker]]
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 Batch = Callable[..., bytes]
+
+pytestmark = pytest.mark.loop_guard
 LONG_AGO = 1_700_000_000_000
 NOW = LONG_AGO + 1_000_000_000
 
@@ -57,7 +59,7 @@ async def test_one_log_that_fails_does_not_keep_the_others_from_their_turn(
     def fail(_: int) -> None:
         raise LogFailed("the disk is gone")
 
-    monkeypatch.setattr(topic.partitions[0].log, "apply_retention", fail)
+    monkeypatch.setattr(topic.partitions[0].log, "retaining", fail)
     await retain(broker.topics, now_ms=NOW)
     assert topic.partitions[1].log.log_start_offset == 1
     assert "the disk is gone" in capsys.readouterr().out
