@@ -99,6 +99,8 @@ class Broker:
             executor = stack.enter_context(ThreadPoolExecutor(SYNC_THREADS, "fsync"))
 
             data = DataDirectory(settings.data_dir)
+            if users is not None:
+                users.secret = data.secret
             storage = Storage(data, settings)
             stack.push_async_callback(storage.close)
             await storage.open()

@@ -166,17 +166,21 @@ def _described(context: RequestContext, transactional_id: TransactionalId) -> De
         transaction_start_time=_time(transaction.started_ms),
         producer_id=ProducerId(transaction.producer.producer_id),
         producer_epoch=i16(transaction.producer.epoch),
-        topics=_by_topic(transaction.partitions),
+        topics=_by_topic(context, transaction.partitions),
     )
 
 
-def _by_topic(partitions: Iterable[TopicPartition]) -> tuple[TopicData, ...]:
+def _by_topic(
+    context: RequestContext, partitions: Iterable[TopicPartition]
+) -> tuple[TopicData, ...]:
+    """Return the partitions of the topics that the client may describe."""
     topics: defaultdict[str, list[i32]] = defaultdict(list)
     for topic, index in sorted(partitions):
         topics[topic].append(i32(index))
     return tuple(
         TopicData(topic=TopicName(topic), partitions=tuple(indexes))
         for topic, indexes in topics.items()
+        if context.allows(Operation.DESCRIBE, Resource.TOPIC, topic)
     )
 
 

@@ -126,7 +126,9 @@ class Users:
         """Raise BrokerError if the file cannot be read."""
         self._path = path
         self._file = WatchedFile(path, _FORMAT)
-        self._secret = secrets.token_bytes(32)
+        self.secret = secrets.token_bytes(32)
+        """Makes the salts of users that do not exist: a broker sets one that stays the same after a restart,
+        as the salts of users do."""
 
     @property
     def by_name(self) -> Mapping[str, User]:
@@ -148,8 +150,8 @@ class Users:
         credential = None if user is None else user.credentials.get(mechanism)
         if credential is not None:
             return credential
-        salt = hmac.digest(self._secret, f"{mechanism}:{name}".encode(), "sha256")[:24]
-        nothing = hashlib.sha512(self._secret + salt).digest()
+        salt = hmac.digest(self.secret, f"{mechanism}:{name}".encode(), "sha256")[:24]
+        nothing = hashlib.sha512(self.secret + salt).digest()
         return Credential(salt, DEFAULT_ITERATIONS, nothing, nothing)
 
     def check_password(self, name: str, password: str) -> bool:

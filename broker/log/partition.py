@@ -382,6 +382,10 @@ class PartitionLog:
         self.compacted = self.compacted.and_one(sum(each.size for each in old) - rewritten.size)
         return True
 
+    def has_deleted(self, offset: int) -> bool:
+        """Whether the segment that began with `offset` was deleted by retention or by request."""
+        return offset < self._segments.oldest.base_offset
+
     def _count_expired(self, now_ms: int) -> int:
         """Count the oldest segments that are too old or not needed to keep `retention_bytes`."""
         keep_ms, keep_bytes = self.config.retention_ms, self.config.retention_bytes

@@ -63,8 +63,8 @@ Codec = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 CODECS: Final[dict[Codec, int]] = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
 MAX_READ_RECORDS: Final = 500_000
-"""Limit of records in one batch that is read: a megabyte of zstd can hold thirty million. Clients send far
-fewer."""
+"""Limit of records in one batch that is read, and of those that a compressed one may claim: a megabyte of
+zstd can hold thirty million. Clients send far fewer."""
 MAX_UNCOMPRESSED_BYTES: Final = 256 * 1024 * 1024
 """Limit of a decompressed batch: a kilobyte of zstd can hold gigabytes."""
 
@@ -276,8 +276,11 @@ def _check_produced(header: BatchHeader) -> None:
     body_bytes = header.size - HEADER_BYTES
     if count < 1 or count != header.last_offset_delta + 1:
         reason = f"{count} records, but offsets 0 to {header.last_offset_delta}"
-    elif not header.compression and count * _MIN_RECORD_BYTES > body_bytes:
-        # Otherwise a batch of a few bytes could take up to 2**31 - 1 offsets.
+    elif count * _MIN_RECORD_BYTES > body_bytes and (
+        not header.compression or count > MAX_READ_RECORDS
+    ):
+        # Otherwise a batch of a few bytes could take up to 2**31 - 1 offsets. Compressed, a few bytes may
+        # really hold many records, and are not decompressed to count them.
         reason = f"{count} records cannot be in {body_bytes} bytes"
     elif header.is_control:
         reason = "control batches are written by brokers only"

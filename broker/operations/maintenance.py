@@ -162,7 +162,8 @@ async def compact(
     except Stopped:
         return False
     except (LogError, OSError):
-        if partition.closed:  # the topic was deleted, with its files
+        # A file is missing because the topic, or an old segment, was deleted.
+        if partition.closed or log.has_deleted(plan.segments[0].base_offset):
             return False
         raise
     if done:

@@ -4,6 +4,7 @@ lock          locked while a broker runs; contains its process id
 meta.json     format and cluster id, written at the first start
 clean         exists while no broker runs, if the last one has written and synced everything
 producer-ids  the end of the reserved ids for idempotent producers
+secret        random bytes, written at the first start, which only the owner of the file can read
 topics/       see `kmr.broker.topics.topics`
 """
 
@@ -14,6 +15,7 @@ import os
 import threading
 from base64 import urlsafe_b64encode
 from contextlib import contextmanager
+from secrets import token_bytes
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -41,6 +43,8 @@ __all__ = ["DataDirectory", "ProducerIds", "lock_out_brokers", "read_meta"]
 _FORMAT = 1
 _META = "meta.json"
 _LOCK = "lock"
+_SECRET = "secret"  # noqa: S105  the file's name
+_SECRET_BYTES: Final = 32
 _BLOCK: Final = 1000  # ids that one write reserves; a crash skips at most this many
 _NOT_OURS: Final = 2**62  # this broker never assigns ids from here on
 
@@ -51,7 +55,14 @@ class _Meta(Checked, frozen=True):
 
 
 class DataDirectory:
-    """The data directory of a running broker."""
+    """The data directory of a running broker.
+
+    Attributes:
+        path: the directory.
+        cluster_id: made at the first start.
+        secret: random bytes, made at the first start.
+        was_clean: whether the last broker has written and synced everything.
+    """
 
     def __init__(self, path: Path) -> None:
         """Create the directory if it is missing, lock it, and delete `clean`.
@@ -67,6 +78,7 @@ class DataDirectory:
         try:
             self._take_lock()
             self.cluster_id = self._read_or_make_meta().cluster_id
+            self.secret = self._read_or_make_secret()
             self.was_clean = self._clean_mark.exists()
             self._clean_mark.unlink(missing_ok=True)
             sync_directory(path)
@@ -107,6 +119,12 @@ class DataDirectory:
             cluster_id = urlsafe_b64encode(uuid4().bytes).decode().rstrip("=")
             write_checked(self.path / _META, _Meta(format=_FORMAT, cluster_id=cluster_id))
         return read_meta(self.path)
+
+    def _read_or_make_secret(self) -> bytes:
+        path = self.path / _SECRET
+        if not path.exists():
+            replace_file(path, token_bytes(_SECRET_BYTES), mode=0o600)
+        return path.read_bytes()
 
 
 def read_meta(data_dir: Path) -> _Meta:

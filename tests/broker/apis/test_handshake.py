@@ -171,6 +171,28 @@ async def test_a_wrong_bare_token_closes_the_connection(guarded: Broker, connect
     assert await client.is_closed_by_broker()
 
 
+async def test_a_restart_does_not_tell_which_users_exist(
+    connect: Connect, users: Path, tmp_path: Path
+) -> None:
+    """The salt of a user stays the same, and so does that of a name without a user."""
+
+    async def first_answers() -> list[str]:
+        answers = []
+        settings = BrokerSettings(data_dir=tmp_path / "data", port=0, users_file=users)
+        async with Broker(settings) as broker:
+            for user in ("alice", "bob"):
+                client = await connect(broker)
+                await client.call(HANDSHAKE, 1, mechanism="SCRAM-SHA-256")
+                begin = f"n,,n={user},r=nonce".encode()
+                answer = await client.call(AUTHENTICATE, 2, auth_bytes=begin)
+                _, salt, _ = answer.auth_bytes.decode().split(",")
+                answers.append(salt)
+                await client.close()
+        return answers
+
+    assert await first_answers() == await first_answers()
+
+
 async def test_requests_are_small_until_the_client_has_authenticated(
     guarded: Broker, connect: Connect
 ) -> None:

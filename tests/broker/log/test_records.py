@@ -1,3 +1,4 @@
+import random
 import struct
 
 import cramjam
@@ -26,6 +27,7 @@ from kmr.broker.log.records import (
     build_batch,
     check_batch,
     decompress,
+    encode_batch,
     parse_header,
     read_records,
     split_batches,
@@ -134,6 +136,26 @@ def test_a_batch_of_absurdly_many_records_is_not_read() -> None:
     bomb = msgspec.structs.replace(header, record_count=MAX_READ_RECORDS + 1)
     with pytest.raises(CorruptBatch, match=f"cannot be read: {MAX_READ_RECORDS + 1} records"):
         read_records(b"", bomb)
+
+
+@pytest.mark.parametrize("codec", list(CODECS))
+def test_a_batch_cannot_claim_more_records_than_it_may_have(codec: Codec) -> None:
+    """Each claimed record takes an offset."""
+    header = parse_header(build_batch([NewRecord(None, bytes(1000))], codec=codec))
+
+    def claim(count: int, body: bytes) -> bytearray:
+        claimed = msgspec.structs.replace(header, record_count=count, last_offset_delta=count - 1)
+        return encode_batch(claimed, body)
+
+    with pytest.raises(InvalidBatch, match=f"{2**31 - 1} records cannot be in"):
+        split_batches(claim(2**31 - 1, TEXT))
+    with pytest.raises(InvalidBatch, match=f"{MAX_READ_RECORDS + 1} records cannot be in"):
+        split_batches(claim(MAX_READ_RECORDS + 1, TEXT))
+    noise = random.Random(0).randbytes(7 * (MAX_READ_RECORDS + 1))
+    (many,) = split_batches(claim(MAX_READ_RECORDS + 1, noise))  # each with seven bytes
+    assert many.record_count == MAX_READ_RECORDS + 1
+    if codec != "none":
+        assert split_batches(claim(MAX_READ_RECORDS, TEXT))[0].record_count == MAX_READ_RECORDS
 
 
 @pytest.mark.parametrize("magic", [0, 1])

@@ -227,6 +227,28 @@ async def test_a_topic_that_is_deleted_during_a_pass_leaves_nothing(
     assert not partition.log.directory.parent.exists()
 
 
+@pytest.mark.parametrize("step", ["read_keys", "rewrite"])
+async def test_segments_that_are_deleted_during_a_pass_end_it_without_an_error(
+    broker: Broker, connect: Connect, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    client = await connect(broker)
+    partition = await filled(broker, client)
+    await broker.topics.configure("t", lambda _: {**COMPACT, "cleanup.policy": "compact,delete"})
+    works = getattr(Compaction, step)
+
+    def slow(compaction: Compaction, *group: Group) -> object:
+        from_thread.run_sync(partition.log.truncate_start, 2)
+        return works(compaction, *group)
+
+    monkeypatch.setattr(Compaction, step, slow)
+    assert not await compact(partition, broker.topics, now_ms=NOW)
+    assert set(keys(partition)) == {2, 3}
+    monkeypatch.undo()
+    await compact(partition, broker.topics, now_ms=NOW)
+    assert set(keys(partition)) == {2, 3}
+    assert {path.suffix for path in partition.log.directory.iterdir()}.isdisjoint({".tmp", ".swap"})
+
+
 async def test_a_disk_that_is_full_is_reported_once(
     start: Start, connect: Connect, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from aiokafka import AIOKafkaProducer
 
 from kmr.broker import Broker, BrokerError, BrokerSettings
 from kmr.broker.log.results import LogCorrupt
-from kmr.broker.storage.data_directory import ProducerIds
+from kmr.broker.storage.data_directory import DataDirectory, ProducerIds
 
 Start = Callable[..., Awaitable[Broker]]
 
@@ -33,6 +34,17 @@ async def test_the_cluster_id_stays_the_same(tmp_path: Path) -> None:
         async with Broker(settings):
             ids.append((tmp_path / "meta.json").read_bytes())
     assert ids[0] == ids[1]
+
+
+async def test_the_secret_stays_the_same_and_only_its_owner_reads_it(tmp_path: Path) -> None:
+    first = DataDirectory(tmp_path / "data")
+    first.close(clean=True)
+    second = DataDirectory(tmp_path / "data")
+    second.close(clean=True)
+    other = DataDirectory(tmp_path / "other")
+    other.close(clean=True)
+    assert first.secret == second.secret != other.secret
+    assert stat.S_IMODE((tmp_path / "data" / "secret").stat().st_mode) == 0o600
 
 
 async def test_a_second_broker_on_the_same_directory_is_refused(

@@ -9,17 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 from kio.schema.errors import ErrorCode
 
+from kmr.broker import Broker, BrokerSettings
+from kmr.broker.authorization.rules import Operation, Rule, write_rules
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.producers import ProducerIdentity
 from kmr.broker.log.results import LogFailed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
     import pytest
 
-    from kmr.broker import Broker
     from tests.broker.apis.transactions.conftest import Wire
+
+    Start = Callable[..., Awaitable[Broker]]
+    Speak = Callable[[Broker], Awaitable[Wire]]
 
 FIND_COORDINATOR, DESCRIBE_PRODUCERS, DESCRIBE, LIST = 10, 61, 65, 66
 MINUTE = timedelta(minutes=1)
@@ -68,6 +73,32 @@ async def test_open_transactions_are_described(wire: Wire) -> None:
     assert await listed(1, duration_filter=3_600_000, state_filters=["Ongoing"]) == {}
     answer = await wire.client.call(LIST, 1, state_filters=["Odd"])
     assert (answer.unknown_state_filters, answer.transaction_states) == (("Odd",), ())
+
+
+async def test_topics_that_a_client_may_not_describe_are_left_out(
+    start: Start, speak: Speak, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    async with Broker(BrokerSettings(data_dir=data, port=0)) as free:
+        wire = await speak(free)
+        producer = await wire.begin()
+        for topic in ("t", "hidden"):
+            await free.topics.create(topic)
+            assert await wire.add(producer, [0], topic=topic) == {OK}
+        answer = await wire.client.call(DESCRIBE, 0, transactional_ids=["x"])
+        assert {each.topic for each in answer.transaction_states[0].topics} == {"t", "hidden"}
+
+    acls = tmp_path / "acls.json"
+    describe = Rule(
+        principal="User:ANONYMOUS",
+        operations=(Operation.DESCRIBE,),
+        topics=("t",),
+        transactional_ids=("x",),
+    )
+    write_rules(acls, [describe])
+    wire = await speak(await start(data_dir=data, acl_file=acls))
+    answer = await wire.client.call(DESCRIBE, 0, transactional_ids=["x"])
+    assert [each.topic for each in answer.transaction_states[0].topics] == ["t"]
 
 
 WRITE_MARKERS, DESCRIBE_PRODUCERS = 27, 61
