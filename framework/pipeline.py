@@ -277,7 +277,10 @@ class Pipeline:
         for partition in dropped:
             self.stop_partition(partition)
         if dropped and self._maps and self._lanes.mix_partitions:
-            _log.info("reading again from the watermarks", partitions=sorted(map(str, self._maps)))
+            _log.info(
+                "partitions begin again: their rows were mixed with those of dropped ones",
+                partitions=sorted(map(str, self._maps)),
+            )
             for ledger in list(self.ledgers):
                 self.start_partition(ledger.partition, ledger.watermark)
 

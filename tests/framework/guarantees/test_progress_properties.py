@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import pytest
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from kmr.kafka.consumer import CommitOffset
     from kmr.record import Batch
-    from kmr.reducers.reducer import Delivery
+    from kmr.reducers.reducer import Delivery, WhenFull
 
 PARTITIONS = [TopicPartition("t", number) for number in range(3)]
 
@@ -46,7 +46,9 @@ puts = st.tuples(
     st.sampled_from(PARTITIONS),
     st.lists(st.lists(values, min_size=1, max_size=3), min_size=1, max_size=8),
 )
-rebalances = st.tuples(st.just("rebalance"), st.sets(st.sampled_from(PARTITIONS)))
+rebalances = st.tuples(
+    st.sampled_from(["rebalance", "rebalance", "fenced"]), st.sets(st.sampled_from(PARTITIONS))
+)
 passes = st.tuples(st.just("pass"), st.sampled_from([0.0, 0.5, 2.0, 4.0, 30.0]))
 others = st.sampled_from([("hold",), ("release",), ("crash",)])
 schedules = st.lists(st.one_of(puts, puts, rebalances, passes, others), max_size=25)
@@ -69,33 +71,49 @@ class Group:
         return self.log[partition][-1].last + 1 if self.log[partition] else 0
 
 
+class Shape(NamedTuple):
+    """What differs between the workers under test.
+
+    Attributes:
+        chained: another reducer comes before the writer.
+        inflight_bytes: the budget; records have about 60 bytes.
+    """
+
+    delivery: Delivery
+    chained: bool
+    when_full: WhenFull
+    inflight_bytes: int
+
+
 class Life:
     """One worker after the other; one at a time."""
 
-    def __init__(self, tasks: TaskGroup, delivery: Delivery, *, chained: bool) -> None:
+    def __init__(self, tasks: TaskGroup, shape: Shape) -> None:
         self.tasks = tasks
-        self.delivery: Delivery = delivery
-        self.chained = chained
+        self.shape = shape
         self.group = Group()
         running = asyncio.get_running_loop()
         assert isinstance(running, VirtualTimeLoop)
         self.clock = VirtualClock(running)
 
     async def begin(self) -> None:
+        shape = self.shape
         self.journal, self.ended = Journal(), anyio.Event()
         self.consumer = MemoryConsumer()
         self.consumer.log, self.consumer._committed = self.group.log, self.group.committed
-        writer = TokenWriter(self.journal, max_rows=2, max_age=4.0)
-        batcher = MemoryWriter(Journal(), forward=True, max_rows=4, max_age=2.0)
+        limits: dict[str, Any] = {"when_full": shape.when_full}
+        writer = TokenWriter(self.journal, max_rows=2, max_age=4.0, **limits)
+        batcher = MemoryWriter(Journal(), forward=True, max_rows=4, max_age=2.0, **limits)
         strategy = Strategy(
             locate,
-            [batcher, writer] if self.chained else [writer],
-            reduce_err=MemoryWriter(Journal(), max_rows=2, max_age=1.0),
-            delivery=self.delivery,
+            [batcher, writer] if shape.chained else [writer],
+            reduce_err=MemoryWriter(Journal(), max_rows=2, max_age=1.0, **limits),
+            delivery=shape.delivery,
         )
         options: dict[str, Any] = {"topics": ("t",), "group": "g", "executor": "inline"}
         options |= {"queue_batches": 1, "revoke_deadline": 5.0, "shutdown_deadline": 1_000.0}
         self.worker = Worker(strategy, Settings(**options), consumer=self.consumer)
+        self.worker._pipeline.intake.budget.limit = shape.inflight_bytes
         self.scope = anyio.CancelScope()
         self.tasks.start_soon(self._run)
         await self.consumer.started.wait()
@@ -113,6 +131,10 @@ class Life:
                     first = self.group.end(partition)
                     self.consumer.put(batch_of("t", partition.partition, first, batch))
             case "rebalance", ours:
+                await self.rebalance(ours)
+            case "fenced", ours:
+                self.consumer.fenced = True
+                await self.clock.advance(2.0)
                 await self.rebalance(ours)
             case "pass", seconds:
                 await self.clock.advance(seconds)
@@ -135,7 +157,9 @@ class Life:
         rebalanced = anyio.Event()
 
         async def rebalance() -> None:
-            await self.consumer.rebalance(ours)
+            await self.consumer.revoke()
+            self.consumer.fenced = False
+            await self.consumer.assign(ours)
             rebalanced.set()
 
         self.tasks.start_soon(rebalance)
@@ -159,14 +183,14 @@ class Life:
         raise AssertionError("something is stuck")
 
 
-async def run(schedule: list[tuple[Any, ...]], delivery: Delivery, *, chained: bool) -> None:
+async def run(schedule: list[tuple[Any, ...]], shape: Shape) -> None:
     async with anyio.create_task_group() as tasks:
-        life = Life(tasks, delivery, chained=chained)
+        life = Life(tasks, shape)
         await life.begin()
         for action in schedule:
             await life.act(action)
         life.release()
-        for _ in range(60):
+        for _ in range(200):
             await life.clock.advance(5.0)
             if not life.behind():
                 break
@@ -186,7 +210,7 @@ def test_every_owned_partition_moves_to_its_end_through_any_schedule(
     delivery: Delivery, chained: bool
 ) -> None:
     @settings(max_examples=25, deadline=None)
-    @given(schedules)
+    @given(schedules, st.sampled_from(["flush", "backpressure"]), st.sampled_from([300, 1_000_000]))
     @example(
         [
             ("hold",),
@@ -194,11 +218,13 @@ def test_every_owned_partition_moves_to_its_end_through_any_schedule(
             ("put", P0, [[b"row"]] * 20),
             ("rebalance", {P0}),
             ("release",),
-        ]
+        ],
+        "flush",
+        1_000_000,
     )
-    def moves(schedule: list[tuple[Any, ...]]) -> None:
+    def moves(schedule: list[tuple[Any, ...]], when_full: WhenFull, inflight_bytes: int) -> None:
         anyio.run(
-            partial(run, schedule, delivery, chained=chained),
+            partial(run, schedule, Shape(delivery, chained, when_full, inflight_bytes)),
             backend_options={"loop_factory": VirtualTimeLoop},
         )
 
