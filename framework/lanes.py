@@ -6,6 +6,7 @@ most once write the ranges of each partition in order, so each partition has a l
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -17,6 +18,7 @@ from .delivery.guarantees import AtMostOnce, ExactlyOnce
 from .errors import StrategyError
 from .record import ReplayEnd, Rows
 from .reduce import ReduceStage
+from .service.deadline import shield
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -105,7 +107,7 @@ class Lane:
                     for stage in self.stages:
                         tasks.start_soon(stage.run)
         finally:
-            with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True):
+            with shield(_CLOSE_TIMEOUT):
                 await self.close()
 
     def cancel(self) -> None:
@@ -115,8 +117,9 @@ class Lane:
     async def close(self) -> None:
         """Disconnect the stages, also after a failure."""
         self.inbox.close()
-        for stage in self.stages:
-            await stage.close()
+        async with AsyncExitStack() as stack:
+            for stage in self.stages:
+                stack.push_async_callback(stage.close)
 
 
 class Lanes:
@@ -228,7 +231,8 @@ class Lanes:
 
     async def close(self) -> None:
         """Disconnect the reducers, also after a failure; partitions' lanes have ended."""
-        if self._shared is not None:
-            await self._shared.close()
-        for reducer in self._opened:
-            await reducer.close()
+        async with AsyncExitStack() as stack:
+            if self._shared is not None:
+                stack.push_async_callback(self._shared.close)
+            for reducer in self._opened:
+                stack.push_async_callback(reducer.close)

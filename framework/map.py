@@ -40,6 +40,7 @@ class MapStage:
         errors: for failed records.
         gate: while it is closed, no batch is mapped.
         budget: while it is used up, maps wait (`Budget.wait_to_map`), but not that of an announced range.
+        on_failure: called with the error that ends the stage, before its streams are closed.
         on_taken: called after each batch is taken from the inbox; it resumes a paused partition.
         replay_to: last offset of an announced range; a `ReplayEnd` is sent after it.
     """
@@ -56,6 +57,7 @@ class MapStage:
         gate: Gate,
         budget: Budget,
         metrics: Metrics,
+        on_failure: Callable[[BaseException], None],
         on_taken: Callable[[], None],
         replay_to: int | None = None,
     ) -> None:
@@ -69,6 +71,7 @@ class MapStage:
         self._gate = gate
         self._budget = budget
         self._metrics = metrics
+        self._on_failure = on_failure
         self._on_taken = on_taken
         self._replay_to = replay_to
         self._scope = anyio.CancelScope()
@@ -90,6 +93,9 @@ class MapStage:
                         await self._budget.wait_to_map()
                     async with self._gate:
                         await self._take(batch)
+        except Exception as error:
+            self._on_failure(error)
+            raise
         finally:
             self._inbox.close()
             self._out.close()

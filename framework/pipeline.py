@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -44,14 +45,24 @@ class Pipeline:
     Map stages start and stop with their partitions, reduce stages with their lanes (`kmr.lanes`). Each
     stage closes its end of the next one's inbox when it ends, so a drain runs from the intake to the error
     stage, which ends last.
+
+    Args:
+        on_failure: called with the error of a stage, before any other stage notices that it has failed.
     """
 
     def __init__(
-        self, strategy: Strategy, consumer: Consumer, settings: Settings, metrics: Metrics
+        self,
+        strategy: Strategy,
+        consumer: Consumer,
+        settings: Settings,
+        metrics: Metrics,
+        *,
+        on_failure: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
         self._strategy = strategy
         self._consumer = consumer
         self._metrics = metrics
+        self._on_failure = on_failure
         self._executor = Executor(settings.executor, settings.executor_workers)
         self._maps: dict[TopicPartition, MapStage] = {}
         self._tasks: TaskGroup | None = None
@@ -76,6 +87,7 @@ class Pipeline:
             self.intake.budget,
             metrics,
             on_progress=self.intake.progress,
+            on_failure=on_failure,
         )
         queue = settings.queue_batches
         self._errors, self._error_stage = self._build_error_stage(shared, queue)
@@ -119,13 +131,14 @@ class Pipeline:
                 )
 
     async def close(self) -> None:
-        """Disconnect all reducers, also after a failure."""
+        """Disconnect all reducers, also after a failure; raise the error of one after trying all."""
         self._finish()
         for partition in list(self._maps):
             self.stop_partition(partition)
-        await self._lanes.close()
-        if self._error_stage is not None:
-            await self._error_stage.close()
+        async with AsyncExitStack() as stack:
+            if self._error_stage is not None:
+                stack.push_async_callback(self._error_stage.close)
+            stack.push_async_callback(self._lanes.close)
 
     def _finish(self) -> None:
         """Close our own ends of the inboxes: those of the maps and stages remain."""
@@ -247,6 +260,7 @@ class Pipeline:
             self._mapping,
             self.intake.budget,
             self._metrics,
+            on_failure=self._on_failure,
             on_taken=lambda: self.intake.inboxes.taken(partition),
             replay_to=replay_to,
         )

@@ -5,6 +5,7 @@ When a stage flushes, and how it tries again, is in `kmr.reducers.flushing`.
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
@@ -47,6 +48,7 @@ class SharedParts:
     Attributes:
         gate: while it is closed, no flush begins.
         on_progress: called after every attempt to flush, whatever its result.
+        on_failure: called with the error that ends a stage.
     """
 
     ledgers: Ledgers
@@ -54,6 +56,7 @@ class SharedParts:
     budget: Budget
     metrics: Metrics
     on_progress: Callable[[], None]
+    on_failure: Callable[[BaseException], None]
 
 
 class ReduceStage:
@@ -116,8 +119,9 @@ class ReduceStage:
         for stream in (self._inbox, self._free_send, self._free, self._full, self._frozen):
             stream.close()
         self._close_outputs()
-        for buffer in self._buffers:
-            await buffer.reducer.close()
+        async with AsyncExitStack() as stack:
+            for buffer in self._buffers:
+                stack.push_async_callback(buffer.reducer.close)
 
     def _close_outputs(self) -> None:
         if self._out is not None:
@@ -131,10 +135,14 @@ class ReduceStage:
         Raises:
             KmrError: the reducer's error, when `on_error` is `stop` or a retry cannot succeed.
         """
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._flush_frozen)
-            with self._full:
-                await self._collect()
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._flush_frozen)
+                with self._full:
+                    await self._collect()
+        except (Exception, BaseExceptionGroup) as error:
+            self._shared.on_failure(error)
+            raise
 
     async def _collect(self) -> None:
         while True:

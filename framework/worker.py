@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
-import signal
+import asyncio
 import sys
+import threading
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import structlog
 
-from .errors import DeadlineExceeded, KmrError
+from .errors import DeadlineExceeded, KmrError, reason_of
 from .events import EventHandler, Failed, Shutdown
 from .kafka.connection import connection_config, consumer_config
 from .kafka.kafka_consumer import KafkaConsumer
@@ -21,30 +21,22 @@ from .observe.metrics import Metrics
 from .observe.status import PartitionStatus, WorkerStatus
 from .pipeline import Pipeline
 from .reducers.reducer import Context
+from .service.deadline import Deadline, end_shields
 from .service.process import freeze_modules, keep_freed_memory
+from .service.process_end import ExitCode, ProcessEnd, exit_now
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from .kafka.consumer import Consumer
     from .settings import Settings
     from .strategy import Strategy
 
-__all__ = ["ExitCode", "Worker", "run_worker"]
+__all__ = ["Worker", "run_worker"]
+
+_ANSWER_TIMEOUT: Final = 0.2  # seconds
 
 _log = structlog.get_logger(__name__)
-
-LEAVE_TIMEOUT = 5.0
-SAME_SIGNAL = 0.5
-"""Seconds in which a repeated signal counts as the same one: `timeout` and some init processes send each
-signal to the process and to its group."""
-
-
-class ExitCode:
-    """Exit codes of the process; a second signal ends it with 128 plus its number."""
-
-    CLEAN = 0
-    FAILED = 1
-    USAGE = 2
-    DEADLINE_EXCEEDED = 3
 
 
 class Worker:
@@ -57,6 +49,8 @@ class Worker:
         consumer: the Kafka client; made from the settings by default.
 
     Attributes:
+        deadline: that of the shutdown.
+        failure: the first error; None as long as there is none.
         health_url: the address of the health server; None without one.
     """
 
@@ -74,7 +68,9 @@ class Worker:
             consumer_config(settings),
             on_skip=lambda partition: self.metrics.offset_resets.labels(partition.topic).inc(),
         )
-        self._pipeline = Pipeline(strategy, self._consumer, settings, self.metrics)
+        self._pipeline = Pipeline(
+            strategy, self._consumer, settings, self.metrics, on_failure=self._fail
+        )
         self._committer = self._pipeline.committer
         self._events = EventHandler(
             self._pipeline,
@@ -84,14 +80,25 @@ class Worker:
             metrics=self.metrics,
         )
         self._shutdown = anyio.Event()
+        self._starting = anyio.CancelScope()
+        self._working = anyio.CancelScope()
+        self._timers: list[asyncio.TimerHandle] = []
         self._reason = ""
+        self._loop = asyncio.get_running_loop()
         self._started = anyio.current_time()
+        self.deadline = Deadline(settings.shutdown_deadline, self._loop.time)
+        self.failure: BaseException | None = None
         self.health_url: str | None = None
 
     def shutdown(self, reason: str) -> None:
-        """Request a drain and return; `run` returns when it is done. Further calls have no effect."""
+        """Request a drain and return; `run` returns when it is done. Further calls have no effect.
+
+        A worker that is still waiting for its sinks or its broker ends at once.
+        """
         if not self._shutdown.is_set():
+            self._begin_end()
             self._reason = reason
+            self._starting.cancel()
             self._shutdown.set()
 
     async def ready(self) -> None:
@@ -101,9 +108,13 @@ class Worker:
     async def run(self) -> None:
         """Consume until `shutdown`, then drain, commit and leave the group.
 
+        It returns within `shutdown_deadline` of `shutdown`, or of the first error: a plain function of the
+        strategy that hangs is abandoned, in a daemon thread. A coroutine of the strategy that suppresses
+        its cancellation is not: it delays the return.
+
         Raises:
             KmrError: the first error of any stage; watermarks reached before it are committed.
-            DeadlineExceeded: the drain took longer than `shutdown_deadline`.
+            DeadlineExceeded: the shutdown took longer than `shutdown_deadline`.
         """
         settings = self._settings
         self._started = anyio.current_time()
@@ -113,61 +124,123 @@ class Worker:
                     settings.http.host, settings.http.port, self.status, self.metrics
                 )
                 self.health_url = (await stack.enter_async_context(server)).url
-            stack.push_async_callback(self._close)
-            await self._pipeline.open(
-                Context(
-                    group=settings.group,
-                    bootstrap_servers=settings.bootstrap_servers,
-                    stage="",
-                    client=connection_config(settings).client_options(),
-                    prepare=settings.prepare_table,
-                )
-            )
             try:
-                await self._consume()
-            except BaseException as error:
-                await self._fail()
-                if isinstance(error, BaseExceptionGroup):
-                    raise _first(error) from None
-                raise
-            self._events.stopped()
+                with self._working:
+                    await self._work()
+            except BaseException as error:  # noqa: BLE001  raised below
+                self._fail(error)
+            await self._end()
+        if self.failure is not None:
+            raise self.failure
+        self._events.stopped()
 
-    async def _consume(self) -> None:
-        await self._consumer.start(self._events)
+    async def _work(self) -> None:
+        """Start, process until everything is drained, and commit it."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._committer.run)
-            tasks.start_soon(self._observe)
             tasks.start_soon(self._drain_on_shutdown)
-            await self._pipeline.run()
+            with self._starting:
+                await self._start()
+            if not self._starting.cancelled_caught:
+                tasks.start_soon(self._committer.run)
+                tasks.start_soon(self._observe)
+                await self._pipeline.run()
+                await self._committer.commit()
             tasks.cancel_scope.cancel()
-        await self._committer.commit()
+
+    def _fail(self, error: BaseException) -> None:
+        """Note an error, and stop everything if it is the first one: that has caused the others."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if self.failure is None:
+            self.failure = error
+            self._begin_end()
+            self._working.cancel()
+
+    def _begin_end(self) -> None:
+        if self._timers:
+            return
+        self.deadline.begin()
+        self._timers = [
+            self._loop.call_at(at, end_shields)
+            for at in (self.deadline.drain_at, self.deadline.end_at)
+        ]
+
+    async def _start(self) -> None:
+        settings = self._settings
+        await self._pipeline.open(
+            Context(
+                group=settings.group,
+                bootstrap_servers=settings.bootstrap_servers,
+                stage="",
+                client=connection_config(settings).client_options(),
+                prepare=settings.prepare_table,
+            )
+        )
+        await self._consumer.start(self._events)
 
     async def _drain_on_shutdown(self) -> None:
-        """Wait for `shutdown`, then drain until the deadline."""
+        """Wait for `shutdown`, then drain until the deadline or until cancelled: all is committed."""
         await self._shutdown.wait()
-        deadline = self._settings.shutdown_deadline
-        with anyio.move_on_after(deadline - min(LEAVE_TIMEOUT, deadline / 5)):
+        with anyio.CancelScope(deadline=self.deadline.drain_at):
             await self._events.handle(Shutdown(self._reason))
-            await self._pipeline.drained.wait()
-            return
-        left = ", ".join(self._pipeline.undrained()) or "nothing"
-        busy = ", ".join(f"{s.name} is {s.activity}" for s in self._pipeline.stages() if s.rows)
-        raise DeadlineExceeded(
-            f"not drained within shutdown_deadline ({deadline:g} s): {left} ({busy or 'all idle'}); "
-            "these records are not committed and will be delivered again"
+            await anyio.sleep_forever()
+        raise DeadlineExceeded(self.undone())
+
+    def undone(self) -> str:
+        """Describe what the shutdown has not finished, as a message."""
+        busy = ", ".join(
+            f"{stage.name} is {stage.activity} for {stage.seconds:.0f} s"
+            for stage in self._pipeline.stages()
+            if stage.activity != "idle"
+        )
+        return (
+            f"not ended within shutdown_deadline ({self.deadline.seconds:g} s): "
+            + self.undrained()
+            + (f" ({busy})" if busy else "")
         )
 
-    async def _fail(self) -> None:
+    def undrained(self) -> str:
+        """Describe the offsets that are not settled, as a part of a message; from any thread."""
+        left = ", ".join(self._pipeline.undrained())
+        if not left:
+            return "all records are drained"
+        return f"{left} not drained: not committed, they will be delivered again"
+
+    async def _end(self) -> None:
+        """Commit after a failure, leave the group and close the sinks, until the deadline."""
+        self._begin_end()
+        with anyio.CancelScope(deadline=self.deadline.end_at, shield=True) as scope:
+            if self.failure is not None:
+                await self._attempt("commit", self._commit_reached)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._attempt, "leave the group", self._consumer.stop)
+                tasks.start_soon(self._attempt, "close the sinks", self._pipeline.close)
+        for timer in self._timers:
+            timer.cancel()
+        if scope.cancelled_caught:
+            self._failed_too("end", DeadlineExceeded(self.undone()))
+
+    async def _commit_reached(self) -> None:
         """Commit the watermarks, so that fewer records are delivered again."""
-        with anyio.move_on_after(LEAVE_TIMEOUT, shield=True):
+        half = (self.deadline.end_at - anyio.current_time()) / 2
+        with anyio.move_on_after(half):
             await self._events.handle(Failed())
             await self._committer.commit()
 
-    async def _close(self) -> None:
-        with anyio.move_on_after(2 * LEAVE_TIMEOUT, shield=True):
-            await self._consumer.stop()
-        with anyio.move_on_after(2 * LEAVE_TIMEOUT, shield=True):
-            await self._pipeline.close()
+    async def _attempt(self, what: str, step: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await step()
+        except Exception as error:  # noqa: BLE001  `run` raises the first one
+            self._failed_too(what, error)
+
+    def _failed_too(self, what: str, error: Exception) -> None:
+        """Keep an error of the end, unless one came before it: that is the cause, and this is logged."""
+        if self.failure is None:
+            self.failure = error
+        else:
+            _log.warning(
+                "the end of a failed worker failed too", step=what, reason=reason_of(error)
+            )
 
     async def _observe(self) -> None:
         """Update the lag for `/metrics` at every interval."""
@@ -223,7 +296,8 @@ class Worker:
 def run_worker(strategy: Strategy, settings: Settings) -> int:
     """Run a worker as a process: the first SIGTERM or SIGINT drains it, a second one ends it.
 
-    A `KmrError` is printed as one message on stderr.
+    A `KmrError` is printed as one message on stderr. When `shutdown_deadline` has passed since the first
+    signal or the first failure, the process ends, whatever hangs in it.
 
     Returns:
         The exit code (`ExitCode`).
@@ -234,42 +308,38 @@ def run_worker(strategy: Strategy, settings: Settings) -> int:
 
 
 async def _run_process(strategy: Strategy, settings: Settings) -> int:
-    codes: list[int] = []
+    worker = Worker(strategy, settings)
+    loop = asyncio.get_running_loop()
+
+    def request(name: str) -> None:
+        loop.call_soon_threadsafe(worker.shutdown, name)
+
+    ProcessEnd(worker.deadline, request, partial(_undone, worker, loop)).arm()
     try:
-        async with anyio.create_task_group() as tasks:
-            worker = Worker(strategy, settings)
-            tasks.start_soon(_obey_signals, worker, tasks.cancel_scope, codes)
-            await worker.run()
-            tasks.cancel_scope.cancel()
-    except BaseExceptionGroup as group:
-        error = _first(group)
-        if not isinstance(error, KmrError):
-            raise error from None
+        await worker.run()
+    except DeadlineExceeded as error:
+        exit_now(ExitCode.DEADLINE_EXCEEDED, str(error))
+    except KmrError as error:
         print(f"kmr: {error}", file=sys.stderr)  # noqa: T201  the user's message
-        codes.append(
-            ExitCode.DEADLINE_EXCEEDED if isinstance(error, DeadlineExceeded) else ExitCode.FAILED
+        return ExitCode.FAILED
+    return ExitCode.CLEAN
+
+
+def _undone(worker: Worker, loop: asyncio.AbstractEventLoop) -> str:
+    """Describe what is not done, from another thread; the event loop may stand still, or be closed."""
+
+    async def ask() -> str:
+        return worker.undone()
+
+    asking = ask()
+    try:
+        undone = asyncio.run_coroutine_threadsafe(asking, loop).result(_ANSWER_TIMEOUT)
+    except TimeoutError:
+        undone = (
+            f"the event loop stands still: a coroutine or an inline map hangs; {worker.undrained()}"
         )
-    return codes[0] if codes else ExitCode.CLEAN
-
-
-async def _obey_signals(worker: Worker, scope: anyio.CancelScope, codes: list[int]) -> None:
-    asked_at = math.inf
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for number in signals:
-            now = anyio.current_time()
-            if asked_at == math.inf:
-                asked_at = now
-                worker.shutdown(signal.Signals(number).name)
-            elif now - asked_at > SAME_SIGNAL:
-                _log.warning(
-                    "second signal: stopping without a drain", signal=signal.Signals(number).name
-                )
-                codes.append(128 + number)
-                scope.cancel()
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error in nested groups: it caused the others."""
-    for error in group.exceptions:
-        return _first(error) if isinstance(error, BaseExceptionGroup) else error
-    return group
+    except RuntimeError:
+        asking.close()
+        names = [thread.name for thread in threading.enumerate() if not thread.daemon]
+        undone = f"the worker has ended, but not its process (threads: {', '.join(names)})"
+    return undone if worker.failure is None else f"{worker.failure}; then {undone}"

@@ -17,6 +17,7 @@ from aiokafka.helpers import create_ssl_context
 from aiokafka.protocol.group import LeaveGroupRequest
 
 from ..errors import BrokerUnavailable, ConsumerError, SettingsError
+from ..service.deadline import shield
 
 if TYPE_CHECKING:
     from ..settings import (
@@ -43,7 +44,7 @@ _log = structlog.get_logger(__name__)
 _PROBE_TIMEOUT = 5.0  # seconds, for each address
 _TOPIC_TIMEOUT = 5.0  # seconds that a broker may take to create a topic on request
 _RETRY_AFTER = 0.1  # seconds
-_LEAVE_TIMEOUT = 1.0  # seconds
+_STOP_SHARE = 0.6  # of the time to disconnect; the rest is for leaving another way
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,8 +271,9 @@ async def require_topics(client: Any, config: ConnectionConfig, topics: tuple[st
 
 
 async def disconnect(consumer: Any, timeout: float) -> None:
-    """Leave the group and close the connections, within about `timeout` seconds."""
-    with anyio.move_on_after(timeout, shield=True) as patience:
+    """Leave the group and close the connections, within `timeout` seconds or the caller's deadline."""
+    timeout = min(timeout, anyio.current_effective_deadline() - anyio.current_time())
+    with shield(timeout * _STOP_SHARE) as patience:
         await consumer.stop()
     if not patience.cancelled_caught:
         return
@@ -279,10 +281,11 @@ async def disconnect(consumer: Any, timeout: float) -> None:
     # it blocks the coordinator's connection, so leave through another one. (The rebalance itself was
     # cancelled with `stop`, which awaited it.)
     coordinator, client = consumer._coordinator, consumer._client
-    _log.warning("leaving the group in the middle of a rebalance", seconds=timeout)
-    with anyio.move_on_after(_LEAVE_TIMEOUT, shield=True):
+    _log.warning("leaving the group in the middle of a rebalance", seconds=timeout * _STOP_SHARE)
+    rest = timeout * (1 - _STOP_SHARE) / 2
+    with shield(rest):
         await _leave(coordinator, client)
-    with anyio.move_on_after(_LEAVE_TIMEOUT, shield=True):
+    with shield(rest):
         await consumer._fetcher.close()
         await client.close()
 

@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import aiokafka
-import anyio
 from aiokafka.abc import ConsumerRebalanceListener
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.errors import IllegalStateError, KafkaError
@@ -15,6 +14,7 @@ from aiokafka.errors import IllegalStateError, KafkaError
 from ..errors import CommitFenced, ConsumerError
 from ..formats.batch_decoder import BatchDecoder, warm_up
 from ..record import TopicPartition
+from ..service.threads import run_in_thread
 from .connection import connect, disconnect, require_topics
 from .fetching import BatchFetcher, require_aiokafka
 from .group_offsets import Membership, commit_offsets, fetch_offsets
@@ -75,7 +75,7 @@ class KafkaConsumer:
     async def start(self, listener: Listener) -> None:
         """See `Consumer.start`. Compiles the decoder first, unless that was done before."""
         require_aiokafka()
-        await anyio.to_thread.run_sync(warm_up)
+        await run_in_thread(warm_up)
         try:
             await self._connect(listener)
         except BaseException:

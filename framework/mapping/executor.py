@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from anyio import to_process, to_thread
+from anyio import to_process
 
+from ..service.threads import run_in_thread
 from .functions import apply, apply_async
 
 if TYPE_CHECKING:
@@ -46,13 +47,13 @@ class Executor:
         if self.kind == "inline":
             records = batch.records
         elif self.kind == "thread" and not spec.is_async:
-            return await to_thread.run_sync(
+            return await run_in_thread(
                 lambda: apply(function, batch.records),
                 abandon_on_cancel=True,
                 limiter=self._limiter,
             )
         else:
-            records = await to_thread.run_sync(
+            records = await run_in_thread(
                 lambda: batch.records, abandon_on_cancel=True, limiter=self._limiter
             )
         if spec.is_async:

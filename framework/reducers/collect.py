@@ -6,10 +6,10 @@ import inspect
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
-from anyio import to_thread
 
 from ..column_types import MixedTypes, join_tables
 from ..errors import StrategyError
+from ..service.threads import run_in_thread
 from .reducer import Empty, Flushed, FlushResult, Reducer
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Collect(Collecting):
         if inspect.iscoroutinefunction(self.function):
             out = await cast("Callable[[pa.Table], Awaitable[Any]]", self.function)(table)
         else:
-            out = await to_thread.run_sync(self.function, table)
+            out = await run_in_thread(self.function, table)
         if isinstance(out, pa.RecordBatch):
             out = pa.Table.from_batches([out])
         if out is not None and not isinstance(out, pa.Table):

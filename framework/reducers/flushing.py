@@ -28,13 +28,13 @@ import anyio
 import numpy as np
 import pyarrow as pa
 import structlog
-from anyio import to_thread
 
 from ..column_types import MixedTypes, join_tables
 from ..delivery.failures import original_records
 from ..delivery.ranges import merge_ranges, subtract_ranges
 from ..errors import KmrError, SinkError, UnexpectedDuplicate, reason_of
 from ..record import Rows
+from ..service.threads import run_in_thread
 from .reducer import Empty, Flushed, Poisoned, Retry
 
 if TYPE_CHECKING:
@@ -397,7 +397,7 @@ async def _flush(reducer: Reducer) -> FlushResult:
     if inspect.iscoroutinefunction(reducer.flush):
         result: FlushResult = await reducer.flush()
         return result
-    return await to_thread.run_sync(cast("Callable[[], FlushResult]", reducer.flush))
+    return await run_in_thread(cast("Callable[[], FlushResult]", reducer.flush))
 
 
 class FlushOutcome(NamedTuple):

@@ -53,6 +53,7 @@ class Bench:
                 self.budget,
                 self.metrics,
                 on_progress=lambda: None,
+                on_failure=lambda _: None,
             ),
             out=out,
             errors=ErrorPort(errors, LimitWindow(None), self.ledgers.settle, self.metrics),

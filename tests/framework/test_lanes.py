@@ -51,6 +51,7 @@ def lanes_of(strategy: Strategy) -> Lanes:
         Budget(1_000_000),
         metrics,
         on_progress=lambda: None,
+        on_failure=lambda _: None,
     )
     errors = ErrorPort(None, LimitWindow(None), ledgers.settle, metrics)
     committer = Committer(MemoryConsumer(), ledgers, interval=1.0, metrics=metrics)

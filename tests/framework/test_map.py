@@ -43,6 +43,7 @@ class Bench:
             gate,
             Budget(1_000_000),
             metrics,
+            on_failure=lambda _: None,
             on_taken=self.count_taken,
             replay_to=replay_to,
         )

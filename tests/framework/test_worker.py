@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
-from kmr.errors import DeadlineExceeded
+from kmr.errors import DeadlineExceeded, RecordFailed, SinkError
+from kmr.mapping.functions import map_record
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
 
 from .workers import P0, P1, committed, locate, put, running, written
 
 if TYPE_CHECKING:
+    from kmr.record import Batch, Record
     from kmr.testing import VirtualClock
 
 
@@ -68,7 +71,7 @@ async def test_a_drain_that_takes_too_long_names_what_is_left(clock: VirtualCloc
             async with running(Strategy(locate, [MemoryWriter(journal, max_rows=2)]), consumer):
                 await consumer.rebalance([P0])
                 await journal.until(lambda j: j.attempts == 1)
-                tasks.start_soon(clock.advance, 25.0)
+                tasks.start_soon(clock.advance, 20.0)  # the rest is for leaving the group
 
 
 async def test_a_stage_without_progress_makes_the_worker_not_live(clock: VirtualClock) -> None:
@@ -87,3 +90,75 @@ async def test_a_stage_without_progress_makes_the_worker_not_live(clock: Virtual
         assert "no progress for 301 s" in status.problem
         assert journal.hold is not None
         journal.hold.set()
+
+
+class PollsAgain(MemoryConsumer):
+    """Polls a second time when `again` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = anyio.Event()
+        self.polls = 0
+
+    async def poll(self, max_bytes: int | None = None) -> list[Batch]:
+        self.polls += 1
+        if self.polls > 1:
+            await self.again.wait()
+        return await super().poll(max_bytes)
+
+
+async def test_the_error_of_a_map_wins_over_the_one_of_the_intake_that_finds_it_gone(
+    clock: VirtualClock,
+) -> None:
+    consumer = PollsAgain()
+
+    @map_record
+    def fail(_: Record) -> None:
+        consumer.again.set()  # the intake wakes before anything learns that this map has failed
+        raise ValueError("poisoned")
+
+    put(consumer, 0, 0, b"a")
+    put(consumer, 0, 1, b"b")
+    with pytest.RaisesGroup(pytest.RaisesExc(RecordFailed, match="poisoned")):
+        async with running(Strategy(fail, [MemoryWriter(Journal())]), consumer):
+            await consumer.rebalance([P0])
+            await anyio.sleep_forever()
+
+
+class SlowToClose(MemoryWriter):
+    """Its `close` takes a moment, in which others find that it is gone."""
+
+    async def close(self) -> None:
+        for _ in range(10):
+            await anyio.lowlevel.checkpoint()
+
+
+async def test_the_error_of_a_reducer_wins_over_the_one_of_a_map_that_finds_it_gone(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(hold=anyio.Event()), MemoryConsumer()
+    journal.outcomes.append(SinkError("the sink is full"))
+    for first in range(12):
+        put(consumer, 0, first, b"a")
+    sink = SlowToClose(journal, max_rows=1, on_error="stop")
+    with pytest.RaisesGroup(pytest.RaisesExc(SinkError, match="the sink is full")):
+        async with running(Strategy(locate, [sink], delivery="at-most-once"), consumer):
+            await consumer.rebalance([P0])
+            await clock.settle()  # now the map waits for room in the reducer's inbox
+            assert journal.hold is not None
+            journal.hold.set()
+            await anyio.sleep_forever()
+
+
+class FailsToClose(MemoryWriter):
+    async def close(self) -> None:
+        raise RuntimeError("cannot close")
+
+
+async def test_the_first_error_wins_over_those_of_closing(clock: VirtualClock) -> None:
+    consumer = MemoryConsumer()
+    put(consumer, 0, 0, b"poison")
+    with pytest.RaisesGroup(pytest.RaisesExc(RecordFailed, match="poisoned")):
+        async with running(Strategy(locate, [FailsToClose(Journal())]), consumer):
+            await consumer.rebalance([P0])
+            await anyio.sleep_forever()

@@ -17,12 +17,12 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import anyio
 import clickhouse_connect
 from aiohttp import ClientConnectorError
-from anyio import to_thread
 from clickhouse_connect.driver.asyncclient import AsyncClient
 from clickhouse_connect.driver.exceptions import OperationalError, ProgrammingError
 
 from ..._extras import require_extra
 from ...errors import SinkError, StrategyError
+from ...service.threads import run_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -148,7 +148,7 @@ class Connection:
         if isinstance(self.client, AsyncClient):
             with anyio.fail_after(self.timeout):
                 return await method(*arguments, **options)
-        return await to_thread.run_sync(partial(method, *arguments, **options))
+        return await run_in_thread(partial(method, *arguments, **options))
 
 
 async def connect_async(
@@ -173,7 +173,7 @@ async def connect_async(
     target = replace(target, settings={**target.settings, **settings})
     if target.path is not None:
         target = replace(target, settings={"max_execution_time": timeout, **target.settings})
-        return Connection(await to_thread.run_sync(_embedded_client, target), timeout)
+        return Connection(await run_in_thread(_embedded_client, target), timeout)
     with anyio.fail_after(connect_timeout + timeout):
         client = await clickhouse_connect.get_async_client(
             **_server_arguments(target),

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
-from anyio import to_thread
 
 from ...errors import KmrError, SinkError, StrategyError
 from ...reducers.reducer import Poisoned, Retry
+from ...service.threads import run_in_thread
 from .client import classify
 from .table import SchemaMismatch, read_table
 
@@ -110,10 +110,10 @@ class Inserter:
     async def _fit(self, insert: Insert) -> tuple[Block, Table]:
         """Cast the rows; read the table again if it refuses some: its definition may be outdated."""
         table = self.table
-        block = await to_thread.run_sync(self._cast, insert, table)
+        block = await run_in_thread(self._cast, insert, table)
         if block.refused and await self._reread() != table:
             table = self.table
-            block = await to_thread.run_sync(self._cast, insert, table)
+            block = await run_in_thread(self._cast, insert, table)
         return block, table
 
     async def _attempt(self, insert: Insert) -> list[Poisoned]:
@@ -138,7 +138,7 @@ class Inserter:
 
     async def _send(self, section: Section, block: Block, table: Table) -> _Outcome | str:
         start, stop = section.start, section.stop
-        body = await to_thread.run_sync(block.encode, start, stop, self.compression)
+        body = await run_in_thread(block.encode, start, stop, self.compression)
         if body is None:
             return _Outcome.WRITTEN
         settings = {**_SETTINGS, "insert_deduplication_token": section.token}

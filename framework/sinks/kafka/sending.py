@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import numpy as np
 from aiokafka import errors
-from anyio import to_thread
 
 from ...errors import SinkError
 from ...reducers.reducer import Retry
+from ...service.threads import run_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,7 +128,7 @@ class SendState:
             if not chunks or partition in busy:
                 continue
             chunk = chunks.popleft()
-            builder, taken = await to_thread.run_sync(self._build, producer.create_batch(), chunk)
+            builder, taken = await run_in_thread(self._build, producer.create_batch(), chunk)
             rest = chunk.positions[taken:]
             if len(rest):
                 chunks.appendleft(Chunk(partition, rest))

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 from aiokafka import AIOKafkaProducer
 from aiokafka import errors as kafka_errors
-from anyio import to_thread
 
 from ...errors import BrokerUnavailable, SinkError, StrategyError
 from ...reducers.collect import Collecting, one_table
 from ...reducers.reducer import Context, Empty, Flushed, FlushResult, Poisoned, Retry
+from ...service.threads import run_in_thread
 from .row_messages import (
     JSON,
     Messages,
@@ -195,7 +195,7 @@ class KafkaWriter(Collecting):
 
     async def _prepare(self, producer: AIOKafkaProducer) -> SendState:
         partitions = sorted(await producer.partitions_for(self.topic))
-        self._state = await to_thread.run_sync(self._encode, partitions)
+        self._state = await run_in_thread(self._encode, partitions)
         self._flushes += 1
         return self._state
 

@@ -6,11 +6,11 @@ import copy
 from typing import TYPE_CHECKING, Any, Self, cast, get_args
 
 import structlog
-from anyio import to_thread
 
 from ...errors import KmrError, SinkError, StrategyError, reason_of
 from ...reducers.collect import Collecting, one_table
 from ...reducers.reducer import AT_LEAST_ONCE_ON_SPARK, Empty, Flushed, Retry
+from ...service.threads import run_in_thread
 from ...spark.runtime.session import SharedSession
 from .destinations import FILE_FORMATS, choose_path, choose_table
 from .files import Compression, plan_parts
@@ -199,7 +199,7 @@ class SparkWriter(Collecting):
         self._group, self._generations = context.group, context.generations
         if context.session is not None:
             self.session.use(context.session)
-        await to_thread.run_sync(self._open)
+        await run_in_thread(self._open)
         doubt = self.at_least_once
         if doubt is not None and doubt not in self._logged:
             self._logged.add(doubt)
@@ -247,7 +247,7 @@ class SparkWriter(Collecting):
         """Release the session; the last writer of the process stops it, if a writer opened it."""
         if self._opened:
             self._opened = False
-            await to_thread.run_sync(self.session.release)
+            await run_in_thread(self.session.release)
 
     def flush(self) -> FlushResult:
         """Write the added rows, except parts that an earlier attempt wrote. Blocks; call it in a thread.

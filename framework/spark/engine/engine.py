@@ -29,7 +29,7 @@ from ...observe.metrics import Metrics
 from ...observe.status import StageStatus, WorkerStatus
 from ...record import SCHEMA
 from ...reducers.reducer import Context
-from ...worker import SAME_SIGNAL, ExitCode
+from ...service.process_end import SAME_SIGNAL, ExitCode
 from ..runtime.session import explain_error, is_slow_start, silence_spark
 from ..runtime.shipping import ship_modules
 from ..source.blocking_client import shared_client

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kmr.testing import StartBroker
 
 STRATEGIES = """
-import sys
+import sys, threading, time
 from kmr import Flushed, Reducer, Strategy, map_record
 from kmr.sinks import KafkaWriter, StreamWriter
 
@@ -44,9 +44,41 @@ class Hanging(Reducer):
         print("hanging", flush=True)
         await anyio.sleep_forever()
 
+@map_record
+def stuck(record):
+    print("hanging", flush=True)
+    threading.Event().wait()
+
+@map_record
+async def stuck_loop(record):
+    print("hanging", flush=True)
+    while True:
+        time.sleep(0.1)
+
+class PlainHanging(Hanging):
+    def flush(self):
+        print("hanging", flush=True)
+        threading.Event().wait()
+
+class HangingClose(Hanging):
+    async def flush(self):
+        print("hanging", flush=True)
+        return Flushed()
+    async def close(self):
+        await Hanging.flush(self)
+
+class Lingering(HangingClose):
+    async def close(self):
+        threading.Thread(target=threading.Event().wait, name="of the user").start()
+
 copy = Strategy(locate, [KafkaWriter(topic="out", max_rows=500, max_age=0.05)])
 show = Strategy(locate, [StreamWriter(sys.stdout, max_age=0.05)])
 hang = Strategy(locate, [Hanging(max_rows=1)])
+hung_map = Strategy(stuck, [StreamWriter(sys.stdout)])
+hung_loop = Strategy(stuck_loop, [StreamWriter(sys.stdout)])
+hung_flush = Strategy(locate, [PlainHanging(max_rows=1)])
+hung_close = Strategy(locate, [HangingClose(max_rows=1)])
+lingering = Strategy(locate, [Lingering(max_rows=1)])
 """
 
 
@@ -148,6 +180,51 @@ async def test_a_drain_beyond_its_deadline_ends_with_three_and_names_the_records
         errors = await errors_of(process)
         assert "in-0[0..0]" in errors
         assert "Traceback" not in errors
+
+
+HANGING = ["hung_flush", "hung_map", "hung_loop", "hung_close", "lingering"]
+WELL_BEFORE_FOR_EVER = 20.0  # seconds; the deadline is 1 s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", HANGING)
+async def test_whatever_hangs_the_process_ends_with_three_at_its_deadline(
+    strategy: str, broker: Broker, tmp_path: Path
+) -> None:
+    async with workers_of(tmp_path, broker) as workers:
+        await produce(broker, b"a")
+        process = await workers.start(strategy, "--shutdown-deadline", "1")
+        await read_until(process, b"hanging")
+        process.send_signal(signal.SIGTERM)
+        with anyio.fail_after(WELL_BEFORE_FOR_EVER):
+            assert await process.wait() == 3
+        errors = await errors_of(process)
+        assert "Traceback" not in errors
+        if strategy in ("hung_flush", "hung_map", "hung_loop"):
+            assert "in-0[0..0] not drained" in errors
+        else:
+            assert "not drained" not in errors
+        if strategy == "lingering":
+            assert "of the user" in errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["hung_flush", "hung_loop"])
+async def test_a_second_signal_ends_the_process_at_once_whatever_hangs(
+    strategy: str, broker: Broker, tmp_path: Path
+) -> None:
+    async with workers_of(tmp_path, broker) as workers:
+        await produce(broker, b"a")
+        process = await workers.start(strategy)
+        await read_until(process, b"hanging")
+        with anyio.fail_after(WELL_BEFORE_FOR_EVER):
+            while process.returncode is None:  # at first it counts as the same signal
+                with suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGTERM)
+                with anyio.move_on_after(0.2):
+                    await process.wait()
+        assert process.returncode == 143
+        assert "second signal" in await errors_of(process)
 
 
 @pytest.mark.slow

@@ -1,0 +1,105 @@
+"""The end of a process: signals, the deadline, and an exit that nothing delays."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Final, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .deadline import Deadline
+
+__all__ = ["SAME_SIGNAL", "ExitCode", "ProcessEnd", "exit_now"]
+
+SAME_SIGNAL: Final = 0.5
+"""Seconds in which a repeated signal counts as the same one: `timeout` and some init processes send each
+signal to the process and to its group."""
+
+_FLUSH_TIMEOUT: Final = 1.0  # seconds
+
+
+class ExitCode:
+    """Exit codes of a process; a second signal ends it with 128 plus its number."""
+
+    CLEAN = 0
+    FAILED = 1
+    USAGE = 2
+    DEADLINE_EXCEEDED = 3
+
+
+class ProcessEnd:
+    """Ends this process in time, whatever hangs in it.
+
+    The first SIGTERM or SIGINT begins the deadline and requests a shutdown. A second one ends the process at
+    once, and so does the deadline, also if the shutdown was over and only a thread of user code or an exit
+    handler still runs. All that happens in a daemon thread: the event loop may stand still. Only code that
+    never gives up Python's interpreter lock can prevent it.
+
+    Args:
+        deadline: may also begin without a signal, after a failure.
+        request: called in that thread with the name of the first signal.
+        undone: called in that thread when the deadline has passed; describes what is not done.
+    """
+
+    def __init__(
+        self, deadline: Deadline, request: Callable[[str], None], undone: Callable[[], str]
+    ) -> None:
+        self._deadline = deadline
+        self._request = request
+        self._undone = undone
+        # A signal handler may interrupt anything: `SimpleQueue.put` is the one thing it may do.
+        self._events: SimpleQueue[signal.Signals | None] = SimpleQueue()
+
+    def arm(self) -> None:
+        """Take over SIGTERM and SIGINT for the rest of the process. Call it in the main thread."""
+        self._deadline.on_begin = lambda: self._events.put(None)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _: self._events.put(signal.Signals(number)))
+        threading.Thread(target=self._watch, name="process end", daemon=True).start()
+
+    def _watch(self) -> None:
+        first = math.inf
+        while True:
+            left = self._deadline.left
+            try:
+                number = self._events.get(timeout=None if left == math.inf else left)
+            except Empty:
+                exit_now(ExitCode.DEADLINE_EXCEEDED, self._undone())
+            now = time.monotonic()
+            if number is None:
+                pass  # the deadline has begun
+            elif first == math.inf:
+                first = now
+                self._deadline.begin()
+                self._request(number.name)
+            elif now - first > SAME_SIGNAL:
+                exit_now(
+                    128 + number,
+                    f"second signal ({number.name}): ended without a drain; records that are not "
+                    "committed will be delivered again",
+                )
+
+
+def exit_now(code: int, message: str) -> NoReturn:
+    """Print a message on stderr, flush all output, and end the process, whatever else runs in it.
+
+    A pipe that is full and not read delays it by one second.
+    """
+    speaker = threading.Thread(target=_say, args=[message], daemon=True)
+    speaker.start()
+    speaker.join(_FLUSH_TIMEOUT)
+    os._exit(code)
+
+
+def _say(message: str) -> None:
+    print(f"kmr: {message}", file=sys.stderr, flush=True)  # noqa: T201  the user's message
+    sys.stdout.flush()
+    logging.shutdown()

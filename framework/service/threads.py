@@ -1,0 +1,101 @@
+"""Calls in daemon threads: a call that hangs keeps neither the event loop nor the process from ending."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from contextlib import nullcontext, suppress
+from contextvars import copy_context
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+
+from anyio import to_thread
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from .deadline import shield
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anyio import CapacityLimiter
+
+__all__ = ["run_in_thread"]
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+async def run_in_thread(
+    function: Callable[[*Ts], T],
+    *arguments: *Ts,
+    limiter: CapacityLimiter | None = None,
+    abandon_on_cancel: bool = False,
+) -> T:
+    """Call a function in a daemon thread and return its result.
+
+    Unlike `anyio.to_thread.run_sync`, whose threads keep the process until they end. An abandoned call goes
+    on until it returns or the process ends.
+
+    Args:
+        limiter: how many calls run at a time; by default anyio's, 40.
+        abandon_on_cancel: whether a cancellation abandons the call at once. Otherwise it waits for the
+            call, until the deadline of the shutdown (see `kmr.service.deadline.shield`).
+
+    Raises:
+        Exception: what the function raised.
+    """
+    await checkpoint_if_cancelled()
+    async with limiter or to_thread.current_default_thread_limiter():
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
+        try:
+            thread = _idle.pop()
+        except IndexError:
+            thread = _Thread()
+            thread.start()
+        thread.calls.put((loop, future, partial(copy_context().run, function, *arguments)))
+        with nullcontext() if abandon_on_cancel else shield():
+            result, error = await future
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]  # None only if the function returned it
+
+
+class _Thread(threading.Thread):
+    """Runs one call after the other; it is in `_idle` in between."""
+
+    def __init__(self) -> None:
+        super().__init__(name="kmr call", daemon=True)
+        self.calls: SimpleQueue[
+            tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[[], Any]]
+        ] = SimpleQueue()
+
+    def run(self) -> None:
+        while True:
+            self._call(*self.calls.get())
+
+    def _call(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        future: asyncio.Future[Any],
+        function: Callable[[], Any],
+    ) -> None:
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = function()
+        except BaseException as raised:  # noqa: BLE001  the caller raises it
+            error = raised
+        _idle.append(self)
+        with suppress(RuntimeError):  # the event loop is closed: the call was abandoned
+            loop.call_soon_threadsafe(_report, future, (result, error))
+
+
+_idle: deque[_Thread] = deque()
+
+
+def _report(future: asyncio.Future[Any], outcome: tuple[Any, BaseException | None]) -> None:
+    if not future.done():  # cancelled if the call was abandoned
+        future.set_result(outcome)

@@ -1,0 +1,46 @@
+"""The end of a process; with signals and a worker it is in `guarantees/test_signals_and_exit_codes.py`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+BEGIN = """
+import threading, time
+from kmr.service.deadline import Deadline
+from kmr.service.process_end import ProcessEnd
+
+deadline = Deadline(0.2)
+ProcessEnd(deadline, print, lambda: "the oven is on").arm()
+"""
+ENDS = {
+    "deadline.begin(); time.sleep(600)": (3, "kmr: the oven is on\n"),
+    "deadline.begin(); threading.Thread(target=time.sleep, args=[600]).start()": (
+        3,
+        "kmr: the oven is on\n",
+    ),
+    "deadline.begin()": (0, ""),
+    "time.sleep(0.5)": (0, ""),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_process_ends_at_the_deadline_unless_it_ends_before(end: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + end],
+        check=False,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == ENDS[end]
+
+
+def test_output_that_nobody_reads_does_not_keep_the_process() -> None:
+    script = (
+        "import sys\nfrom kmr.service.process_end import exit_now\nexit_now(3, 'x' * 10_000_000)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE) as process:
+        assert process.wait(60) == 3
