@@ -62,6 +62,9 @@ class Inserter:
 
     Remembers the outcome of each section, so that a retry continues where the last attempt ended; call
     `forget` when all inserts of a flush are delivered.
+
+    Attributes:
+        deduplicates: the table recognises a repeated insert.
     """
 
     connection: Connection
@@ -70,6 +73,7 @@ class Inserter:
     extra_columns: ExtraColumns
     compression: Compression
     limiter: anyio.CapacityLimiter
+    deduplicates: bool
     _outcomes: dict[str, _Outcome | str] = field(default_factory=dict)
 
     async def write(self, insert: Insert) -> list[Poisoned] | Retry:
@@ -92,7 +96,7 @@ class Inserter:
         except Exception as error:
             failure = classify(error)
             if failure.kind == "later":
-                doubles = not (failure.refused or self.table.deduplicates)
+                doubles = not (failure.refused or self.deduplicates)
                 reason = f"{self.table}: {failure.reason}"
                 return Retry(failure.after, reason, may_double=doubles)
             if failure.kind == "unknown":

@@ -1,8 +1,7 @@
-"""The definition of a ClickHouse table: its columns, its deduplication, and rows cast to fit it."""
+"""The definition of a ClickHouse table: its columns, and rows cast to fit it."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +12,7 @@ from clickhouse_connect.driver.binding import quote_identifier
 
 from ...errors import StrategyError
 from ..casts import Misfit, either, excerpt
+from .deduplication import ENOUGH_TOKENS, REPLICATED
 from .types import cast_to, type_of
 
 if TYPE_CHECKING:
@@ -22,26 +22,19 @@ if TYPE_CHECKING:
     from .client import Connection
     from .types import ColumnType
 
-__all__ = ["ENOUGH_TOKENS", "Block", "Column", "SchemaMismatch", "Table", "read_table"]
+__all__ = ["Block", "Column", "SchemaMismatch", "Table", "read_table"]
 
 Compression = Literal["lz4", "zstd"] | None
 ExtraColumns = Literal["error", "ignore"]
 
-ENOUGH_TOKENS = 10_000
-"""The number of inserts whose tokens a table should remember."""
-
-_REPLICATED = ("Replicated", "Shared")
-_WINDOW = re.compile(r"\b(?:non_)?replicated_deduplication_window\s*=\s*'?(\d+)")
 _QUOTED_ROWS = 1000  # of each column; further rows share one reason
 
 _COLUMNS_SQL = """
 SELECT name, type, default_kind FROM system.columns
 WHERE database = {database:String} AND table = {table:String} ORDER BY position"""
 _TABLE_SQL = """
-SELECT engine, engine_full FROM system.tables
+SELECT engine FROM system.tables
 WHERE database = {database:String} AND name = {table:String}"""
-_WINDOW_SQL = """
-SELECT value FROM system.merge_tree_settings WHERE name = {name:String}"""
 
 
 class SchemaMismatch(StrategyError):
@@ -95,7 +88,6 @@ class Table:
     name: str
     engine: str
     columns: tuple[Column, ...]
-    window: int | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return f"{self.database}.{self.name}"
@@ -108,41 +100,12 @@ class Table:
     @property
     def is_replicated(self) -> bool:
         """Whether replicas share its data and its memory of inserts."""
-        return self.engine.startswith(_REPLICATED)
+        return self.engine.startswith(REPLICATED)
 
     @property
     def keeps_rows(self) -> bool:
         """Whether the engine keeps every row; others merge rows with the same sorting key."""
-        return self.engine in ("MergeTree", *(f"{each}MergeTree" for each in _REPLICATED))
-
-    @property
-    def deduplicates(self) -> bool:
-        """Whether the table recognises a repeated INSERT, at least for a while."""
-        return bool(self.window)
-
-    @property
-    def remedy(self) -> str | None:
-        """The statement that makes the table remember enough inserts; None if it does, or never can."""
-        if self.window is None or self.window >= ENOUGH_TOKENS:
-            return None
-        setting = _window_setting(self.engine)
-        return f"ALTER TABLE {self.identifier} MODIFY SETTING {setting} = {ENOUGH_TOKENS}"
-
-    def deduplication_advice(self) -> str | None:
-        """Return how to make the table recognise repeated INSERTs; None if nothing need be done."""
-        if self.window is not None and self.window >= ENOUGH_TOKENS:
-            return None
-        if self.engine in ("Distributed", "Null"):
-            return None
-        if self.window is None:
-            return (
-                f"the engine {self.engine} of {self} does not deduplicate: an INSERT that is repeated "
-                "after a lost answer doubles its rows; use an engine of the MergeTree family"
-            )
-        return (
-            f"{self} remembers the last {self.window} inserts only: an INSERT that is repeated after a "
-            f"lost answer may double its rows; run {self.remedy} or start with --prepare-table"
-        )
+        return self.engine in ("MergeTree", *(f"{each}MergeTree" for each in REPLICATED))
 
     def choose(
         self, names: Sequence[str], only: Sequence[str] | None, extra: ExtraColumns
@@ -244,11 +207,6 @@ def _names(names: Sequence[str]) -> str:
     return ", ".join(names)
 
 
-def _window_setting(engine: str) -> str:
-    replicated = engine.startswith(_REPLICATED)
-    return f"{'' if replicated else 'non_'}replicated_deduplication_window"
-
-
 async def read_table(connection: Connection, database: str, name: str) -> Table:
     """Read a table's definition.
 
@@ -266,7 +224,7 @@ async def read_table(connection: Connection, database: str, name: str) -> Table:
             "DateTime) ENGINE = MergeTree ORDER BY (partition, offset) "
             f"SETTINGS non_replicated_deduplication_window = {ENOUGH_TOKENS}"
         )
-    engine, engine_full = found[0]["engine"], found[0]["engine_full"]
+    engine = found[0]["engine"]
     columns = tuple(
         Column(
             name=row["name"],
@@ -277,12 +235,4 @@ async def read_table(connection: Connection, database: str, name: str) -> Table:
         for row in await connection.rows(_COLUMNS_SQL, where)
         if row["default_kind"] not in ("MATERIALIZED", "ALIAS")
     )
-    window = None
-    if engine.endswith("MergeTree"):
-        stated = _WINDOW.search(engine_full)
-        if stated is None:
-            default = await connection.rows(_WINDOW_SQL, {"name": _window_setting(engine)})
-            window = int(default[0]["value"]) if default else 0
-        else:
-            window = int(stated[1])
-    return Table(database, name, engine, columns, window)
+    return Table(database, name, engine, columns)

@@ -13,6 +13,7 @@ from ...reducers.collect import Collecting
 from ...reducers.reducer import Empty, Flushed, Retry
 from ..planning import MAX_BLOCK_ROWS, Insert, plan_inserts
 from .client import Target, classify, connect_async
+from .deduplication import read_memories
 from .inserts import Inserter, fingerprint, repeat
 from .table import read_table
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from ...record import TopicPartition
     from ...reducers.reducer import Context, Delivery, FlushResult, Poisoned, SparkPlace
     from .client import Connection
-    from .table import Compression, ExtraColumns, Table
+    from .deduplication import InsertMemory
+    from .table import Compression, ExtraColumns
 
 __all__ = ["ClickHouseWriter"]
 
@@ -41,16 +43,18 @@ class ClickHouseWriter(Collecting):
 
     Every INSERT has the rows of one partition and the deduplication token
     `group:topic:partition:first-last`, so the table recognises one that is repeated after a lost answer
-    or by another worker (`non_replicated_deduplication_window`, or the replicated one, must be large
-    enough; a warning at start shows how to set it). A topic that was deleted and created anew therefore
-    needs another group or an emptied table: its offsets begin again, and its first rows would count as
-    repetitions.
+    or by another worker (`non_replicated_deduplication_window`, or the replicated ones, must be large
+    enough, also of tables that materialized views fill; a warning at start shows how to set
+    them). A topic that was deleted and created anew therefore needs another group or an emptied table:
+    its offsets begin again, and its first rows would count as repetitions.
 
     With `exactly-once` each range of offsets is announced in the group's committed offset before it is
     written; after a crash exactly that range is read, mapped and written again with the same token, and
     counted where the table has the columns `partition` and `offset` (and `topic`). It takes one commit
     per flush. It requires that the map returns the same rows for the same records, that the topic still
-    has them (retention), and that the table still remembers the token. It is the default where the table
+    has them (retention), and that the table still remembers the token; a replicated table is counted
+    before. A power failure of ClickHouse can lose rows that it has acknowledged, unless the table has
+    `fsync_after_insert = 1`. It is the default where the table
     deduplicates. With `at-least-once` an INSERT that was under way in a crash may be doubled, because the
     records are divided into other ranges afterwards.
 
@@ -173,11 +177,13 @@ class ClickHouseWriter(Collecting):
         connection = await self._connect(target)
         try:
             table = await read_table(connection, target.database, name)
-            if context.prepare and table.remedy is not None:
-                await connection.execute(table.remedy)
-                _log.info("table altered", statement=table.remedy)
-                table = await read_table(connection, target.database, name)
-            self._choose_delivery(table, context.stage)
+            memories = await read_memories(connection, target.database, name)
+            if context.prepare and (remedies := [each.remedy for each in memories if each.remedy]):
+                for remedy in remedies:
+                    await connection.execute(remedy)
+                    _log.info("table altered", statement=remedy)
+                memories = await read_memories(connection, target.database, name)
+            self._choose_delivery(memories, context.stage)
         except Exception as error:
             await connection.close()
             if isinstance(error, KmrError):
@@ -190,7 +196,13 @@ class ClickHouseWriter(Collecting):
             compression = None if target.is_local else "lz4"
         limiter = anyio.CapacityLimiter(self.concurrency)
         self._inserter = Inserter(
-            connection, table, self.columns, self.extra_columns, compression, limiter
+            connection,
+            table,
+            self.columns,
+            self.extra_columns,
+            compression,
+            limiter,
+            memories[0].deduplicates,
         )
 
     def _share(self, opened: ClickHouseWriter) -> None:
@@ -201,19 +213,20 @@ class ClickHouseWriter(Collecting):
         self._proven = opened._proven
         self._shares = True
 
-    def _choose_delivery(self, table: Table, stage: str) -> None:
+    def _choose_delivery(self, memories: Sequence[InsertMemory], stage: str) -> None:
         """Choose the guarantee that the table supports, and log how to improve it."""
-        advice = table.deduplication_advice()
+        table = memories[0]
         if not table.deduplicates:
             if self._wanted == "exactly-once":
                 raise StrategyError(
                     f"ClickHouseWriter({self.table!r}, delivery='exactly-once'): "
-                    f"{advice or f'{table} ({table.engine}) does not deduplicate'}"
+                    f"{table.advice() or f'{self.table} ({table.engine}) does not deduplicate'}"
                 )
             self.delivery = "at-least-once"
-        if advice is not None and advice not in self._warned:
-            self._warned.add(advice)
-            _log.warning("inserts may be doubled", stage=stage, advice=advice)
+        for advice in dict.fromkeys(memory.advice() for memory in memories):
+            if advice is not None and advice not in self._warned:
+                self._warned.add(advice)
+                _log.warning("inserts may be doubled", stage=stage, advice=advice)
 
     async def _connect(self, target: Target) -> Connection:
         deadline = anyio.current_time() + self.connect_timeout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import aiohttp
 import clickhouse_connect
 import pytest
 from aiohttp import web
+from yarl import URL
 
 from kmr.reducers.reducer import Context
 
@@ -92,11 +94,12 @@ class Proxy:
             return web.Response(
                 status=500, text=text, headers={"X-ClickHouse-Exception-Code": str(fault)}
             )
+        path, body = self.forwarded(request.path_qs, body)
         async with (
             aiohttp.ClientSession(auto_decompress=False) as session,
             session.request(
                 request.method,
-                self.upstream + request.path_qs,
+                URL(self.upstream + path, encoded=True),
                 data=body,
                 headers={
                     name: value
@@ -118,6 +121,10 @@ class Proxy:
             request.transport.close()
         return web.Response(status=response.status, body=answer, headers=headers)
 
+    def forwarded(self, path: str, body: bytes) -> tuple[str, bytes]:
+        """Return what ClickHouse gets in place of a request."""
+        return path, body
+
     async def delete_rows(self, insert: str) -> None:
         """Delete everything from the table of this INSERT."""
         found = re.search(r"INSERT INTO (\S+)", insert)
@@ -130,10 +137,9 @@ class Proxy:
             assert done.status == 200, await done.text()
 
 
-@pytest.fixture
-async def proxy(clickhouse_url: str) -> AsyncIterator[Proxy]:
-    """A proxy in front of ClickHouse."""
-    proxy = Proxy(clickhouse_url)
+@asynccontextmanager
+async def serving(proxy: Proxy) -> AsyncIterator[Proxy]:
+    """Serve a proxy at its `url`."""
     app = web.Application(client_max_size=1 << 30)
     app.router.add_route("*", "/{path:.*}", proxy.handle)
     runner = web.AppRunner(app, access_log=None, auto_decompress=False, shutdown_timeout=1)
@@ -143,3 +149,10 @@ async def proxy(clickhouse_url: str) -> AsyncIterator[Proxy]:
     yield proxy
     proxy.hanging.set()
     await runner.cleanup()
+
+
+@pytest.fixture
+async def proxy(clickhouse_url: str) -> AsyncIterator[Proxy]:
+    """A proxy in front of ClickHouse."""
+    async with serving(Proxy(clickhouse_url)) as proxy:
+        yield proxy

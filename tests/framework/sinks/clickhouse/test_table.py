@@ -1,15 +1,13 @@
-"""Rows and the definition of a table: missing columns, defaults, types, deduplication."""
+"""Rows and the definition of a table: missing columns, defaults, types."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
-from structlog.testing import capture_logs
 
 from kmr.errors import StrategyError
-from kmr.reducers.reducer import Context, Flushed
-from kmr.sinks.clickhouse.writer import ClickHouseWriter
+from kmr.reducers.reducer import Flushed
 
 from .writing import OFFSETS, OpenWriter, flush, rows, written
 
@@ -24,25 +22,6 @@ async def test_a_missing_table_is_an_error_that_shows_how_to_create_one(
 ) -> None:
     with pytest.raises(StrategyError, match=r"no table default\.nowhere.*CREATE TABLE"):
         await open_writer("nowhere")
-
-
-async def test_a_small_deduplication_window_is_logged_with_the_statement_that_enlarges_it(
-    clickhouse_url: str, create_table: CreateTable, open_writer: OpenWriter, context: Context
-) -> None:
-    with capture_logs() as logs:
-        await open_writer(create_table(OFFSETS))
-        assert logs == []
-        small = create_table(OFFSETS, window=5)
-        writer = ClickHouseWriter(small, url=clickhouse_url)
-        for copy in (writer.spawn(), writer.spawn()):
-            await copy.open(context)
-            await copy.close()
-        await open_writer(create_table(OFFSETS, engine="Memory"))
-    advice = [entry["advice"] for entry in logs]
-    assert len(advice) == 2, "the copies of a stage warn once"
-    assert f"ALTER TABLE `default`.`{small}` MODIFY SETTING" in advice[0]
-    assert "non_replicated_deduplication_window = 10000" in advice[0]
-    assert "Memory" in advice[1]
 
 
 async def test_a_column_that_the_table_lacks_is_an_error_unless_it_is_ignored(

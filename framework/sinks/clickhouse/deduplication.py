@@ -1,0 +1,162 @@
+"""How long a table remembers its inserts, by which it recognises one that is repeated.
+
+A table without replication remembers a number of inserts. A replicated one also forgets them by age, since
+25.10 after an hour (measured against newer inserts). The target table of a materialized view remembers for
+itself: since 26.2 a repeated INSERT reaches it, and doubles its rows if it remembers nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clickhouse_connect.driver.binding import quote_identifier
+
+if TYPE_CHECKING:
+    from .client import Connection
+
+__all__ = [
+    "ENOUGH_SECONDS",
+    "ENOUGH_TOKENS",
+    "REPLICATED",
+    "InsertMemory",
+    "read_memories",
+    "target_of",
+]
+
+ENOUGH_TOKENS = 10_000
+"""The number of inserts whose tokens a table should remember."""
+
+ENOUGH_SECONDS = 7 * 24 * 3600
+"""How long a replicated table should remember a token: longer than a partition may be without a worker."""
+
+REPLICATED = ("Replicated", "Shared")
+"""The names of engines whose replicas share data and memory begin with one of these."""
+
+_INSERTS = "replicated_deduplication_window"
+_SECONDS = "replicated_deduplication_window_seconds"
+_REACHES_VIEWS = "deduplicate_blocks_in_dependent_materialized_views"
+
+_TABLE_SQL = """
+SELECT engine, engine_full FROM system.tables
+WHERE database = {database:String} AND name = {table:String}"""
+_DEFAULTS_SQL = """
+SELECT name, value FROM system.%s WHERE name IN ({inserts:String}, {seconds:String})"""
+_SETTING_SQL = "SELECT value FROM system.settings WHERE name = {name:String}"
+_VIEWS_SQL = r"""
+SELECT database, name, toString(uuid) AS uuid, create_table_query AS definition FROM system.tables
+WHERE engine = 'MaterializedView' AND (database, name) IN (
+    SELECT arrayJoin(arrayZip(dependencies_database, dependencies_table)) FROM system.tables
+    WHERE database = {database:String} AND name = {table:String})"""
+_TO = re.compile(r" TO (?:`((?:[^`\\]|\\.)+)`|(\w+))\.(?:`((?:[^`\\]|\\.)+)`|(\w+))")
+
+
+@dataclass(frozen=True, slots=True)
+class InsertMemory:
+    """What one table remembers of its inserts.
+
+    Attributes:
+        inserts: how many; None if its engine never recognises a repeated one.
+        seconds: for how long at most; None: without a limit.
+        view: the materialized view that writes to the table; empty for the table of the writer.
+    """
+
+    database: str
+    name: str
+    engine: str
+    inserts: int | None
+    seconds: int | None = None
+    view: str = ""
+
+    @property
+    def deduplicates(self) -> bool:
+        """Whether the table recognises a repeated INSERT, at least for a while."""
+        return bool(self.inserts)
+
+    @property
+    def remedy(self) -> str | None:
+        """The statement that makes the table remember enough; None if it does, or never can."""
+        if self.inserts is None:
+            return None
+        settings = []
+        if self.inserts < ENOUGH_TOKENS:
+            prefix = "" if self.engine.startswith(REPLICATED) else "non_"
+            settings.append(f"{prefix}{_INSERTS} = {ENOUGH_TOKENS}")
+        if self.seconds is not None and self.seconds < ENOUGH_SECONDS:
+            settings.append(f"{_SECONDS} = {ENOUGH_SECONDS}")
+        if not settings:
+            return None
+        table = f"{quote_identifier(self.database)}.{quote_identifier(self.name)}"
+        return f"ALTER TABLE {table} MODIFY SETTING {', '.join(settings)}"
+
+    def advice(self) -> str | None:
+        """Return how to make the table recognise repeated INSERTs; None if nothing need be done."""
+        if self.engine in ("Distributed", "Null"):
+            return None
+        table = f"{self.database}.{self.name}"
+        if self.view:
+            table += f", the target of the view {self.view},"
+        if self.inserts is None:
+            return (
+                f"the engine {self.engine} of {table} does not deduplicate: an INSERT that is repeated "
+                "after a lost answer doubles its rows; use an engine of the MergeTree family"
+            )
+        if self.remedy is None:
+            return None
+        limit = "" if self.seconds is None else f", for {self.seconds} s"
+        return (
+            f"{table} remembers the last {self.inserts} inserts only{limit}: an INSERT that is repeated "
+            f"after a lost answer may double its rows; run {self.remedy} or start with --prepare-table"
+        )
+
+
+async def read_memories(connection: Connection, database: str, table: str) -> list[InsertMemory]:
+    """Read what a table remembers, and, if repeated INSERTs reach them, the targets of its views.
+
+    Returns:
+        The table first; nothing if there is no such table.
+    """
+    found = await _read(connection, database, table, "")
+    reaches = await connection.rows(_SETTING_SQL, {"name": _REACHES_VIEWS})
+    if not reaches or reaches[0]["value"] != "1":
+        return found
+    seen = {(database, table)}
+    for memory in found:  # grows: a target may have views itself
+        where = {"database": memory.database, "table": memory.name}
+        for row in await connection.rows(_VIEWS_SQL, where):
+            target = target_of(row["database"], row["name"], row["uuid"], row["definition"])
+            if target not in seen:
+                seen.add(target)
+                found += await _read(connection, *target, f"{row['database']}.{row['name']}")
+    return found
+
+
+def target_of(database: str, view: str, uuid: str, definition: str) -> tuple[str, str]:
+    """Return database and name of the table that a materialized view writes to."""
+    head = definition.partition(" AS SELECT ")[0]
+    if named := _TO.search(head):
+        return named[1] or named[2], named[3] or named[4]
+    inner = f".inner.{view}" if set(uuid) <= {"0", "-"} else f".inner_id.{uuid}"
+    return database, inner
+
+
+async def _read(connection: Connection, database: str, name: str, view: str) -> list[InsertMemory]:
+    found = await connection.rows(_TABLE_SQL, {"database": database, "table": name})
+    if not found:
+        return []
+    engine, definition = found[0]["engine"], found[0]["engine_full"]
+    if not engine.endswith("MergeTree"):
+        return [InsertMemory(database, name, engine, None, None, view)]
+    replicated = engine.startswith(REPLICATED)
+    inserts = _INSERTS if replicated else f"non_{_INSERTS}"
+    defaults = await connection.rows(
+        _DEFAULTS_SQL % f"{'replicated_' if replicated else ''}merge_tree_settings",
+        {"inserts": inserts, "seconds": _SECONDS},
+    )
+    values = {row["name"]: int(row["value"]) for row in defaults}
+    for setting in (inserts, _SECONDS):
+        if stated := re.search(rf"\b{setting}\s*=\s*'?(\d+)", definition):
+            values[setting] = int(stated[1])
+    seconds = values.get(_SECONDS) if replicated else None
+    return [InsertMemory(database, name, engine, values.get(inserts, 0), seconds, view)]
