@@ -112,7 +112,10 @@ class EventHandler:
                     await self._resume(partitions)
                     self.state = "running"
                 case (("starting" | "running" | "suspended"), Revoke(partitions)):
-                    self.state = "suspended"
+                    if (
+                        self.state != "starting"
+                    ):  # the client revokes nothing before it first assigns
+                        self.state = "suspended"
                     await self._suspend(partitions, self._pipeline.suspend)
                 case "draining", Assign(partitions):
                     await self._resume_drain(partitions)

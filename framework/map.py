@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 
@@ -75,6 +75,7 @@ class MapStage:
         self._on_taken = on_taken
         self._replay_to = replay_to
         self._scope = anyio.CancelScope()
+        self._busy_since: float | None = None
         self._mapping_since: float | None = None
 
     async def run(self) -> None:
@@ -88,11 +89,13 @@ class MapStage:
         try:
             with self._scope:
                 async for batch in self._inbox:
+                    self._busy_since = anyio.current_time()
                     self._on_taken()
                     if self._replay_to is None:
                         await self._budget.wait_to_map()
                     async with self._gate:
                         await self._take(batch)
+                    self._busy_since = None
         except Exception as error:
             self._on_failure(error)
             raise
@@ -125,11 +128,11 @@ class MapStage:
         whole = Range(
             batch.topic, batch.partition, batch.first, batch.last, self._ledger.generation
         )
-        started = self._mapping_since = anyio.current_time()
+        started = anyio.current_time()
         with self._budget.mapping():
             try:
                 mapped = await self._executor.map(
-                    self._strategy.map, self._strategy.map_spec, batch
+                    self._strategy.map, self._strategy.map_spec, batch, self._begin
                 )
             finally:
                 self._mapping_since = None
@@ -138,6 +141,9 @@ class MapStage:
             self._ledgers.charge(whole, made, mapped=batch.nbytes)
         self._metrics.map_seconds.observe(anyio.current_time() - started)
         await self._send(batch, whole, mapped)
+
+    def _begin(self) -> None:
+        self._mapping_since = anyio.current_time()
 
     async def _send(self, batch: Batch, whole: Range, mapped: MapResult) -> None:
         ranges: tuple[Range, ...] = (whole,)
@@ -153,12 +159,23 @@ class MapStage:
         if failed is not None:
             await self._errors.send(failed, MAP_STAGE)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no batch in hand, and none in its inbox."""
+        return self._busy_since is None and not self._inbox.statistics().current_buffer_used
+
     def status(self) -> StageStatus:
         """Return the stage's present activity."""
-        since = self._mapping_since
+        now, since = anyio.current_time(), self._mapping_since
+        activity: Literal["idle", "mapping", "waiting"] = "mapping"
+        if since is None:
+            since = self._busy_since
+            activity = "idle" if since is None else "waiting"
+        seconds = 0.0 if since is None else now - since
         return StageStatus(
             name=f"map {self._ledger.partition}",
-            activity="idle" if since is None else "mapping",
+            activity=activity,
             queued=self._inbox.statistics().current_buffer_used,
-            seconds=0.0 if since is None else anyio.current_time() - since,
+            seconds=seconds,
+            working=seconds if activity == "mapping" else 0.0,
         )

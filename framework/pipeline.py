@@ -86,7 +86,6 @@ class Pipeline:
             self._flushing,
             self.intake.budget,
             metrics,
-            on_progress=self.intake.progress,
             on_failure=on_failure,
         )
         queue = settings.queue_batches
@@ -302,6 +301,12 @@ class Pipeline:
     def partitions(self) -> frozenset[TopicPartition]:
         """The partitions that are being processed."""
         return frozenset(self._maps)
+
+    def idle_partitions(self) -> list[TopicPartition]:
+        """Return the partitions that intake should fetch at once: there is room, and their maps are idle."""
+        if not self.intake.is_open or self.intake.budget.exhausted:
+            return []
+        return [partition for partition, stage in self._maps.items() if stage.is_idle]
 
     def stages(self) -> tuple[StageStatus, ...]:
         """Return the status of every stage, in the order of the flow."""

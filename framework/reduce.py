@@ -47,7 +47,6 @@ class SharedParts:
 
     Attributes:
         gate: while it is closed, no flush begins.
-        on_progress: called after every attempt to flush, whatever its result.
         on_failure: called with the error that ends a stage.
     """
 
@@ -55,7 +54,6 @@ class SharedParts:
     gate: Gate
     budget: Budget
     metrics: Metrics
-    on_progress: Callable[[], None]
     on_failure: Callable[[BaseException], None]
 
 
@@ -105,6 +103,7 @@ class ReduceStage:
         )
         self._free_send.send_nowait(self._buffers[1])
         self._flushing_since: float | None = None
+        self._attempt_since: float | None = None
         self._trouble: str | None = None
         self._held_bytes = 0
         self.trigger = FlushTrigger(inbox, shared.budget, replaying=replaying)
@@ -219,10 +218,11 @@ class ReduceStage:
             buffer.drop_stale(self._ledgers.is_current)
             if not buffer.held:
                 return None
+            self._attempt_since = anyio.current_time()
             try:
                 result = await self._write(buffer)
             finally:
-                self._shared.on_progress()
+                self._attempt_since = None
             if isinstance(result, Retry):
                 return result
             outcome = outcome_of(buffer, result, self.name, number)
@@ -274,21 +274,24 @@ class ReduceStage:
 
     def status(self) -> StageStatus:
         """Return the stage's present activity."""
-        activity: Literal["idle", "collecting", "flushing", "retrying", "held"]
-        since = self._flushing_since
+        activity: Literal["idle", "waiting", "collecting", "flushing", "retrying", "held"]
+        now, since, attempt = anyio.current_time(), self._flushing_since, self._attempt_since
         if since is None:
             since = self._collecting.since
             activity = "idle" if since is None else "collecting"
-        elif not self._shared.gate.is_open:
-            activity = "held"
+        elif self._trouble is not None:
+            activity = "retrying"
+        elif attempt is not None:
+            activity = "flushing"
         else:
-            activity = "flushing" if self._trouble is None else "retrying"
+            activity = "waiting" if self._shared.gate.is_open else "held"
         return StageStatus(
             name=self._shown_as,
             activity=activity,
             queued=self._inbox.statistics().current_buffer_used,
             rows=sum(buffer.rows for buffer in self._buffers),
             bytes=sum(buffer.bytes for buffer in self._buffers),
-            seconds=0.0 if since is None else anyio.current_time() - since,
+            seconds=0.0 if since is None else now - since,
             reason=self._trouble,
+            working=0.0 if attempt is None else now - attempt,
         )

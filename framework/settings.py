@@ -211,7 +211,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         bool, about("Alter a ClickHouse table whose deduplication window is too small.")
     ] = False
     stall_timeout: Annotated[
-        Seconds, about("Time without progress, with work in flight, after which /live fails.")
+        Seconds, about("Time that a call or a partition may hang, after which /live fails.")
     ] = 300.0
     security: SecuritySettings = SecuritySettings()
     fetch: FetchSettings = FetchSettings()

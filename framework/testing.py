@@ -227,6 +227,10 @@ class MemoryConsumer:
     def end_offset(self, partition: TopicPartition) -> int | None:
         return self.log[partition][-1].last + 1 if self.log[partition] else None
 
+    def answered_at(self, partition: TopicPartition) -> float | None:
+        """See `Consumer.answered_at`: every partition that is not paused is answered at once."""
+        return None if partition in self._paused else anyio.current_time()
+
     def _wake(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()

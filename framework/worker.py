@@ -17,6 +17,7 @@ from .events import EventHandler, Failed, Shutdown
 from .kafka.connection import connection_config, consumer_config
 from .kafka.kafka_consumer import KafkaConsumer
 from .observe.health import HealthServer
+from .observe.liveness import IdlePartition, Liveness
 from .observe.metrics import Metrics
 from .observe.status import PartitionStatus, WorkerStatus
 from .pipeline import Pipeline
@@ -79,6 +80,7 @@ class Worker:
             revoke_deadline=settings.revoke_deadline,
             metrics=self.metrics,
         )
+        self._liveness = Liveness(settings.stall_timeout)
         self._shutdown = anyio.Event()
         self._starting = anyio.CancelScope()
         self._working = anyio.CancelScope()
@@ -243,13 +245,34 @@ class Worker:
             )
 
     async def _observe(self) -> None:
-        """Update the lag for `/metrics` at every interval."""
+        """Update the gauges of `/metrics` and the liveness at every interval."""
+        live = True
         while True:
             await anyio.sleep(self._settings.commit_interval)
             for partition in self._partitions():
                 if partition.lag is not None:
                     lag = self.metrics.lag.labels(partition.topic, str(partition.partition))
                     lag.set(partition.lag)
+            self._liveness.note(self._idle_partitions(), anyio.current_time())
+            status = self.status()
+            self.metrics.observe_retries(status.stages)
+            if status.live != live:
+                live = status.live
+                report = _log.info if live else _log.error
+                report("live again" if live else "not live", problem=status.problem)
+
+    def _idle_partitions(self) -> list[IdlePartition]:
+        consumer, ledgers = self._consumer, self._pipeline.ledgers
+        return [
+            IdlePartition(
+                partition,
+                ledger.position,
+                consumer.end_offset(partition),
+                consumer.answered_at(partition),
+            )
+            for partition in self._pipeline.idle_partitions()
+            if (ledger := ledgers.get(partition)) is not None
+        ]
 
     def _partitions(self) -> list[PartitionStatus]:
         consumer = self._consumer
@@ -271,16 +294,13 @@ class Worker:
         """Return the worker's present status."""
         pipeline, state = self._pipeline, self._events.state
         stages = pipeline.stages()
-        standing = anyio.current_time() - pipeline.intake.progress_at
-        stalled = pipeline.intake.budget.used > 0 and standing > self._settings.stall_timeout
-        problem = next((f"{s.name}: {s.reason}" for s in stages if s.reason is not None), None)
-        if stalled:
-            problem = f"no progress for {standing:.0f} s; {problem or 'no stage reports a reason'}"
+        stalled = self._liveness.problem(stages, anyio.current_time())
+        retried = next((f"{s.name}: {s.reason}" for s in stages if s.reason is not None), None)
         return WorkerStatus(
             state=state,
-            live=not stalled and state != "failed",
+            live=stalled is None and state != "failed",
             ready=state in ("running", "suspended"),
-            problem=problem,
+            problem=stalled or retried,
             group=self._settings.group,
             topics=self._settings.topics,
             stages=stages,

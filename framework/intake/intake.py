@@ -36,7 +36,6 @@ class Intake:
     Attributes:
         is_open: while it is False, batches are discarded: a rebalance is under way, and the next
             assignment decides where reading continues.
-        progress_at: time of the last progress, on the event loop's clock.
     """
 
     def __init__(
@@ -56,7 +55,6 @@ class Intake:
         self.is_open = False
         self.consumed = 0
         self.settled = 0
-        self.progress_at = anyio.current_time()
 
     async def run(self) -> None:
         """Take in batches until cancelled.
@@ -79,10 +77,6 @@ class Intake:
         """Take in batches again after a rebalance."""
         self.inboxes.pause_again()
         self.is_open = True
-
-    def progress(self) -> None:
-        """Note that a stage made progress."""
-        self.progress_at = anyio.current_time()
 
     async def _wait_for_room(self) -> None:
         since = anyio.current_time()
@@ -115,7 +109,6 @@ class Intake:
         offsets = batch.last - batch.first + 1
         self.consumed += offsets
         self._metrics.consumed.labels(batch.topic).inc(offsets)
-        self.progress()
         self.inboxes.put(batch)
 
     def _settled(self, partition: TopicPartition, batch: InflightBatch) -> None:
@@ -124,7 +117,6 @@ class Intake:
         self._metrics.settled.labels(partition.topic).inc(offsets)
         if batch.timestamp_ms >= 0:
             self._metrics.latency.observe(max(0.0, time.time() - batch.timestamp_ms / 1000))
-        self.progress()
 
     def _count_bytes(self, nbytes: int, unmapped: int) -> None:
         self.budget.add(nbytes, unmapped)

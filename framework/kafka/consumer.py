@@ -127,6 +127,13 @@ class Consumer(Protocol):
         The high watermark, or the last stable offset with `read_committed`.
         """
 
+    def answered_at(self, partition: TopicPartition) -> float | None:
+        """Return when the broker last answered a fetch of the partition, on the event loop's clock.
+
+        The time of the assignment before the first answer. None while it cannot be asked: the partition is
+        not assigned, has no leader, or its leader does not answer.
+        """
+
     @property
     def generation(self) -> int:
         """The group generation of our membership; -1 while we are no member."""

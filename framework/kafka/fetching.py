@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiokafka
 import aiokafka.errors
+import anyio
 import structlog
 from aiokafka.consumer.fetcher import Fetcher, FetchError, OffsetResetStrategy
 
@@ -156,6 +157,8 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
         self._failing: set[TopicPartition] = set()
         self._unreachable: set[int] = set()
         self._start_offsets: dict[TopicPartition, int] = {}
+        self._resumed_at = 0.0
+        self._answered: dict[TopicPartition, float] = {}
         self._fetch_task.add_done_callback(lambda _: self.wake())
 
     def suspend(self) -> None:
@@ -165,6 +168,8 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
     def resume(self) -> None:
         """Undo `suspend`, for a new assignment."""
         self._suspended = False
+        self._resumed_at = anyio.current_time()
+        self._answered.clear()
         self._start_offsets.clear()
         self._failing.clear()
         self.wake()
@@ -178,6 +183,13 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
     def start_offset(self, partition: TopicPartition) -> int | None:
         """Return the first offset of the log as of the last response; None while unknown."""
         return self._start_offsets.get(partition)
+
+    def answered_at(self, partition: TopicPartition) -> float | None:
+        """See `Consumer.answered_at`."""
+        leader = self._client.cluster.leader_for_partition(partition)
+        if self._suspended or leader in (None, -1) or leader in self._unreachable:
+            return None
+        return self._answered.get(partition, self._resumed_at)
 
     def take(self, max_bytes: int | None = None) -> list[Batch]:
         """Return the batches of partitions that are not paused, and move their positions.
@@ -267,9 +279,10 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
             for topic, partitions in request.topics
             for partition, offset, _ in partitions
         }
-        arrived = failed = False
+        arrived, failed, now = False, False, anyio.current_time()
         for fetched in unpack_response(response):
             partition = TopicPartition(fetched.topic, fetched.partition)
+            self._answered[partition] = now
             state = assignment.state_value(partition)
             first = asked[partition]
             if not state.has_valid_position or state.position != first:

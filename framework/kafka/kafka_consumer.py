@@ -197,6 +197,9 @@ class KafkaConsumer:
             return end
         return None
 
+    def answered_at(self, partition: TopicPartition) -> float | None:
+        return self._started().answered_at(partition) if self._assigned([partition]) else None
+
     async def _on_revoked(self, listener: Listener, partitions: frozenset[TopicPartition]) -> None:
         """aiokafka awaits this before it stops its heartbeat task."""
         if self._fetcher is not None:

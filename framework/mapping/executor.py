@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -36,9 +37,22 @@ class Executor:
     def __init__(self, kind: ExecutorKind = "thread", workers: int | None = None) -> None:
         self.kind = kind
         self._limiter = anyio.CapacityLimiter(workers or os.cpu_count() or 1)
+        self._unlimited = anyio.CapacityLimiter(math.inf)
 
-    async def map(self, function: Callable[..., Any], spec: MapSpec, batch: Batch) -> MapResult:
+    async def map(
+        self,
+        function: Callable[..., Any],
+        spec: MapSpec,
+        batch: Batch,
+        on_begin: Callable[[], None] = lambda: None,
+    ) -> MapResult:
         """Apply a function to a batch. A coroutine function is awaited on the event loop.
+
+        Args:
+            function: marked, as `spec` says.
+            spec: how it is called.
+            batch: its records are decoded here, if they are not yet.
+            on_begin: called when it is this batch's turn to have a thread or process.
 
         Raises:
             StrategyError: the function returned a value that cannot become rows.
@@ -47,19 +61,25 @@ class Executor:
         if self.kind == "inline":
             records = batch.records
         elif self.kind == "thread" and not spec.is_async:
-            return await run_in_thread(
-                lambda: apply(function, batch.records),
-                abandon_on_cancel=True,
-                limiter=self._limiter,
-            )
+            async with self._limiter:
+                on_begin()
+                return await run_in_thread(
+                    lambda: apply(function, batch.records),
+                    abandon_on_cancel=True,
+                    limiter=self._unlimited,
+                )
         else:
             records = await run_in_thread(
                 lambda: batch.records, abandon_on_cancel=True, limiter=self._limiter
             )
         if spec.is_async:
+            on_begin()
             return await apply_async(function, records)
         if self.kind == "process":
-            return await to_process.run_sync(
-                partial(apply, function, records), cancellable=True, limiter=self._limiter
-            )
+            async with self._limiter:
+                on_begin()
+                return await to_process.run_sync(
+                    partial(apply, function, records), cancellable=True, limiter=self._unlimited
+                )
+        on_begin()
         return apply(function, records)

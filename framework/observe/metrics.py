@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+    from .status import StageStatus
 
 __all__ = ["Metrics"]
 
@@ -75,6 +77,12 @@ class Metrics:
             "Flushes that a sink dropped as a repetition, though nothing was announced before.",
             "stage",
         )
+        self.flush_retrying = gauge(
+            "reduce_flush_retrying_seconds",
+            "How long flushes have been retried, with the reason; gone when they succeed.",
+            "stage",
+            "reason",
+        )
         self.backpressure = counter(
             "backpressure_seconds",
             "Time that intake stood still, by the stage and the reason that held it.",
@@ -88,3 +96,14 @@ class Metrics:
         self.dead_letters = counter(
             "dlq_records", "Failed records: sent to the error sink, or dropped.", "reason"
         )
+
+    def observe_retries(self, stages: Iterable[StageStatus]) -> None:
+        """Update the gauge of the flushes that are retried now."""
+        self.flush_retrying.clear()
+        longest: dict[tuple[str, str], float] = {}
+        for stage in stages:
+            if stage.reason is not None:
+                what = (stage.name.partition(" ")[0], stage.reason)
+                longest[what] = max(longest.get(what, 0.0), stage.seconds)
+        for what, seconds in longest.items():
+            self.flush_retrying.labels(*what).set(seconds)

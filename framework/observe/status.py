@@ -17,21 +17,24 @@ class StageStatus(msgspec.Struct, frozen=True):
     Attributes:
         name: `map topic-0`, `reduce-1` or, where each partition has its own, `reduce-1 topic-0`,
             `reduce-err`.
-        activity: its present activity; `held` waits for the end of a rebalance.
+        activity: its present activity; `waiting` has work in hand and waits for the next stage, for room or
+            for a thread, `held` for the end of a rebalance.
         queued: batches in its inbox.
         rows: rows collected and not yet flushed.
         bytes: their size.
         seconds: how long `activity` has lasted.
         reason: why it retries; None if it does not.
+        working: how long the present call of the map function, or attempt to flush, has lasted; 0 without.
     """
 
     name: str
-    activity: Literal["idle", "mapping", "collecting", "flushing", "retrying", "held"]
+    activity: Literal["idle", "mapping", "waiting", "collecting", "flushing", "retrying", "held"]
     queued: int
     rows: int = 0
     bytes: int = 0
     seconds: float = 0.0
     reason: str | None = None
+    working: float = 0.0
 
 
 class PartitionStatus(msgspec.Struct, frozen=True):
@@ -67,8 +70,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     """The whole worker.
 
     Attributes:
-        live: False if it failed, or if records are in flight without progress for `stall_timeout`.
-        ready: True if it can process partitions: it is in the group, and all reducers are open.
+        live: False if it failed, or if a stage or a partition hangs (`kmr.observe.liveness`).
+        ready: True if it can process partitions: all reducers are open, and it had its first assignment.
         problem: why it is not live, or the reason of a stage that retries; None without either.
         consumed: records taken from the broker since the start.
         settled: offsets settled since the start.

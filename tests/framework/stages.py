@@ -52,7 +52,6 @@ class Bench:
                 self.gate,
                 self.budget,
                 self.metrics,
-                on_progress=lambda: None,
                 on_failure=lambda _: None,
             ),
             out=out,

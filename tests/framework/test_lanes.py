@@ -50,7 +50,6 @@ def lanes_of(strategy: Strategy) -> Lanes:
         gate,
         Budget(1_000_000),
         metrics,
-        on_progress=lambda: None,
         on_failure=lambda _: None,
     )
     errors = ErrorPort(None, LimitWindow(None), ledgers.settle, metrics)

@@ -10,6 +10,8 @@ import pytest
 
 from kmr.errors import DeadlineExceeded, RecordFailed, SinkError
 from kmr.mapping.functions import map_record
+from kmr.record import Record
+from kmr.reducers.reducer import Retry
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
 
@@ -23,6 +25,13 @@ if TYPE_CHECKING:
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, Any]]:
     return "asyncio", {"loop_factory": VirtualTimeLoop}
+
+
+@map_record
+async def locate_or_hang(record: Record) -> dict[str, int]:
+    if record.value == b"hang":
+        await anyio.sleep_forever()
+    return {"p": record.partition, "o": record.offset}
 
 
 async def test_records_travel_from_the_topic_to_the_sink_and_are_committed(
@@ -74,7 +83,7 @@ async def test_a_drain_that_takes_too_long_names_what_is_left(clock: VirtualCloc
                 tasks.start_soon(clock.advance, 20.0)  # the rest is for leaving the group
 
 
-async def test_a_stage_without_progress_makes_the_worker_not_live(clock: VirtualClock) -> None:
+async def test_a_flush_that_does_not_end_makes_the_worker_not_live(clock: VirtualClock) -> None:
     journal, consumer = Journal(hold=anyio.Event()), MemoryConsumer()
     put(consumer, 0, 0, b"a")
     async with running(
@@ -86,10 +95,105 @@ async def test_a_stage_without_progress_makes_the_worker_not_live(clock: Virtual
         await clock.advance(2.0)
         status = worker.status()
         assert not status.live
-        assert status.problem is not None
-        assert "no progress for 301 s" in status.problem
+        assert status.problem == "reduce-1: flush has not ended for 301 s"
         assert journal.hold is not None
         journal.hold.set()
+        await clock.settle()
+        assert worker.status().live
+
+
+async def test_rows_that_wait_for_their_age_on_a_quiet_topic_are_live(clock: VirtualClock) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a")
+    strategy = Strategy(locate, [MemoryWriter(journal, max_age=1000.0)])
+    async with running(strategy, consumer, stall_timeout=300.0) as worker:
+        await consumer.rebalance([P0])
+        for _ in range(9):
+            await clock.advance(100.0)
+            assert worker.status().live
+        assert journal.attempts == 0
+
+
+async def test_a_map_that_hangs_beside_a_busy_partition_makes_the_worker_not_live(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"hang")
+    async with running(
+        Strategy(locate_or_hang, [MemoryWriter(journal)]), consumer, stall_timeout=300.0
+    ) as worker:
+        await consumer.rebalance([P0, P1])
+        for offset in range(31):
+            assert worker.status().live
+            put(consumer, 1, offset, b"a")
+            await clock.advance(10.0)
+        status = worker.status()
+        assert not status.live
+        assert status.problem == "map t-0: the map function has not ended for 310 s"
+        assert len(written(journal, 1)) > 20
+        await consumer.rebalance([P1])
+
+
+async def test_a_sink_that_is_down_and_tried_again_is_live_and_the_reason_is_shown(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    journal.outcomes.extend([Retry(10.0, "db:8123 refuses the connection")] * 100)
+    put(consumer, 0, 0, b"a")
+    async with running(
+        Strategy(locate, [MemoryWriter(journal, max_rows=1)]), consumer, stall_timeout=300.0
+    ) as worker:
+        await consumer.rebalance([P0])
+        for _ in range(60):
+            await clock.advance(10.0)
+            assert worker.status().live
+        assert worker.status().problem == "reduce-1: db:8123 refuses the connection"
+        labels = {"stage": "reduce-1", "reason": "db:8123 refuses the connection"}
+        name, registry = "kmr_reduce_flush_retrying_seconds", worker.metrics.registry
+        assert registry.get_sample_value(name, labels) == pytest.approx(600.0, abs=10.0)
+        journal.outcomes.clear()
+        await clock.advance(10.0)
+        await clock.advance(1.0)
+        assert registry.get_sample_value(name, labels) is None
+        assert worker.status().problem is None
+
+
+async def test_a_partition_that_is_not_fetched_while_its_lag_grows_makes_the_worker_not_live(
+    clock: VirtualClock,
+) -> None:
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a")
+    async with running(
+        Strategy(locate, [MemoryWriter(journal)]), consumer, stall_timeout=300.0
+    ) as worker:
+        await consumer.rebalance([P0, P1])
+        await clock.advance(5.0)
+        consumer.pause([P0])  # and nothing resumes it
+        for offset in range(1, 31):
+            assert worker.status().live
+            put(consumer, 0, offset, b"a")
+            put(consumer, 1, offset, b"a")
+            await clock.advance(10.0)
+        await clock.advance(10.0)
+        assert not worker.status().live
+        assert "t-0: no records were fetched" in (worker.status().problem or "")
+        consumer.resume([P0])
+        await clock.advance(1.0)
+        assert worker.status().live
+
+
+async def test_a_worker_is_ready_when_it_has_its_first_assignment_and_not_before(
+    clock: VirtualClock,
+) -> None:
+    consumer = MemoryConsumer()
+    async with running(Strategy(locate, [MemoryWriter(Journal())]), consumer) as worker:
+        assert not worker.status().ready
+        await consumer.revoke()  # as the client does before it joins
+        await clock.settle()
+        assert not worker.status().ready
+        assert worker.status().state == "starting"
+        await consumer.assign([])
+        assert worker.status().ready
 
 
 class PollsAgain(MemoryConsumer):

@@ -269,6 +269,24 @@ async def test_batches_of_a_paused_partition_are_not_fetched_again(
         assert fetched == [0]
 
 
+async def test_a_partition_that_is_not_fetched_has_an_older_answer_than_the_others(
+    create_topic: CreateTopic, consume: Consume, produce: Produce
+) -> None:
+    await create_topic("t", 2)
+    async with consume() as member:
+        await member.until_assigned(bool)
+        member.consumer.pause([T0])
+        for _ in range(3):  # the fetch that is under way is for both
+            await produce("t", numbers(1), 1)
+            await member.read(1)
+        consumer, other = member.consumer, TopicPartition("t", 1)
+        assert (consumer.answered_at(T0) or 0.0) < (consumer.answered_at(other) or 0.0)
+        fetcher = consumer._fetcher
+        assert fetcher is not None
+        fetcher._unreachable.add(fetcher._client.cluster.leader_for_partition(T0))
+        assert consumer.answered_at(T0) is None, "its broker does not answer"
+
+
 async def test_a_poll_takes_no_more_batches_than_there_is_room_for_and_loses_none(
     consume: Consume, produce: Produce, create_topic: CreateTopic
 ) -> None:

@@ -12,6 +12,7 @@ NAMES = {
     "kmr_dlq_records",
     "kmr_failed_records",
     "kmr_inflight_bytes",
+    "kmr_reduce_flush_retrying_seconds",
     "kmr_map_seconds",
     "kmr_offset_resets",
     "kmr_rebalances",
@@ -22,6 +23,7 @@ NAMES = {
     "kmr_reduce_flush_seconds",
     "kmr_reduce_flushes",
     "kmr_settled_records",
+    "kmr_unexpected_duplicates",
 }
 
 
