@@ -9,7 +9,7 @@ import anyio
 import structlog
 
 from .delivery.announcement import Generation, generation_of
-from .errors import CommitFenced, ConsumerError
+from .errors import CommitFenced, CommitRefused, ConsumerError
 from .kafka.consumer import CommitOffset
 
 if TYPE_CHECKING:
@@ -63,9 +63,14 @@ class Committer:
         self._lock = anyio.Lock()
         self._fenced = anyio.Event()
         self._held = False
+        self._trouble = ""
 
     async def run(self) -> None:
-        """Commit at every interval until cancelled; a failed commit is logged and repeated by the next."""
+        """Commit at every interval until cancelled; a failed commit is logged and repeated by the next.
+
+        Raises:
+            CommitRefused: see `commit`.
+        """
         while True:
             await anyio.sleep(self._interval)
             await self.commit()
@@ -76,6 +81,10 @@ class Committer:
         Calls during a commit share the next one. A fenced commit raises no error: the group has a new
         generation, and the rebalance that follows says which partitions are still ours. Until then
         nothing is committed (see `hold`).
+
+        Raises:
+            CommitRefused: the broker would refuse it for ever. Partitions that it did not refuse are
+                acknowledged.
         """
         async with self._lock:
             if self._held:
@@ -102,12 +111,22 @@ class Committer:
                 return False
             except ConsumerError as error:
                 self._metrics.commits.labels("failed").inc()
-                _log.warning("commit failed, trying again with the next one", reason=str(error))
+                if isinstance(error, CommitRefused):
+                    self._acknowledge({p: moved[p] for p in moved if p in error.acknowledged})
+                    if error.for_good:
+                        raise
+                if str(error) != self._trouble:
+                    self._trouble = str(error)
+                    _log.warning("commit failed, trying again with the next one", reason=str(error))
                 return False
-            for partition, wanted in moved.items():
-                self._entry(partition).acknowledged = wanted
+            self._acknowledge(moved)
+            self._trouble = ""
             self._metrics.commits.labels("ok").inc()
             return True
+
+    def _acknowledge(self, offsets: dict[TopicPartition, CommitOffset]) -> None:
+        for partition, offset in offsets.items():
+            self._entry(partition).acknowledged = offset
 
     async def announce(self, partition: TopicPartition, announcement: Announcement) -> bool:
         """Commit the announcement of a range that is about to be written; return whether it may be.

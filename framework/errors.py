@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "BrokerUnavailable",
     "CommitFenced",
+    "CommitRefused",
     "ConsumerError",
     "CorruptRecords",
     "DeadlineExceeded",
@@ -41,6 +42,26 @@ class BrokerUnavailable(ConsumerError):
 
 class CommitFenced(ConsumerError):
     """The group has a new generation, so it refuses this member's commits."""
+
+
+class CommitRefused(ConsumerError):
+    """The broker refuses a commit.
+
+    Attributes:
+        acknowledged: the partitions of the same commit that it acknowledged.
+        for_good: whether it would refuse it again, such as after a permission was revoked.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        acknowledged: frozenset[tuple[str, int]] = frozenset(),
+        *,
+        for_good: bool = True,
+    ) -> None:
+        super().__init__(message)
+        self.acknowledged = acknowledged
+        self.for_good = for_good
 
 
 class OffsetOutOfRange(ConsumerError):

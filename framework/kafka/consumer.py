@@ -114,8 +114,9 @@ class Consumer(Protocol):
         """Commit in one request; return when the broker has acknowledged it.
 
         Raises `CommitFenced` when the group is in a new generation (the offsets are *not* committed, and
-        another member may own the partitions), `ConsumerError` for any other error that retrying for
-        `commit_timeout` seconds did not resolve.
+        another member may own the partitions), `CommitRefused` when the broker refuses it for another
+        reason, `ConsumerError` for any other error that retrying for `commit_timeout` seconds did not
+        resolve.
         """
 
     def start_offset(self, partition: TopicPartition) -> int | None:

@@ -27,7 +27,7 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
-from ..errors import CommitFenced, ConsumerError
+from ..errors import CommitFenced, CommitRefused, ConsumerError
 from ..record import TopicPartition
 from .consumer import CommitOffset
 
@@ -211,8 +211,8 @@ async def commit_offsets(
 
     Raises:
         CommitFenced: the group is in another generation. Nothing is committed.
-        ConsumerError: refused for another reason, or not acknowledged in time. After the latter it
-            may still have been committed.
+        CommitRefused: refused for another reason, at least for one partition.
+        ConsumerError: not acknowledged in time. It may still have been committed.
     """
     if not offsets:
         return
@@ -242,29 +242,50 @@ async def commit_offsets(
 
 
 def _check_commit(coordinator: Any, response: Any) -> None:
-    """Raise CommitFenced, ConsumerError, or a KafkaError that is worth a retry."""
+    """Raise CommitFenced, CommitRefused, or a KafkaError that is worth a retry."""
     again: KafkaError | None = None
+    acknowledged: set[TopicPartition] = set()
+    refused: list[str] = []
+    for_good = False
     for topic, partitions in response.topics:
-        for partition, code in partitions:
+        for number, code in partitions:
+            partition = TopicPartition(topic, number)
             if code == 0:
+                acknowledged.add(partition)
                 continue
             error = aiokafka.errors.for_code(code)
-            where = f"{TopicPartition(topic, partition)}: {error.__name__}"
+            where = f"{partition}: {error.__name__}"
             if code in _FENCED:
                 raise CommitFenced(
                     f"group {coordinator.group_id}: the group has moved on to a new generation,"
                     f" the commit was refused ({where})"
                 )
             if code == _UNKNOWN_TOPIC or not error.retriable:
-                raise _refused(coordinator, where)
-            if again is None or code in _COORDINATOR_GONE:
+                # Whether a topic is gone for good is decided by `KafkaConsumer`, from the metadata.
+                for_good = for_good or code != _UNKNOWN_TOPIC
+                refused.append(where)
+            elif again is None or code in _COORDINATOR_GONE:
                 again = error(where)
+    if refused:
+        raise _refused(coordinator, ", ".join(refused), frozenset(acknowledged), for_good=for_good)
     if again is not None:
         raise again
 
 
-def _refused(coordinator: Any, reason: object) -> ConsumerError:
-    return ConsumerError(f"group {coordinator.group_id}: the broker refused a commit: {reason}")
+def _refused(
+    coordinator: Any,
+    reason: object,
+    acknowledged: frozenset[TopicPartition] = frozenset(),
+    *,
+    for_good: bool = True,
+) -> CommitRefused:
+    remedy = "; correct the cause, such as a permission, and start the worker again"
+    return CommitRefused(
+        f"group {coordinator.group_id}: the broker refuses to commit offsets: {reason}"
+        + (remedy if for_good else ""),
+        acknowledged,
+        for_good=for_good,
+    )
 
 
 async def _ask(coordinator: Any, request: Any, read: Callable[[Any], T], timeout: float) -> T:

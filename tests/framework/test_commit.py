@@ -10,6 +10,7 @@ import pytest
 from kmr.commit import Committer
 from kmr.delivery.announcement import Announcement, Generation, generation_of
 from kmr.delivery.ledger import Ledgers
+from kmr.errors import CommitRefused
 from kmr.kafka.consumer import CommitOffset
 from kmr.observe.metrics import Metrics
 from kmr.record import Range
@@ -19,7 +20,7 @@ from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop, 
 from .workers import P0, P1, committed, locate, put, running, written
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from kmr.record import TopicPartition
     from kmr.testing import VirtualClock
@@ -134,6 +135,48 @@ async def test_only_watermarks_that_moved_are_committed(clock: VirtualClock) -> 
     assert await committer.commit()
     assert consumer.commits == [{P0: 5}]
     assert committer.committed(P0) == 5
+
+
+class Refusing(MemoryConsumer):
+    """Refuses the commits of one partition for good, and acknowledges the others."""
+
+    refused: TopicPartition | None = None
+
+    async def commit(self, offsets: Mapping[TopicPartition, CommitOffset]) -> None:
+        accepted = {p: offset for p, offset in offsets.items() if p != self.refused}
+        await super().commit(accepted)
+        if self.refused in offsets:
+            raise CommitRefused("t-0: the permission was revoked", frozenset(accepted))
+
+
+async def test_a_commit_that_is_refused_for_good_acknowledges_the_other_partitions(
+    clock: VirtualClock,
+) -> None:
+    consumer = Refusing()
+    consumer.refused = P0
+    committer, ledgers = committer_of(consumer)
+    committer.begin(P1, CommitOffset(0))
+    ledgers.open(P1, 3)
+    settle(ledgers, 0, 4)
+    with pytest.raises(CommitRefused):
+        await committer.commit()
+    assert (committer.committed(P0), committer.committed(P1)) == (0, 3)
+
+
+async def test_a_commit_that_is_refused_for_good_ends_the_worker_with_the_reason(
+    clock: VirtualClock,
+) -> None:
+    consumer = Refusing()
+    put(consumer, 0, 0, b"a")
+    put(consumer, 1, 0, b"a")
+    strategy = Strategy(locate, [MemoryWriter(Journal(), max_rows=1)])
+    with pytest.RaisesGroup(pytest.RaisesExc(CommitRefused, match="the permission was revoked")):
+        async with running(strategy, consumer):
+            await consumer.rebalance([P0, P1])
+            consumer.refused = P0
+            await clock.advance(1.0)
+            await anyio.sleep_forever()
+    assert committed(consumer) == {P0: 0, P1: 1}
 
 
 async def test_nothing_is_committed_between_a_revocation_and_the_next_generation(

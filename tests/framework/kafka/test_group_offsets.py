@@ -13,7 +13,7 @@ from kio.schema.errors import ErrorCode
 from kio.schema.offset_fetch.v8.response import OffsetFetchResponseGroup
 
 from kmr.broker.apis import committed_offsets
-from kmr.errors import ConsumerError
+from kmr.errors import CommitRefused, ConsumerError
 from kmr.kafka.admin import connect_admin
 from kmr.kafka.connection import ConnectionConfig
 from kmr.kafka.consumer import CommitOffset
@@ -145,3 +145,15 @@ async def test_a_read_waits_for_an_offset_in_an_open_transaction(
         assert not answer
         await (producer.commit_transaction() if commit else producer.abort_transaction())
     assert answer == {T0: CommitOffset(9, "") if commit else CommitOffset(4, "mark"), T1: None}
+
+
+async def test_an_offset_that_is_refused_for_good_does_not_hide_that_others_are_committed(
+    consume: Consume, create_topic: CreateTopic
+) -> None:
+    await create_topic("t", 2)
+    async with consume() as member:
+        await member.until_assigned(lambda assigned: len(assigned) == 2)
+        with pytest.raises(CommitRefused, match=r"t-0: OffsetMetadataTooLarge") as refused:
+            await member.consumer.commit({T0: CommitOffset(5, "x" * 20_000), T1: CommitOffset(3)})
+        assert refused.value.acknowledged == {T1}
+        assert await member.consumer.committed([T0, T1]) == {T0: None, T1: CommitOffset(3)}
