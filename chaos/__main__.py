@@ -18,7 +18,7 @@ from rich.console import Console
 
 from chaos.course import carry_out
 from chaos.report import write_report
-from chaos.scenarios import LONG, SCENARIOS, SHORT
+from chaos.scenarios import LONG, SCENARIOS, SHORT, SLOW
 from chaos.services import ServiceFailed
 from chaos.shape import Outside
 
@@ -38,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         _list(console)
         return 0
-    scenarios = [SCENARIOS[name] for name in options.scenario] or (LONG if options.long else SHORT)
+    scenarios = [SCENARIOS[name] for name in options.scenario] or (
+        LONG if options.long else [*SHORT, *SLOW]
+    )
     seed = random.SystemRandom().getrandbits(32) if options.seed is None else options.seed
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # it cannot know that we meant it
     verdicts = []
@@ -98,7 +100,7 @@ def _show(console: Console, run: Run, summary: Path) -> None:
 
 
 def _list(console: Console) -> None:
-    for title, scenarios in (("short", SHORT), ("long", LONG)):
+    for title, scenarios in (("short", [*SHORT, *SLOW]), ("long", LONG)):
         console.print(f"[bold]{title}[/]")
         for scenario in scenarios:
             console.print(f"  {scenario.name:<22}{scenario.about}")

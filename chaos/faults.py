@@ -123,8 +123,24 @@ class KillClickHouseWriting(Fault):
                 link.release_inserts()
         seconds = random.uniform(0, self.latest)
         await anyio.sleep(seconds)
-        await _kill_and_start(_own(site.clickhouse))
+        await self.kill(site)
         return f"{seconds * 1_000:.0f} ms after {held} INSERTs"
+
+    async def kill(self, site: Site) -> None:
+        """Kill ClickHouse, and start it again."""
+        await _kill_and_start(_own(site.clickhouse))
+
+
+class KillClickHouseAndWorkers(KillClickHouseWriting):
+    """The same, and SIGKILL of every worker with it: others repeat what was half written."""
+
+    name = "kill-clickhouse-and-workers"
+
+    async def kill(self, site: Site) -> None:
+        """Kill all of them at once; start ClickHouse first."""
+        await _kill_and_start_in_order(
+            [_own(site.clickhouse)], [worker.service for worker in site.workers]
+        )
 
 
 class KillEverything(Fault):
@@ -136,14 +152,7 @@ class KillEverything(Fault):
     async def strike(self, site: Site, random: Random) -> str:
         """See `Fault.strike`."""
         below = [_own(site.broker), _own(site.clickhouse)]
-        above = [worker.service for worker in site.workers]
-        async with anyio.create_task_group() as tasks:
-            for service in [*above, *below]:
-                tasks.start_soon(service.kill)
-        for services in (below, above):
-            async with anyio.create_task_group() as tasks:
-                for service in services:
-                    tasks.start_soon(service.start)
+        await _kill_and_start_in_order(below, [worker.service for worker in site.workers])
         return "broker, ClickHouse and every worker"
 
 
@@ -366,6 +375,7 @@ FAULTS: dict[str, Fault] = {
         KillBroker(),
         KillClickHouse(),
         KillClickHouseWriting(),
+        KillClickHouseAndWorkers(),
         KillEverything(),
         PauseWorker(),
         LateInsert(),
@@ -385,6 +395,18 @@ FAULTS: dict[str, Fault] = {
 async def _kill_and_start(service: Service) -> None:
     await service.kill()
     await service.start()
+
+
+async def _kill_and_start_in_order(*groups: Sequence[Service]) -> None:
+    """Kill all of them at once; start one group after the other."""
+    async with anyio.create_task_group() as tasks:
+        for services in groups:
+            for service in services:
+                tasks.start_soon(service.kill)
+    for services in groups:
+        async with anyio.create_task_group() as tasks:
+            for service in services:
+                tasks.start_soon(service.start)
 
 
 def _own(service: Service | None) -> Service:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 from chaos.faults import FAULTS
 from chaos.shape import GroupSpec, Shape
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from chaos.shape import Outside
     from chaos.workload import Mode
 
-__all__ = ["LONG", "SCENARIOS", "SHORT", "Scenario"]
+__all__ = ["LONG", "SCENARIOS", "SHORT", "SLOW", "Scenario"]
 
 MIB: Final = 1024 * 1024
 
@@ -82,11 +82,18 @@ class Scenario:
         return replace(self, shape=replace(self.shape, groups=groups))
 
 
-def _group(mode: Mode, workers: int = 2, *, name: str = "group", dead: str = "topic") -> GroupSpec:
+def _group(
+    mode: Mode,
+    workers: int = 2,
+    *,
+    name: str = "group",
+    dead: str = "topic",
+    engine: Literal["worker", "spark"] = "worker",
+) -> GroupSpec:
     table = f"chaos_{name}"
     dead_letters = f"chaos-{name}-dead" if dead == "topic" else ""
     dead_table = f"{table}_dead" if dead == "table" else ""
-    return GroupSpec(name, Workload(table, mode, dead_table, dead_letters), workers)
+    return GroupSpec(name, Workload(table, mode, dead_table, dead_letters), workers, engine)
 
 
 _CRASHES: Final = ("kill-worker", "kill-broker", "kill-clickhouse", "kill-everything")
@@ -134,6 +141,17 @@ SHORT: Final = (
     ),
 )
 
+SLOW: Final = (
+    Scenario(
+        "spark",
+        "the Spark engine, while ClickHouse is killed in its INSERTs, and the engine too",
+        Shape([_group("exactly-once", 1, dead="table", engine="spark")], links=True),
+        ("kill-clickhouse-and-workers", "kill-clickhouse-writing", "kill-worker"),
+        patience=240,
+    ),
+)
+"""Short ones that take minutes: the test suite does not run them."""
+
 LONG: Final = (
     Scenario(
         "everything",
@@ -148,8 +166,8 @@ LONG: Final = (
         "torn-inserts",
         "ClickHouse is killed 20 times while it writes",
         Shape([_group("exactly-once", 3)], partitions=12, links=True),
-        ("kill-clickhouse-writing",),
-        rounds=20,
+        ("kill-clickhouse-writing", "kill-clickhouse-and-workers"),
+        rounds=10,
         between=500,
     ),
     Scenario(
@@ -174,4 +192,4 @@ LONG: Final = (
     ),
 )
 
-SCENARIOS: Final = {scenario.name: scenario for scenario in (*SHORT, *LONG)}
+SCENARIOS: Final = {scenario.name: scenario for scenario in (*SHORT, *SLOW, *LONG)}

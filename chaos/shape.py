@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,11 +15,16 @@ __all__ = ["GroupSpec", "Outside", "Shape"]
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """A consumer group: what it does, and with how many workers."""
+    """A consumer group: what it does, and with how many workers.
+
+    Attributes:
+        engine: `spark`: each worker is an engine of its own, so there is one; it is no member of the group.
+    """
 
     name: str
     workload: Workload
     workers: int = 2
+    engine: Literal["worker", "spark"] = "worker"
 
     def with_suffix(self, suffix: str) -> GroupSpec:
         """The same under other names."""

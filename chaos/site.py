@@ -32,14 +32,24 @@ if TYPE_CHECKING:
 __all__ = ["Site", "Worker"]
 
 SESSION_TIMEOUT: Final = 6.0  # seconds; the shortest that brokers accept
+_WORKER_FLAGS: Final = (
+    *("--session-timeout", f"{SESSION_TIMEOUT:g}", "--heartbeat-interval", "0.3"),
+    *("--commit-interval", "0.3"),
+)
+_SPARK_FLAGS: Final = ("--trigger", "500ms", "--max-offsets-per-trigger", "10000")
 
 
 @dataclass(eq=False)
 class Worker:
-    """A worker's process, and its ways to the broker and to ClickHouse."""
+    """A worker's process, and its ways to the broker and to ClickHouse.
+
+    Attributes:
+        joins: whether it becomes a member of its group.
+    """
 
     service: Service
     group: str
+    joins: bool = True
     kafka: KafkaLink | None = None
     clickhouse: HttpLink | None = None
     _lock: anyio.Lock = field(default_factory=anyio.Lock)
@@ -128,6 +138,7 @@ class Site:
                 and self.view.groups[spec.name].state == "Stable"
                 and self.view.members(spec.name) == self._wanted(spec.name)
                 for spec in self.groups
+                if spec.engine == "worker"
             )
         )
 
@@ -149,8 +160,9 @@ class Site:
         await self.view.until(lambda: client_id not in self.view.members(worker.group))
 
     async def until_joined(self, worker: Worker) -> None:
-        """Wait until a worker is a member and has partitions."""
-        await self.view.until(lambda: self.view.owns(worker.group, worker.client_id) > 0)
+        """Wait until a worker is a member and has partitions; an engine of Spark never is."""
+        if worker.joins:
+            await self.view.until(lambda: self.view.owns(worker.group, worker.client_id) > 0)
 
     async def stop_workers(self) -> None:
         """SIGTERM for every worker; they drain, commit and leave."""
@@ -247,25 +259,37 @@ class Site:
                     bootstrap_servers = await kafka.bootstrap_servers()
                     url = await clickhouse.stand_in(url)
                 service = self._declare(f"{spec.name}-{number}", spec, bootstrap_servers, url)
-                self.workers.append(Worker(service, spec.name, kafka, clickhouse))
+                joins = spec.engine == "worker"
+                self.workers.append(Worker(service, spec.name, joins, kafka, clickhouse))
 
     def _declare(self, name: str, spec: GroupSpec, bootstrap_servers: str, url: str) -> Service:
         arguments = [
             *("run", "chaos.workload:strategy", "--topic", self.topic, "--group", spec.name),
-            *("--bootstrap-servers", bootstrap_servers),
-            *("--session-timeout", f"{SESSION_TIMEOUT:g}", "--heartbeat-interval", "0.3"),
-            *("--commit-interval", "0.3", "--isolation-level", "read_committed"),
+            *("--bootstrap-servers", bootstrap_servers, "--isolation-level", "read_committed"),
+            *(self._spark_flags(name) if spec.engine == "spark" else _WORKER_FLAGS),
             *self.shape.flags,
         ]
         service = self._services.add(
             name,
             lambda: [*arguments, "--client-id", f"{name}.{service.starts}"],
-            ready_line='"assigned"',
+            ready_line="Setting Spark log level" if spec.engine == "spark" else '"assigned"',
             waits=False,
             KMR_CLICKHOUSE_URL=url,
             **spec.workload.environment(),
         )
         return service
+
+    def _spark_flags(self, name: str) -> list[str]:
+        checkpoint = str(self._directory / f"checkpoint-{name}")
+        return [
+            "--engine",
+            "spark",
+            "--master",
+            "local[2]",
+            "--checkpoint",
+            checkpoint,
+            *_SPARK_FLAGS,
+        ]
 
     async def _supervise(self) -> None:
         """Restart a worker that ended without a signal of ours, as a supervisor would."""
