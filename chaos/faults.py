@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from chaos.services import Service
     from chaos.site import Site, Worker
 
-__all__ = ["FAULTS", "Fault", "Need", "Strike", "plan"]
+__all__ = ["FAULTS", "Fault", "Need", "Strike", "own", "plan", "way"]
 
 T = TypeVar("T", bound="Link")
 Need = Literal["broker", "clickhouse", "links", "peers"]
@@ -85,7 +85,7 @@ class KillBroker(Fault):
 
     async def strike(self, site: Site, random: Random) -> str:
         """See `Fault.strike`."""
-        await _kill_and_start(_own(site.broker))
+        await _kill_and_start(own(site.broker))
         return "broker"
 
 
@@ -97,7 +97,7 @@ class KillClickHouse(Fault):
 
     async def strike(self, site: Site, random: Random) -> str:
         """See `Fault.strike`."""
-        await _kill_and_start(_own(site.clickhouse))
+        await _kill_and_start(own(site.clickhouse))
         return "ClickHouse"
 
 
@@ -110,7 +110,7 @@ class KillClickHouseWriting(Fault):
 
     async def strike(self, site: Site, random: Random) -> str:
         """See `Fault.strike`."""
-        links = [_way(worker.clickhouse) for worker in site.workers]
+        links = [way(worker.clickhouse) for worker in site.workers]
         for link in links:
             link.hold_inserts()
         try:
@@ -128,18 +128,18 @@ class KillClickHouseWriting(Fault):
 
     async def kill(self, site: Site) -> None:
         """Kill ClickHouse, and start it again."""
-        await _kill_and_start(_own(site.clickhouse))
+        await _kill_and_start(own(site.clickhouse))
 
 
 class KillClickHouseAndWorkers(KillClickHouseWriting):
-    """The same, and SIGKILL of every worker with it: others repeat what was half written."""
+    """SIGKILL of ClickHouse while it writes, and of every worker: new ones repeat what was half written."""
 
     name = "kill-clickhouse-and-workers"
 
     async def kill(self, site: Site) -> None:
         """Kill all of them at once; start ClickHouse first."""
         await _kill_and_start_in_order(
-            [_own(site.clickhouse)], [worker.service for worker in site.workers]
+            [own(site.clickhouse)], [worker.service for worker in site.workers]
         )
 
 
@@ -151,7 +151,7 @@ class KillEverything(Fault):
 
     async def strike(self, site: Site, random: Random) -> str:
         """See `Fault.strike`."""
-        below = [_own(site.broker), _own(site.clickhouse)]
+        below = [own(site.broker), own(site.clickhouse)]
         await _kill_and_start_in_order(below, [worker.service for worker in site.workers])
         return "broker, ClickHouse and every worker"
 
@@ -184,7 +184,7 @@ class LateInsert(Fault):
     async def strike(self, site: Site, random: Random) -> str:
         """See `Fault.strike`."""
         worker = random.choice(site.workers)
-        link = _way(worker.clickhouse)
+        link = way(worker.clickhouse)
         await site.until_joined(worker)
         link.hold_inserts()
         try:
@@ -209,7 +209,7 @@ class DropAnswers(Fault):
     async def strike(self, site: Site, random: Random) -> str:
         """See `Fault.strike`."""
         worker = random.choice(site.workers)
-        link = _way(worker.clickhouse)
+        link = way(worker.clickhouse)
         await site.until_joined(worker)
         link.drop_answers(self.count)
         try:
@@ -228,7 +228,7 @@ class DropAnswerAndKill(Fault):
     async def strike(self, site: Site, random: Random) -> str:
         """See `Fault.strike`."""
         worker = random.choice(site.workers)
-        link = _way(worker.clickhouse)
+        link = way(worker.clickhouse)
         await site.until_joined(worker)
         link.drop_answers(1)
         try:
@@ -249,7 +249,7 @@ class SlowSink(Fault):
 
     async def strike(self, site: Site, random: Random) -> str:
         """See `Fault.strike`."""
-        links = [_way(worker.clickhouse) for worker in site.workers]
+        links = [way(worker.clickhouse) for worker in site.workers]
         for link in links:
             link.delay_answers(self.seconds)
         try:
@@ -258,6 +258,29 @@ class SlowSink(Fault):
             for link in links:
                 link.delay_answers(0)
         return f"{self.seconds:g} s for each INSERT, during {self.records:,} records"
+
+
+class RebalanceBehind(SlowSink):
+    """Workers leave and come back while INSERTs take half a second and records pile up."""
+
+    name = "rebalance-behind"
+    needs = frozenset({"peers", "links"})
+    records = 2_500
+
+    async def strike(self, site: Site, random: Random) -> str:
+        """See `Fault.strike`."""
+        links = [way(worker.clickhouse) for worker in site.workers]
+        for link in links:
+            link.delay_answers(self.seconds)
+        try:
+            for worker in site.workers:
+                await site.load.until_more(self.records)
+                await worker.restart(kill=random.random() < 0.5)
+                await site.until_joined(worker)
+        finally:
+            for link in links:
+                link.delay_answers(0)
+        return f"{len(links)} restarts, {self.seconds:g} s for each INSERT"
 
 
 class HangingSink(Fault):
@@ -269,7 +292,7 @@ class HangingSink(Fault):
 
     async def strike(self, site: Site, random: Random) -> str:
         """See `Fault.strike`."""
-        links = [_way(worker.clickhouse) for worker in site.workers]
+        links = [way(worker.clickhouse) for worker in site.workers]
         seconds = self.patiences * max(group.workload.sink_timeout for group in site.groups)
         for link in links:
             link.freeze()
@@ -287,7 +310,7 @@ class _PartedWorker(Fault):
     async def strike(self, site: Site, random: Random) -> str:
         """See `Fault.strike`."""
         worker = random.choice(site.workers)
-        link = _way(worker.kafka)
+        link = way(worker.kafka)
         await site.until_joined(worker)
         self.part(link)
         try:
@@ -330,7 +353,7 @@ class DiskFull(Fault):
 
     async def strike(self, site: Site, random: Random) -> str:
         """See `Fault.strike`."""
-        broker = _own(site.broker)
+        broker = own(site.broker)
         broker.limit_files(1)
         try:
             await site.load.until_silent(self.silence)
@@ -382,6 +405,7 @@ FAULTS: dict[str, Fault] = {
         DropAnswers(),
         DropAnswerAndKill(),
         SlowSink(),
+        RebalanceBehind(),
         HangingSink(),
         CutWorker(),
         SilentNetwork(),
@@ -409,13 +433,15 @@ async def _kill_and_start_in_order(*groups: Sequence[Service]) -> None:
                 tasks.start_soon(service.start)
 
 
-def _own(service: Service | None) -> Service:
+def own(service: Service | None) -> Service:
+    """A service of the site's own. Raises ValueError for one that was there already."""
     if service is None:
         raise ValueError("this service is not ours to harm")
     return service
 
 
-def _way(link: T | None) -> T:
+def way(link: T | None) -> T:
+    """A way of a worker. Raises ValueError if the site has none."""
     if link is None:
         raise ValueError("this site has no links")
     return link

@@ -23,8 +23,9 @@ __all__ = ["SCHEMAS", "Ending", "History", "Outcome", "Recorder", "where"]
 Outcome = Literal["acked", "aborted", "unknown"]
 """Of a record: acknowledged, aborted with its transaction, or unknown."""
 
-Ending = Literal["running", "stopped", "killed", "died"]
-"""Of a process: still running; ended by our SIGTERM; by our SIGKILL; without a signal of ours."""
+Ending = Literal["running", "stopped", "late", "killed", "died"]
+"""Of a process: still running; ended by our SIGTERM, or by it at its deadline; by our SIGKILL; without a
+signal of ours."""
 
 
 def _schema(text: str = "", number: str = "", **others: pa.DataType) -> pa.Schema:
@@ -125,6 +126,10 @@ class Recorder:
     def event(self, kind: str, name: str, detail: str = "") -> dict[str, Any]:
         """Add an event; set its `until` when it is over."""
         return self.line("events", kind=kind, name=name, detail=detail, until=None)
+
+    def forget(self, table: str, group: str) -> None:
+        """Drop the lines of a group so far."""
+        self._lines[table] = [line for line in self._lines[table] if line["group"] != group]
 
     def unread(self, name: str, reason: str) -> None:
         """A table could not be read."""

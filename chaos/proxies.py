@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
     from anyio.abc import SocketStream
 
-__all__ = ["HttpLink", "Link"]
+__all__ = ["BROKEN", "HttpLink", "Link"]
 
 _CHUNK: Final = 65_536
-_BROKEN: Final = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
+BROKEN: Final = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
+"""A connection has ended, in whatever way."""
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
@@ -105,7 +106,7 @@ class Link(ABC):
                 await self.carry(client, server)
             finally:
                 await _reset(server)
-        except _BROKEN:
+        except BROKEN:
             return
 
 
@@ -197,7 +198,7 @@ class HttpLink(Link):
                     await self._hold(self._release)
                 await self.passable()
                 await server.send(piece)
-        except _BROKEN:
+        except BROKEN:
             connection.cancel()
 
     async def _hold(self, release: anyio.Event) -> None:
@@ -224,7 +225,7 @@ class HttpLink(Link):
                     await anyio.sleep(self._delay)
                 await self.passable()
                 await client.send(piece)
-        except _BROKEN:
+        except BROKEN:
             return
 
     def _wake(self) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 from chaos.faults import FAULTS
+from chaos.hostile import HostileClient
+from chaos.resets import ResetOffsets
 from chaos.shape import GroupSpec, Shape
 from chaos.verdicts import Delivery, Promise
 from chaos.workload import Workload
@@ -17,9 +19,13 @@ if TYPE_CHECKING:
     from chaos.shape import Outside
     from chaos.workload import Mode
 
-__all__ = ["LONG", "SCENARIOS", "SHORT", "SLOW", "Scenario"]
+__all__ = ["EVERY_FAULT", "LONG", "SCENARIOS", "SHORT", "SLOW", "Scenario"]
 
 MIB: Final = 1024 * 1024
+
+EVERY_FAULT: Final[dict[str, Fault]] = FAULTS | {
+    fault.name: fault for fault in (HostileClient(), ResetOffsets())
+}
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,7 @@ class Scenario:
 
     Attributes:
         faults: their names; all of them once a round, in an order that the seed decides.
-        more_faults: by name, what can strike besides `FAULTS`.
+        more_faults: by name, what can strike besides `EVERY_FAULT`.
         between: records that must be acknowledged between two faults.
         finds: checkers that must find a violation, because the guarantee is switched off.
         patience: seconds for a fault to have its effect, and as many again for the system to recover.
@@ -53,6 +59,8 @@ class Scenario:
                 spec.name,
                 topic,
                 "exactly-once" if self.finds else cast("Delivery", spec.workload.mode),
+                # The writer gets rows of several partitions at once, and makes several INSERTs of them.
+                ordered=not spec.workload.chain,
             )
             for spec in groups
         ]
@@ -71,8 +79,8 @@ class Scenario:
         return [name for name in self.faults if self.fault(name).needs & lacking]
 
     def fault(self, name: str) -> Fault:
-        """The scenario's entry for a name."""
-        return self.more_faults[name] if name in self.more_faults else FAULTS[name]
+        """The fault of a name."""
+        return self.more_faults[name] if name in self.more_faults else EVERY_FAULT[name]
 
     def of_mode(self, mode: Mode) -> Scenario:
         """The same, delivered in another way."""
@@ -88,12 +96,14 @@ def _group(
     *,
     name: str = "group",
     dead: str = "topic",
+    chain: bool = False,
     engine: Literal["worker", "spark"] = "worker",
 ) -> GroupSpec:
     table = f"chaos_{name}"
     dead_letters = f"chaos-{name}-dead" if dead == "topic" else ""
     dead_table = f"{table}_dead" if dead == "table" else ""
-    return GroupSpec(name, Workload(table, mode, dead_table, dead_letters), workers, engine)
+    workload = Workload(table, mode, dead_table, dead_letters, chain=chain)
+    return GroupSpec(name, workload, workers, engine)
 
 
 _CRASHES: Final = ("kill-worker", "kill-broker", "kill-clickhouse", "kill-everything")
@@ -124,6 +134,24 @@ SHORT: Final = (
             partitions=12,
         ),
         ("short-storm",),
+    ),
+    Scenario(
+        "chain",
+        "two reducers one after the other, at least once: workers come and go while records pile up",
+        Shape([_group("at-least-once", chain=True)], partitions=12, links=True),
+        ("rebalance-behind",),
+    ),
+    Scenario(
+        "reset",
+        "the rows are deleted, and the group reads everything again: each row is there once more",
+        Shape([_group("exactly-once", 1, dead="table")]),
+        ("reset-offsets",),
+    ),
+    Scenario(
+        "hostile",
+        "a client that sends oversized, false, endless and broken requests beside the normal load",
+        Shape([_group("exactly-once", 1)], rate=5_000),
+        ("hostile-client",),
     ),
     Scenario(
         "commit-after-insert",
@@ -177,6 +205,13 @@ LONG: Final = (
         ("rebalance-storm",),
         between=10_000,
         patience=1_800,
+    ),
+    Scenario(
+        "chains",
+        "chains of two reducers at least once: every kind of rebalance, kills and a slow sink",
+        Shape([_group("at-least-once", 4, chain=True)], partitions=16, links=True),
+        ("rebalance-behind", "short-storm", "pause-worker", *_CRASHES, *_NETWORK),
+        rounds=2,
     ),
     Scenario(
         "at-least-once",

@@ -125,10 +125,14 @@ class Service:
         """SIGKILL, also for a process that is paused."""
         await self._end(signal.SIGKILL, "killed")
 
-    async def stop(self) -> int:
-        """SIGTERM, and SIGKILL if it has not ended after 40 s. Returns the exit code."""
+    async def stop(self, *, late: bool = False) -> int:
+        """SIGTERM, and SIGKILL if it has not ended after 40 s. Returns the exit code.
+
+        Args:
+            late: it cannot finish its work, and has to end with the exit code for that.
+        """
         self.resume()
-        await self._end(signal.SIGTERM, "stopped")
+        await self._end(signal.SIGTERM, "late" if late else "stopped")
         return self._process.returncode or 0 if self._process else 0
 
     def pause(self) -> None:

@@ -18,6 +18,7 @@ from chaos.producers import Load
 from chaos.proxies import HttpLink
 from chaos.services import START_TIMEOUT, ServiceFailed, Services, free_port
 from chaos.view import View, watch_memory
+from chaos.workload import HANG
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -44,11 +45,13 @@ class Worker:
     """A worker's process, and its ways to the broker and to ClickHouse.
 
     Attributes:
+        hang: a file; when there is one, the map of the worker takes it away and hangs.
         joins: whether it becomes a member of its group.
     """
 
     service: Service
     group: str
+    hang: Path
     joins: bool = True
     kafka: KafkaLink | None = None
     clickhouse: HttpLink | None = None
@@ -69,6 +72,15 @@ class Worker:
         async with self._lock:
             await (self.service.kill() if kill else self.service.stop())
             await self.service.start()
+
+    async def restart_late(self) -> float:
+        """SIGTERM for a process that cannot drain, and a new one; returns the seconds until it ended."""
+        async with self._lock:
+            began = anyio.current_time()
+            await self.service.stop(late=True)
+            seconds = anyio.current_time() - began
+            await self.service.start()
+        return seconds
 
     async def revive(self) -> None:
         """Start it again if it ended without a signal of ours."""
@@ -223,7 +235,7 @@ class Site:
             for spec in self.groups:
                 await tables.drop(self.clickhouse_url, spec.workload)
         if self._outside.bootstrap_servers is not None:
-            async with self._admin() as admin:
+            async with self.admin() as admin:
                 await admin.delete_topics([self.topic, *self._dead_topics()])
 
     def _dead_topics(self) -> list[str]:
@@ -233,14 +245,14 @@ class Site:
         replicas = self._outside.replicas
         topics = [NewTopic(self.topic, self.shape.partitions, replicas)]
         topics += [NewTopic(name, 1, replicas) for name in self._dead_topics()]
-        async with self._admin() as admin:
+        async with self.admin() as admin:
             answer = await admin.create_topics(topics)
         for name, code, *_ in answer.topic_errors:
             if code:
                 raise ServiceFailed(f"topic {name}: {for_code(code).__name__}")
 
     @asynccontextmanager
-    async def _admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
+    async def admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
         admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
         await admin.start()
         try:
@@ -260,7 +272,8 @@ class Site:
                     url = await clickhouse.stand_in(url)
                 service = self._declare(f"{spec.name}-{number}", spec, bootstrap_servers, url)
                 joins = spec.engine == "worker"
-                self.workers.append(Worker(service, spec.name, joins, kafka, clickhouse))
+                hang = self._hang(service.name)
+                self.workers.append(Worker(service, spec.name, hang, joins, kafka, clickhouse))
 
     def _declare(self, name: str, spec: GroupSpec, bootstrap_servers: str, url: str) -> Service:
         arguments = [
@@ -275,9 +288,13 @@ class Site:
             ready_line="Setting Spark log level" if spec.engine == "spark" else '"assigned"',
             waits=False,
             KMR_CLICKHOUSE_URL=url,
+            **{HANG: str(self._hang(name))},
             **spec.workload.environment(),
         )
         return service
+
+    def _hang(self, name: str) -> Path:
+        return self._directory / f"hang-{name}"
 
     def _spark_flags(self, name: str) -> list[str]:
         checkpoint = str(self._directory / f"checkpoint-{name}")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from chaos.shape import GroupSpec
     from chaos.workload import Workload
 
-__all__ = ["collect", "create", "drop"]
+__all__ = ["collect", "create", "drop", "forget_rows"]
 
 _TIMEOUT: Final = 60.0
 _DDL: Final = (
@@ -44,6 +44,13 @@ async def drop(url: str, workload: Workload) -> None:
     async with _client(url) as client:
         for name in filter(None, (workload.table, workload.dead_table)):
             await client.command(f"DROP TABLE IF EXISTS {name}")
+
+
+async def forget_rows(url: str, workload: Workload) -> None:
+    """Remove the rows of a workload's tables, which remember their tokens."""
+    async with _client(url) as client:
+        for name in filter(None, (workload.table, workload.dead_table)):
+            await client.command(f"ALTER TABLE {name} DELETE WHERE 1 SETTINGS mutations_sync = 2")
 
 
 async def collect(url: str, bootstrap_servers: str, spec: GroupSpec, recorder: Recorder) -> None:

@@ -41,11 +41,16 @@ _OFFSET_BITS = 44  # a key is partition and offset in one number
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """The guarantee of a group's strategy for the records of a topic."""
+    """The guarantee of a group's strategy for the records of a topic.
+
+    Attributes:
+        ordered: records of a partition come to the sink in order, also those of one flush.
+    """
 
     group: str
     topic: str
     delivery: Delivery
+    ordered: bool = True
 
 
 @dataclass(frozen=True, slots=True)

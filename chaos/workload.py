@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
+import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from chaos.unguarded import CommitAfterInsert, ResumeFromMax
-from kmr import Strategy, map_batch
+from kmr import Batcher, Strategy, map_batch
 from kmr.sinks import ClickHouseWriter, DeadLetterWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from kmr import Reducer
 
-__all__ = ["ID_BYTES", "Mode", "Workload", "identify", "strategy"]
+__all__ = ["HANG", "ID_BYTES", "Mode", "Workload", "identify", "strategy"]
 
 Mode = Literal[
     "exactly-once", "at-least-once", "at-most-once", "commit-after-insert", "resume-from-max"
@@ -28,7 +31,11 @@ Mode = Literal[
 ID_BYTES: Final = 20
 """A record's value begins with its id, in so many decimal digits."""
 
+HANG: Final = "CHAOS_HANG"
+"""The variable with a file's path: the map of the process that finds the file hangs."""
+
 _PREFIX: Final = "CHAOS_"
+_FOR_EVER: Final = 1e6
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,7 @@ class Workload:
         max_rows: limits of a flush,
         max_age: in seconds.
         sink_timeout: seconds for one INSERT, then it is tried again.
+        chain: two reducers, one that collects batches and one that writes them.
     """
 
     table: str
@@ -51,6 +59,7 @@ class Workload:
     max_rows: int = 1_000
     max_age: float = 0.3
     sink_timeout: float = 5.0
+    chain: bool = False
 
     def environment(self) -> dict[str, str]:
         """The worker's environment variables for it."""
@@ -59,7 +68,12 @@ class Workload:
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Self:
         """What `environment` gave."""
-        kinds = {"max_rows": int, "max_age": float, "sink_timeout": float}
+        kinds: dict[str, Callable[[str], Any]] = {
+            "max_rows": int,
+            "max_age": float,
+            "sink_timeout": float,
+            "chain": "True".__eq__,
+        }
         return cls(
             **{
                 name: kinds.get(name, str)(environ[_PREFIX + name.upper()])
@@ -78,10 +92,13 @@ class Workload:
         """The strategy itself."""
         return Strategy(
             map=identify,
-            reduce=[self._sink()],
+            reduce=[*self._collecting(), self._sink()],
             reduce_err=self._error_sink(),
             delivery="at-most-once" if self.mode == "at-most-once" else None,
         )
+
+    def _collecting(self) -> list[Reducer]:
+        return [Batcher(max_rows=self.max_rows // 3, max_age=self.max_age)] if self.chain else []
 
     def _sink(self) -> Reducer:
         limits: dict[str, Any] = {"max_rows": self.max_rows, "max_age": self.max_age}
@@ -114,7 +131,13 @@ class Workload:
 
 @map_batch
 def identify(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Where each record was, and its id; a value that does not begin with one is poison."""
+    """Where each record was, and its id; a value that does not begin with one is poison.
+
+    It never returns if it finds the file of the variable CHAOS_HANG, which it takes away.
+    """
+    with suppress(KeyError, FileNotFoundError):
+        Path(os.environ[HANG]).unlink()
+        time.sleep(_FOR_EVER)
     digits = pc.binary_slice(batch.column("value"), 0, ID_BYTES)
     return pa.RecordBatch.from_arrays(
         [

@@ -77,7 +77,8 @@ async def connect_admin(config: ConnectionConfig) -> AsyncIterator[Admin]:
         stack.push_async_callback(consumer.stop)
         client = AIOKafkaAdminClient(**options)
         stack.push_async_callback(client.close)
-        await client.start()
+        with explain_refusal("connecting", config):
+            await client.start()
         yield Admin(config, consumer, client)
 
 

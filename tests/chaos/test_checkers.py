@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -114,6 +115,13 @@ def test_a_row_that_comes_again_later_is_not_out_of_order(draft: Callable[..., A
     made = draft(1, 5)
     made.rows += [row | {"time": 100} for row in made.rows[:3]]
     assert check_order(made.history(), made.promise("at-least-once")).verdict == "ok"
+
+
+def test_no_order_is_promised_where_a_flush_is_several_inserts(draft: Callable[..., Any]) -> None:
+    made = draft(1, 5)
+    made.rows[0]["time"] = 100
+    promise = replace(made.promise("at-least-once"), ordered=False)
+    assert check_order(made.history(), promise).verdict == "ok"
 
 
 def test_what_never_came_is_past_the_watermark_too(draft: Callable[..., Any]) -> None:
@@ -263,6 +271,8 @@ def test_a_process_that_grew_too_large_is_named() -> None:
         ("stopped", -signal.SIGTERM, False, "ok"),  # before it listened to signals
         ("stopped", -signal.SIGTERM, True, "violated"),
         ("stopped", 3, True, "violated"),
+        ("late", 3, True, "ok"),
+        ("late", 0, True, "violated"),
         ("died", 0, True, "violated"),
         ("running", None, True, "violated"),
     ],

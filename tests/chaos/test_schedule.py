@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos.faults import FAULTS, plan
-from chaos.scenarios import LONG, SCENARIOS, SHORT, Scenario
+from chaos.scenarios import EVERY_FAULT, LONG, SCENARIOS, SHORT, Scenario
 from chaos.shape import Outside
 from chaos.workload import Workload
 
@@ -30,7 +30,7 @@ def test_different_seeds_give_different_schedules() -> None:
 
 
 def test_every_fault_strikes_in_some_scenario() -> None:
-    assert {name for scenario in SCENARIOS.values() for name in scenario.faults} == set(FAULTS)
+    assert {name for scenario in SCENARIOS.values() for name in scenario.faults} == set(EVERY_FAULT)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=lambda scenario: scenario.name)
@@ -55,7 +55,7 @@ def test_the_guarantee_is_switched_off_in_two_short_scenarios() -> None:
 
 
 def test_a_workload_goes_through_the_environment_unchanged() -> None:
-    workload = Workload("t", "at-least-once", "", "dead", 7, 0.5, 1.5)
+    workload = Workload("t", "at-least-once", "", "dead", 7, 0.5, 1.5, chain=True)
     assert Workload.of(workload.environment()) == workload
 
 

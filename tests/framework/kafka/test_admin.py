@@ -6,7 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaConnectionError
 from kio.schema.errors import ErrorCode
 
 from kmr.broker.apis import groups
@@ -107,6 +110,21 @@ async def test_a_group_with_members_shows_them_and_keeps_its_offsets(
         await admin.reset_offsets("g", {T0: CommitOffset(0)})
     await consumer.stop()
     await admin.reset_offsets("g", {T0: CommitOffset(0)})
+
+
+async def test_a_broker_that_goes_away_while_connecting_is_an_error_of_ours(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of two connections fails."""
+
+    async def fail(_client: AIOKafkaAdminClient) -> None:
+        await anyio.lowlevel.checkpoint()
+        raise KafkaConnectionError
+
+    monkeypatch.setattr(AIOKafkaAdminClient, "start", fail)
+    with pytest.raises(ConsumerError, match=r"connecting: the broker at .* refused"):
+        async with connect_admin(ConnectionConfig(bootstrap_servers=broker.bootstrap_servers)):
+            pass
 
 
 async def test_without_a_broker_the_error_says_so() -> None:
