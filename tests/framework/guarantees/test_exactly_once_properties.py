@@ -49,7 +49,11 @@ puts = st.tuples(
     st.integers(0, 1),
     st.lists(st.sampled_from([b"row", b"row", b"row", b"skip", b"poison"]), min_size=1, max_size=6),
 )
-rebalances = st.tuples(st.just("rebalance"), st.sets(st.sampled_from(PARTITIONS)))
+rebalances = st.tuples(
+    st.sampled_from(["rebalance", "drain"]),
+    st.sets(st.sampled_from(PARTITIONS)),
+    st.booleans(),  # whether the sink recovers before the rebalance stops to wait for it
+)
 passes = st.tuples(st.just("pass"), st.sampled_from([0.0, 0.5, 1.0, 4.0, 30.0]))
 troubles = st.tuples(
     st.just("trouble"), st.sampled_from(["retry", "raise", "unanswered", "hold", "errors", "fence"])
@@ -245,9 +249,11 @@ class Life:
             reduce_err=MemoryWriter(self.errors, max_rows=2, max_age=1.0),
         )
         options: dict[str, Any] = {"topics": ("t",), "group": "g", "executor": "inline"}
-        options["revoke_deadline"] = 50.0  # longer than the longest backoff
+        # longer than the longest backoff
+        options |= {"revoke_deadline": 50.0, "shutdown_deadline": 1_000.0}
         self.worker = Worker(strategy, Settings(**options), consumer=self.member)
         self.scope = anyio.CancelScope()
+        self.ended = anyio.Event()
         tasks.start_soon(self._run)
         await self.member.started.wait()
         await self.member.rebalance(PARTITIONS)
@@ -255,14 +261,17 @@ class Life:
     async def _run(self) -> None:
         with self.scope:
             await self.worker.run()
+        self.ended.set()
 
     async def act(self, action: tuple[Any, ...], tasks: anyio.abc.TaskGroup) -> None:
         sink, group = self.sink, self.group
         match action:
             case "put", number, values:
                 self.put(number, values)
-            case "rebalance", ours:
-                await self.rebalance(ours)
+            case "rebalance", ours, recovers:
+                await self.rebalance(ours, recovers=recovers)
+            case "drain", ours, recovers:
+                await self.drain(ours, tasks, recovers=recovers)
             case "pass", seconds:
                 await self.clock.advance(seconds)
             case ("crash",):
@@ -296,7 +305,20 @@ class Life:
         self.group.refused_commits = 0
         await self.begin(tasks)
 
-    async def rebalance(self, ours: set[TopicPartition]) -> None:
+    async def drain(
+        self, ours: set[TopicPartition], tasks: anyio.abc.TaskGroup, *, recovers: bool
+    ) -> None:
+        """Shut down, with a rebalance meanwhile, and begin again."""
+        self.worker.shutdown("drain")
+        await self.clock.settle()
+        await self.rebalance(ours, recovers=recovers)
+        self.recover()
+        while not self.ended.is_set():
+            await self.clock.advance(1.0)
+        self.member.keep_dead_letters()
+        await self.begin(tasks)
+
+    async def rebalance(self, ours: set[TopicPartition], *, recovers: bool = True) -> None:
         async with anyio.create_task_group() as tasks:
             revoked = anyio.Event()
 
@@ -306,9 +328,10 @@ class Life:
 
             tasks.start_soon(revoke)
             await self.clock.settle()
-            self.recover()
+            if recovers:
+                self.recover()
             while not revoked.is_set():
-                await self.clock.advance(1.0)
+                await self.clock.advance(1.0 if recovers else 10.0)
         self.member.keep_dead_letters()
         for partition in set(PARTITIONS) - ours:
             self.group.write_elsewhere(partition)
@@ -352,7 +375,7 @@ async def run(schedule: list[tuple[Any, ...]], *, chained: bool) -> None:
         life.worker.shutdown("done")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(schedules)
 def test_every_row_is_in_the_sink_once_through_any_schedule(
     schedule: list[tuple[Any, ...]],
@@ -362,7 +385,7 @@ def test_every_row_is_in_the_sink_once_through_any_schedule(
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(schedules)
 def test_every_row_is_in_the_sink_once_through_a_chain_of_reducers(
     schedule: list[tuple[Any, ...]],
