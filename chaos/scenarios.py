@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 from chaos.faults import FAULTS
+from chaos.hanging import DEADLINE, HangingMap, SinkPastDeadline
 from chaos.hostile import HostileClient
 from chaos.resets import ResetOffsets
 from chaos.shape import GroupSpec, Shape
@@ -24,7 +25,8 @@ __all__ = ["EVERY_FAULT", "LONG", "SCENARIOS", "SHORT", "SLOW", "Scenario"]
 MIB: Final = 1024 * 1024
 
 EVERY_FAULT: Final[dict[str, Fault]] = FAULTS | {
-    fault.name: fault for fault in (HostileClient(), ResetOffsets())
+    fault.name: fault
+    for fault in (HangingMap(), SinkPastDeadline(), HostileClient(), ResetOffsets())
 }
 
 
@@ -140,6 +142,12 @@ SHORT: Final = (
         "two reducers one after the other, at least once: workers come and go while records pile up",
         Shape([_group("at-least-once", chain=True)], partitions=12, links=True),
         ("rebalance-behind",),
+    ),
+    Scenario(
+        "past-the-deadline",
+        "a map that hangs, a sink that does not answer: the worker ends at its deadline all the same",
+        Shape([_group("exactly-once")], links=True, flags=("--shutdown-deadline", f"{DEADLINE:g}")),
+        ("hanging-map", "sink-past-deadline"),
     ),
     Scenario(
         "reset",
