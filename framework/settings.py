@@ -16,7 +16,17 @@ import msgspec
 from msgspec import Meta
 
 from .config.layers import Conflict, Layers
-from .config.schema import Bytes, Count, Port, Seconds, Text, about, check_values, settings_of
+from .config.schema import (
+    Addresses,
+    Bytes,
+    Count,
+    Port,
+    Seconds,
+    Text,
+    about,
+    check_values,
+    settings_of,
+)
 from .service import LogFormat, LogLevel  # noqa: TC001
 from .service.process import memory_limit
 
@@ -43,7 +53,7 @@ SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 
 BootstrapServers = Annotated[
-    Text, about("Brokers to ask for the others, host:port, separated by commas.")
+    Addresses, about("Brokers to ask for the others, host:port, separated by commas.")
 ]
 ClientId = Annotated[Text, about("Our name in the brokers' logs and quotas.")]
 

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = [
+    "ADDRESSES",
     "BYTES",
     "MASK",
     "SECONDS",
+    "Addresses",
     "Bytes",
     "Count",
     "Port",
@@ -48,6 +50,11 @@ Bytes = Annotated[int, Meta(gt=0, extra={"unit": BYTES})]
 Count = Annotated[int, Meta(gt=0)]
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Text = Annotated[str, Meta(min_length=1)]
+
+_ADDRESS: Final = r"\s*([^\s,:\[\]]+|\[[^\s,\[\]]+\]):\d+\s*"
+ADDRESSES: Final = rf"^{_ADDRESS}(,{_ADDRESS})*$"
+"""Matches `host:port,[ipv6]:port`."""
+Addresses = Annotated[str, Meta(pattern=ADDRESSES)]
 
 MASK: Final = "***"
 _BOOLS: Final = {"yes": True, "on": True, "true": True, "1": True} | {
@@ -257,6 +264,8 @@ def _words(info: inspect.Type) -> str:
             bounds = ((">", info.gt), (">=", info.ge), ("<", info.lt), ("<=", info.le))
             limits = [f"{sign} {bound:.12g}" for sign, bound in bounds if bound is not None]
             return " ".join([number, " and ".join(limits)]).rstrip()
+        case inspect.StrType(pattern=str()):
+            return "host:port, or several separated by commas"
         case inspect.StrType(min_length=int()):
             return "text that is not empty"
         case inspect.StrType():

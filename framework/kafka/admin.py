@@ -16,7 +16,7 @@ from aiokafka.errors import KafkaError
 
 from ..errors import ConsumerError, OffsetOutOfRange
 from ..record import TopicPartition
-from .connection import connect
+from .connection import connect, no_such_topic
 from .group_offsets import OffsetFetch, check_code, committed_offsets
 
 if TYPE_CHECKING:
@@ -106,9 +106,7 @@ class Admin:
         for topic in topics:
             numbers = cluster.partitions_for_topic(topic)
             if not numbers:
-                raise ConsumerError(
-                    f"topic {topic} does not exist at {self._config.bootstrap_servers}"
-                )
+                raise no_such_topic([topic], cluster.topics(), self._config)
             found += [TopicPartition(topic, number) for number in sorted(numbers)]
         return found
 

@@ -4,22 +4,31 @@
 from __future__ import annotations
 
 import os
+import re
+from contextlib import suppress
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import partial
 from ssl import SSLContext, SSLError
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import structlog
-from aiokafka.client import collect_hosts
+from aiokafka.client import AIOKafkaClient, collect_hosts
 from aiokafka.conn import create_conn
 from aiokafka.errors import AuthenticationFailedError, KafkaError, SaslAuthenticationFailed
 from aiokafka.helpers import create_ssl_context
 from aiokafka.protocol.group import LeaveGroupRequest
+from aiokafka.protocol.metadata import MetadataRequest
 
+from ..config.schema import ADDRESSES
 from ..errors import BrokerUnavailable, ConsumerError, SettingsError
 from ..service.deadline import shield
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ..settings import (
         GroupSettings,
         IsolationLevel,
@@ -36,14 +45,16 @@ __all__ = [
     "connection_config",
     "consumer_config",
     "disconnect",
+    "no_such_topic",
     "require_topics",
 ]
 
 _log = structlog.get_logger(__name__)
 
 _PROBE_TIMEOUT = 5.0  # seconds, for each address
-_TOPIC_TIMEOUT = 5.0  # seconds that a broker may take to create a topic on request
-_RETRY_AFTER = 0.1  # seconds
+_TOPIC_TIMEOUT = 5.0  # seconds until a broker knows a topic that was created by another one
+_SIMILAR = 0.7  # from 0 to 1, as in difflib
+_RETRY_AFTER = 0.2  # seconds
 _STOP_SHARE = 0.6  # of the time to disconnect; the rest is for leaving another way
 
 
@@ -79,8 +90,11 @@ class ConnectionConfig:
 
     def __post_init__(self) -> None:
         """Raise `SettingsError` for values that do not fit together."""
-        if not self.bootstrap_servers.strip(", "):
-            raise SettingsError("bootstrap_servers is empty: give host:port of at least one broker")
+        if not re.match(ADDRESSES, self.bootstrap_servers):
+            raise SettingsError(
+                f"bootstrap_servers must be host:port, or several separated by commas, not "
+                f"{self.bootstrap_servers!r}"
+            )
         if self.security_protocol.startswith("SASL") and not (
             self.sasl_username and self.sasl_password
         ):
@@ -203,10 +217,13 @@ def _connection(settings: Settings | GroupSettings) -> dict[str, Any]:
 async def connect(consumer: Any, config: ConnectionConfig) -> None:
     """Start an `AIOKafkaConsumer` that has no subscription yet; close it if that fails.
 
+    It never creates a topic, whatever the broker's setting.
+
     Raises:
         BrokerUnavailable: no address answers as a Kafka broker; names the reason for each.
         ConsumerError: a broker refuses our credentials.
     """
+    _never_create_topics(consumer._client)
     try:
         await consumer.start()
     except KafkaError as error:
@@ -248,7 +265,7 @@ async def _diagnose(config: ConnectionConfig) -> ConsumerError:
 
 
 async def require_topics(client: Any, config: ConnectionConfig, topics: tuple[str, ...]) -> None:
-    """Wait until the topics exist; a broker with automatic creation creates them on our request.
+    """Wait until the brokers know the topics, which may have been created just now; never create one.
 
     Raises `ConsumerError` for topics that do not exist, or that we may not read.
     """
@@ -264,10 +281,34 @@ async def require_topics(client: Any, config: ConnectionConfig, topics: tuple[st
                 return
             await anyio.sleep(_RETRY_AFTER)
             await client.force_metadata_update()
-    raise ConsumerError(
-        f"topic {', '.join(missing)} does not exist at {config.bootstrap_servers}, and the broker"
-        " does not create topics automatically: create it first"
+    known: Iterable[str] = ()
+    with anyio.move_on_after(_TOPIC_TIMEOUT), suppress(KafkaError):
+        known = (await client.fetch_all_metadata()).topics()
+    raise no_such_topic(missing, known, config)
+
+
+def no_such_topic(
+    missing: Iterable[str], known: Iterable[str], config: ConnectionConfig
+) -> ConsumerError:
+    """Make the error for topics that do not exist; it names those of similar names in `known`."""
+    missing, known = list(missing), sorted(known)
+    near = [name for topic in missing for name in get_close_matches(topic, known, cutoff=_SIMILAR)]
+    hint = f"; there is {' and '.join(dict.fromkeys(near))}" if near else "; create it first"
+    return ConsumerError(
+        f"topic {', '.join(missing)} does not exist at {config.bootstrap_servers}{hint}"
     )
+
+
+def _never_create_topics(client: Any) -> None:
+    """Make the client's metadata requests forbid the broker to create the topics that they name.
+
+    aiokafka's request has the argument, but its client does not pass it: the method is given a request class
+    that does.
+    """
+    update = AIOKafkaClient._metadata_update
+    request = partial(MetadataRequest, allow_auto_topic_creation=False)
+    function = FunctionType(update.__code__, {**update.__globals__, "MetadataRequest": request})
+    client._metadata_update = MethodType(function, client)
 
 
 async def disconnect(consumer: Any, timeout: float) -> None:

@@ -162,7 +162,7 @@ async def _partitions(consumer: Any) -> dict[str, tuple[int, ...]]:
         topic: tuple(sorted(cluster.partitions_for_topic(topic) or ()))
         for topic in cluster.topics()
     }
-    # Forget deleted topics: a metadata refresh names every known topic, and could create it again.
+    # Forget deleted topics: a metadata refresh names every known topic, and logs those that it does not find.
     client._topics &= set(found)
     return found
 

@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from ...errors import ConsumerError, OffsetOutOfRange, SettingsError
+from ...kafka.connection import no_such_topic
 from ...record import Range, TopicPartition
 
 if TYPE_CHECKING:
@@ -185,12 +186,12 @@ class OffsetPlanner:
         found = self.partitions()
         subscription = self._options.subscription
         topics = {partition.topic for partition in found}
-        missing: list[object] = [t for t in subscription.topics if t not in topics]
-        missing += [p for p in subscription.partitions if p not in found]
-        if missing:
+        client = self._options.client
+        if unknown := [topic for topic in subscription.topics if topic not in topics]:
+            raise no_such_topic(unknown, self._client.partitions(), client)
+        if missing := [str(p) for p in subscription.partitions if p not in found]:
             raise ConsumerError(
-                f"{', '.join(map(str, missing))} does not exist at "
-                f"{self._options.client.bootstrap_servers}; create it first"
+                f"{', '.join(missing)} does not exist at {client.bootstrap_servers}; create it first"
             )
         return found
 

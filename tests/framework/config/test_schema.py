@@ -43,7 +43,16 @@ def test_every_default_is_allowed(settings: Any) -> None:
 
 @every_struct
 def test_every_setting_says_in_words_what_is_allowed(settings: Any) -> None:
-    known = ("one of ", "a ", "text", "true or false", "bytes, ", "seconds, ", "'none'")
+    known = (
+        "one of ",
+        "a ",
+        "text",
+        "host:port",
+        "true or false",
+        "bytes, ",
+        "seconds, ",
+        "'none'",
+    )
     for setting in settings:
         assert setting.allowed.startswith(known), setting.name
 

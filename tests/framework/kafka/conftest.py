@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from kmr.kafka.kafka_consumer import KafkaConsumer
 
@@ -23,11 +24,18 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def consume(broker: Broker) -> AsyncIterator[Consume]:
-    """Starts a member of group "g" that reads topic "t"; keyword arguments are those of the config."""
+    """Starts a member of group "g" that reads topic "t"; keyword arguments are those of the config.
+
+    It creates the topic, unless there is one.
+    """
 
     @asynccontextmanager
     async def start(**options: Any) -> AsyncIterator[Member]:
         options = {"bootstrap_servers": broker.bootstrap_servers} | options
+        admin = AIOKafkaAdminClient(bootstrap_servers=options["bootstrap_servers"])
+        await admin.start()
+        await admin.create_topics([NewTopic("t", 1, 1)])
+        await admin.close()
         member = Member(KafkaConsumer(consumer_config(**options)))
         await member.consumer.start(member)
         try:

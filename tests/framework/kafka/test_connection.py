@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from kmr.broker import Broker, BrokerSettings
 from kmr.errors import BrokerUnavailable, ConsumerError, SettingsError
@@ -19,15 +21,24 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-async def test_an_unknown_topic_is_named_where_the_broker_does_not_create_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("creates", [True, False], ids=["creates topics", "creates none"])
+async def test_an_unknown_topic_is_named_with_similar_ones_and_not_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, creates: bool
 ) -> None:
     monkeypatch.setattr("kmr.kafka.connection._TOPIC_TIMEOUT", 0.3)
-    settings = BrokerSettings(data_dir=tmp_path, port=0, auto_create_topics=False)
+    settings = BrokerSettings(data_dir=tmp_path, port=0, auto_create_topics=creates)
     async with Broker(settings) as broker:
+        admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+        await admin.start()
+        await admin.create_topics([NewTopic("flights", 1, 1)])
+        await admin.close()
         config = consumer_config(bootstrap_servers=broker.bootstrap_servers, topics=("flihgts",))
-        with pytest.raises(ConsumerError, match=r"topic flihgts does not exist at 127\.0\.0\.1"):
-            await KafkaConsumer(config).start(Silent())
+        expected = r"topic flihgts does not exist at 127\.0\.0\.1:\d+; there is flights$"
+        for _ in range(2):
+            with pytest.raises(ConsumerError, match=expected):
+                await KafkaConsumer(config).start(Silent())
+        with pytest.raises(ConsumerError, match=r"topic zebra does not exist .*; create it first$"):
+            await KafkaConsumer(replace(config, topics=("zebra",))).start(Silent())
 
 
 async def test_without_a_broker_the_error_says_which_address_failed_and_why() -> None:
@@ -49,7 +60,10 @@ async def test_a_consumer_that_was_not_started_says_so() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bootstrap_servers": " "}, "bootstrap_servers is empty"),
+        ({"bootstrap_servers": " "}, "bootstrap_servers must be host:port"),
+        ({"bootstrap_servers": "kafka"}, "must be host:port, or several .* not 'kafka'"),
+        ({"bootstrap_servers": "a:9092,kafka"}, "must be host:port"),
+        ({"bootstrap_servers": "::1"}, "must be host:port"),
         ({"security_protocol": "SASL_PLAINTEXT"}, "needs sasl_username"),
     ],
 )
@@ -58,6 +72,20 @@ def test_impossible_settings_are_refused_when_they_are_made(
 ) -> None:
     with pytest.raises(SettingsError, match=message):
         consumer_config(**options)
+
+
+@pytest.mark.parametrize("servers", ["a:1", " a:1, b.example.com:2 ", "[::1]:9092,10.0.0.1:9092"])
+def test_every_address_has_its_port(servers: str) -> None:
+    assert consumer_config(bootstrap_servers=servers).bootstrap_servers == servers
+
+
+def test_an_address_without_a_port_is_refused_with_the_place_where_it_is_set() -> None:
+    flags = {"topics": "t", "group": "g"}
+    with pytest.raises(
+        SettingsError,
+        match=r"must be host:port, or several .* not 'kafka' \(from .* KMR_BOOTSTRAP_SERVERS\)",
+    ):
+        Settings.load(environ={"KMR_BOOTSTRAP_SERVERS": "kafka"}, flags=flags)
 
 
 def test_a_certificate_that_cannot_be_read_is_named() -> None:

@@ -16,6 +16,7 @@ import aiokafka.protocol.fetch
 import anyio
 import pytest
 from aiokafka import AIOKafkaConsumer
+from aiokafka.client import AIOKafkaClient
 from aiokafka.consumer.fetcher import Fetcher, FetchError
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.consumer.subscription_state import (
@@ -57,6 +58,7 @@ METHODS: dict[type, dict[str, tuple[str, ...]]] = {
         "seek_to": ("self", "tp", "offset"),
         "close": ("self",),
     },
+    AIOKafkaClient: {"_metadata_update": ("self", "cluster_metadata", "topics")},
     FetchError: {"check_raise": ("self",), "calculate_backoff": ("self",)},
     GroupCoordinator: {
         "_send_req": ("self", "request"),

@@ -120,6 +120,9 @@ def test_a_subscription_is_topics_a_pattern_or_partitions() -> None:
     assert planner(LOGS, assign='{"b": [0, 7]}').partitions() == [B0]
     with pytest.raises(ConsumerError, match="b-7 does not exist at k:9092; create it first"):
         planner(LOGS, assign='{"b": [0, 7]}').required_partitions()
+    flights = {TopicPartition("flights", 0): (0, 1)}
+    with pytest.raises(ConsumerError, match="flihgts does not exist at k:9092; there is flights"):
+        planner(flights, subscribe="flihgts").required_partitions()
 
 
 def test_words_offsets_and_times_become_offsets_inside_the_log() -> None:
