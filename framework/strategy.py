@@ -11,7 +11,7 @@ from .mapping.functions import spec_of
 from .reducers.reducer import Delivery, Reducer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from .mapping.functions import MapSpec
 
@@ -129,6 +129,22 @@ class Strategy:
     def requested_delivery(self) -> Delivery:
         """The strategy's `delivery`, or that of its last reducer."""
         return self.delivery or self.reduce[-1].delivery
+
+    def refuse_loop(self, topics: Iterable[str], bootstrap_servers: str) -> None:
+        """Check that no stage writes to a topic that is read: its records would come back without end.
+
+        Raises:
+            StrategyError: names the stage and the topic.
+        """
+        read = set(topics)
+        error_stage = {} if self.reduce_err is None else {ERROR_STAGE: self.reduce_err}
+        for stage, reducer in {**self.stages, **error_stage}.items():
+            topic = reducer.topic_written(bootstrap_servers)
+            if topic in read:
+                raise StrategyError(
+                    f"{stage}: {type(reducer).__name__} writes to topic {topic}, which is an input of the "
+                    "strategy: its records would come back without end; write to another topic"
+                )
 
     def validate(self) -> None:
         """Check that the strategy can be sent to another process.

@@ -49,6 +49,9 @@ class Worker:
         metrics: the metrics to record in; with a registry of their own by default.
         consumer: the Kafka client; made from the settings by default.
 
+    Raises:
+        StrategyError: a stage writes to a topic that is read.
+
     Attributes:
         deadline: that of the shutdown.
         failure: the first error; None as long as there is none.
@@ -63,6 +66,7 @@ class Worker:
         metrics: Metrics | None = None,
         consumer: Consumer | None = None,
     ) -> None:
+        strategy.refuse_loop(settings.topics, settings.bootstrap_servers)
         self._settings = settings
         self.metrics = metrics or Metrics()
         self._consumer: Consumer = consumer or KafkaConsumer(

@@ -57,6 +57,7 @@ def run(
     setup_logs(settings.log)
     loaded = load_strategy(settings.strategy)
     loaded.validate()
+    loaded.refuse_loop(settings.topics, settings.bootstrap_servers)
     # Imported last: it takes a second, and mistakes above should be reported at once.
     if engine == "spark":
         require_extra("spark", "--engine spark")

@@ -51,6 +51,8 @@ def validate(
     /,
     *,
     engine: Literal["worker", "spark"] = "worker",
+    topics: Annotated[tuple[str, ...], Parameter("--topic", negative=())] = (),
+    bootstrap_servers: str = "127.0.0.1:9092",
     as_json: Annotated[bool, Parameter("--json", negative=())] = False,
 ) -> int:
     """Check a strategy without a network, and print its stages.
@@ -65,11 +67,16 @@ def validate(
     engine
         spark: also print the guarantee of each stage on Spark, differences from the worker, and what is
         impossible there (then the exit code is 1).
+    topics
+        Topic that it will consume; may be repeated. A stage that writes to one of them is refused.
+    bootstrap_servers
+        The brokers of these topics: a topic of the same name on other brokers is not refused.
     as_json
         Print JSON.
     """
     loaded = load_strategy(strategy)
     loaded.validate()
+    loaded.refuse_loop(topics, bootstrap_servers)
     outline = outline_of(strategy, loaded)
     found = _on_spark(loaded) if engine == "spark" else []
     if as_json:

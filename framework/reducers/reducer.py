@@ -238,6 +238,10 @@ class Reducer(ABC):
         """Whether the reducer writes with a `SparkSession`: the Spark engine then runs it in the driver."""
         return False
 
+    def topic_written(self, bootstrap_servers: str) -> str | None:
+        """Return the topic that the sink writes to, if it is on the cluster with these addresses."""
+        return None
+
     def guarantee_on_spark(self, place: SparkPlace) -> str:
         """Describe what holds when a task or a micro-batch is repeated, for `kmr validate`.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from kmr import ErrorLimit, Strategy, StrategyError
-from kmr.sinks import ClickHouseWriter
+from kmr.sinks import ClickHouseWriter, DeadLetterWriter, KafkaWriter
 from kmr.testing import Journal, MemoryWriter
 
 from .workers import locate
@@ -57,6 +58,25 @@ def test_the_last_reducer_decides_the_delivery_unless_the_strategy_does() -> Non
     assert Strategy(locate, [writer(), clickhouse]).requested_delivery == "exactly-once"
     chosen = Strategy(locate, [clickhouse], delivery="at-most-once")
     assert chosen.requested_delivery == "at-most-once"
+
+
+@pytest.mark.parametrize(
+    ("stages", "refused"),
+    [
+        ({"reduce": [KafkaWriter("b")]}, "reduce-1: KafkaWriter writes to topic b"),
+        ({"reduce": [KafkaWriter("out"), KafkaWriter("a")]}, "reduce-2: .* topic a"),
+        ({"reduce_err": DeadLetterWriter("a")}, "reduce-err: DeadLetterWriter writes to topic a"),
+        ({"reduce_err": DeadLetterWriter("a", bootstrap_servers="x:1, K:2")}, "topic a"),
+        ({"reduce_err": DeadLetterWriter("a", bootstrap_servers="other:1")}, None),
+        ({"reduce": [KafkaWriter("out")], "reduce_err": DeadLetterWriter("dead")}, None),
+    ],
+)
+def test_a_stage_that_writes_to_an_input_topic_is_refused(
+    stages: dict[str, Any], refused: str | None
+) -> None:
+    strategy = Strategy(**{"map": locate, "reduce": [writer()], **stages})
+    with nullcontext() if refused is None else pytest.raises(StrategyError, match=refused):
+        strategy.refuse_loop(["a", "b"], "k:1,k:2")
 
 
 def test_stages_are_numbered_in_the_order_of_the_chain() -> None:

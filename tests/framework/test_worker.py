@@ -8,12 +8,15 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from kmr.errors import DeadlineExceeded, RecordFailed, SinkError
+from kmr.errors import DeadlineExceeded, RecordFailed, SinkError, StrategyError
 from kmr.mapping.functions import map_record
 from kmr.record import Record
 from kmr.reducers.reducer import Retry
+from kmr.settings import Settings
+from kmr.sinks import DeadLetterWriter
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
+from kmr.worker import Worker
 
 from .workers import P0, P1, committed, locate, put, running, written
 
@@ -266,3 +269,9 @@ async def test_the_first_error_wins_over_those_of_closing(clock: VirtualClock) -
         async with running(Strategy(locate, [FailsToClose(Journal())]), consumer):
             await consumer.rebalance([P0])
             await anyio.sleep_forever()
+
+
+async def test_a_worker_that_would_read_its_own_messages_is_refused(clock: VirtualClock) -> None:
+    strategy = Strategy(locate, [MemoryWriter(Journal())], reduce_err=DeadLetterWriter("t"))
+    with pytest.raises(StrategyError, match="reduce-err: DeadLetterWriter writes to topic t"):
+        Worker(strategy, Settings(topics=("t",), group="g"), consumer=MemoryConsumer())

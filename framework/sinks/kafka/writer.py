@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 from aiokafka import AIOKafkaProducer
 from aiokafka import errors as kafka_errors
 
+from ...config.schema import ADDRESSES
 from ...errors import BrokerUnavailable, SinkError, StrategyError
 from ...reducers.collect import Collecting, one_table
 from ...reducers.reducer import Context, Empty, Flushed, FlushResult, Poisoned, Retry
@@ -110,6 +112,11 @@ class KafkaWriter(Collecting):
             raise StrategyError(f"{name}: max_message_bytes must be above 0")
         if attempt_timeout <= 0 or open_timeout <= 0:
             raise StrategyError(f"{name}: attempt_timeout and open_timeout must be above 0")
+        if bootstrap_servers is not None and not re.match(ADDRESSES, bootstrap_servers):
+            raise StrategyError(
+                f"{name}: bootstrap_servers must be host:port, or several separated by commas, not "
+                f"{bootstrap_servers!r}"
+            )
         self.topic = topic
         self.key = key
         self.value = value
@@ -128,6 +135,12 @@ class KafkaWriter(Collecting):
         self._state: SendState | None = None
         self._topic_limit: int | None = None
         self._flushes = 0
+
+    def topic_written(self, bootstrap_servers: str) -> str | None:
+        """See `Reducer.topic_written`: one address in common makes it the same cluster."""
+        ours = bootstrap_servers if self.bootstrap_servers is None else self.bootstrap_servers
+        common = set(_addresses(ours)) & set(_addresses(bootstrap_servers))
+        return self.topic if common else None
 
     def spawn(self) -> Self:
         # Nothing is open yet, and the configuration never changes: a shallow copy shares no state.
@@ -266,6 +279,10 @@ class KafkaWriter(Collecting):
             ) from error
         self._producer = producer
         return producer
+
+
+def _addresses(bootstrap_servers: str) -> list[str]:
+    return [address.strip().lower() for address in bootstrap_servers.split(",")]
 
 
 class DeadLetterWriter(KafkaWriter):

@@ -79,6 +79,9 @@ class SparkEngine:
         metrics: by default in a registry of their own.
         session: the session to run in; by default `run` opens one and stops it at its end.
 
+    Raises:
+        StrategyError: a stage writes to a topic that is read.
+
     Attributes:
         health_url: the address of the health server while `run` runs; None without one.
     """
@@ -92,6 +95,7 @@ class SparkEngine:
         metrics: Metrics | None = None,
         session: SparkSession | None = None,
     ) -> None:
+        strategy.refuse_loop(settings.topics, settings.bootstrap_servers)
         self._strategy = strategy
         self._settings = settings
         self._engine = engine

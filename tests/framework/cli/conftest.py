@@ -20,6 +20,7 @@ import sys
 import pyarrow as pa
 from kmr.reducers.collect import Batcher, Collect
 from kmr.mapping.functions import map_batch, map_record
+from kmr.sinks import KafkaWriter
 from kmr.sinks.stream import StreamWriter
 from kmr.strategy import ErrorLimit, Strategy
 
@@ -45,6 +46,7 @@ strategy = Strategy(
     err_limit=ErrorLimit(100),
 )
 bare = Strategy(map=passed, reduce=[Collect(nothing)])
+loop = Strategy(map=passed, reduce=[KafkaWriter("orders")])
 unpicklable = Strategy(map=passed, reduce=[Collect(lambda table: None)])
 """
 

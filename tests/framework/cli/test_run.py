@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from kmr.cli.run import run
 
 if TYPE_CHECKING:
@@ -63,3 +65,13 @@ def test_flags_of_spark_need_the_engine_and_a_checkpoint(
     assert "needs --checkpoint" in kmr(*given, "--engine", "spark", "--master", "local").err
     wrong = kmr(*given, "--engine", "spark", "--checkpoint", "c", "--spark-conf", "a")
     assert wrong.err == "kmr: --spark-conf must be name=value, not 'a'\n"
+
+
+@pytest.mark.parametrize("engine", ["worker", "spark"])
+def test_a_sink_that_writes_to_the_input_topic_is_refused(
+    kmr: Callable[..., Any], folder: Path, engine: str
+) -> None:
+    flags = ["--engine", engine, *(["--checkpoint", "at"] if engine == "spark" else [])]
+    output = kmr("run", "flow:loop", "--topic", "orders", "--group", "g", *flags)
+    assert output.code == 1
+    assert "reduce-1: KafkaWriter writes to topic orders, which is an input" in output.err

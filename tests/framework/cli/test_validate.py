@@ -63,3 +63,15 @@ def test_a_part_that_cannot_be_pickled_is_named(kmr: Callable[..., Any], folder:
     output = kmr("validate", "flow:unpicklable")
     assert output.code == 1
     assert output.err.startswith("kmr: reduce[0] cannot be pickled")
+
+
+def test_a_stage_that_writes_to_an_input_topic_is_refused(
+    kmr: Callable[..., Any], folder: Path
+) -> None:
+    assert kmr("validate", "flow:loop").code == 0
+    assert kmr("validate", "flow:loop", "--topic", "others").code == 0
+    output = kmr("validate", "flow:loop", "--topic", "others", "--topic", "orders")
+    assert output.code == 1
+    assert output.err.startswith(
+        "kmr: reduce-1: KafkaWriter writes to topic orders, which is an input"
+    )

@@ -15,9 +15,11 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from kmr import Strategy, map_batch
 from kmr.cli.strategies import load_strategy
 from kmr.errors import DeadlineExceeded, RecordFailed, StrategyError
 from kmr.settings import HttpSettings, Settings
+from kmr.sinks import KafkaWriter
 from kmr.sinks.clickhouse.client import Target, connect
 from kmr.spark.engine.engine import SparkEngine
 from kmr.spark.engine.engine_settings import EngineSettings
@@ -415,3 +417,9 @@ def test_metrics_and_readiness_are_served_while_the_query_runs(
         thread.join(PATIENCE)
     assert not thread.is_alive()
     assert len(runner.rows()) == 10
+
+
+def test_an_engine_that_would_read_its_own_messages_is_refused() -> None:
+    strategy = Strategy(map_batch(lambda batch: batch), [KafkaWriter("t")])
+    with pytest.raises(StrategyError, match="reduce-1: KafkaWriter writes to topic t"):
+        SparkEngine(strategy, Settings(topics=("t",), group="g"), EngineSettings(checkpoint="c"))
