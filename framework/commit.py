@@ -181,8 +181,10 @@ class Committer:
         self._partitions[partition] = _Committed(committed, committed, announcement)
 
     def forget(self, partition: TopicPartition) -> None:
-        """Remove a partition that is no longer assigned."""
-        self._partitions.pop(partition, None)
+        """Remove a partition that is no longer assigned.
+
+        Its committed offset stays known: if the broker loses it, that is noticed when the partition returns.
+        """
         self._generations.pop(partition, None)
 
     def is_ours(self, partition: TopicPartition, committed: CommitOffset | None) -> bool:

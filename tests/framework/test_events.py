@@ -96,6 +96,21 @@ async def test_a_broker_that_has_lost_a_committed_offset_is_refused(
     assert written(journal, 0) == [0, 1]
 
 
+async def test_a_lost_offset_is_noticed_when_the_partition_returns_later(
+    clock: VirtualClock,
+) -> None:
+    """As when a topic is deleted and created again: in between nobody has its partitions."""
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b")
+    async with running(Strategy(locate, [MemoryWriter(journal, max_rows=2)]), consumer):
+        await consumer.rebalance([P0])
+        await clock.advance(1.0)
+        await consumer.rebalance([])
+        consumer.forget_committed()
+        with pytest.raises(ConsumerError, match=r"t-0: the broker has lost committed offset 2"):
+            await consumer.rebalance([P0])
+
+
 async def test_a_rebalance_waits_for_the_write_under_way_and_commits_it(
     clock: VirtualClock,
 ) -> None:
