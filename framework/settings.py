@@ -169,6 +169,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     group: Annotated[Text, about("Consumer group: its members share the partitions.")]
     bootstrap_servers: BootstrapServers = "127.0.0.1:9092"
     client_id: ClientId = "kmr"
+    broker_timeout: Annotated[
+        Seconds, about("How long to wait at the start until a broker answers.")
+    ] = 60.0
     group_instance_id: Annotated[
         Text | None, about("A fixed member name: a restart then causes no rebalance (KIP-345).")
     ] = None

@@ -168,6 +168,8 @@ class MemoryConsumer:
         """Lose all committed offsets, like a broker that restarts with an empty data directory."""
         self._committed.clear()
 
+    async def reach(self) -> None: ...
+
     async def start(self, listener: Listener) -> None:
         self._listener = listener
         self.started.set()

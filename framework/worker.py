@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import structlog
 
-from .errors import DeadlineExceeded, KmrError, reason_of
+from .errors import BrokerUnavailable, DeadlineExceeded, KmrError, reason_of
 from .events import EventHandler, Failed, Shutdown
 from .kafka.connection import connection_config, consumer_config
 from .kafka.kafka_consumer import KafkaConsumer
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Worker", "run_worker"]
 
 _ANSWER_TIMEOUT: Final = 0.2  # seconds
+_RETRY_AFTER: Final = 1.0  # seconds
 
 _log = structlog.get_logger(__name__)
 
@@ -90,6 +91,7 @@ class Worker:
         self._working = anyio.CancelScope()
         self._timers: list[asyncio.TimerHandle] = []
         self._reason = ""
+        self._waits_for: str | None = None
         self._loop = asyncio.get_running_loop()
         self._started = anyio.current_time()
         self.deadline = Deadline(settings.shutdown_deadline, self._loop.time)
@@ -173,6 +175,7 @@ class Worker:
 
     async def _start(self) -> None:
         settings = self._settings
+        await self._wait_for_broker()
         await self._pipeline.open(
             Context(
                 group=settings.group,
@@ -183,6 +186,27 @@ class Worker:
             )
         )
         await self._consumer.start(self._events)
+
+    async def _wait_for_broker(self) -> None:
+        """Return when a broker answers. Raises BrokerUnavailable after `broker_timeout` seconds."""
+        give_up = anyio.current_time() + self._settings.broker_timeout
+        while True:
+            try:
+                await self._consumer.reach()
+            except BrokerUnavailable as error:
+                if anyio.current_time() >= give_up:
+                    raise
+                if str(error) != self._waits_for:
+                    self._waits_for = str(error)
+                    _log.warning(
+                        "waiting for a broker",
+                        reason=str(error),
+                        at_most_seconds=self._settings.broker_timeout,
+                    )
+            else:
+                self._waits_for = None
+                return
+            await anyio.sleep(_RETRY_AFTER)
 
     async def _drain_on_shutdown(self) -> None:
         """Wait for `shutdown`, then drain until the deadline or until cancelled: all is committed."""
@@ -304,7 +328,7 @@ class Worker:
             state=state,
             live=stalled is None and state != "failed",
             ready=state in ("running", "suspended"),
-            problem=stalled or retried,
+            problem=stalled or retried or self._waits_for,
             group=self._settings.group,
             topics=self._settings.topics,
             stages=stages,

@@ -46,6 +46,7 @@ __all__ = [
     "consumer_config",
     "disconnect",
     "no_such_topic",
+    "reach_broker",
     "require_topics",
 ]
 
@@ -228,15 +229,26 @@ async def connect(consumer: Any, config: ConnectionConfig) -> None:
         await consumer.start()
     except KafkaError as error:
         await consumer.stop()
-        raise await _diagnose(config) from error
+        try:
+            await reach_broker(config)
+        except ConsumerError as reason:  # aiokafka only logs why an address did not answer
+            raise reason from error
+        raise BrokerUnavailable(
+            f"no Kafka broker answered at {config.bootstrap_servers}, but one answers now: try again"
+        ) from error
     except BaseException:
         with anyio.CancelScope(shield=True):
             await consumer.stop()
         raise
 
 
-async def _diagnose(config: ConnectionConfig) -> ConsumerError:
-    """Try each address once more: aiokafka only logs why an address did not answer."""
+async def reach_broker(config: ConnectionConfig) -> None:
+    """Return if a broker answers at one of the addresses, tried one after the other.
+
+    Raises:
+        BrokerUnavailable: no address answers as a Kafka broker; names the reason for each.
+        ConsumerError: a broker refuses our credentials.
+    """
     options = config.client_options()
     servers = options.pop("bootstrap_servers")
     options.pop("metadata_max_age_ms")
@@ -247,11 +259,12 @@ async def _diagnose(config: ConnectionConfig) -> ConsumerError:
             with anyio.fail_after(_PROBE_TIMEOUT):
                 connection = await create_conn(host, port, **options)
             connection.close()
+            return
         except (AuthenticationFailedError, SaslAuthenticationFailed) as error:
-            return ConsumerError(
+            raise ConsumerError(
                 f"{host}:{port} refuses {config.sasl_mechanism} credentials of"
                 f" {config.sasl_username!r}: {error}"
-            )
+            ) from error
         except TimeoutError:
             reasons.append(f"{host}:{port}: no answer in {_PROBE_TIMEOUT:g} s")
         except OSError as error:  # asyncio's own text does not name the cause
@@ -259,9 +272,7 @@ async def _diagnose(config: ConnectionConfig) -> ConsumerError:
             reasons.append(f"{host}:{port}: {os.strerror(number) if number > 0 else error}")
         except KafkaError as error:
             reasons.append(f"{host}:{port}: {error}")
-        else:
-            reasons.append(f"{host}:{port}: it answers now; try again")
-    return BrokerUnavailable(f"no Kafka broker answers at bootstrap_servers ({'; '.join(reasons)})")
+    raise BrokerUnavailable(f"no Kafka broker answers at bootstrap_servers ({'; '.join(reasons)})")
 
 
 async def require_topics(client: Any, config: ConnectionConfig, topics: tuple[str, ...]) -> None:

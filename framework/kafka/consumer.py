@@ -49,6 +49,9 @@ class Consumer(Protocol):
     Every method raises `ConsumerError` (or a subclass) for errors that the client cannot recover from.
     """
 
+    async def reach(self) -> None:
+        """Return if a broker answers. Raises `BrokerUnavailable`, `ConsumerError` for refused credentials."""
+
     async def start(self, listener: Listener) -> None:
         """Connect, check that the topics exist, and join the group in the background.
 

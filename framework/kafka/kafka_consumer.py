@@ -15,7 +15,7 @@ from ..errors import CommitFenced, ConsumerError
 from ..formats.batch_decoder import BatchDecoder, warm_up
 from ..record import TopicPartition
 from ..service.threads import run_in_thread
-from .connection import connect, disconnect, require_topics
+from .connection import connect, disconnect, reach_broker, require_topics
 from .fetching import BatchFetcher, require_aiokafka
 from .group_offsets import Membership, commit_offsets, fetch_offsets
 from .start_positions import NO_POSITION, StartPositions, reset_position
@@ -71,6 +71,10 @@ class KafkaConsumer:
     @property
     def member_id(self) -> str:
         return self._membership.member_id
+
+    async def reach(self) -> None:
+        """See `Consumer.reach`."""
+        await reach_broker(self._config)
 
     async def start(self, listener: Listener) -> None:
         """See `Consumer.start`. Compiles the decoder first, unless that was done before."""

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from kmr.errors import DeadlineExceeded, RecordFailed, SinkError, StrategyError
+from kmr.errors import (
+    BrokerUnavailable,
+    DeadlineExceeded,
+    RecordFailed,
+    SinkError,
+    StrategyError,
+)
 from kmr.mapping.functions import map_record
 from kmr.record import Record
 from kmr.reducers.reducer import Retry
@@ -21,6 +28,8 @@ from kmr.worker import Worker
 from .workers import P0, P1, committed, locate, put, running, written
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from kmr.record import Batch, Record
     from kmr.testing import VirtualClock
 
@@ -275,3 +284,54 @@ async def test_a_worker_that_would_read_its_own_messages_is_refused(clock: Virtu
     strategy = Strategy(locate, [MemoryWriter(Journal())], reduce_err=DeadLetterWriter("t"))
     with pytest.raises(StrategyError, match="reduce-err: DeadLetterWriter writes to topic t"):
         Worker(strategy, Settings(topics=("t",), group="g"), consumer=MemoryConsumer())
+
+
+class Away(MemoryConsumer):
+    """Its broker does not answer before `back` is set."""
+
+    back = False
+
+    async def reach(self) -> None:
+        if not self.back:
+            raise BrokerUnavailable("no Kafka broker answers at 127.0.0.1:1")
+
+
+@asynccontextmanager
+async def starting(consumer: MemoryConsumer) -> AsyncIterator[Worker]:
+    """Run a worker in the background, without waiting for its start."""
+    settings = Settings(topics=("t",), group="g", executor="inline", broker_timeout=60.0)
+    worker = Worker(Strategy(locate, [MemoryWriter(Journal())]), settings, consumer=consumer)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(worker.run)
+        yield worker
+
+
+async def test_a_worker_waits_for_its_broker(clock: VirtualClock) -> None:
+    consumer = Away()
+    async with starting(consumer) as worker:
+        await clock.advance(30.0)
+        status = worker.status()
+        assert (status.live, status.ready) == (True, False)
+        assert status.problem == "no Kafka broker answers at 127.0.0.1:1"
+        consumer.back = True
+        await clock.advance(1.0)
+        assert consumer.started.is_set()
+        await consumer.rebalance([P0])
+        assert worker.status().ready
+        assert worker.status().problem is None
+        worker.shutdown("the test is over")
+
+
+async def test_a_worker_gives_its_broker_up_after_a_time(clock: VirtualClock) -> None:
+    with pytest.RaisesGroup(pytest.RaisesExc(BrokerUnavailable, match=r"127\.0\.0\.1:1")):
+        async with starting(Away()):
+            await clock.advance(60.0)
+
+
+async def test_a_worker_that_waits_for_its_broker_ends_at_once_on_a_shutdown(
+    clock: VirtualClock,
+) -> None:
+    async with starting(Away()) as worker:
+        await clock.advance(1.0)
+        worker.shutdown("SIGTERM")
+    assert worker.status().state == "stopped"

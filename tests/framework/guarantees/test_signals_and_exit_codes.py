@@ -244,7 +244,7 @@ async def test_a_failed_record_without_an_error_sink_ends_with_one_and_one_messa
 async def test_no_broker_is_one_clear_message(broker: Broker, tmp_path: Path) -> None:
     async with workers_of(tmp_path, broker) as workers:
         workers.bootstrap_servers = "127.0.0.1:1"
-        process = await workers.start("show")
+        process = await workers.start("show", "--broker-timeout", "100ms")
         assert await process.wait() == 1
         errors = await errors_of(process)
         assert "127.0.0.1:1" in errors
