@@ -133,6 +133,7 @@ class Broker:
                 topics=topics,
                 group_commit=group_commit,
                 response_buffers=BufferPool(settings.response_memory_bytes),
+                computing=anyio.CapacityLimiter(1),
                 producer_ids=storage.producer_ids,
                 groups=groups,
                 transactions=transactions,

@@ -16,9 +16,9 @@ of a `RawApi` takes the bytes of the request and returns the bytes of the respon
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import structlog
 from kio.schema.errors import ErrorCode
@@ -32,7 +32,9 @@ from ..protocol.messages import response_type
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from anyio import CapacityLimiter
 
     from ..authorization.rules import Authorizer, Operation, Resource
     from ..authorization.sasl import SaslExchange
@@ -64,7 +66,6 @@ __all__ = [
     "RawResponse",
     "RequestContext",
     "Services",
-    "answer_partitions",
     "api",
     "attempt",
     "check_listed_once",
@@ -87,7 +88,6 @@ _STORAGE_FAILED: Final = "the broker's disk failed; its log has the reason"
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
-Topic = TypeVar("Topic")
 
 
 class AdvertisedVersions(NamedTuple):
@@ -100,7 +100,10 @@ class AdvertisedVersions(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The parts of a broker that handlers work with; built once by `kmr.broker.broker.Broker`."""
+    """The parts of a broker that handlers work with; built once by `kmr.broker.broker.Broker`.
+
+    `computing`: the threads that compute at the same time; they take turns with the event loop.
+    """
 
     settings: BrokerSettings
     cluster_id: str
@@ -108,6 +111,7 @@ class Services:
     topics: Topics
     group_commit: GroupCommit
     response_buffers: BufferPool
+    computing: CapacityLimiter
     producer_ids: ProducerIds
     groups: GroupCoordinator
     transactions: TransactionCoordinator
@@ -266,24 +270,6 @@ class Outcome(NamedTuple):
 
     code: ErrorCode = ErrorCode.none
     message: str | None = None
-
-
-def answer_partitions(
-    topic_type: type[Topic], topics: Iterable[Any], answer: Callable[[Any, Any], object]
-) -> tuple[Topic, ...]:
-    """Answer each partition of the topics of a request: `answer` is called with the topic's name and it.
-
-    In every request and response such a topic has two fields, the name and the list of partitions.
-    """
-    name, partitions = (field.name for field in fields(cast("Any", topic_type)))
-
-    def answer_topic(asked: Any) -> Topic:
-        topic, elements = (getattr(asked, field.name) for field in fields(asked))
-        return topic_type(
-            **{name: topic, partitions: tuple([answer(topic, each) for each in elements])}
-        )
-
-    return tuple(map(answer_topic, topics))
 
 
 async def attempt(work: Awaitable[object], failure: str, **names: object) -> Outcome:

@@ -63,7 +63,8 @@ from kio.static.primitive import i32, i64, u16
 from ..authorization.rules import Resource
 from ..errors import RequestError
 from .access import ALTER_CLUSTER, DESCRIBE_CLUSTER, EVERYONE, authorized_operations
-from .api import LEADER_EPOCH, NO_THROTTLE, answer_partitions, api
+from .api import LEADER_EPOCH, NO_THROTTLE, api
+from .slices import answer_partitions
 from .topics import check_replicas
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _describe_cluster(
 
 
 @api(DescribeQuorumRequest, access=DESCRIBE_CLUSTER)
-def _describe_quorum(
+async def _describe_quorum(
     context: RequestContext, request: DescribeQuorumRequest
 ) -> DescribeQuorumResponse:
     listener = Listener(
@@ -130,7 +131,9 @@ def _describe_quorum(
     return DescribeQuorumResponse(
         error_code=ErrorCode.none,
         error_message=None,
-        topics=answer_partitions(TopicData, request.topics, partial(_quorum, context.node_id)),
+        topics=await answer_partitions(
+            TopicData, request.topics, partial(_quorum, context.node_id)
+        ),
         nodes=(Node(node_id=context.node_id, listeners=(listener,)),),
     )
 
@@ -256,7 +259,9 @@ def _alter_replica_log_dirs(
 
 
 @api(ElectLeadersRequest, access=ALTER_CLUSTER)
-def _elect_leaders(context: RequestContext, request: ElectLeadersRequest) -> ElectLeadersResponse:
+async def _elect_leaders(
+    context: RequestContext, request: ElectLeadersRequest
+) -> ElectLeadersResponse:
     """Without a list of partitions, those whose leader changed are returned: none."""
     known = request.election_type in _ELECTIONS
 
@@ -273,7 +278,7 @@ def _elect_leaders(context: RequestContext, request: ElectLeadersRequest) -> Ele
     return ElectLeadersResponse(
         throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none if known else ErrorCode.invalid_request,
-        replica_election_results=answer_partitions(
+        replica_election_results=await answer_partitions(
             ReplicaElectionResult, request.topic_partitions or (), elect
         ),
     )
@@ -292,14 +297,14 @@ def _list_reassignments(
 
 
 @api(AlterPartitionReassignmentsRequest, access=ALTER_CLUSTER)
-def _alter_reassignments(
+async def _alter_reassignments(
     context: RequestContext, request: AlterPartitionReassignmentsRequest
 ) -> AlterPartitionReassignmentsResponse:
     return AlterPartitionReassignmentsResponse(
         throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none,
         error_message=None,
-        responses=answer_partitions(
+        responses=await answer_partitions(
             ReassignableTopicResponse, request.topics, partial(_reassign, context)
         ),
     )

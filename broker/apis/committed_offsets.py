@@ -39,8 +39,9 @@ from ..coordinators.offset_store import CommittedOffset
 from ..log.results import LogError
 from ..protocol.messages import recast
 from .access import Access, refusal, response_list
-from .api import NO_THROTTLE, answer_partitions, api
+from .api import NO_THROTTLE, api
 from .groups import group_error_code, group_outcome
+from .slices import Turns, answer_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,10 +80,10 @@ async def _offset_commit(
         accepted,
     )
     outcome = await group_outcome(commit, "offsets could not be stored", request.group_id)
-    return commit_response(request, refused, outcome)
+    return await commit_response(request, refused, outcome)
 
 
-def commit_response(
+async def commit_response(
     request: OffsetCommitRequest | TxnOffsetCommitRequest,
     refused: Mapping[TopicPartition, ErrorCode],
     outcome: ErrorCode,
@@ -97,7 +98,7 @@ def commit_response(
 
     return OffsetCommitResponse(
         throttle_time=NO_THROTTLE,
-        topics=answer_partitions(OffsetCommitResponseTopic, request.topics, result),
+        topics=await answer_partitions(OffsetCommitResponseTopic, request.topics, result),
     )
 
 
@@ -132,7 +133,8 @@ _NOTHING_COMMITTED = CommittedOffset(offset=-1, leader_epoch=-1, metadata="", ti
 
 async def _offset_fetch_access(call: Call) -> Any:
     """Refuse groups that the client may not describe, and hide offsets of such topics."""
-    allowed = tuple(each for each in call.request.groups if _may_describe(call, each))
+    may = {each.group_id: _may_describe(call, each) for each in call.request.groups}
+    allowed = tuple(each for each in call.request.groups if may[each.group_id])
     response = await call.answer(replace(call.request, groups=allowed))
     asked = {group.group_id: group for group in allowed}
     groups = [_without_hidden_topics(call, asked[each.group_id], each) for each in response.groups]
@@ -140,7 +142,7 @@ async def _offset_fetch_access(call: Call) -> Any:
     groups += [
         refusal(element_type, group, ErrorCode.group_authorization_failed, elements=())
         for group in call.request.groups
-        if group not in allowed
+        if not may[group.group_id]
     ]
     return replace(response, groups=tuple(groups))
 
@@ -191,6 +193,7 @@ async def _group(context: RequestContext, asked: Any, *, stable: bool) -> Offset
         logger.error("offsets could not be read", group=asked.group_id, error=str(failure))
         error = ErrorCode.coordinator_not_available
     by_topic: defaultdict[str, list[OffsetFetchResponsePartitions]] = defaultdict(list)
+    turns = Turns()
     for topic, index in dict.fromkeys(committed if wanted is None else wanted):
         found = committed.get((topic, index), _NOTHING_COMMITTED)
         code = error
@@ -206,6 +209,7 @@ async def _group(context: RequestContext, asked: Any, *, stable: bool) -> Offset
                 error_code=code,
             )
         )
+        await turns.give_way()
     return OffsetFetchResponseGroup(
         group_id=asked.group_id,
         topics=tuple(
@@ -223,11 +227,12 @@ def _may_describe(call: Call, group: Any) -> bool:
 def _without_hidden_topics(call: Call, asked: Any, answer: Any) -> Any:
     """Refuse topics that the client may not describe; leave them out if it asked for all topics."""
     topics = []
+    by_name = {each.name: each for each in asked.topics or ()}
     for topic in answer.topics:
         if call.allows(Operation.DESCRIBE, Resource.TOPIC, topic.name):
             topics.append(topic)
         elif asked.topics is not None:
-            wanted = next(each for each in asked.topics if each.name == topic.name)
+            wanted = by_name[topic.name]
             topics.append(refusal(type(topic), wanted, ErrorCode.topic_authorization_failed))
     return replace(answer, topics=tuple(topics))
 
@@ -246,12 +251,12 @@ async def _offset_delete(
     context: RequestContext, request: OffsetDeleteRequest
 ) -> OffsetDeleteResponse:
     services = context.services
-    wanted = [
+    wanted = {
         (topic.name, partition.partition_index)
         for topic in request.topics
         for partition in topic.partitions
         if services.topics.partition(topic.name, partition.partition_index) is not None
-    ]
+    }
     try:
         refused = await services.groups.delete_offsets(request.group_id, wanted)
     except LogError as failure:
@@ -271,7 +276,7 @@ async def _offset_delete(
     return OffsetDeleteResponse(
         error_code=ErrorCode.none,
         throttle_time=NO_THROTTLE,
-        topics=answer_partitions(OffsetDeleteResponseTopic, request.topics, result),
+        topics=await answer_partitions(OffsetDeleteResponseTopic, request.topics, result),
     )
 
 

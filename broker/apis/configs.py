@@ -51,6 +51,7 @@ from ..topics.topic_config import (
 )
 from .access import Access, Need
 from .api import NO_THROTTLE, Outcome, api, attempt, check_listed_once, result_or_refusal
+from .slices import answer_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -85,13 +86,11 @@ def _needs(operation: Operation, _: Call, resource: Any) -> Iterable[Need]:
     min_version=1,
     access=Access(each=("resources", partial(_needs, Operation.DESCRIBE_CONFIGS))),
 )
-def _describe_configs(
+async def _describe_configs(
     context: RequestContext, request: DescribeConfigsRequest
 ) -> DescribeConfigsResponse:
-    return DescribeConfigsResponse(
-        throttle_time=NO_THROTTLE,
-        results=tuple(_describe(context, request, each) for each in request.resources),
-    )
+    results = await answer_each(partial(_describe, context, request), request.resources)
+    return DescribeConfigsResponse(throttle_time=NO_THROTTLE, results=results)
 
 
 def _describe(

@@ -11,6 +11,7 @@ Differs from Kafka: this node coordinates every group and every transaction, and
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import kio.schema.find_coordinator.v3 as find_one
@@ -46,6 +47,7 @@ from ..log.results import LogError
 from ..protocol.messages import recast
 from .access import DENIED, Access, Need, authorized_operations
 from .api import NO_THROTTLE, api
+from .slices import answer_each
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
@@ -260,16 +262,12 @@ def _leave_group_alone(
 
 
 @api(DescribeGroupsRequest, access=Access(each=("groups", Operation.DESCRIBE, Resource.GROUP)))
-def _describe_groups(
+async def _describe_groups(
     context: RequestContext, request: DescribeGroupsRequest
 ) -> DescribeGroupsResponse:
-    return DescribeGroupsResponse(
-        throttle_time=NO_THROTTLE,
-        groups=tuple(
-            _describe(context, group_id, operations=request.include_authorized_operations)
-            for group_id in request.groups
-        ),
-    )
+    describe = partial(_describe, context, operations=request.include_authorized_operations)
+    groups = await answer_each(describe, request.groups)
+    return DescribeGroupsResponse(throttle_time=NO_THROTTLE, groups=groups)
 
 
 def _describe(context: RequestContext, group_id: GroupId, *, operations: bool) -> DescribedGroup:

@@ -44,7 +44,8 @@ from ..errors import shortened
 from ..log.producers import CoordinatorFenced, Marker, ProducerError, ProducerIdentity
 from ..log.results import LogError
 from .access import ALTER_CLUSTER, Access, refusal
-from .api import NO_THROTTLE, answer_partitions, api
+from .api import NO_THROTTLE, api
+from .slices import answer_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -64,12 +65,12 @@ _STATES: Final = {state.value for state in TransactionState} | {"Dead", "Prepare
 
 
 @api(DescribeProducersRequest, access=Access(each=("topics", Operation.READ, Resource.TOPIC)))
-def _describe_producers(
+async def _describe_producers(
     context: RequestContext, request: DescribeProducersRequest
 ) -> DescribeProducersResponse:
     return DescribeProducersResponse(
         throttle_time=NO_THROTTLE,
-        topics=answer_partitions(TopicResponse, request.topics, partial(_producers, context)),
+        topics=await answer_partitions(TopicResponse, request.topics, partial(_producers, context)),
     )
 
 
@@ -219,7 +220,7 @@ async def _write(context: RequestContext, wanted: WritableTxnMarker) -> Writable
 
     return WritableTxnMarkerResult(
         producer_id=wanted.producer_id,
-        topics=answer_partitions(WritableTxnMarkerTopicResult, wanted.topics, result),
+        topics=await answer_partitions(WritableTxnMarkerTopicResult, wanted.topics, result),
     )
 
 

@@ -40,7 +40,8 @@ from ..authorization.rules import Operation, Resource
 from ..log.results import LogError, OffsetOutOfRange
 from ..topics.topic import INTERNAL_TOPICS
 from .access import Access
-from .api import LEADER_EPOCH, NO_THROTTLE, answer_partitions, api, read_error
+from .api import LEADER_EPOCH, NO_THROTTLE, api, read_error
+from .slices import answer_partitions
 
 if TYPE_CHECKING:
     from kio.schema.delete_records.v2.request import DeleteRecordsPartition
@@ -78,12 +79,14 @@ _NO_LEADER_EPOCH = i32(-1)
     min_version=1,
     access=Access(each=("topics", Operation.DESCRIBE, Resource.TOPIC)),
 )
-def _list_offsets(context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
+async def _list_offsets(
+    context: RequestContext, request: ListOffsetsRequest
+) -> ListOffsetsResponse:
     committed = request.isolation_level == _READ_COMMITTED
     find = partial(_offset, context, committed=committed)
     return ListOffsetsResponse(
         throttle_time=NO_THROTTLE,
-        topics=answer_partitions(ListOffsetsTopicResponse, request.topics, find),
+        topics=await answer_partitions(ListOffsetsTopicResponse, request.topics, find),
     )
 
 
@@ -138,12 +141,12 @@ def _find(partition: Partition, timestamp: int, *, committed: bool) -> tuple[int
     min_version=2,
     access=Access(each=("topics", Operation.DESCRIBE, Resource.TOPIC)),
 )
-def _offset_for_leader_epoch(
+async def _offset_for_leader_epoch(
     context: RequestContext, request: OffsetForLeaderEpochRequest
 ) -> OffsetForLeaderEpochResponse:
     return OffsetForLeaderEpochResponse(
         throttle_time=NO_THROTTLE,
-        topics=answer_partitions(
+        topics=await answer_partitions(
             OffsetForLeaderTopicResult, request.topics, partial(_end_of_epoch, context)
         ),
     )
@@ -184,7 +187,7 @@ async def _delete_records(
     }
     return DeleteRecordsResponse(
         throttle_time=NO_THROTTLE,
-        topics=answer_partitions(
+        topics=await answer_partitions(
             DeleteRecordsTopicResult,
             request.topics,
             lambda topic, wanted: results[topic, wanted.partition_index],

@@ -8,6 +8,7 @@ Differs from Kafka: nothing.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -38,6 +39,7 @@ from ..protocol.messages import recast
 from ..topics.topic import check_topic_name
 from .access import authorized_operations
 from .api import LEADER_EPOCH, NO_THROTTLE, api, attempt
+from .slices import Turns, answer_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -78,11 +80,15 @@ async def _metadata(context: RequestContext, request: MetadataRequest) -> Metada
     services = context.services
     operations = request.include_topic_authorized_operations
     if _asks_for_all(context, request):
-        topics = tuple(
-            _describe(context, topic, operations=operations) for topic in services.topics
-        )
+        describe = partial(_describe, context, operations=operations)
+        topics = await answer_each(describe, list(services.topics))
     else:
-        topics = tuple([await _find(context, request, wanted) for wanted in request.topics or ()])
+        turns = Turns()
+        found = []
+        for wanted in request.topics or ():
+            found.append(await _find(context, request, wanted))
+            await turns.give_way()
+        topics = tuple(found)
     return MetadataResponse(
         throttle_time=NO_THROTTLE,
         brokers=(

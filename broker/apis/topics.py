@@ -29,6 +29,7 @@ from ..topics.topic_config import describe_topic_config
 from .access import Access, Need
 from .api import NO_THROTTLE, Outcome, api, attempt, check_listed_once
 from .metadata import topic_name
+from .slices import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -70,10 +71,11 @@ async def _create_topics(
     context: RequestContext, request: CreateTopicsRequest
 ) -> CreateTopicsResponse:
     times = Counter(str(topic.name) for topic in request.topics)
-    results = [
-        await _create(context, wanted, times, validate_only=request.validate_only)
-        for wanted in request.topics
-    ]
+    turns = Turns()
+    results = []
+    for wanted in request.topics:
+        results.append(await _create(context, wanted, times, validate_only=request.validate_only))
+        await turns.give_way()
     return CreateTopicsResponse(throttle_time=NO_THROTTLE, topics=tuple(results))
 
 

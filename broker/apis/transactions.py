@@ -36,9 +36,10 @@ from ..log.results import LogError
 from ..protocol.messages import recast
 from ..topics.topic import INTERNAL_TOPICS
 from .access import Access
-from .api import NO_THROTTLE, answer_partitions, api
+from .api import NO_THROTTLE, api
 from .committed_offsets import check_offsets, commit_response
 from .groups import group_outcome
+from .slices import answer_partitions
 
 if TYPE_CHECKING:
     from ..topics.topic import TopicPartition
@@ -179,7 +180,7 @@ async def _add_partitions(
 
     return AddPartitionsToTxnResponse(
         throttle_time=NO_THROTTLE,
-        results_by_topic_v3_and_below=answer_partitions(
+        results_by_topic_v3_and_below=await answer_partitions(
             AddPartitionsToTxnTopicResult, request.v3_and_below_topics, result
         ),
     )
@@ -217,7 +218,8 @@ async def _txn_offset_commit(
 ) -> TxnOffsetCommitResponse:
     """Respond when the offsets are stored as durably as --fsync demands."""
     accepted, refused = check_offsets(context, request)
-    response = commit_response(request, refused, await _commit_offsets(context, request, accepted))
+    outcome = await _commit_offsets(context, request, accepted)
+    response = await commit_response(request, refused, outcome)
     return cast("TxnOffsetCommitResponse", recast(response, TxnOffsetCommitResponse))
 
 

@@ -8,8 +8,13 @@ Source: https://kafka.apache.org/protocol#protocol_types, KIP-482 (compact types
 from __future__ import annotations
 
 from struct import Struct
+from typing import Final
 
-__all__ = ["Cursor", "MalformedRequest", "write_uvarint"]
+__all__ = ["MAX_ELEMENTS", "Cursor", "MalformedRequest", "write_uvarint"]
+
+MAX_ELEMENTS: Final = 20_000
+"""Limit of the elements of all arrays, and of the tagged fields, of one request together. Clients need a few
+thousand: they name each partition once, with its topic."""
 
 _NULL = -1
 _INT8 = Struct(">b").unpack_from
@@ -22,17 +27,18 @@ class MalformedRequest(Exception):
 
 
 class Cursor:
-    """A position in `view` that moves forward with every read.
+    """A position in `view` that moves forward with every read, and counts elements up to MAX_ELEMENTS.
 
     `compact` selects the encoding of flexible versions: lengths as unsigned varints plus one. Every method
     raises MalformedRequest instead of reading beyond the end.
     """
 
-    __slots__ = ("_end", "_view", "position")
+    __slots__ = ("_elements", "_end", "_view", "position")
 
     def __init__(self, view: memoryview, position: int = 0) -> None:
         self._view = view
         self._end = len(view)
+        self._elements = 0
         self.position = position
 
     def int8(self) -> int:
@@ -88,15 +94,27 @@ class Cursor:
             if not nullable:
                 raise MalformedRequest("an array is null that must not be")
             return 0
+        self._count(length)
         return length
+
+    def tag_count(self) -> int:
+        """Return the number of tagged fields that follow."""
+        count = self.uvarint()
+        self._count(count)
+        return count
 
     def skip(self, size: int) -> None:
         self._advance(size)
 
     def skip_tagged_fields(self) -> None:
-        for _ in range(self.uvarint()):
+        for _ in range(self.tag_count()):
             self.uvarint()
             self.skip(self.uvarint())
+
+    def _count(self, elements: int) -> None:
+        self._elements += elements
+        if self._elements > MAX_ELEMENTS:
+            raise MalformedRequest(f"it has more than {MAX_ELEMENTS} elements")
 
     def _advance(self, size: int) -> int:
         at = self.position

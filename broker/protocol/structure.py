@@ -13,11 +13,7 @@ from typing import Any, Final, NamedTuple, get_args
 
 from .cursor import Cursor, MalformedRequest, write_uvarint
 
-__all__ = ["MAX_ELEMENTS", "check_structure"]
-
-MAX_ELEMENTS: Final = 100_000
-"""Limit of all arrays of a request together: far more than a client needs, and few enough for memory, since
-objects are many times as large as their bytes."""
+__all__ = ["check_structure"]
 
 _SIZES: Final = {
     "bool": 1,
@@ -36,7 +32,7 @@ def check_structure(message_type: Any, body: memoryview) -> memoryview | bytes:
     """Return the message without tagged fields that its schema does not have.
 
     Raise MalformedRequest if it ends too early, if an array is null that must not be, or if it has more than
-    MAX_ELEMENTS elements.
+    `MAX_ELEMENTS` elements.
     """
     walk = _Walk(body)
     walk.entity(_layout(message_type))
@@ -68,7 +64,6 @@ class _Walk:
     def __init__(self, body: memoryview) -> None:
         self._body = body
         self._cursor = Cursor(body)
-        self._elements = 0
         self._kept = bytearray()  # the body up to `_kept_to`, without unknown tags
         self._kept_to = 0
 
@@ -97,9 +92,6 @@ class _Walk:
 
     def _array(self, array: _Array, *, compact: bool) -> None:
         count = self._cursor.array_length(compact=compact, nullable=array.nullable)
-        self._elements += count
-        if self._elements > MAX_ELEMENTS:
-            raise MalformedRequest(f"it has more than {MAX_ELEMENTS} elements")
         if isinstance(array.element, int):
             self._cursor.skip(count * array.element)
             return
@@ -109,7 +101,7 @@ class _Walk:
     def _tagged_fields(self, known: dict[int, _Piece]) -> None:
         cursor = self._cursor
         start = cursor.position
-        count = cursor.uvarint()
+        count = cursor.tag_count()
         kept = []
         for _ in range(count):
             at = cursor.position

@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from inspect import iscoroutine
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
+from anyio import to_thread
 from kio.schema.errors import ErrorCode
 
 from ..apis import handshake, produce
@@ -25,6 +27,7 @@ from ..apis.api import (
 )
 from ..apis.catalogue import unsupported_feature
 from ..apis.quotas import throttled
+from ..apis.slices import SLICE_SECONDS
 from ..protocol.cursor import MalformedRequest
 from ..protocol.headers import read_request_header, skip_header_tags
 from ..protocol.messages import (
@@ -48,6 +51,10 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "Client", "Dispatcher"]
 
 logger = structlog.get_logger(__name__)
+
+
+_SMALL_BYTES = 8 * 1024
+"""A request of this size is read in the time of a slice, however many elements it has."""
 
 
 class Client:
@@ -205,9 +212,9 @@ def _handle(
 ) -> RawResponse | Awaitable[RawResponse]:
     request: Any = body
     if isinstance(api, Api):
-        request = recast(
-            read_message(request_type(api.key, context.api_version), body), api.request
-        )
+        if len(body) > _SMALL_BYTES:
+            return _handle_large(api, context, bytes(body))
+        request = _read(api, context.api_version, body)
     handler: Callable[[RequestContext, Any], Any] = api.handler
     try:
         response = handler(context, request)
@@ -220,11 +227,41 @@ def _handle(
     return _encode(api, context, response)
 
 
+def _read(api: Api, version: int, body: memoryview) -> Any:
+    return recast(read_message(request_type(api.key, version), body), api.request)
+
+
+async def _handle_large(api: Api, context: RequestContext, body: bytes) -> RawResponse:
+    """Handle a request with many elements: reading it takes long, and runs in another thread."""
+    limiter = context.services.computing
+    try:
+        request = await to_thread.run_sync(
+            _read, api, context.api_version, memoryview(body), limiter=limiter
+        )
+    except MalformedRequest as error:
+        raise CloseConnection(str(error)) from None
+
+    async def answer() -> Any:
+        response = api.handler(context, request)
+        return await response if iscoroutine(response) else response
+
+    return await _handle_later(api, context, answer())
+
+
 async def _handle_later(
     api: AnyApi, context: RequestContext, response: Awaitable[Any]
 ) -> RawResponse:
+    began = monotonic()
     try:
-        return _encode(api, context, await response)
+        answer = await response
+        if isinstance(api, RawApi) or monotonic() - began < SLICE_SECONDS:
+            return _encode(api, context, answer)
+        # It is long, or the request waited: then another moment does not matter.
+        codes, encoded = await to_thread.run_sync(
+            _write, api, context.api_version, answer, limiter=context.services.computing
+        )
+        context.services.requests.of(api.key).errors.update(codes)
+        return encoded
     except CloseConnection:
         raise
     except Exception as error:  # noqa: BLE001  a bug in one handler must not stop the broker
@@ -233,11 +270,17 @@ async def _handle_later(
 
 def _encode(api: AnyApi, context: RequestContext, response: Any) -> RawResponse:
     if isinstance(api, RawApi):
-        encoded: RawResponse = response
-        return encoded
-    for code in error_codes(response):
-        context.services.requests.of(api.key).errors[code] += 1
-    return write_message(recast(response, response_type(api.key, context.api_version)))
+        raw: RawResponse = response
+        return raw
+    codes, encoded = _write(api, context.api_version, response)
+    context.services.requests.of(api.key).errors.update(codes)
+    return encoded
+
+
+def _write(api: Api, version: int, response: Any) -> tuple[list[int], bytes]:
+    """Return the response's error codes, and its bytes."""
+    codes = list(error_codes(response))
+    return codes, write_message(recast(response, response_type(api.key, version)))
 
 
 def _internal_error(api: AnyApi, context: RequestContext, error: Exception) -> RawResponse:

@@ -81,3 +81,69 @@ async def test_a_log_that_shrinks_is_synced_elsewhere(
     answer = await client.call(DELETE_RECORDS, 2, topics=[deleted])
     assert answer.topics[0].partitions[0].low_watermark == log.log_start_offset == 1
     assert log.segment_count == 2
+
+
+MANY = 9_000
+
+
+def list_offsets(count: int) -> dict[str, Any]:
+    partitions = [{"partition_index": each, "timestamp": -1} for each in range(count)]
+    return {"topics": [{"name": "t", "partitions": partitions}]}
+
+
+def offset_fetch(count: int) -> dict[str, Any]:
+    topics = [{"name": "t", "partition_indexes": list(range(count))}]
+    return {"groups": [{"group_id": "g", "topics": topics}]}
+
+
+def offset_commit(count: int) -> dict[str, Any]:
+    partitions = [{"partition_index": each, "committed_offset": 1} for each in range(count)]
+    topics = [{"name": "t", "partitions": partitions}]
+    return {"group_id": "g", "generation_id_or_member_epoch": -1, "topics": topics}
+
+
+def metadata(count: int) -> dict[str, Any]:
+    topics = [{"name": f"topic-{each}"} for each in range(count)]
+    return {"topics": topics, "allow_auto_topic_creation": False}
+
+
+def describe_configs(count: int) -> dict[str, Any]:
+    return {"resources": [{"resource_type": 2, "resource_name": "t"}] * (count // 20)}
+
+
+LARGE = {
+    "ListOffsets": (2, 7, list_offsets),
+    "OffsetFetch": (9, 8, offset_fetch),
+    "OffsetCommit": (8, 8, offset_commit),
+    "Metadata": (3, 12, metadata),
+    "DescribeConfigs": (32, 4, describe_configs),
+}
+
+
+@pytest.mark.loop_guard(milliseconds=50)
+@pytest.mark.parametrize("name", LARGE)
+async def test_a_request_with_many_elements_lets_others_have_the_loop(
+    broker: Broker, connect: Connect, name: str, loop_guard: LoopGuard
+) -> None:
+    await broker.topics.create("t", 3)
+    key, version, fields = LARGE[name]
+    client = await connect(broker)
+    await client.call(key, version, **fields(20))  # imports its messages
+    loop_guard.violations.clear()
+    first = client.message(key, version, **fields(MANY))
+    second = client.message(key, version, **fields(20))
+    ids = [await client.send(each) for each in (first, second)]
+    for request, correlation_id in zip((first, second), ids, strict=True):
+        await client.receive(request, correlation_id)
+
+
+async def test_a_request_has_fewer_elements_than_would_keep_others_waiting(
+    broker: Broker, connect: Connect
+) -> None:
+    partitions = [{"index": 0, "records": None}] * 25_000
+    client = await connect(broker)
+    request = client.message(
+        PRODUCE, 8, acks=-1, topic_data=[{"name": "t", "partition_data": partitions}]
+    )
+    await client.send(request)
+    assert await client.is_closed_by_broker()

@@ -15,9 +15,9 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i32
 
 from kmr.broker.apis.catalogue import SERVED
-from kmr.broker.protocol.cursor import MalformedRequest
+from kmr.broker.protocol.cursor import MAX_ELEMENTS, MalformedRequest
 from kmr.broker.protocol.messages import default_message, read_message, write_message
-from kmr.broker.protocol.structure import MAX_ELEMENTS, check_structure
+from kmr.broker.protocol.structure import check_structure
 
 LIST_OFFSETS = default_message(
     ListOffsetsRequest,
