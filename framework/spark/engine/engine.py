@@ -37,7 +37,7 @@ from ..source.data_source import arrow_schema
 from ..source.offsets import read_offsets
 from ..source.options import SourceOptions
 from ..source.reader import read_range
-from .checkpoint import newest_logged
+from .checkpoint import CheckpointGeneration, newest_logged, read_generation
 from .driver import DriverReducers
 from .engine_settings import source_options
 from .progress import MicroBatchGate, ProgressListener, source_end
@@ -104,11 +104,13 @@ class SparkEngine:
         ours = source_options(settings, replace(engine, source="python"))
         self._source = SourceOptions.parse(ours, streaming=True)
         self._given = session
+        self._generation = CheckpointGeneration()
         self._context = Context(
             group=settings.group,
             bootstrap_servers=settings.bootstrap_servers,
             stage="",
             client=connection_config(settings).client_options(),
+            generations=self._generation,
         )
         self._reducers = DriverReducers(strategy, self._context, self.metrics, self._reread)
         self._gate = MicroBatchGate()
@@ -198,6 +200,7 @@ class SparkEngine:
         )
 
     def _start(self, session: SparkSession) -> StreamingQuery:
+        self._generation.value = read_generation(session, self._engine.checkpoint)
         self._logged = newest_logged(session, self._engine.checkpoint)
         plan = TaskPlan.of(self._strategy, self._context, logged=self._logged)
         if self._engine.source == "python":

@@ -1,14 +1,16 @@
-"""The newest micro-batch in a checkpoint."""
+"""What a checkpoint knows: its newest micro-batch, and the generation of its offsets."""
 
 from __future__ import annotations
 
+import pickle
 from typing import TYPE_CHECKING
 
 import pytest
 
 pytest.importorskip("pyspark")
 
-from kmr.spark.engine.checkpoint import newest_logged
+from kmr.record import TopicPartition
+from kmr.spark.engine.checkpoint import CheckpointGeneration, newest_logged, read_generation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,3 +29,28 @@ def test_the_newest_micro_batch_is_the_highest_number_among_the_offset_logs(
     for name in ("9", "10", ".10.crc", ".11.0a1b.tmp"):
         (tmp_path / "offsets" / name).touch()
     assert newest_logged(spark, str(tmp_path)) == 10
+
+
+def test_a_checkpoint_keeps_the_generation_that_it_began(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    generation = read_generation(spark, str(tmp_path / "new"))
+    assert generation > 0
+    (tmp_path / "new" / "offsets").mkdir()
+    (tmp_path / "new" / "offsets" / "0").touch()
+    assert read_generation(spark, str(tmp_path / "new")) == generation
+
+
+def test_a_checkpoint_of_an_earlier_version_has_generation_0(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "0").touch()
+    assert read_generation(spark, str(tmp_path)) == 0
+
+
+def test_every_partition_has_the_generation_of_the_checkpoint_also_in_a_task() -> None:
+    generations = CheckpointGeneration()
+    generations.value = 7
+    copy = pickle.loads(pickle.dumps(generations))
+    assert copy.get(TopicPartition("t", 3), 0) == 7

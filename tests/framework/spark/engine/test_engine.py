@@ -277,6 +277,23 @@ def test_a_repeated_micro_batch_is_counted_where_clickhouse_knows_its_token_and_
     assert [offset for (offset,) in found] == list(range(10))
 
 
+def test_records_that_a_new_checkpoint_reads_again_are_written_again(
+    runner: Runner, kafka: Kafka, topic: str, tmp_path: Path
+) -> None:
+    with connect(Target.of(runner.url)) as client:
+        client.command(
+            f"CREATE TABLE {runner.table} (partition UInt32, offset UInt64) ENGINE = MergeTree "
+            "ORDER BY offset SETTINGS non_replicated_deduplication_window = 10000"
+        )
+        kafka.produce(topic, [b"x"] * 10)
+        runner.run("located")
+        runner.forget_last()
+        runner.run("located")  # the same checkpoint: a repetition
+        assert client.command(f"SELECT count() FROM {runner.table}") == 10
+        runner.run("located", checkpoint=str(tmp_path / "again"))
+        assert client.command(f"SELECT count() FROM {runner.table}") == 20
+
+
 @pytest.mark.parametrize(
     ("strategy", "source"),
     [
