@@ -9,7 +9,7 @@ from typing import Final
 
 from .errors import KmrError
 
-__all__ = ["MissingExtra", "install_command", "require_extra"]
+__all__ = ["MissingExtra", "install_command", "installed_version", "require_extra"]
 
 _DISTRIBUTION: Final = "kafka-map-reduce"
 
@@ -68,3 +68,11 @@ def _installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ImportError:
         return False
+
+
+def installed_version() -> str | None:
+    """Return the version of the installed distribution; None if our code is not installed."""
+    try:
+        return importlib.metadata.version(_DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return None

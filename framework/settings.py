@@ -280,6 +280,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Return every setting by its dotted name; secrets are masked."""
         return {s.name: s.masked(s.value_in(self)) for s in settings_of(type(self))}
 
+    def changed(self) -> dict[str, Any]:
+        """Return the settings that differ from their defaults, by dotted name; secrets are masked.
+
+        Without those that have none, and the strategy.
+        """
+        return {
+            s.name: s.masked(s.value_in(self))
+            for s in settings_of(type(self))
+            if not s.required and s.name != "strategy" and s.value_in(self) != s.default
+        }
+
 
 WORKER: Final = Layers(Settings, variables="KMR_", table="kmr")
 GROUP: Final = Layers(GroupSettings, variables="KMR_", table="kmr", whole=Settings)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import structlog
 
+from ._extras import installed_version
 from .errors import BrokerUnavailable, DeadlineExceeded, KmrError, reason_of
 from .events import EventHandler, Failed, Shutdown
 from .kafka.connection import connection_config, consumer_config
@@ -19,6 +20,7 @@ from .kafka.kafka_consumer import KafkaConsumer
 from .observe.health import HealthServer
 from .observe.liveness import IdlePartition, Liveness
 from .observe.metrics import Metrics
+from .observe.progress import ProgressLog
 from .observe.status import PartitionStatus, WorkerStatus
 from .pipeline import Pipeline
 from .reducers.reducer import Context
@@ -175,6 +177,14 @@ class Worker:
 
     async def _start(self) -> None:
         settings = self._settings
+        _log.info(
+            "starting",
+            version=installed_version(),
+            strategy=settings.strategy,
+            group=settings.group,
+            topics=settings.topics,
+            settings=settings.changed(),
+        )
         await self._wait_for_broker()
         await self._pipeline.open(
             Context(
@@ -275,6 +285,9 @@ class Worker:
     async def _observe(self) -> None:
         """Update the gauges of `/metrics` and the liveness at every interval."""
         live = True
+        progress = ProgressLog(
+            self._settings.session_timeout, self._settings.rebalance_timeout, anyio.current_time()
+        )
         while True:
             await anyio.sleep(self._settings.commit_interval)
             for partition in self._partitions():
@@ -284,6 +297,7 @@ class Worker:
             self._liveness.note(self._idle_partitions(), anyio.current_time())
             status = self.status()
             self.metrics.observe_retries(status.stages)
+            progress.note(status, anyio.current_time())
             if status.live != live:
                 live = status.live
                 report = _log.info if live else _log.error

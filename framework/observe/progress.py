@@ -1,0 +1,99 @@
+"""What the log says of a worker's progress: it waits for its group, it is behind, it has caught up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .status import PartitionStatus, WorkerStatus
+
+__all__ = ["ProgressLog"]
+
+_log = structlog.get_logger(__name__)
+
+_PATIENCE: Final = 3.0
+"""Seconds: a rebalance without a member that is missing takes less."""
+
+_INTERVAL: Final = 60.0
+"""Seconds between messages while behind."""
+
+
+class ProgressLog:
+    """Logs the progress of one worker.
+
+    A partition has caught up when all records that the broker has are read, at one moment: new ones may
+    follow. The worker is behind while a partition has not caught up within the last minute.
+
+    Args:
+        session_timeout: seconds after which the group removes a member that died.
+        rebalance_timeout: seconds after which it removes one that does not join again.
+        now: time of the start.
+    """
+
+    def __init__(self, session_timeout: float, rebalance_timeout: float, now: float) -> None:
+        self._session_timeout = session_timeout
+        self._rebalance_timeout = rebalance_timeout
+        self._waiting_since: float | None = None
+        self._told_waiting = False
+        self._begun = self._since = now
+        self._settled = 0
+        self._reached: set[tuple[str, int]] = set()
+        self._caught_up = False
+
+    def note(self, status: WorkerStatus, now: float) -> None:
+        """Note the status of this moment; call it about once a second."""
+        if status.state in ("starting", "suspended"):
+            self._note_waiting(status.group, now)
+        else:
+            self._waiting_since, self._told_waiting = None, False
+        if status.state == "running" and status.partitions:
+            self._note_running(status, now)
+
+    def _note_waiting(self, group: str, now: float) -> None:
+        if self._waiting_since is None:
+            self._waiting_since = now
+        elif not self._told_waiting and now - self._waiting_since >= _PATIENCE:
+            self._told_waiting = True
+            _log.info(
+                "waiting for the group: a member has not joined again; it is removed if it died "
+                "(session_timeout) or takes too long (rebalance_timeout)",
+                group=group,
+                died_at_most_seconds=self._session_timeout,
+                busy_at_most_seconds=self._rebalance_timeout,
+            )
+
+    def _note_running(self, status: WorkerStatus, now: float) -> None:
+        partitions = {(p.topic, p.partition) for p in status.partitions}
+        self._reached = (self._reached & partitions) | _at_end(status.partitions)
+        behind = partitions - self._reached
+        if not behind and not self._caught_up:
+            self._caught_up = True
+            _log.info("caught up", settled=status.settled, seconds=round(now - self._begun, 1))
+        if now - self._since < _INTERVAL:
+            return
+        if behind:
+            self._caught_up = False
+            rate = (status.settled - self._settled) / (now - self._since)
+            lag = sum(partition.lag or 0 for partition in status.partitions)
+            _log.info(
+                "behind",
+                lag=lag,
+                partitions_behind=len(behind),
+                partitions=len(partitions),
+                settled_per_second=round(rate),
+                seconds_left=round(lag / rate) if rate else None,
+            )
+        self._reached.clear()
+        self._since, self._settled = now, status.settled
+
+
+def _at_end(partitions: Iterable[PartitionStatus]) -> set[tuple[str, int]]:
+    return {
+        (each.topic, each.partition)
+        for each in partitions
+        if each.end is not None and (each.position or each.start or 0) >= each.end
+    }
