@@ -63,7 +63,7 @@ class Pipeline:
         self._consumer = consumer
         self._metrics = metrics
         self._on_failure = on_failure
-        self._executor = Executor(settings.executor, settings.executor_workers)
+        self._executor = Executor(settings.executor, settings.executor_workers, settings.log)
         self._maps: dict[TopicPartition, MapStage] = {}
         self._tasks: TaskGroup | None = None
         self._taking_in = anyio.CancelScope()

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import math
 import os
-from functools import partial
-from typing import TYPE_CHECKING, Any
+import pickle
+import sys
+from functools import cache, partial
+from io import StringIO
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 from anyio import to_process
 
+from ..observe.logs import setup_logs
 from ..service.threads import run_in_thread
+from ..settings import LogSettings
 from .functions import apply, apply_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import pyarrow as pa
 
     from ..record import Batch
     from ..settings import ExecutorKind
@@ -32,10 +39,18 @@ class Executor:
             hold the interpreter lock for long; they must be importable), or `inline` (for tests, and for
             functions that are cheaper than a thread).
         workers: how many batches are mapped at a time; None is the number of processors.
+        logs: how other processes log. What they log and print is written to the streams of this process
+            after each batch; what a process that dies had not handed over is lost.
     """
 
-    def __init__(self, kind: ExecutorKind = "thread", workers: int | None = None) -> None:
+    def __init__(
+        self,
+        kind: ExecutorKind = "thread",
+        workers: int | None = None,
+        logs: LogSettings | None = None,
+    ) -> None:
         self.kind = kind
+        self._logs = logs or LogSettings()
         self._limiter = anyio.CapacityLimiter(workers or os.cpu_count() or 1)
         self._unlimited = anyio.CapacityLimiter(math.inf)
 
@@ -78,8 +93,74 @@ class Executor:
         if self.kind == "process":
             async with self._limiter:
                 on_begin()
-                return await to_process.run_sync(
-                    partial(apply, function, records), cancellable=True, limiter=self._unlimited
+                done = await to_process.run_sync(
+                    partial(
+                        _apply_here,
+                        pickle.dumps(function),
+                        records,
+                        self._logs,
+                        terminal=sys.stderr.isatty(),
+                    ),
+                    cancellable=True,
+                    limiter=self._unlimited,
                 )
+            for stream, text in ((sys.stdout, done.stdout), (sys.stderr, done.stderr)):
+                if text:
+                    await run_in_thread(stream.write, text)
+            if isinstance(done.result, Exception):
+                raise done.result
+            return done.result
         on_begin()
         return apply(function, records)
+
+
+class _Done(NamedTuple):
+    """The outcome of a call in another process, and the text that it wrote meanwhile."""
+
+    result: MapResult | Exception
+    stdout: str
+    stderr: str
+
+
+class _Text(StringIO):
+    """A standard stream of another process, read after each call."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+    def take(self) -> str:
+        text = self.getvalue()
+        self.seek(0)
+        self.truncate()
+        return text
+
+
+def _apply_here(
+    function: bytes, records: pa.RecordBatch, logs: LogSettings, *, terminal: bool
+) -> _Done:
+    """Apply a pickled function, in a process of anyio's."""
+    stdout, stderr = _prepare_process(logs, terminal=terminal)
+    result: MapResult | Exception
+    try:
+        # Loaded only now: the import of its module may print and log too.
+        result = apply(pickle.loads(function), records)  # noqa: S301  our own bytes
+    except Exception as error:  # noqa: BLE001  raised by `Executor.map`
+        result = error
+    return _Done(result, stdout.take(), stderr.take())
+
+
+@cache
+def _prepare_process(logs: LogSettings, *, terminal: bool) -> tuple[_Text, _Text]:
+    """Collect what is printed and logged: anyio sends it to nowhere.
+
+    The file descriptors cannot be used: that of stdout carries the results, and that of stderr is a pipe
+    that is never read, in which a writer would wait for ever when it is full.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    sys.stdout, sys.stderr = streams = _Text(terminal=False), _Text(terminal=terminal)
+    setup_logs(logs)
+    return streams

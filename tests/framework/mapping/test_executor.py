@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import threading
 from typing import TYPE_CHECKING
@@ -10,8 +11,11 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+from kmr.errors import StrategyError
 from kmr.mapping.executor import Executor
 from kmr.mapping.functions import map_record, spec_of
+from kmr.observe.logs import setup_logs
+from kmr.settings import LogSettings
 from kmr.testing import batch_of
 
 if TYPE_CHECKING:
@@ -72,6 +76,47 @@ async def test_a_coroutine_function_is_always_awaited_on_the_event_loop(kind: Ex
     mapped = await Executor(kind, 1).map(whereabouts_async, spec_of(whereabouts_async), BATCH)
     assert mapped.table is not None
     assert set(mapped.table.column("thread").to_pylist()) == {threading.get_ident()}
+
+
+TALKATIVE = """
+import logging
+from kmr import map_record
+
+log = logging.getLogger(__name__)
+print("imported")
+
+@map_record
+def talk(record):
+    print("printed", record.offset)
+    log.info("logged %s", record.offset)
+    return 7 if record.value == b"wrong" else None
+"""
+
+
+@pytest.mark.parametrize("kind", ["thread", "process"])
+async def test_what_a_map_prints_and_logs_is_not_lost(
+    kind: ExecutorKind,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    name = f"talkative_in_a_{kind}"
+    (tmp_path / f"{name}.py").write_text(TALKATIVE)
+    monkeypatch.syspath_prepend(tmp_path)
+    talk = importlib.import_module(name).talk
+    logs = LogSettings(format="json")
+    setup_logs(logs)
+    executor = Executor(kind, 1, logs)
+    capfd.readouterr()
+    await executor.map(talk, spec_of(talk), batch_of("t", 0, 5, [b"a", b"b"]))
+    with pytest.raises(StrategyError, match="returned int for offset 8"):
+        await executor.map(talk, spec_of(talk), batch_of("t", 0, 7, [b"a", b"wrong"]))
+    out, err = capfd.readouterr()
+    printed = [f"printed {offset}" for offset in (5, 6, 7, 8)]
+    assert out.splitlines() == (["imported"] if kind == "process" else []) + printed
+    events = [json.loads(line) for line in err.splitlines()]
+    assert [event["event"] for event in events] == [f"logged {offset}" for offset in (5, 6, 7, 8)]
+    assert {event["logger"] for event in events} == {name}
 
 
 async def test_the_event_loop_goes_on_while_user_code_runs() -> None:
