@@ -310,7 +310,9 @@ class ClickHouseWriter(Collecting):
         self, inserter: Inserter, insert: Insert, *, repeated: bool
     ) -> list[Poisoned] | Retry:
         if repeated:
-            return await repeat(inserter, insert, alone=self.delivery == "exactly-once")
+            alone = self.delivery == "exactly-once"
+            reset = any(self._generations.get(r.topic_partition) for r in insert.ranges)
+            return await repeat(inserter, insert, alone=alone, reset=reset)
         return await inserter.write(insert)
 
     def _is_first(self, insert: Insert) -> bool:

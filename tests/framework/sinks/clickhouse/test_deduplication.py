@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 
 from kmr.delivery.announcement import Announcement
 from kmr.errors import SinkError
+from kmr.record import TopicPartition
 from kmr.reducers.reducer import Context, Flushed, Retry
 from kmr.sinks.clickhouse.deduplication import ENOUGH_SECONDS, InsertMemory, target_of
 from kmr.sinks.clickhouse.writer import ClickHouseWriter
@@ -130,6 +131,18 @@ async def test_a_range_that_a_replica_has_is_not_written_again_though_its_token_
     assert await replay(writer, rows(0, 10)) == Flushed(poisoned=[])
     assert written(client, table) == list(range(10))
     assert replica.statements == [f"SYSTEM SYNC REPLICA `default`.`{table}` LIGHTWEIGHT"]
+
+
+async def test_after_a_reset_old_rows_do_not_keep_a_range_from_being_written(
+    client: Client, create_table: CreateTable, replica: Replica, context: Context
+) -> None:
+    table = create_table(OFFSETS)
+    client.command(f"INSERT INTO {table} SELECT 0, number FROM numbers(10)")
+    writer = ClickHouseWriter(table, url=replica.url).spawn()
+    await writer.open(replace(context, generations={TopicPartition("topic", 0): 7}))
+    assert await replay(writer, rows(0, 10)) == Flushed(poisoned=[])
+    await writer.close()
+    assert written(client, table) == sorted([*range(10)] * 2)
 
 
 async def test_a_range_that_only_another_replica_has_is_fetched_before_it_is_counted(
