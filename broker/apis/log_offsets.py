@@ -37,11 +37,12 @@ from kio.schema.offset_for_leader_epoch.v4.response import (
 from kio.static.primitive import i32, i64
 
 from ..authorization.rules import Operation, Resource
+from ..log.disk_work import do_in_thread
 from ..log.results import LogError, OffsetOutOfRange
 from ..topics.topic import INTERNAL_TOPICS
 from .access import Access
 from .api import LEADER_EPOCH, NO_THROTTLE, api, read_error
-from .slices import answer_partitions
+from .slices import Turns, answer_partitions
 
 if TYPE_CHECKING:
     from kio.schema.delete_records.v2.request import DeleteRecordsPartition
@@ -83,14 +84,18 @@ async def _list_offsets(
     context: RequestContext, request: ListOffsetsRequest
 ) -> ListOffsetsResponse:
     committed = request.isolation_level == _READ_COMMITTED
-    find = partial(_offset, context, committed=committed)
-    return ListOffsetsResponse(
-        throttle_time=NO_THROTTLE,
-        topics=await answer_partitions(ListOffsetsTopicResponse, request.topics, find),
-    )
+    turns = Turns()
+    topics = []
+    for topic in request.topics:
+        found = []
+        for wanted in topic.partitions:
+            found.append(await _offset(context, topic.name, wanted, committed=committed))
+            await turns.give_way()
+        topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=tuple(found)))
+    return ListOffsetsResponse(throttle_time=NO_THROTTLE, topics=tuple(topics))
 
 
-def _offset(
+async def _offset(
     context: RequestContext, topic: str, wanted: ListOffsetsPartition, *, committed: bool
 ) -> ListOffsetsPartitionResponse:
     index = wanted.partition_index
@@ -105,7 +110,9 @@ def _offset(
         error = ErrorCode.unsupported_version
     else:
         try:
-            offset, timestamp = _find(partition, wanted.timestamp, committed=committed)
+            offset, timestamp = await _find(
+                context, partition, wanted.timestamp, committed=committed
+            )
         except (LogError, OSError) as problem:
             error = read_error(partition, problem)
     return ListOffsetsPartitionResponse(
@@ -117,7 +124,9 @@ def _offset(
     )
 
 
-def _find(partition: Partition, timestamp: int, *, committed: bool) -> tuple[int, int]:
+async def _find(
+    context: RequestContext, partition: Partition, timestamp: int, *, committed: bool
+) -> tuple[int, int]:
     """Return offset and timestamp (milliseconds); the ends of a log have no timestamp."""
     end = partition.last_stable_offset if committed else partition.high_watermark
     if timestamp == _LATEST:
@@ -126,10 +135,8 @@ def _find(partition: Partition, timestamp: int, *, committed: bool) -> tuple[int
         return partition.log.log_start_offset, -1
     if timestamp in {_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD}:
         return _NOT_FOUND
-    if timestamp == _MAX_TIMESTAMP:
-        found = partition.log.offset_of_max_timestamp()
-    else:
-        found = partition.log.offset_for_timestamp(timestamp)
+    search = partition.log.searching(None if timestamp == _MAX_TIMESTAMP else timestamp)
+    found = await do_in_thread(search, limiter=context.services.computing)
     return found if found is not None and found[0] < end else _NOT_FOUND
 
 

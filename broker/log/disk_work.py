@@ -1,6 +1,6 @@
-"""Changes of a log whose slow parts, syncs and deletions of files, may run in another thread.
+"""Work on a log whose slow parts, such as syncs and deletions of files, may run in another thread.
 
-Such a change is a generator: what it does itself belongs to the thread of the log, what it yields may run
+Such work is a generator: what it does itself belongs to the thread of the log, what it yields may run
 elsewhere. An exception of a yielded call is raised where it was yielded.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TypeAlias, TypeVar
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 
 __all__ = ["DiskWork", "do_in_thread", "do_now"]
 
@@ -34,13 +34,13 @@ def do_now(work: DiskWork[T]) -> T:
         return result
 
 
-async def do_in_thread(work: DiskWork[T]) -> T:
-    """Do the slow parts in another thread; return the result. One work at a time for each log."""
+async def do_in_thread(work: DiskWork[T], *, limiter: CapacityLimiter | None = None) -> T:
+    """Do the slow parts in another thread, one of those that `limiter` allows; return the result."""
     try:
         call = next(work)
         while True:
             try:
-                await to_thread.run_sync(call)
+                await to_thread.run_sync(call, limiter=limiter)
             except Exception as error:  # noqa: BLE001  raised where the call was yielded
                 call = work.throw(error)
             else:

@@ -233,19 +233,28 @@ class PartitionLog:
     def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
         """Return `(offset, timestamp)` of the first record with this timestamp or a later one, or None.
 
-        Exact to the record; raises `LogCorrupt`.
+        Exact to the record; raises `LogCorrupt`, OSError.
         """
-        self._appender.write_pending()
-        return self._segments.first_record_since(timestamp_ms)
+        return do_now(self.searching(timestamp_ms))
 
     def offset_of_max_timestamp(self) -> tuple[int, int] | None:
         """Return `(offset, timestamp)` of the first record with the latest timestamp.
 
-        None if no record has a timestamp. Raises `LogCorrupt`.
+        None if no record has a timestamp. Raises `LogCorrupt`, OSError.
+        """
+        return do_now(self.searching())
+
+    def searching(self, timestamp_ms: int | None = None) -> DiskWork[tuple[int, int] | None]:
+        """Do the same as `offset_for_timestamp`, or `offset_of_max_timestamp` without a time, in steps.
+
+        Retention may delete a segment between two steps: then it raises OSError.
         """
         self._appender.write_pending()
-        latest = self._segments.latest_timestamp()
-        return self._segments.first_record_since(latest) if latest >= 0 else None
+        if timestamp_ms is None:
+            timestamp_ms = yield from self._segments.finding_latest()
+            if timestamp_ms < 0:
+                return None
+        return (yield from self._segments.searching(timestamp_ms))
 
     # -- sync --------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import bisect
 import contextlib
 import os
 import struct
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from .disk_work import DiskWork
     from .records import BatchHeader
 
 __all__ = [
@@ -384,21 +386,24 @@ class Segment:
                 return header
         raise self._ends_before(offset)
 
-    def first_record_since(self, timestamp: int, start_offset: int) -> tuple[int, int] | None:
-        """Return `(offset, timestamp)` of the first record from `start_offset` on with this timestamp or a
-        later one; None if there is none."""
+    def searching(self, timestamp: int, start_offset: int) -> DiskWork[tuple[int, int] | None]:
+        """Find `(offset, timestamp)` of the first record from `start_offset` on with this timestamp or a
+        later one; None if there is none. The slow parts decompress batches."""
         offset = max(self.index.offset_before(timestamp), start_offset)
         base_offset, position = self.index.position_before(offset)
         for header in self.batches(position, base_offset, verify=True):
             if header.max_timestamp < timestamp or header.is_control:
                 continue
-            for record in self._records(header, start_offset):
+            records: list[StoredRecord] = []
+            data = self.batch_bytes(header)
+            yield partial(_read_from, data, header, start_offset, records)
+            for record in records:
                 if record.timestamp >= timestamp:
                     return record.offset, record.timestamp
         return None
 
-    def latest_timestamp(self, start_offset: int) -> int:
-        """Return the latest timestamp of the records from `start_offset` on, -1 if none has one."""
+    def finding_latest(self, start_offset: int) -> DiskWork[int]:
+        """Find the latest timestamp of the records from `start_offset` on, -1 if none has one."""
         latest = NO_TIMESTAMP
         base_offset, position = self.index.position_before(start_offset)
         for header in self.batches(position, base_offset, verify=True):
@@ -407,8 +412,9 @@ class Segment:
             if header.base_offset >= start_offset:
                 latest = header.max_timestamp
             else:
-                times = (record.timestamp for record in self._records(header, start_offset))
-                latest = max(times, default=latest)
+                records: list[StoredRecord] = []
+                yield partial(_read_from, self.batch_bytes(header), header, start_offset, records)
+                latest = max((record.timestamp for record in records), default=latest)
         return latest
 
     def batch_bytes(self, header: BatchHeader) -> memoryview:
@@ -466,19 +472,6 @@ class Segment:
             raise LogCorrupt(self.path, position + count, f"it should have {self.size} bytes")
         return count
 
-    def _records(self, header: BatchHeader, start_offset: int) -> list[StoredRecord]:
-        """Return the records from `start_offset` on of a batch whose CRC was checked."""
-        if header.last_offset < start_offset:
-            return []
-        data = self.batch_bytes(header)
-        try:
-            records = read_records(data, msgspec.structs.replace(header, position=0))
-        except BatchError:
-            # The CRC is right, so a client produced it like this. The header has its offset and timestamp.
-            first_offset = max(header.base_offset, start_offset)
-            return [StoredRecord(first_offset, header.max_timestamp, None, None, ())]
-        return [record for record in records if record.offset >= start_offset]
-
     def _check_in_pieces(self, header: BatchHeader, position: int, buffer: memoryview) -> None:
         """Check the CRC of a batch larger than `buffer`: a damaged length must not cost memory."""
         crc, at, end = 0, position + CRC_START, position + header.size
@@ -501,3 +494,18 @@ class Segment:
             raise CorruptBatch(
                 f"a batch of {header.size} bytes is announced, {self.size - position} are there"
             )
+
+
+def _read_from(
+    batch: memoryview, header: BatchHeader, start_offset: int, records: list[StoredRecord]
+) -> None:
+    """Add the records from `start_offset` on of a batch whose CRC was checked."""
+    if header.last_offset < start_offset:
+        return
+    try:
+        found = read_records(batch, msgspec.structs.replace(header, position=0))
+    except BatchError:
+        # The CRC is right, so a client produced it like this. The header has its offset and timestamp.
+        first_offset = max(header.base_offset, start_offset)
+        found = [StoredRecord(first_offset, header.max_timestamp, None, None, ())]
+    records += [record for record in found if record.offset >= start_offset]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .compaction import Rewritten
+    from .disk_work import DiskWork
     from .recovery import Recovered
 
 __all__ = ["Segments"]
@@ -87,22 +88,22 @@ class Segments:
             if offset == end_offset:
                 return span
 
-    def first_record_since(self, timestamp_ms: int) -> tuple[int, int] | None:
-        """Return `(offset, timestamp)` of the first record with this timestamp or a later one, or None."""
-        for segment in self:
-            if segment.max_timestamp >= timestamp_ms:
-                found = segment.first_record_since(timestamp_ms, self.log_start_offset)
+    def searching(self, timestamp_ms: int) -> DiskWork[tuple[int, int] | None]:
+        """Find `(offset, timestamp)` of the first record with this timestamp or a later one, or None."""
+        for segment in tuple(self._segments):  # segments may come and go meanwhile
+            if self._use(segment).max_timestamp >= timestamp_ms:
+                found = yield from segment.searching(timestamp_ms, self.log_start_offset)
                 if found is not None:
                     return found
         return None
 
-    def latest_timestamp(self) -> int:
-        """Return the latest timestamp of the records, -1 if none has one."""
+    def finding_latest(self) -> DiskWork[int]:
+        """Find the latest timestamp of the records, -1 if none has one."""
         start = self.log_start_offset
         # Only the oldest segment can have batches below the log start.
         latest = max((s.max_timestamp for s in self if s.base_offset >= start), default=-1)
         if self.oldest.base_offset < start and self.oldest.max_timestamp > latest:
-            latest = max(latest, self.oldest.latest_timestamp(start))
+            latest = max(latest, (yield from self.oldest.finding_latest(start)))
         return latest
 
     def add(self, segment: Segment) -> None:

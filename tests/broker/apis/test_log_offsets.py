@@ -131,7 +131,7 @@ async def test_errors_have_their_codes(ask: Ask, monkeypatch: pytest.MonkeyPatch
     def fail(log: PartitionLog, _: int) -> None:
         raise LogCorrupt(log.directory, 0, "a bit flipped")
 
-    monkeypatch.setattr(PartitionLog, "offset_for_timestamp", fail)
+    monkeypatch.setattr(PartitionLog, "searching", fail)
     assert (await ask(1000)).error_code is ErrorCode.kafka_storage_error
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kmr.broker import Broker
+from kmr.broker.log.records import split_batches
 from tests.broker.loop_guard import LoopGuard
 
 Start = Callable[..., Awaitable[Broker]]
@@ -17,7 +18,7 @@ Connect = Callable[[Broker], Awaitable[Any]]
 Batch = Callable[..., bytes]
 
 pytestmark = pytest.mark.loop_guard
-PRODUCE, DELETE_RECORDS, INIT_PRODUCER_ID = 0, 21, 22
+PRODUCE, LIST_OFFSETS, DELETE_RECORDS, INIT_PRODUCER_ID = 0, 2, 21, 22
 
 
 def test_the_guard_sees_a_sync_and_a_long_step_of_a_broker_only(tmp_path: Path) -> None:
@@ -81,6 +82,25 @@ async def test_a_log_that_shrinks_is_synced_elsewhere(
     answer = await client.call(DELETE_RECORDS, 2, topics=[deleted])
     assert answer.topics[0].partitions[0].low_watermark == log.log_start_offset == 1
     assert log.segment_count == 2
+
+
+@pytest.mark.loop_guard(milliseconds=50)
+@pytest.mark.parametrize("timestamp", [1_700_000_099_999, -3])
+async def test_a_search_by_time_decompresses_elsewhere(
+    broker: Broker, connect: Connect, batch: Batch, timestamp: int, loop_guard: LoopGuard
+) -> None:
+    topic = await broker.topics.create("t", 1)
+    log = topic.partitions[0].log
+    data = bytearray(batch(*[b"x"] * 100_000, codec="gzip"))
+    log.append(data, split_batches(data), now_ms=1_700_000_000_000)
+    log.flush_pending()
+    topic.partitions[0].advance(log.next_offset, len(data))
+    client = await connect(broker)
+    await client.call(LIST_OFFSETS, 7, **list_offsets(1))  # imports its messages
+    loop_guard.violations.clear()
+    asked = {"partition_index": 0, "timestamp": timestamp}
+    answer = await client.call(LIST_OFFSETS, 7, topics=[{"name": "t", "partitions": [asked]}])
+    assert answer.topics[0].partitions[0].offset == 99_999
 
 
 MANY = 9_000
