@@ -194,6 +194,7 @@ class EventHandler:
         ours = self._pipeline.partitions & partitions
         self._keep(await self._consumer.committed(ours) if ours else {})
         self._committer.rejoined()
+        self._metrics.rebalances.labels("assigned").inc()
         self._pipeline.resume()
 
     def _keep(

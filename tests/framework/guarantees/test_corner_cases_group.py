@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -156,6 +157,10 @@ def offsets(journal: Journal, partition: int = 0) -> list[int]:
     return [row["o"] for row in journal.rows() if row["p"] == partition]
 
 
+def rows(journal: Journal) -> list[tuple[int, int]]:
+    return [(row["p"], row["o"]) for row in journal.rows()]
+
+
 async def read(broker: Broker, partition: int, count: int, **options: Any) -> list[int]:
     """Run a worker; return the offsets that it wrote of a partition."""
     journal = Journal()
@@ -185,6 +190,40 @@ async def test_a_member_without_partitions_is_ready_and_takes_over_when_the_othe
             await spare.until(lambda j: j.count == 5)
             second.shutdown("done")
     assert (offsets(busy), offsets(spare)) == ([0, 1, 2, 3, 4], [5, 6, 7, 8, 9])
+
+
+async def test_a_drain_that_a_rebalance_does_not_wait_for_ends_with_the_partitions_that_it_keeps(
+    broker: Broker,
+) -> None:
+    await create(broker, 2)
+    for partition in (0, 1):
+        await produce(broker, 20, partition)
+    settings = settings_of(broker, revoke_deadline=0.2)
+    slow, other = Journal(hold=anyio.Event()), Journal()
+    first = Worker(Strategy(locate, [MemoryWriter(slow, max_rows=1)]), settings)
+    second = Worker(to(other), settings)
+    ended = anyio.Event()
+
+    async def drain() -> None:
+        await first.run()
+        ended.set()
+
+    async with anyio.create_task_group() as tasks:
+        with anyio.fail_after(AFTER_ALL):
+            tasks.start_soon(drain)
+            await slow.until(lambda j: j.attempts == 1)
+            first.shutdown("leaves")
+            tasks.start_soon(second.run)
+            await second.ready()  # the rebalance has ended, and the first flush still hangs
+            assert len(second.status().partitions) == 1
+            assert slow.hold is not None
+            slow.hold.set()
+            await ended.wait()
+            await other.until(lambda _: len({*rows(slow), *rows(other)}) == 40)
+            second.shutdown("done")
+    twice = {row for row, count in Counter([*rows(slow), *rows(other)]).items() if count > 1}
+    assert twice <= {rows(slow)[0]}, "only the flush that hung may be of a partition that was lost"
+    assert list(range(20)) in (offsets(slow, 0), offsets(slow, 1))
 
 
 async def test_without_a_commit_earliest_reads_everything_and_says_where_it_begins(
