@@ -222,6 +222,17 @@ LONG: Final = (
         rounds=2,
     ),
     Scenario(
+        "spark-storm",
+        "the Spark engine: crashes of everything, torn INSERTs, swallowed answers, a slow sink",
+        Shape([_group("exactly-once", 1, dead="table", engine="spark")], links=True),
+        (
+            *_CRASHES,
+            *("kill-clickhouse-and-workers", "kill-clickhouse-writing", "restart-worker"),
+            *("drop-answers", "drop-answer-and-kill", "slow-sink", "hanging-sink"),
+        ),
+        patience=300,
+    ),
+    Scenario(
         "at-least-once",
         "crashes and network without exactly once: nothing is lost, doubles are legal",
         Shape([_group("at-least-once", 3)], partitions=12, links=True),

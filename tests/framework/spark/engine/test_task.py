@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark import TaskContext
+
 from kmr import Strategy, map_record
 from kmr.record import Range
+from kmr.reducers.collect import Collecting
+from kmr.reducers.reducer import Flushed
 from kmr.sinks import StreamWriter
 from kmr.spark.engine.report import read_failures, read_reports
 from kmr.spark.engine.strategy_source import TaskPlan
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kmr.record import Record
+    from kmr.reducers.reducer import FlushResult
 
 
 def test_a_task_reports_what_it_read_and_the_records_that_failed(tmp_path: Path) -> None:
@@ -57,6 +62,35 @@ def test_a_batch_with_another_type_than_the_others_fails_only_its_records(tmp_pa
     assert failed.column("offset").to_pylist() == [10, 12]
     lines = (tmp_path / "out").read_text().splitlines()
     assert lines == ['{"value":1}', '{"value":3}']
+
+
+class Witness(Collecting):
+    """Notes whether its rows may have been written before."""
+
+    seen: ClassVar[list[bool]] = []
+
+    def flush(self) -> FlushResult:
+        self.seen.append(self.replayed)
+        return Flushed()
+
+
+@pytest.mark.parametrize(
+    ("number", "attempt", "replayed"),
+    [("4", 0, False), ("3", 0, True), ("2", 0, True), ("4", 1, True), (None, 0, True)],
+)
+def test_a_task_repeats_one_of_a_logged_micro_batch_or_its_own_first_attempt(
+    monkeypatch: pytest.MonkeyPatch, number: str | None, attempt: int, replayed: bool
+) -> None:
+    """The checkpoint had the micro-batches up to 3 when the query started."""
+    spark: Any = object.__new__(TaskContext)
+    spark._attemptNumber = attempt
+    spark._localProperties = {} if number is None else {"streaming.sql.batchId": number}
+    monkeypatch.setattr(TaskContext, "_taskContext", spark)
+    Witness.seen.clear()
+    plan = TaskPlan.of(Strategy(parse, [Witness()]), CONTEXT, logged=3)
+    done = list(run_task(plan, Range("t", 0, 0, 0), iter([batch_of("t", 0, 0, [b"a"])]), SCHEMA))
+    assert Witness.seen == [replayed]
+    assert len(done) == 1
 
 
 def test_rows_of_sparks_own_source_are_a_task_too(tmp_path: Path) -> None:
