@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -183,9 +184,11 @@ class Lanes:
 
     @property
     def stages(self) -> list[ReduceStage]:
-        """The stages of all lanes, in the order of the flow of each."""
-        lanes = self._lanes.values() if self._shared is None else [self._shared]
-        return [stage for lane in lanes for stage in lane.stages]
+        """The stages of all lanes in the order of the flow; the copies of one by partition."""
+        if self._shared is not None:
+            return self._shared.stages
+        copies = zip(*(lane.stages for _, lane in sorted(self._lanes.items())), strict=True)
+        return list(chain.from_iterable(copies))
 
     def run(self, tasks: TaskGroup) -> None:
         """Start the stages of a shared lane; a lane of its own starts with its partition."""

@@ -310,7 +310,7 @@ class Pipeline:
 
     def stages(self) -> tuple[StageStatus, ...]:
         """Return the status of every stage, in the order of the flow."""
-        maps = (stage.status() for stage in self._maps.values())
+        maps = (stage.status() for _, stage in sorted(self._maps.items()))
         return (*maps, *(stage.status() for stage in self._stages))
 
     def undrained(self) -> list[str]:

@@ -209,8 +209,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     inflight_bytes: Annotated[
         Bytes | None,
         about(
-            "Most bytes of records and rows in flight, not yet settled; then intake pauses. Default: an "
-            "eighth of the memory that the process may use, at most 256MiB."
+            "Most bytes of records and rows in flight, not yet settled; then intake pauses. Default: a "
+            "sixteenth of the memory that the process may use, at most 256MiB."
         ),
     ] = None
     queue_batches: Annotated[Count, about("Most batches in the inbox of a stage.")] = 4
@@ -273,8 +273,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def budget(self) -> int:
         """`inflight_bytes`, or its default in this process."""
-        share = min(_LARGEST_BUDGET, memory_limit() // 8)
+        share = min(_LARGEST_BUDGET, memory_limit() // 16)
         return self.inflight_bytes or max(share, self.fetch.max_partition_bytes)
+
+    @property
+    def response_bytes(self) -> int:
+        """`fetch.max_bytes`, or an eighth of a small budget: it counts no response before it is polled."""
+        return max(self.fetch.max_partition_bytes, min(self.fetch.max_bytes, self.budget // 8))
 
     def describe(self) -> dict[str, Any]:
         """Return every setting by its dotted name; secrets are masked."""

@@ -329,7 +329,7 @@ class Worker:
                 end=consumer.end_offset(ledger.partition),
                 paused=self._pipeline.intake.inboxes.is_paused(ledger.partition),
             )
-            for ledger in self._pipeline.ledgers
+            for ledger in sorted(self._pipeline.ledgers, key=lambda ledger: ledger.partition)
         ]
 
     def status(self) -> WorkerStatus:

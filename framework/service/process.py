@@ -11,8 +11,9 @@ from pathlib import Path
 __all__ = ["freeze_modules", "keep_freed_memory", "memory_limit"]
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc, malloc.h
-_LARGEST_FROM_HEAP = 32 * 1024 * 1024  # the most that glibc takes
-_KEPT = 64 * 1024 * 1024
+_MIB = 1024 * 1024
+_LARGEST_FROM_HEAP = 32 * _MIB  # the most that glibc takes
+_KEPT = 64 * _MIB
 
 
 def memory_limit(root: Path = Path("/")) -> int:
@@ -54,7 +55,9 @@ def freeze_modules() -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Let malloc keep up to 64 MiB of freed memory; return False if the C library is not glibc.
+    """Let malloc keep up to 64 MiB of freed memory, less where little may be used.
+
+    Return False if the C library is not glibc.
 
     Fetch responses and columns are blocks of megabytes that live for milliseconds. By default glibc maps
     and unmaps each block, and the kernel clears its pages again: measured, half of the cost of a record
@@ -65,5 +68,7 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    kept = mallopt(_M_TRIM_THRESHOLD, _KEPT) == 1
-    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_FROM_HEAP) == 1) and kept
+    limit = memory_limit()
+    kept = mallopt(_M_TRIM_THRESHOLD, min(_KEPT, limit // 64)) == 1
+    largest = min(_LARGEST_FROM_HEAP, limit // 128)
+    return bool(mallopt(_M_MMAP_THRESHOLD, largest) == 1) and kept

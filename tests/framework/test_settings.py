@@ -82,14 +82,21 @@ def test_settings_are_immutable_and_refuse_unknown_names() -> None:
     assert msgspec.structs.replace(settings, group="h").group == "h"
 
 
-def test_the_budget_is_an_eighth_of_the_memory_unless_it_is_set(
+def test_the_budget_is_a_sixteenth_of_the_memory_unless_it_is_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def budget(memory: int, **given: Any) -> int:
         monkeypatch.setattr("kmr.settings.memory_limit", lambda: memory)
         return Settings(topics=("t",), group="g", **given).budget
 
-    assert budget(512 * MIB) == 64 * MIB
+    assert budget(512 * MIB) == 32 * MIB
     assert budget(64 * 1024 * MIB) == 256 * MIB
     assert budget(4 * MIB) == MIB, "a fetch must fit"
     assert budget(512 * MIB, inflight_bytes=5 * MIB) == 5 * MIB
+
+
+def test_a_response_takes_an_eighth_of_a_small_budget() -> None:
+    def response(budget: int) -> int:
+        return Settings(topics=("t",), group="g", inflight_bytes=budget).response_bytes
+
+    assert [response(size * MIB) for size in (256, 64, 4)] == [16 * MIB, 8 * MIB, MIB]
