@@ -10,10 +10,12 @@ from pathlib import Path
 
 __all__ = ["freeze_modules", "keep_freed_memory", "memory_limit"]
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc, malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc, malloc.h
 _MIB = 1024 * 1024
 _LARGEST_FROM_HEAP = 32 * _MIB  # the most that glibc takes
 _KEPT = 64 * _MIB
+_ENOUGH = 2048 * _MIB
+_LARGEST_IF_LITTLE = _MIB // 8
 
 
 def memory_limit(root: Path = Path("/")) -> int:
@@ -55,20 +57,22 @@ def freeze_modules() -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Let malloc keep up to 64 MiB of freed memory, less where little may be used.
-
-    Return False if the C library is not glibc.
+    """Let malloc keep up to 64 MiB of freed memory; return False if the C library is not glibc.
 
     Fetch responses and columns are blocks of megabytes that live for milliseconds. By default glibc maps
     and unmaps each block, and the kernel clears its pages again: measured, half of the cost of a record
     from socket to columns. It affects the whole process: call it once, before large allocations.
+
+    Where less than 2 GiB may be used (`memory_limit`), it does the contrary: large blocks go back to the
+    kernel, and threads share two heaps.
     """
     if sys.platform != "linux":
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    limit = memory_limit()
-    kept = mallopt(_M_TRIM_THRESHOLD, min(_KEPT, limit // 64)) == 1
-    largest = min(_LARGEST_FROM_HEAP, limit // 128)
-    return bool(mallopt(_M_MMAP_THRESHOLD, largest) == 1) and kept
+    if memory_limit() < _ENOUGH:
+        options = {_M_MMAP_THRESHOLD: _LARGEST_IF_LITTLE, _M_ARENA_MAX: 2}
+    else:
+        options = {_M_TRIM_THRESHOLD: _KEPT, _M_MMAP_THRESHOLD: _LARGEST_FROM_HEAP}
+    return bool(min(mallopt(option, value) for option, value in options.items()) == 1)
