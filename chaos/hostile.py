@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["HostileClient"]
 
 _TOPIC: Final = "chaos-hostile"
-_PRODUCE, _FETCH, _METADATA, _CREATE_TOPICS = 0, 1, 3, 19
+_PRODUCE, _FETCH, _METADATA = 0, 1, 3
 _ANSWER: Final = 5.0  # seconds to wait for an answer that may never come
 _TRICKLE: Final = 0.2  # seconds between two bytes
 _RECORDS: Final = 10_000
@@ -55,7 +56,7 @@ class HostileClient(Fault):
 
     name = "hostile-client"
     needs = frozenset({"broker"})
-    connections: ClassVar[int] = 8
+    connections: ClassVar[int] = 9  # one for each kind of request
 
     async def strike(self, site: Site, random: Random) -> str:
         """Raise TimeoutError if the load does not go on meanwhile."""
@@ -174,6 +175,11 @@ def _one_good_one_endless_name() -> bytes:
     return _produced(_TOPIC, "x" * 32_000)
 
 
+def _many_topics(count: int) -> bytes:
+    """Metadata, version 1, of topics that do not exist."""
+    return _frame(_METADATA, 1, struct.pack(">i", count) + _string("x") * count)
+
+
 def _false_count() -> bytes:
     return _frame(_METADATA, 1, struct.pack(">i", 2**31 - 1) + _string("x"))
 
@@ -200,6 +206,8 @@ def _negative_size() -> bytes:
 
 _REQUESTS: Final[dict[str, Callable[[], bytes]]] = {
     "one good, one endless name": _one_good_one_endless_name,
+    "5,000 topics": partial(_many_topics, 5_000),
+    "100,000 topics": partial(_many_topics, 100_000),
     "false count": _false_count,
     "cut short": _cut_short,
     "endless fetch": _endless_fetch,
