@@ -128,7 +128,7 @@ async def test_a_request_that_hangs_ends_in_a_retry(
     client: Client, create_table: CreateTable, open_writer: OpenWriter, proxy: Proxy
 ) -> None:
     table = create_table(OFFSETS)
-    writer = await open_writer(table, url=proxy.url, timeout=0.2)
+    writer = await open_writer(table, url=proxy.url, timeout=1.0)
     proxy.faults = ["hang"]
     result = await flush(writer, rows(0, 3))
     assert isinstance(result, Retry)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from datetime import date
 from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import MagicMock
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from kmr.errors import StrategyError
+from kmr.record import Range, Rows, TopicPartition
 from kmr.sinks.spark.destinations import (
     CatalogTable,
     Columns,
@@ -16,6 +19,7 @@ from kmr.sinks.spark.destinations import (
     SparkDestination,
     choose_path,
 )
+from kmr.sinks.spark.files import plan_parts
 from kmr.spark.runtime.session import SharedSession
 
 if TYPE_CHECKING:
@@ -58,6 +62,24 @@ def test_parquet_is_written_here_and_every_other_format_by_spark(tmp_path: Path)
         assert isinstance(by_spark, SparkDestination)
         assert (by_spark.doubt or "").startswith(doubt or "")
         assert (by_spark.doubt is None) == (doubt is None)
+
+
+@pytest.mark.parametrize(("generation", "application"), [(0, "kmr:g:t:0"), (7, "kmr:g:t:0@7")])
+def test_delta_gets_the_generation_of_the_offsets_in_its_transaction_id(
+    generation: int, application: str
+) -> None:
+    """Else it would skip what a reset reads again."""
+    session = SharedSession(None, {})
+    delta = choose_path(session, "hdfs://h/x", **NO_OPTIONS | {"format": "delta"})
+    assert isinstance(delta, SparkDestination)
+    offsets = np.arange(5)
+    added = Rows(pa.table({"o": offsets}), (Range("t", 0, 0, 4),), offsets)
+    (part,) = plan_parts([added], "g", {TopicPartition("t", 0): generation})
+    frame = MagicMock()
+    delta.write_frame(part, frame)
+    options = frame.write.format.return_value.options.return_value.option
+    options.assert_called_once_with("txnAppId", application)
+    options.return_value.option.assert_called_once_with("txnVersion", "4")
 
 
 def test_a_path_that_only_spark_can_write_is_an_error_without_a_session() -> None:
