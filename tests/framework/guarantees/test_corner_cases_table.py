@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
     from kmr.broker import Broker
+    from tests.framework.conftest import CreateTopic
 
 T0 = TopicPartition("t", 0)
 AFTER_ALL = 120  # seconds; nothing here takes so long
@@ -62,6 +63,12 @@ def sink(clickhouse_url: str, request: pytest.FixtureRequest) -> Iterator[Sink]:
         )
         yield sink
         sink.run("DROP TABLE IF EXISTS {table}")
+
+
+@pytest.fixture(autouse=True)
+async def _topic(create_topic: CreateTopic) -> None:
+    """A worker never creates its input topic."""
+    await create_topic("t")
 
 
 class Flow:
