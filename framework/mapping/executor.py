@@ -14,6 +14,7 @@ import anyio
 from anyio import to_process
 
 from ..observe.logs import setup_logs
+from ..service.process import end_with_parent
 from ..service.threads import run_in_thread
 from ..settings import LogSettings
 from .functions import apply, apply_async
@@ -99,6 +100,7 @@ class Executor:
                         pickle.dumps(function),
                         records,
                         self._logs,
+                        parent=os.getpid(),
                         terminal=sys.stderr.isatty(),
                     ),
                     cancellable=True,
@@ -140,10 +142,10 @@ class _Text(StringIO):
 
 
 def _apply_here(
-    function: bytes, records: pa.RecordBatch, logs: LogSettings, *, terminal: bool
+    function: bytes, records: pa.RecordBatch, logs: LogSettings, *, parent: int, terminal: bool
 ) -> _Done:
     """Apply a pickled function, in a process of anyio's."""
-    stdout, stderr = _prepare_process(logs, terminal=terminal)
+    stdout, stderr = _prepare_process(logs, parent=parent, terminal=terminal)
     result: MapResult | Exception
     try:
         # Loaded only now: the import of its module may print and log too.
@@ -154,12 +156,13 @@ def _apply_here(
 
 
 @cache
-def _prepare_process(logs: LogSettings, *, terminal: bool) -> tuple[_Text, _Text]:
-    """Collect what is printed and logged: anyio sends it to nowhere.
+def _prepare_process(logs: LogSettings, *, parent: int, terminal: bool) -> tuple[_Text, _Text]:
+    """Collect what is printed and logged: anyio sends it to nowhere. End with the worker.
 
     The file descriptors cannot be used: that of stdout carries the results, and that of stderr is a pipe
     that is never read, in which a writer would wait for ever when it is full.
     """
+    end_with_parent(parent)  # a map that hangs would outlive a worker that is killed
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     sys.stdout, sys.stderr = streams = _Text(terminal=False), _Text(terminal=terminal)
     setup_logs(logs)

@@ -1,15 +1,17 @@
-"""Memory settings of a process, for entry points."""
+"""Settings of a process, for entry points: its memory, and its end."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import os
+import signal
 import sys
 from pathlib import Path
 
-__all__ = ["freeze_modules", "keep_freed_memory", "memory_limit"]
+__all__ = ["end_with_parent", "freeze_modules", "keep_freed_memory", "memory_limit"]
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc, malloc.h
 _MIB = 1024 * 1024
 _LARGEST_FROM_HEAP = 32 * _MIB  # the most that glibc takes
@@ -44,6 +46,18 @@ def memory_limit(root: Path = Path("/")) -> int:
             except (OSError, ValueError):  # "max" is no number: no limit
                 continue
     return min(limits)
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends, however that ends; only on Linux.
+
+    Args:
+        parent: the parent's process id. If that is not the parent any more, this process ends now.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def freeze_modules() -> None:

@@ -1,4 +1,4 @@
-"""Freed memory is kept and reused; the limit of memory is that of the control groups."""
+"""Freed memory is kept and reused; memory is limited by control groups; children end with their parent."""
 
 from __future__ import annotations
 
@@ -95,3 +95,31 @@ def test_the_least_limit_of_the_control_groups_is_the_memory_limit(
         (tmp_path / name).write_text(text)
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert process.memory_limit(tmp_path) == min(physical, limit or physical)
+
+
+CHILD = """
+import os, sys, threading
+from kmr.service.process import end_with_parent
+
+end_with_parent(int(sys.argv[1]))
+print("ready", flush=True)
+threading.Event().wait()
+"""
+PARENT = """
+import os, subprocess, sys
+
+subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid())])
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel of Linux")
+def test_a_child_ends_when_its_parent_is_killed() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"ready\n"
+        parent.kill()
+        output, _ = parent.communicate(timeout=60)  # to its end: the child has closed it, too
+        assert output == b""
