@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import anyio
 from clickhouse_connect.driver.binding import quote_identifier
 from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from ..errors import SettingsError, SinkError
+from ..config.flags import Given, settings_flags
+from ..errors import ConsumerError, SettingsError, SinkError
+from ..kafka.admin import connect_admin
+from ..kafka.connection import connection_config
+from ..settings import GROUP, GroupSettings
 from ..sinks.clickhouse.client import Target, connect
 from ..spark.runtime.session import SharedSession
 
@@ -20,6 +25,8 @@ if TYPE_CHECKING:
 
     from clickhouse_connect.driver.client import Client
     from pyspark.sql import DataFrame, SparkSession
+
+    from ..record import TopicPartition
 
 __all__ = [
     "CheckResult",
@@ -46,6 +53,10 @@ _DOUBLED_SQL = """
 SELECT topic, `partition`, count(*) AS offsets, sum(deliveries) - count(*) AS surplus,
     min(`offset`) AS example
 FROM ({duplicates}) GROUP BY topic, `partition`"""
+
+_COUNTED_SQL = """
+SELECT topic, `partition`, count(DISTINCT `offset`) AS offsets
+FROM ({inner}) AS deliveries WHERE {within} GROUP BY topic, `partition`"""
 
 
 @Parameter(name="*")
@@ -92,11 +103,14 @@ class PartitionResult:
 
     Attributes:
         topic: empty if the table has no topic column.
-        first, last: the lowest and the highest offset that were delivered.
+        first, last: the lowest and the highest offset that were delivered; -1 if none was.
         deliveries: rows.
-        missing: offsets between the first and the last without a row.
+        missing: offsets between the first and the last without a row; 0 if the group's offsets are known.
         doubled: offsets with more than one row; `surplus` counts the rows beyond the first.
         example: the lowest doubled offset.
+        filtered: offsets that the group has committed and the log still has, without a row: the strategy
+            filtered them, or they went to `reduce_err`, or they are missing. None if the group's offsets
+            are not known.
     """
 
     topic: str
@@ -108,6 +122,7 @@ class PartitionResult:
     doubled: int = 0
     surplus: int = 0
     example: int | None = None
+    filtered: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +150,12 @@ class CheckResult:
         return gaps if self.expected is None else max(gaps, self.expected - self.messages)
 
     @property
+    def filtered(self) -> int | None:
+        """Messages that were filtered or are missing; None if the group's offsets are not known."""
+        counts = [p.filtered for p in self.partitions if p.filtered is not None]
+        return sum(counts) if counts else None
+
+    @property
     def doubled(self) -> int:
         """Messages that were delivered more than once."""
         return sum(partition.doubled for partition in self.partitions)
@@ -146,22 +167,41 @@ class CheckResult:
         return not self.missing and not self.doubled and not surplus
 
 
+Committed: TypeAlias = "Mapping[TopicPartition, tuple[int, int]]"
+"""Of each partition: the first offset of its log, and the offset that the group has committed."""
+
+
 def join_results(
     table: str,
     found: Iterable[Mapping[str, Any]],
     doubled: Iterable[Mapping[str, Any]],
+    counted: Iterable[Mapping[str, Any]] = (),
     *,
     expected: int | None,
+    committed: Committed | None = None,
 ) -> CheckResult:
-    """Join the rows of `missing.sql` with those of `duplicates.sql`, counted per partition."""
+    """Join the rows of `missing.sql` with those of `duplicates.sql`, counted per partition.
+
+    Args:
+        counted: the number of different offsets between the two of `committed`, per partition.
+        committed: without it, every gap counts as missing.
+    """
     doubles = {(row["topic"], row["partition"]): row for row in doubled}
-    return CheckResult(
-        table=table,
-        partitions=tuple(
-            _partition(row, doubles.get((row["topic"], row["partition"]))) for row in found
-        ),
-        expected=expected,
-    )
+    partitions = {
+        (row["topic"], row["partition"]): _partition(
+            row, doubles.get((row["topic"], row["partition"]))
+        )
+        for row in found
+    }
+    if committed is not None:
+        counts = {(row["topic"], row["partition"]): row["offsets"] for row in counted}
+        named = any(topic for topic, _ in partitions)
+        for at, (start, end) in committed.items():
+            key = (at.topic if named else "", at.partition)
+            result = partitions.get(key) or PartitionResult(*key, -1, -1, 0, 0)
+            filtered = max(0, end - start) - counts.get(key, 0)
+            partitions[key] = replace(result, missing=0, filtered=filtered)
+    return CheckResult(table, tuple(partitions[key] for key in sorted(partitions)), expected)
 
 
 def _partition(row: Mapping[str, Any], doubled: Mapping[str, Any] | None) -> PartitionResult:
@@ -185,6 +225,7 @@ def check(
     database: str | None = None,
     columns: Columns = COLUMNS,
     expected: int | None = None,
+    committed: Committed | None = None,
 ) -> CheckResult:
     """Count missing and doubled deliveries by the statements of `sql/clickhouse`.
 
@@ -193,6 +234,8 @@ def check(
         url: as for `ClickHouseWriter`.
         expected: the number of messages. Without it, messages missing before the first delivered one and
             after the last are not noticed.
+        committed: for a strategy that filters: offsets without a row are "filtered or missing". A table
+            without a topic column must have the rows of one topic.
 
     Raises:
         SinkError: the server does not answer, or there is no such table or column.
@@ -206,9 +249,11 @@ def check(
         source = f"{quote_identifier(target.database)}.{quote_identifier(name)}"
         rows = [
             list(client.query(statement).named_results())
-            for statement in _statements("clickhouse", source, columns, topic, quote_identifier)
+            for statement in _statements(
+                "clickhouse", source, columns, topic, quote_identifier, committed
+            )
         ]
-    return join_results(full_name, *rows, expected=expected)
+    return join_results(full_name, *rows, expected=expected, committed=committed)
 
 
 def _columns(client: Client, target: Target, table: str) -> list[str]:
@@ -220,9 +265,14 @@ def _columns(client: Client, target: Target, table: str) -> list[str]:
 
 
 def _statements(
-    folder: str, source: str, columns: Columns, topic: str | None, quote: Callable[[str], Any]
-) -> tuple[str, str]:
-    """Return the statements for missing and for doubled deliveries; `source` follows FROM."""
+    folder: str,
+    source: str,
+    columns: Columns,
+    topic: str | None,
+    quote: Callable[[str], Any],
+    committed: Committed | None,
+) -> list[str]:
+    """Return the statements for missing, doubled and committed deliveries; `source` follows FROM."""
     inner = (
         f"SELECT {quote(topic) if topic else repr('')} AS topic, "  # noqa: S608  names are quoted
         f"{quote(columns.partition_column)} AS `partition`, "
@@ -232,7 +282,20 @@ def _statements(
         (_SQL / folder / file).read_text().replace(_SOURCES[folder], inner)
         for file in ("missing.sql", "duplicates.sql")
     )
-    return missing, _DOUBLED_SQL.format(duplicates=duplicates)
+    statements = [missing, _DOUBLED_SQL.format(duplicates=duplicates)]
+    if committed:
+        if topic is None and len({partition.topic for partition in committed}) > 1:
+            raise SettingsError(
+                "the table has no topic column, and the group has several topics; name one with --topic"
+            )
+        within = " OR ".join(
+            f"(`partition` = {at.partition} AND `offset` >= {start} AND `offset` < {end}"
+            + ("" if topic is None else f" AND topic = '{at.topic}'")
+            + ")"
+            for at, (start, end) in committed.items()
+        )
+        statements.append(_COUNTED_SQL.format(inner=inner, within=within))
+    return statements
 
 
 def check_spark(
@@ -242,6 +305,7 @@ def check_spark(
     format: str | None = None,  # noqa: A002  Spark's word
     columns: Columns = COLUMNS,
     expected: int | None = None,
+    committed: Committed | None = None,
 ) -> CheckResult:
     """Count deliveries in a table of Spark's catalog or in files, by the statements of `sql/spark`.
 
@@ -249,7 +313,7 @@ def check_spark(
         source: `table`, `catalog.database.table`, or the path or URI of a directory.
         master: as for `SparkWriter`; a session that this call opens, it also stops.
         format: of a path; None: `delta` if it has a Delta log, else `parquet`.
-        expected: as for `check`.
+        expected, committed: as for `check`.
 
     Raises:
         SinkError: there is no such table, path or column.
@@ -260,9 +324,11 @@ def check_spark(
         topic = columns.topic_in(source, frame.columns)
         rows = [
             [row.asDict() for row in session.sql(statement, source=frame).collect()]
-            for statement in _statements("spark", "{source}", columns, topic, _quote_for_spark)
+            for statement in _statements(
+                "spark", "{source}", columns, topic, _quote_for_spark, committed
+            )
         ]
-    return join_results(source, *rows, expected=expected)
+    return join_results(source, *rows, expected=expected, committed=committed)
 
 
 def is_path(source: str) -> bool:
@@ -294,6 +360,25 @@ def _quote_for_spark(name: str) -> str:
     return "`" + name.replace("`", "``").replace("{", "{{").replace("}", "}}") + "`"
 
 
+async def _committed(settings: GroupSettings) -> Committed:
+    """Return the first and the committed offset of the group's partitions.
+
+    Raises:
+        ConsumerError: no broker answers, or the group has committed nothing.
+    """
+    async with connect_admin(connection_config(settings)) as admin:
+        offsets = {
+            partition: entry.offset
+            for partition, entry in (await admin.list_group_offsets(settings.group)).items()
+            if not settings.topics or partition.topic in settings.topics
+        }
+        if not offsets:
+            of_topics = f" of topic {', '.join(settings.topics)}" if settings.topics else ""
+            raise ConsumerError(f"group {settings.group} has no committed offsets{of_topics}")
+        starts = await admin.beginning_offsets(offsets)
+    return {partition: (starts[partition], offset) for partition, offset in offsets.items()}
+
+
 def show(result: CheckResult, console: Console) -> None:
     """Print a result as a table and a verdict."""
     table = Table(title=f"Deliveries in {result.table}", title_justify="left", header_style="dim")
@@ -303,7 +388,7 @@ def show(result: CheckResult, console: Console) -> None:
         "partition",
         "offsets",
         "rows",
-        "missing",
+        "missing" if result.filtered is None else "filtered or missing",
         "doubled",
     ):
         table.add_column(heading, justify="left" if heading == "topic" else "right")
@@ -311,9 +396,9 @@ def show(result: CheckResult, console: Console) -> None:
         table.add_row(
             *([partition.topic] if topics else []),
             str(partition.partition),
-            f"{partition.first}..{partition.last}",
+            "none" if not partition.deliveries else f"{partition.first}..{partition.last}",
             f"{partition.deliveries:,}",
-            _count(partition.missing),
+            _count(partition.missing) if partition.filtered is None else f"{partition.filtered:,}",
             _count(partition.doubled)
             + ("" if partition.example is None else f" (offset {partition.example}, ...)"),
         )
@@ -321,9 +406,13 @@ def show(result: CheckResult, console: Console) -> None:
         console.print(table, highlight=False)
     colour = "green" if result.clean else "bold red"
     expected = "" if result.expected is None else f" of {result.expected:,} expected"
+    counts = [f"{result.doubled:,} doubled"]
+    if result.filtered is None or result.expected is not None:
+        counts.insert(0, f"{result.missing:,} missing")
+    if result.filtered is not None:
+        counts.insert(0, f"{result.filtered:,} filtered or missing")
     console.print(
-        f"[{colour}]{result.messages:,} messages{expected}: "
-        f"{result.missing:,} missing, {result.doubled:,} doubled[/{colour}]",
+        f"[{colour}]{result.messages:,} messages{expected}: {', '.join(counts)}[/{colour}]",
         highlight=False,
     )
 
@@ -333,8 +422,10 @@ def _count(number: int) -> str:
 
 
 @app.default
+@settings_flags(GROUP)
 def _command(
     *,
+    given: Given[GroupSettings],
     table: str | None = None,
     url: str | None = None,
     database: str | None = None,
@@ -346,7 +437,9 @@ def _command(
 ) -> int:
     """Count missing and doubled deliveries in a table of ClickHouse or Spark, or in files.
 
-    The exit code is 0 if there are none, else 1.
+    The exit code is 0 if there are none, else 1. Every offset between the first and the last must have a
+    row. For a strategy that filters, or that has an error sink, give --group: offsets that it has committed
+    and that have no row are counted as "filtered or missing", and do not change the exit code.
 
     Parameters
     ----------
@@ -368,13 +461,24 @@ def _command(
     """
     if (table is None) == (spark is None):
         raise SettingsError("give either --table, or --spark with a path or a table")
+    committed = anyio.run(_committed, given.load()) if "group" in given.find() else None
     if spark is not None:
         result = check_spark(
-            spark, master=master, format=format, columns=columns, expected=expected
+            spark,
+            master=master,
+            format=format,
+            columns=columns,
+            expected=expected,
+            committed=committed,
         )
     else:
         result = check(
-            table=str(table), url=url, database=database, columns=columns, expected=expected
+            table=str(table),
+            url=url,
+            database=database,
+            columns=columns,
+            expected=expected,
+            committed=committed,
         )
     show(result, Console())
     return 0 if result.clean else 1

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import clickhouse_connect
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,13 +17,21 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from kmr.cli.check import Columns, app, check, check_spark, show
-from kmr.errors import SettingsError, SinkError, StrategyError
+from kmr.errors import ConsumerError, SettingsError, SinkError, StrategyError
+from kmr.kafka.admin import connect_admin
+from kmr.kafka.connection import ConnectionConfig
+from kmr.kafka.consumer import CommitOffset
+from kmr.record import TopicPartition
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from clickhouse_connect.driver.client import Client
     from pyspark.sql import SparkSession
+
+    from kmr.broker import Broker
+
+    from ..conftest import CreateTopic, Produce
 
 FillTable = Callable[..., str]
 
@@ -114,6 +123,66 @@ def test_the_counts_are_those_of_a_naive_count(
     assert result.missing == sum(max(o) - min(o) + 1 - len(set(o)) for o in offsets.values())
     assert result.doubled == len({d for d in deliveries if deliveries.count(d) > 1})
     assert result.messages == len(set(deliveries))
+
+
+async def test_offsets_that_a_group_has_committed_without_a_row_are_filtered_or_missing(
+    clickhouse_url: str,
+    fill: FillTable,
+    capsys: pytest.CaptureFixture[str],
+    create_topic: CreateTopic,
+    produce: Produce,
+    broker: Broker,
+) -> None:
+    await create_topic("flights", 3)
+    for partition in (0, 1):
+        await produce("flights", [b"x"] * 10, partition)
+    servers = ["--bootstrap-servers", broker.bootstrap_servers]
+    async with connect_admin(ConnectionConfig(bootstrap_servers=servers[1])) as admin:
+        await admin.reset_offsets(
+            "g",
+            {
+                TopicPartition("flights", 0): CommitOffset(6),
+                TopicPartition("flights", 1): CommitOffset(4),
+            },
+        )
+    table = fill(PLAIN, (0, 1), (0, 4), (0, 8))  # the last is not committed yet
+
+    async def run(*more: str) -> tuple[int, str]:
+        arguments = ["--url", clickhouse_url, "--table", table, *servers, *more]
+        code = await anyio.to_thread.run_sync(
+            partial(app, arguments, exit_on_error=False, result_action="return_value")
+        )
+        return code, capsys.readouterr().out
+
+    code, text = await run()
+    assert (code, "3 messages: 5 missing, 0 doubled" in text) == (1, True)
+    code, text = await run("--group", "g")
+    assert (code, "3 messages: 8 filtered or missing, 0 doubled" in text) == (0, True)
+    assert [line.split()[1:8:2] for line in text.splitlines() if "│" in line] == [
+        ["0", "1..8", "3", "4"],
+        ["1", "none", "0", "4"],
+    ]
+    with pytest.raises(
+        ConsumerError, match="group other has no committed offsets of topic flights"
+    ):
+        await run("--group", "other", "--topic", "flights")
+
+
+def test_doubled_rows_fail_the_check_of_a_strategy_that_filters(
+    clickhouse_url: str, fill: FillTable
+) -> None:
+    table = fill("`topic` String, " + PLAIN, ("a", 0, 2), ("a", 0, 2), ("b", 0, 9))
+    bounds = {TopicPartition("a", 0): (1, 5), TopicPartition("b", 0): (0, 10)}
+    result = check(url=clickhouse_url, table=table, committed=bounds)
+    assert [(p.topic, p.filtered, p.missing) for p in result.partitions] == [
+        ("a", 3, 0),
+        ("b", 9, 0),
+    ]
+    assert (result.clean, result.doubled) == (False, 1)
+    assert check(url=clickhouse_url, table=table, committed=bounds, expected=3).missing == 1
+    without_topic = fill(PLAIN, (0, 1))
+    with pytest.raises(SettingsError, match="has several topics; name one with --topic"):
+        check(url=clickhouse_url, table=without_topic, committed=bounds)
 
 
 @pytest.mark.parametrize(
