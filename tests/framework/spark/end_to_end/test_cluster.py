@@ -18,7 +18,7 @@ import pytest
 from kmr.cli.check import check
 from kmr.cli.root import run_command
 from kmr.sinks.clickhouse.client import Target, connect
-from kmr.spark.runtime.jvm import find_jvm
+from kmr.spark.runtime.jvm import find_jvm, lean_home
 
 pyspark = pytest.importorskip("pyspark")
 
@@ -50,9 +50,11 @@ class Cluster:
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self._directory = directory
         self._stack = stack
-        self.home = Path(pyspark.__file__).parent
+        package = Path(pyspark.__file__).parent
+        self.home = lean_home(package) or package
+        quick = os.environ["SPARK_SUBMIT_OPTS"]
         (directory / "spark-defaults.conf").write_text(
-            "spark.executor.extraJavaOptions -XX:TieredStopAtLevel=1\n"
+            f"spark.executor.extraJavaOptions {quick}\nspark.ui.enabled false\n"
         )
         self.environ = {
             **os.environ,
@@ -63,6 +65,7 @@ class Cluster:
             "SPARK_WORKER_DIR": str(directory / "work"),
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "SPARK_DAEMON_JAVA_OPTS": quick,
             "NO_COLOR": "1",
         }
         self.master = self._launch("master.Master", r"spark://127\.0\.0\.1:\d+", "--port", "0")[1]
@@ -94,7 +97,7 @@ class Cluster:
                 *("--host", "127.0.0.1", "--webui-port", "0", *arguments),
             ],
             cwd=self._directory,
-            env=self.environ | {"SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1"},
+            env=self.environ,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
             start_new_session=True,
