@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kmr.delivery.announcement import Generation, generation_of, read_announcement
@@ -60,6 +60,12 @@ troubles = st.tuples(
 )
 crashes = st.tuples(st.just("crash"))
 lates = st.tuples(st.just("late"))
+DRAIN_THAT_OUTLASTS_A_REBALANCE: list[tuple[Any, ...]] = [
+    ("trouble", "hold"),
+    ("put", 0, [b"row"] * 12),
+    ("put", 1, [b"row"] * 12),
+    ("drain", {PARTITIONS[0]}, False),
+]
 schedules = st.lists(
     st.one_of(puts, puts, rebalances, passes, troubles, crashes, lates), max_size=30
 )
@@ -377,6 +383,7 @@ async def run(schedule: list[tuple[Any, ...]], *, chained: bool) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(schedules)
+@example(DRAIN_THAT_OUTLASTS_A_REBALANCE)
 def test_every_row_is_in_the_sink_once_through_any_schedule(
     schedule: list[tuple[Any, ...]],
 ) -> None:
@@ -387,6 +394,7 @@ def test_every_row_is_in_the_sink_once_through_any_schedule(
 
 @settings(max_examples=200, deadline=None)
 @given(schedules)
+@example(DRAIN_THAT_OUTLASTS_A_REBALANCE)
 def test_every_row_is_in_the_sink_once_through_a_chain_of_reducers(
     schedule: list[tuple[Any, ...]],
 ) -> None:
