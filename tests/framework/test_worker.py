@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import anyio.lowlevel
@@ -18,7 +20,8 @@ from kmr.errors import (
 )
 from kmr.mapping.functions import map_record
 from kmr.record import Record
-from kmr.reducers.reducer import Retry
+from kmr.reducers.collect import Batcher
+from kmr.reducers.reducer import Empty, Retry
 from kmr.settings import Settings
 from kmr.sinks import DeadLetterWriter
 from kmr.strategy import Strategy
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from kmr.record import Batch, Record
+    from kmr.reducers.reducer import FlushResult
     from kmr.testing import VirtualClock
 
 
@@ -335,3 +339,46 @@ async def test_a_worker_that_waits_for_its_broker_ends_at_once_on_a_shutdown(
         await clock.advance(1.0)
         worker.shutdown("SIGTERM")
     assert worker.status().state == "stopped"
+
+
+class Hanging(Batcher):
+    """Its plain `flush` hangs in a thread until `go_on` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(max_rows=1)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def spawn(self) -> Self:
+        return copy.copy(self)
+
+    def flush(self) -> FlushResult:
+        self.begun.set()
+        self.go_on.wait()
+        return Empty()
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_a_flush_that_hangs_in_a_thread_is_abandoned_at_the_deadline(
+    clock: VirtualClock, fails: bool
+) -> None:
+    """The deadline begins with the shutdown, or with the failure of another partition's map."""
+    consumer, sink = MemoryConsumer(), Hanging()
+    put(consumer, 0, 0, b"a")
+    settings = Settings(topics=("t",), group="g", executor="inline")
+    worker = Worker(Strategy(locate, [sink]), settings, consumer=consumer)
+    expected = RecordFailed if fails else DeadlineExceeded
+    with pytest.RaisesGroup(pytest.RaisesExc(expected)):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(worker.run)
+            await consumer.started.wait()
+            await consumer.rebalance([P0, P1])
+            await anyio.to_thread.run_sync(sink.begun.wait)
+            if fails:
+                put(consumer, 1, 0, b"poison")
+            else:
+                worker.shutdown("SIGTERM")
+            with anyio.CancelScope(shield=True):
+                await clock.advance(19.0)
+                assert worker.status().state == ("running" if fails else "draining")
+                await clock.advance(1.0)
+    sink.go_on.set()
