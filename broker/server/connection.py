@@ -44,7 +44,9 @@ logger = structlog.get_logger(__name__)
 
 _CHUNK_BYTES = 256 * 1024  # one read: many small requests, which share a file write and a send
 _SMALL_BYTES = 4 * 1024
-_GROWTH = 4  # a buffer is at most so many times as large as what has arrived
+_GROWTH = 4  # a buffer is at most so many times as large as what has arrived,
+_BEGUN_BYTES = 16 * 1024  # but once so much has arrived,
+_USUAL_BYTES = 1024 * 1024  # it may have this size: usual requests are not copied twice
 _BYTES_PER_SECOND = 1024 * 1024  # at least, after `request_timeout`
 _LENGTH_BYTES = 4
 _REFUSAL_SECONDS = 1.0  # from the response about a failed authentication to the close
@@ -302,7 +304,7 @@ class Connection(asyncio.BufferedProtocol):
         """Move an incomplete request into a buffer that grows with what arrives."""
         self._partial_since = self._loop.time()
         self._partial_size = wanted
-        size = min(wanted, _GROWTH * len(rest))
+        size = self._room(len(rest))
         buffer = self._buffers.take(size) if size > _SMALL_BYTES else None
         if buffer is None:
             buffer = self._buffers.take_beyond_limit(len(rest))
@@ -310,8 +312,13 @@ class Connection(asyncio.BufferedProtocol):
         if len(rest) == len(buffer):
             self._grow_partial(buffer)
 
+    def _room(self, arrived: int) -> int:
+        """Return the size of the next buffer for a request of which so many bytes have arrived."""
+        usual = _USUAL_BYTES if arrived >= _BEGUN_BYTES else 0
+        return min(self._partial_size, max(_GROWTH * arrived, usual))
+
     def _grow_partial(self, full: memoryview) -> None:
-        size = min(self._partial_size, _GROWTH * len(full))
+        size = self._room(len(full))
         buffer = self._buffers.take(size)
         if buffer is not None:
             self._fill_partial(buffer, full)
