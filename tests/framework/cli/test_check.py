@@ -260,6 +260,14 @@ def test_missing_and_doubled_messages_are_counted_per_topic_and_partition(
     first = result.partitions[0]
     assert (first.topic, first.partition, first.first, first.last) == ("a", 0, 3, 7)
     assert (first.missing, first.doubled, first.surplus, first.example) == (2, 1, 1, 4)
+    committed = {TopicPartition("a", 0): (3, 10), TopicPartition("c", 0): (0, 2)}
+    filtered = check_spark(str(tmp_path / "t"), committed=committed)
+    assert [(p.topic, p.partition, p.filtered) for p in filtered.partitions] == [
+        ("a", 0, 4),
+        ("a", 1, None),
+        ("b", 0, None),
+        ("c", 0, 2),
+    ]
 
 
 @pytest.mark.slow
