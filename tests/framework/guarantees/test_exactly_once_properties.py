@@ -1,8 +1,8 @@
 """Kills, late writes, lost answers, refused commits, rebalances: each row is in the sink exactly once.
 
 The sink recognises tokens, as ClickHouse does. The group's other member is always prompt: it writes what
-is announced with the announced token, then the rest, and commits. The offsets of partition 0 were reset
-once: every commit keeps their generation.
+is announced with the announced token, then the rest, and commits. A reset begins a generation of offsets,
+which every commit keeps, and each row that it reads again is in the sink once more.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from kmr.reducers.reducer import FlushResult
 
 PARTITIONS = [TopicPartition("t", number) for number in range(2)]
-GENERATIONS = {PARTITIONS[0]: 5, PARTITIONS[1]: 0}
+GENERATIONS = {PARTITIONS[0]: 5, PARTITIONS[1]: 0}  # at first
 
 puts = st.tuples(
     st.just("put"),
@@ -58,7 +58,7 @@ passes = st.tuples(st.just("pass"), st.sampled_from([0.0, 0.5, 1.0, 4.0, 30.0]))
 troubles = st.tuples(
     st.just("trouble"), st.sampled_from(["retry", "raise", "unanswered", "hold", "errors", "fence"])
 )
-crashes = st.tuples(st.just("crash"))
+crashes = st.tuples(st.just("crash"), st.none() | st.sampled_from(PARTITIONS))  # to be reset
 lates = st.tuples(st.just("late"))
 DRAIN_THAT_OUTLASTS_A_REBALANCE: list[tuple[Any, ...]] = [
     ("trouble", "hold"),
@@ -163,6 +163,8 @@ class Group:
             partition: CommitOffset(0, Generation(generation).metadata)
             for partition, generation in GENERATIONS.items()
         }
+        self.generations = dict(GENERATIONS)
+        self.again: Counter[tuple[int, int]] = Counter()  # offsets that a reset reads again
         self.values: dict[tuple[int, int], bytes] = {}
         self.ends: dict[int, int] = defaultdict(int)
         self.dead_letters: Counter[tuple[int, int]] = Counter()
@@ -185,9 +187,19 @@ class Group:
             self._write(partition, announcement.token, start, announcement.last + 1)
             start = announcement.last + 1
         if start < end:
-            self._write(partition, f"elsewhere:{partition}:{start}-{end}", start, end)
+            at = self.generations[partition]
+            self._write(partition, f"elsewhere:{partition}:{start}-{end}@{at}", start, end)
         generation = Generation(generation_of(partition, entry))
         self.committed[partition] = CommitOffset(end, generation.metadata)
+
+    def reset(self, partition: TopicPartition) -> None:
+        """Reset to the first offset, if it is certain what was written; no worker runs."""
+        entry = self.committed[partition]
+        if read_announcement(partition, entry) is None:
+            self.again.update((partition.partition, offset) for offset in range(entry.offset))
+            self.generations[partition] += 1
+            generation = Generation(self.generations[partition])
+            self.committed[partition] = CommitOffset(0, generation.metadata)
 
     def _write(self, partition: TopicPartition, token: str, start: int, end: int) -> None:
         number = partition.partition
@@ -223,7 +235,7 @@ class Member(MemoryConsumer):
         for partition, entry in offsets.items():
             before = group.committed.get(partition)
             assert before is None or entry.offset >= before.offset, "a commit moved back"
-            assert generation_of(partition, entry) == GENERATIONS[partition]
+            assert generation_of(partition, entry) == group.generations[partition]
             for offset in range(entry.offset):
                 assert group.settled(partition.partition, offset), f"{partition}[{offset}] is lost"
         await super().commit(offsets)
@@ -280,8 +292,8 @@ class Life:
                 await self.drain(ours, tasks, recovers=recovers)
             case "pass", seconds:
                 await self.clock.advance(seconds)
-            case ("crash",):
-                await self.crash(tasks)
+            case "crash", reset:
+                await self.crash(tasks, reset)
             case ("late",):
                 if sink.hold is None:
                     sink.finish_late_writes()
@@ -300,7 +312,7 @@ class Life:
         self.group.ends[number] = first + len(values)
         self.member.put(batch_of("t", number, first, values))
 
-    async def crash(self, tasks: anyio.abc.TaskGroup) -> None:
+    async def crash(self, tasks: anyio.abc.TaskGroup, reset: TopicPartition | None) -> None:
         """Nothing more is committed; writes under way may still arrive later."""
         self.member.keep_dead_letters()
         self.member.killed = True
@@ -309,6 +321,8 @@ class Life:
         self.sink.hold = None
         self.sink.troubles.clear()
         self.group.refused_commits = 0
+        if reset is not None:
+            self.group.reset(reset)
         await self.begin(tasks)
 
     async def drain(
@@ -372,8 +386,9 @@ async def run(schedule: list[tuple[Any, ...]], *, chained: bool) -> None:
         sink.finish_late_writes()
         life.member.keep_dead_letters()
         assert life.worker.status().inflight_bytes == 0, "something is stuck"
-        written = {(p, o, n) for (p, o), v in group.values.items() if v == b"row" for n in range(2)}
-        assert sink.rows == Counter(dict.fromkeys(written, 1))
+        rows = [at for at, value in group.values.items() if value == b"row"]
+        times = {(*at, n): 1 + group.again[at] for at in rows for n in range(2)}
+        assert sink.rows == Counter(times)
         poisoned = {at for at, value in group.values.items() if value == b"poison"}
         assert set(group.dead_letters) == poisoned
         committed = {p.partition: e.offset for p, e in group.committed.items() if e.offset}
