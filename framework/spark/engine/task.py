@@ -237,11 +237,13 @@ def warm_up(session: SparkSession, plan: TaskPlan, config: ClientConfig) -> Call
     thread.start()
 
     def end() -> None:
-        while (
-            thread.is_alive()
-        ):  # its job may not have begun, and then there is nothing to cancel yet
+        cancelled = 0
+        while thread.is_alive():
             with suppress(Exception):  # the JVM has ended: so does the thread
-                context.cancelJobGroup(_WARM_UP)
+                begun = len(context.statusTracker().getJobIdsForGroup(_WARM_UP))
+                if begun > cancelled:  # Spark warns if there is nothing to cancel
+                    context.cancelJobGroup(_WARM_UP)
+                    cancelled = begun
             thread.join(_CANCEL_INTERVAL)
 
     return end

@@ -181,6 +181,7 @@ def test_a_finished_query_that_is_started_again_prints_no_error(
     for _ in range(2):
         errors = engine.finish("parquet")
     assert "ERROR" not in errors
+    assert "kmr-warm-up" not in errors
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
