@@ -18,10 +18,14 @@ import hypothesis
 import pytest
 import structlog
 
+from tests.schedule import pytest_collection_modifyitems, pytest_xdist_make_scheduler
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
+
+__all__ = ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]
 
 # Tests share the machine, so the time of one example says nothing. The suite tries the same examples in
 # every run, so that it is green or red for a reason; `make search` tries others.
