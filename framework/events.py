@@ -182,7 +182,7 @@ class EventHandler:
                 self._consumer.seek(partition, starts[partition])
         committer.rejoined()
         self._metrics.rebalances.labels("assigned").inc()
-        _log.info("assigned", partitions=sorted(map(str, partitions)), kept=len(kept))
+        _log.info("assigned", partitions=[str(p) for p in sorted(partitions)], kept=len(kept))
         if starts:
             # Now, so that a restart continues here, and later members find a committed offset.
             await committer.commit()

@@ -292,7 +292,7 @@ class Pipeline:
         if dropped and self._maps and self._lanes.mix_partitions:
             _log.info(
                 "partitions begin again: their rows were mixed with those of dropped ones",
-                partitions=sorted(map(str, self._maps)),
+                partitions=[str(p) for p in sorted(self._maps)],
             )
             for ledger in list(self.ledgers):
                 self.start_partition(ledger.partition, ledger.watermark)
