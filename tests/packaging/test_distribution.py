@@ -14,6 +14,7 @@ import tarfile
 import venv
 import zipfile
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -68,7 +69,8 @@ class Environment:
     """A new virtual environment; the libraries are those of the tests, the distribution is not."""
 
     def __init__(self, path: Path) -> None:
-        venv.create(path, symlinks=True, with_pip=True)
+        own_pip = find_spec("pip") is None  # else that of the tests, which is among the libraries
+        venv.create(path, symlinks=True, with_pip=own_pip)
         self.bin = path / "bin"
         (packages,) = (path / "lib").glob("python*/site-packages")
         # A directory from a .pth file is searched last, and .pth files in it, as that of an editable
