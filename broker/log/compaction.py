@@ -3,7 +3,8 @@
 A pass reads the closed segments of a log twice: first those that no pass has read, to learn the latest
 offset of each key; then all of them, to leave out records that a later one replaces. It never touches the
 active segment or records of an open transaction. `plan_compaction` runs in the event loop. A `Compaction`
-runs in a thread, on files that nothing else writes; `PartitionLog.replace_segments` then swaps its result in.
+runs in a thread, or for large logs in a process (`compaction_process.py`), on files that nothing else writes;
+`PartitionLog.replace_segments` then swaps its result in.
 
 - A tombstone (a record without a value) stays for `delete.retention.ms` after its key's older records are
   gone, so that consumers that are behind see the deletion.
@@ -243,7 +244,7 @@ class Stopped(Exception):
 
 
 class Compaction:
-    """One pass over a log; all methods read files and belong into a thread.
+    """One pass over a log; all methods read files and belong into a thread or a process.
 
     Calls: `read_keys` once, then `rewrite` for each of `Plan.groups` in order.
 
@@ -253,14 +254,20 @@ class Compaction:
     """
 
     def __init__(
-        self, plan: Plan, *, max_keys: int = MAX_KEYS, stopped: Callable[[], bool] = lambda: False
+        self,
+        plan: Plan,
+        *,
+        max_keys: int = MAX_KEYS,
+        stopped: Callable[[], bool] = lambda: False,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """`stopped` is called before each batch; True ends the pass."""
+        """Before each batch `beat` is called, and `stopped`: True ends the pass."""
         self.plan = plan
         self.clean_to = plan.state.clean_to
         self.tombstones: list[int] = []
         self._max_keys = max_keys
         self._stopped = stopped
+        self._beat = beat
         self._latest: dict[bytes, int] = {}
         self._last_of_producer: dict[int, int] = {}
         self._aborted: dict[int, list[tuple[int, int]]] = {}
@@ -366,6 +373,7 @@ class Compaction:
         opened.end_offset = segment.end_offset
         try:
             for header in opened.batches(0, segment.base_offset, verify=content):
+                self._beat()
                 if self._stopped():
                     raise Stopped
                 yield header, opened.batch_bytes(header) if content else memoryview(b"")

@@ -44,6 +44,9 @@ class LogCorrupt(LogError):
         self.position = position
         self.reason = reason
 
+    def __reduce__(self) -> tuple[type[LogCorrupt], tuple[Path, int, str]]:
+        return LogCorrupt, (self.path, self.position, self.reason)  # of another process
+
 
 class LogFailed(LogError):
     """The disk refused a write or a sync (KAFKA_STORAGE_ERROR).

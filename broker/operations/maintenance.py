@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from asyncio import get_running_loop
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import structlog
 from anyio import to_thread
 
 from ..log.compaction import Compaction, Stopped, plan_compaction
+from ..log.compaction_process import CompactionProcess
 from ..log.log_config import NO_TIME_LIMIT
 from ..log.results import LogError
 from .health import unwatched
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from .health import Progress
 
 __all__ = ["Maintenance", "compact", "retain"]
+
+_PROCESS_BYTES: Final = 1024 * 1024
+"""A pass over this much runs in a process; over less, in a thread: that takes less time than to start one."""
 
 logger = structlog.get_logger(__name__)
 
@@ -141,7 +145,7 @@ async def compact(
 ) -> bool:
     """Compact a log if it is due, during reads and appends; return whether it was compacted.
 
-    `beat` is called before each batch. Raises LogError, OSError: the log is then unchanged or partly
+    `beat` is called while it makes progress. Raises LogError, OSError: the log is then unchanged or partly
     compacted, both of which are valid.
     """
     log = partition.log
@@ -153,10 +157,11 @@ async def compact(
     before = log.size_bytes
 
     def stopped() -> bool:
-        beat()
         return topics.stopping or partition.closed
 
-    compaction = Compaction(plan, stopped=stopped)
+    large = sum(each.size for each in plan.segments) >= _PROCESS_BYTES
+    kind = CompactionProcess if large else Compaction
+    compaction = kind(plan, stopped=stopped, beat=beat)
     try:
         done = await _run(partition, topics, plan, compaction, now_ms=now_ms)
     except Stopped:
@@ -166,6 +171,10 @@ async def compact(
         if partition.closed or log.has_deleted(plan.segments[0].base_offset):
             return False
         raise
+    finally:
+        if isinstance(compaction, CompactionProcess):
+            with anyio.CancelScope(shield=True):
+                await to_thread.run_sync(compaction.close)
     if done:
         logger.info(
             "log compacted",
@@ -178,7 +187,12 @@ async def compact(
 
 
 async def _run(
-    partition: Partition, topics: Topics, plan: Plan, compaction: Compaction, *, now_ms: int
+    partition: Partition,
+    topics: Topics,
+    plan: Plan,
+    compaction: Compaction | CompactionProcess,
+    *,
+    now_ms: int,
 ) -> bool:
     log = partition.log
     # A record may go only when the later one of its key is on disk.

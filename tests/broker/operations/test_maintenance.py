@@ -1,6 +1,7 @@
 """Syncs, retention and compaction of a running broker."""
 
 import os
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,14 @@ import structlog
 from anyio import from_thread
 from kio.schema.errors import ErrorCode
 
-from kmr.broker import Broker
+from kmr.broker import Broker, BrokerSettings
 from kmr.broker.log.compaction import Compaction, Group, Rewritten
+from kmr.broker.log.compaction_process import CompactionProcess
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.records import NewRecord, build_batch, parse_header, read_records, split_batches
 from kmr.broker.log.results import LogFailed
+from kmr.broker.log.swap import swap_source
+from kmr.broker.operations import maintenance
 from kmr.broker.operations.maintenance import compact, retain
 from kmr.broker.topics.topic import Partition
 
@@ -285,3 +289,75 @@ async def test_compaction_does_not_hold_up_the_end_of_the_broker(
     monkeypatch.setattr(Compaction, "read_keys", stopping)
     assert not await compact(partition, topics, now_ms=NOW)
     assert set(keys(partition)) == {0, 1, 2, 3}
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> list[CompactionProcess]:
+    """The passes that ran in a process: every one, also over a small log."""
+    monkeypatch.setattr(maintenance, "_PROCESS_BYTES", 0)
+    found: list[CompactionProcess] = []
+    read_keys = CompactionProcess.read_keys
+
+    def noted(compaction: CompactionProcess) -> None:
+        found.append(compaction)
+        read_keys(compaction)
+
+    monkeypatch.setattr(CompactionProcess, "read_keys", noted)
+    return found
+
+
+def exit_code(compaction: CompactionProcess) -> int | None:
+    assert compaction._process is not None
+    return compaction._process.returncode
+
+
+async def test_a_large_log_is_compacted_in_a_process(
+    broker: Broker, connect: Connect, processes: list[CompactionProcess]
+) -> None:
+    client = await connect(broker)
+    partition = await filled(broker, client)
+    assert await compact(partition, broker.topics, now_ms=NOW)
+    assert set(keys(partition)) == {1, 2, 3}
+    assert [exit_code(each) for each in processes] == [-signal.SIGKILL]
+    assert not await compact(partition, broker.topics, now_ms=NOW), "there is nothing new"
+
+
+async def test_a_process_that_is_killed_between_two_groups_loses_nothing(
+    broker: Broker,
+    connect: Connect,
+    processes: list[CompactionProcess],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = await connect(broker)
+    partition = await filled(broker, client)
+    rewrite = CompactionProcess.rewrite
+
+    def killed(compaction: CompactionProcess, group: Group) -> Rewritten | None:
+        if len(processes) == 1 and group[0].base_offset == 1:
+            assert compaction._process is not None
+            compaction._process.kill()
+        return rewrite(compaction, group)
+
+    monkeypatch.setattr(CompactionProcess, "rewrite", killed)
+    with pytest.raises(ChildProcessError, match=r"\(exit code -9\); the next pass starts another"):
+        await compact(partition, broker.topics, now_ms=NOW)
+    assert set(keys(partition)) == {1, 2, 3}, "the first group is swapped"
+    assert await compact(partition, broker.topics, now_ms=NOW)
+    assert set(keys(partition)) == {1, 2, 3}
+
+
+async def test_the_end_of_the_broker_ends_a_process_that_compacts(
+    tmp_path: Path, connect: Connect, until: Until, processes: list[CompactionProcess]
+) -> None:
+    settings = BrokerSettings(data_dir=tmp_path, port=0, compaction_check_interval=0.01)
+    async with Broker(settings) as broker:
+        client = await connect(broker)
+        topic = await broker.topics.create("t", 1, COMPACT)
+        directory = topic.partitions[0].log.directory
+        os.mkfifo(swap_source(directory, 0))  # the process waits for a reader that never comes
+        for _ in range(3):
+            await produce(client, (b"a", b"v"))
+        await until(lambda: bool(processes) and processes[0].clean_to > 0)
+    assert [exit_code(each) for each in processes] == [-signal.SIGKILL]
+    assert list(directory.glob("*.tmp")) == []
+    assert len(list(directory.glob("*.log"))) == 3
