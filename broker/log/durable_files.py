@@ -45,7 +45,9 @@ _SEAL: Final = struct.Struct(">I")
 
 
 def replace_file(path: Path, data: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
-    """Create or replace a file atomically. Raises OSError: then the file has its old content.
+    """Create or replace a file atomically.
+
+    Raises OSError: then the file has its old content, or its new one if only the directory's sync failed.
 
     Args:
         path: the file; it is written beside this path first, with the suffix `TEMPORARY`.

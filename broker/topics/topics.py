@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -360,8 +360,9 @@ class TopicStore:
     def add_partitions(self, description: TopicDescription, first: int) -> list[PartitionLog]:
         """Create and open the logs of new partitions, from `first` on; `description` is the new one.
 
-        The partitions exist once the new description is written. A crash before leaves empty logs, which
-        the next attempt uses.
+        The partitions exist once the new description is written. A crash or an error before leaves empty
+        logs, which the next attempt uses. They stay after an error, because the description may name them:
+        it does if only its name could not be synced.
         """
         directory = self._root / description.name
         config = log_config(self._defaults, description.settings.items())
@@ -372,8 +373,8 @@ class TopicStore:
                 logs.append(log)
             self.rewrite(description)
         except BaseException:
-            for log in logs:
-                log.delete()
+            with suppress(LogError, OSError):  # the error is what kept them from being made
+                _close_logs(logs)
             raise
         return logs
 

@@ -1,4 +1,5 @@
 import asyncio
+import os
 import re
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,7 +14,7 @@ from kmr.broker import BrokerError, BrokerSettings
 from kmr.broker.errors import RequestError
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.topics.topic import Watch
-from kmr.broker.topics.topics import Topics
+from kmr.broker.topics.topics import DESCRIPTION, Topics
 
 Open = Callable[..., Awaitable[Topics]]
 
@@ -266,6 +267,30 @@ async def test_partitions_that_were_half_added_are_added_again(open_topics: Open
     PartitionLog.open(stray, topic.config, clean=False).close()  # a crash came in between
     grown = await topics.grow("flights", 3)
     assert [each.log.next_offset for each in grown.partitions] == [0, 0, 0]
+
+
+async def test_partitions_whose_description_fails_to_sync_leave_a_broker_that_starts(
+    open_topics: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = await open_topics()
+    await topics.create("flights", 1)
+    description = tmp_path / "topics" / "flights" / DESCRIPTION
+    before = description.read_bytes()
+    sync = os.fsync
+
+    def fail(file: int) -> None:
+        if description.read_bytes() != before:  # it has its name, which cannot be synced
+            raise OSError(5, os.strerror(5))
+        sync(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            await topics.grow("flights", 2)
+    await topics.close()
+    topics = await open_topics()
+    assert len(topics.all[0].partitions) == 2
+    assert len((await topics.grow("flights", 3)).partitions) == 3
 
 
 async def test_a_kill_while_a_topic_is_removed_leaves_a_broker_that_starts(
