@@ -55,7 +55,7 @@ __all__ = ["run_rows", "run_task", "warm_up"]
 _log = structlog.get_logger(__name__)
 
 _WARM_UP = "kmr-warm-up"
-_CANCEL_INTERVAL = 0.1  # seconds
+_START_TIMEOUT = 60.0  # seconds; without a broker or a JVM it fails sooner
 _NUMBER = "streaming.sql.batchId"  # Spark's name for the number of the micro-batch
 
 
@@ -211,13 +211,13 @@ class _Work:
 def warm_up(session: SparkSession, plan: TaskPlan, config: ClientConfig) -> Callable[[], None]:
     """Start the processes of a local master's tasks in a thread; return at once.
 
-    Returns:
-        A function to call before the session stops: it ends what is still under way. Else Spark would
-        print its end as a crash.
-
     To plan a query, Spark starts several Python processes, one after the other. Meanwhile the processes of
     its tasks import the strategy, load compiled code and connect, which takes longer than a small
     micro-batch. Errors are ignored: the query's tasks meet them too.
+
+    Returns:
+        A function to call before the session stops: it waits until the processes have started. Spark would
+        print their end as a crash, and so it does if the job is cancelled while it begins.
     """
     context = session.sparkContext
     if not is_local(context.master):
@@ -226,7 +226,6 @@ def warm_up(session: SparkSession, plan: TaskPlan, config: ClientConfig) -> Call
 
     def run() -> None:
         try:
-            context.setJobGroup(_WARM_UP, "kmr: the tasks' processes start", interruptOnCancel=True)
             # A DataFrame, because Spark keeps other processes for RDDs.
             rows = session.range(0, slots, 1, slots)
             rows.mapInArrow(partial(_prepare, plan, config), rows.schema).collect()
@@ -235,18 +234,7 @@ def warm_up(session: SparkSession, plan: TaskPlan, config: ClientConfig) -> Call
 
     thread = threading.Thread(target=run, name=_WARM_UP, daemon=True)
     thread.start()
-
-    def end() -> None:
-        cancelled = 0
-        while thread.is_alive():
-            with suppress(Exception):  # the JVM has ended: so does the thread
-                begun = len(context.statusTracker().getJobIdsForGroup(_WARM_UP))
-                if begun > cancelled:  # Spark warns if there is nothing to cancel
-                    context.cancelJobGroup(_WARM_UP)
-                    cancelled = begun
-            thread.join(_CANCEL_INTERVAL)
-
-    return end
+    return partial(thread.join, _START_TIMEOUT)
 
 
 def _prepare(
