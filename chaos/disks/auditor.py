@@ -86,7 +86,10 @@ class Auditor:
         """All of a transaction or nothing of it."""
         if not self._durable or "paid" not in found.topics:
             return
-        seen = [{value for _, value in found.committed["paid", partition]} for partition in (0, 1)]
+        seen = [
+            {value for _, value in found.committed.get(("paid", partition), ())}
+            for partition in (0, 1)
+        ]
         for one, other in zip(
             self._history.records["paid", 0], self._history.records["paid", 1], strict=False
         ):

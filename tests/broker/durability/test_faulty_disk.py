@@ -279,21 +279,22 @@ class Fault:
         self.count = 0
         self._first = first
         self._kinds = kinds
-        self._code = code
+        self.code = code
 
     def __call__(self, kind: str, path: str) -> int:
         self.count += 1
         if self.over or self.count <= self._first or kind not in self._kinds:
             return 0
         self.struck = True
-        return self._code
+        return self.code
 
 
 async def survive(tools: Any, where: Path, fault: Fault, *, goes_on: bool) -> None:
     """Do the work on a disk with a fault; then the power fails, and all acknowledged data is there.
 
     `goes_on`: the fault passes when something was refused, and the same broker goes on; otherwise it
-    passes when the broker is restarted.
+    passes when the broker is restarted. A file system that became read-only is repaired while it is
+    unmounted: what was not on disk is gone then, as after a power loss, so the work ends there.
     """
     root, left = where / "root", where / "left"
     root.mkdir(parents=True)
@@ -322,6 +323,8 @@ async def survive(tools: Any, where: Path, fault: Fault, *, goes_on: bool) -> No
                 if not fault.struck:
                     raise
                 fault.over = True
+            if fault.struck and fault.code == errno.EROFS:
+                break
         write_tree(survivors(disk.journal, disk.now, disk.base, NOTHING), left)
     await tools.audit(left, work.history, disk.now, durable=True)
 
