@@ -108,7 +108,8 @@ class Crew:
 async def crew(
     start_broker: StartBroker, clickhouse_url: str, tmp_path: Path
 ) -> AsyncIterator[Crew]:
-    broker = await start_broker(group_min_session_timeout=0.5, default_partitions=PARTITIONS)
+    broker = await start_broker(group_min_session_timeout=0.5)
+    await broker.topics.create("in", partitions=PARTITIONS)
     (tmp_path / "strategies.py").write_text(STRATEGY)
     with clickhouse_connect.get_client(dsn=clickhouse_url, autogenerate_session_id=False) as client:
         client.command(

@@ -75,7 +75,8 @@ class Group:
 async def test_nothing_is_lost_or_doubled_while_members_come_and_go(
     start_broker: StartBroker,
 ) -> None:
-    broker = await start_broker(default_partitions=PARTITIONS)
+    broker = await start_broker()
+    await broker.topics.create("storm", partitions=PARTITIONS)
     journal = Journal()
     produced = 0
     calm = anyio.Event()
