@@ -21,7 +21,7 @@ __all__ = ["BROKEN", "HttpLink", "Link"]
 
 _CHUNK: Final = 65_536
 BROKEN: Final = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
-"""A connection has ended, in whatever way."""
+"""The errors that mean that a connection has ended."""
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 

@@ -74,7 +74,7 @@ class EmbeddedClickHouse:
         path: the data directory; created if it is missing. One process at a time can open it, and one
             process can open one directory at a time.
         host: the address to listen on. There is no authentication: every client that reaches it can
-            read and write whatever this process can.
+            read and write all files that this process can.
         port: 0 picks a free one.
         max_body_bytes: larger requests are refused with status 413; bodies are held in memory.
         stop_timeout: seconds.

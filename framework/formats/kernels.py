@@ -1,6 +1,6 @@
 """The compiled part of decoding: batch headers and records walked byte by byte, without the GIL.
 
-Every length and every varint is checked against the available bytes before it is used: whatever the input,
+Every length and every varint is checked against the available bytes before it is used: with any input,
 these functions end, and read and write only inside their arrays. They report errors as a status; the caller
 adds topic and offset.
 

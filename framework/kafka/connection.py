@@ -218,7 +218,7 @@ def _connection(settings: Settings | GroupSettings) -> dict[str, Any]:
 async def connect(consumer: Any, config: ConnectionConfig) -> None:
     """Start an `AIOKafkaConsumer` that has no subscription yet; close it if that fails.
 
-    It never creates a topic, whatever the broker's setting.
+    It never creates a topic, even if the broker would.
 
     Raises:
         BrokerUnavailable: no address answers as a Kafka broker; names the reason for each.

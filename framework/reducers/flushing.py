@@ -7,7 +7,7 @@
                waits for this too, or for one of the next two
     awaited    another stage waits until these rows are settled, and no more are queued
     revoke     a rebalance waits until nothing is collected, and no more are queued
-    replay     an announced range is read again to its end: one flush, whatever the limits
+    replay     an announced range is read again to its end: one flush, without limits
     shutdown   the inbox has ended, and `on_shutdown` is not `drop`
     trigger    a micro-batch of the Spark engine has ended
 

@@ -36,7 +36,7 @@ class ExitCode:
 
 
 class ProcessEnd:
-    """Ends this process in time, whatever hangs in it.
+    """Ends this process in time, even if other threads hang.
 
     The first SIGTERM or SIGINT begins the deadline and requests a shutdown. A second one ends the process at
     once, and so does the deadline, also if the shutdown was over and only a thread of user code or an exit
@@ -89,7 +89,7 @@ class ProcessEnd:
 
 
 def exit_now(code: int, message: str) -> NoReturn:
-    """Print a message on stderr, flush all output, and end the process, whatever else runs in it.
+    """Print a message on stderr, flush all output, and end the process; its other threads are not waited for.
 
     A pipe that is full and not read delays it by one second.
     """

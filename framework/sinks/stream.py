@@ -115,7 +115,7 @@ class StreamWriter(Collecting):
 
 
 def _write(stream: Any, lines: bytes) -> None:
-    """Write as UTF-8, whatever the stream's own encoding, if it has a binary buffer."""
+    """Write as UTF-8, not in the stream's own encoding, if it has a binary buffer."""
     stream.flush()
     binary = getattr(stream, "buffer", None)
     if binary is None:

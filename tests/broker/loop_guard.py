@@ -42,7 +42,7 @@ class LoopGuard:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Whatever is scheduled inside belongs to a broker that starts."""
+        """Count the callbacks scheduled inside as part of a broker's start."""
         token = _of_broker.set(True)
         self._starting += 1
         try:

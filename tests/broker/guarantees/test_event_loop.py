@@ -1,4 +1,4 @@
-"""The event loop goes on whatever one client asks for: files are synced elsewhere, steps are short."""
+"""No request blocks the event loop: syncs run in other threads, and steps are short."""
 
 import asyncio
 import os

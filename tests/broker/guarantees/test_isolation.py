@@ -177,7 +177,7 @@ async def test_no_request_of_a_client_keeps_the_answer_of_another_one(
     batch: Batch,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Nor is any of them an error of the broker."""
+    """The broker logs no error for any of them."""
     broker_settings = BrokerSettings(
         data_dir=tmp_path_factory.mktemp("broker"),
         port=0,

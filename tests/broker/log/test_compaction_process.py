@@ -62,7 +62,7 @@ def filled(open_log: Open) -> tuple[PartitionLog, Plan]:
 
 
 def outcome(compaction: Compaction | CompactionProcess, plan: Plan) -> list[object]:
-    """Every file that a pass writes, with what the broker is told of it."""
+    """Return the files that a pass writes, and its answers to the broker."""
     compaction.read_keys()
     found: list[object] = []
     for segment in plan.segments:

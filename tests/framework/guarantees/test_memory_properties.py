@@ -1,4 +1,4 @@
-"""The memory budget: all that a worker holds is counted, the count is bounded, and it ends at nothing.
+"""The memory budget: it counts all bytes in flight, stays within its bound, and is 0 in the end.
 
 Proven by any schedule of records that become many rows, none, or fail, of sinks that hold or refuse,
 rebalances and time, over all deliveries, with one reducer and with two; time is virtual.
