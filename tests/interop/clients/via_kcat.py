@@ -56,7 +56,8 @@ class Kcat:
         where = f"s@{start.timestamp}" if isinstance(start, At) else str(start)
         arguments = ["-C", "-u", "-t", topic, "-p", str(partition), "-o", where, "-f", FORMAT]
         async with _running(servers, *arguments, *RECONNECT) as process:
-            if start == "end":
+            # Between finding no record of a time and asking for the end, kcat would miss a new record.
+            if start == "end" or isinstance(start, At):
                 await _line(process, "Reached end of topic")
             yield _Reader(process)
 
