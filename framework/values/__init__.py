@@ -1,0 +1,1 @@
+"""Values and keys of records: from bytes to typed columns, and back."""

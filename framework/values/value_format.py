@@ -1,0 +1,65 @@
+"""The contract of value formats: how the bytes of values (or keys) become columns, and back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..errors import StrategyError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Decoded", "ValueFormat"]
+
+
+class Decoded(NamedTuple):
+    """The values of a batch as columns.
+
+    Attributes:
+        columns: one row for each value, in order; a row that failed, or whose value is null, holds nulls.
+        failures: the reason for each row (from 0) that cannot be decoded; it names the field:
+            `field status: expected an integer, found "x"`.
+    """
+
+    columns: pa.RecordBatch
+    failures: dict[int, str]
+
+
+class ValueFormat(ABC):
+    """How the values, or the keys, of a topic are encoded. Both engines use it; so may your own class.
+
+    It must be picklable: it is sent to the processes that map. So make connections and caches at their first
+    use in each process, not in `__init__`. Several threads call `decode` at a time.
+    """
+
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The columns of `decode`; always the same."""
+
+    @abstractmethod
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        """Decode the values of one batch.
+
+        Called in the thread or process that maps, never on the event loop: it may block. It should release
+        the interpreter lock where it can. A value that cannot be decoded is one of `failures`; it does not
+        affect others.
+
+        Args:
+            values: the bytes; null where the record has none (a tombstone).
+
+        Raises:
+            KmrError: no value can be decoded now or later. The worker ends with the message.
+        """
+
+    def encode(self, rows: pa.Table, topic: str) -> pa.BinaryArray:
+        """Encode rows for a writer.
+
+        Args:
+            topic: where they are written; registries derive the name of a schema from it.
+
+        Raises:
+            StrategyError: the format cannot be written, which is the default, or not these columns.
+        """
+        raise StrategyError(f"{type(self).__name__} cannot be written: it has no `encode`")
