@@ -117,7 +117,9 @@ class Pipeline:
 
     async def open(self, context: Context) -> None:
         """Connect all reducers. Raises StrategyError if the strategy does not fit its sinks."""
-        context = replace(context, generations=self.committer.generations)
+        context = replace(
+            context, generations=self.committer.generations, schemas=self._strategy.schemas()
+        )
         await self._lanes.open(context)
         if self._error_stage is not None:
             await self._error_stage.open(replace(context, stage=ERROR_STAGE))

@@ -6,12 +6,15 @@ import pickle
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
+from .delivery.failures import FAILED_SCHEMA
 from .errors import StrategyError
 from .mapping.functions import spec_of
 from .reducers.reducer import Delivery, Reducer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    import pyarrow as pa
 
     from .mapping.functions import MapSpec
 
@@ -124,6 +127,17 @@ class Strategy:
     def stages(self) -> dict[str, Reducer]:
         """The reducers by the names of their stages in metrics and logs: `reduce-1`, `reduce-2`, ..."""
         return {f"reduce-{number}": reducer for number, reducer in enumerate(self.reduce, start=1)}
+
+    def schemas(self) -> dict[str, pa.Schema]:
+        """Return the columns of the rows that reach each stage, where they are declared."""
+        found = {} if self.reduce_err is None else {ERROR_STAGE: FAILED_SCHEMA}
+        schema = self.map_spec.schema
+        for stage, reducer in self.stages.items():
+            if schema is None:
+                break
+            found[stage] = schema
+            schema = reducer.schema_of_output(schema)
+        return found
 
     @property
     def requested_delivery(self) -> Delivery:

@@ -70,6 +70,9 @@ class Batcher(Collecting):
             return Empty()
         return Flushed(out=one_table(self.rows).combine_chunks())
 
+    def schema_of_output(self, schema: pa.Schema) -> pa.Schema:
+        return schema
+
     def guarantee_on_spark(self, place: SparkPlace) -> str:
         return ""
 

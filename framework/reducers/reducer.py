@@ -69,6 +69,7 @@ class Context:
         session: the `SparkSession` to write with, in the driver of the Spark engine; None elsewhere.
         generations: the generation of each partition's offsets, kept up to date; a part of every
             deduplication token. A partition that is missing has generation 0.
+        schemas: the columns of the rows that reach each stage, where the strategy declares them.
     """
 
     group: str
@@ -79,6 +80,12 @@ class Context:
     opened: Reducer | None = None
     session: SparkSession | None = None
     generations: Mapping[TopicPartition, int] = field(default_factory=dict)
+    schemas: Mapping[str, pa.Schema] = field(default_factory=dict)
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """The columns of the rows that reach the reducer; None if they are not declared."""
+        return self.schemas.get(self.stage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +247,10 @@ class Reducer(ABC):
 
     def topic_written(self, bootstrap_servers: str) -> str | None:
         """Return the topic that the sink writes to, if it is on the cluster with these addresses."""
+        return None
+
+    def schema_of_output(self, schema: pa.Schema) -> pa.Schema | None:
+        """Return the columns of the rows for the next reducer, if they follow from those of this one."""
         return None
 
     def guarantee_on_spark(self, place: SparkPlace) -> str:

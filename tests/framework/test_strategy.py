@@ -5,9 +5,13 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from kmr import ErrorLimit, Strategy, StrategyError
+from kmr.delivery.failures import FAILED_SCHEMA
+from kmr.mapping.functions import map_record
+from kmr.reducers.collect import Batcher
 from kmr.sinks import ClickHouseWriter, DeadLetterWriter, KafkaWriter
 from kmr.testing import Journal, MemoryWriter
 
@@ -58,6 +62,15 @@ def test_the_last_reducer_decides_the_delivery_unless_the_strategy_does() -> Non
     assert Strategy(locate, [writer(), clickhouse]).requested_delivery == "exactly-once"
     chosen = Strategy(locate, [clickhouse], delivery="at-most-once")
     assert chosen.requested_delivery == "at-most-once"
+
+
+def test_the_columns_of_declared_rows_are_known_until_a_reducer_makes_others() -> None:
+    declared = pa.schema([("x", pa.int64())])
+    reducers = [Batcher(), writer(), ClickHouseWriter("t")]
+    mapped = map_record(schema=declared)(lambda record: None)
+    assert Strategy(mapped, reducers).schemas() == {"reduce-1": declared, "reduce-2": declared}
+    known = Strategy(locate, reducers, reduce_err=writer()).schemas()
+    assert known == {"reduce-err": FAILED_SCHEMA}
 
 
 @pytest.mark.parametrize(

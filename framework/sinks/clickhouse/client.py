@@ -136,9 +136,9 @@ class Connection:
         insert = self.client.raw_insert
         await self._call(insert, table, columns, body, settings=dict(settings), fmt=_INSERT_FORMAT)
 
-    async def execute(self, sql: str) -> None:
+    async def execute(self, sql: str, settings: Mapping[str, Any] | None = None) -> None:
         """Run a statement without a result."""
-        await self._call(self.client.command, sql)
+        await self._call(self.client.command, sql, settings=dict(settings or {}))
 
     async def close(self) -> None:
         """Disconnect."""
@@ -285,7 +285,8 @@ _LATER = {
     241: "MEMORY_LIMIT_EXCEEDED", 242: "TABLE_IS_READ_ONLY", 243: "NOT_ENOUGH_SPACE",
     244: "UNEXPECTED_ZOOKEEPER_ERROR", 252: "TOO_MANY_PARTS", 279: "ALL_CONNECTION_TRIES_FAILED",
     285: "TOO_FEW_LIVE_REPLICAS", 286: "UNSATISFIED_QUORUM_FOR_PREVIOUS_WRITE",
-    289: "REPLICA_IS_NOT_IN_QUORUM", 319: "UNKNOWN_STATUS_OF_INSERT", 373: "SESSION_IS_LOCKED",
+    289: "REPLICA_IS_NOT_IN_QUORUM", 319: "UNKNOWN_STATUS_OF_INSERT", 341: "UNFINISHED",
+    373: "SESSION_IS_LOCKED",
     394: "QUERY_WAS_CANCELLED", 425: "SYSTEM_ERROR", 439: "CANNOT_SCHEDULE_TASK",
     473: "DEADLOCK_AVOIDED", 499: "S3_ERROR", 519: "NO_REMOTE_SHARD_AVAILABLE",
     659: "UNKNOWN_STATUS_OF_TRANSACTION", 722: "ASYNC_LOAD_WAIT_FAILED", 745: "SERVER_OVERLOADED",

@@ -21,6 +21,7 @@ __all__ = [
     "ENOUGH_TOKENS",
     "REPLICATED",
     "InsertMemory",
+    "needed_settings",
     "read_memories",
     "target_of",
 ]
@@ -52,6 +53,13 @@ WHERE engine = 'MaterializedView' AND (database, name) IN (
 _TO = re.compile(r" TO (?:`((?:[^`\\]|\\.)+)`|(\w+))\.(?:`((?:[^`\\]|\\.)+)`|(\w+))")
 
 
+def needed_settings(*, replicated: bool) -> dict[str, int]:
+    """Return the settings, and their least values, with which a table remembers enough for exactly once."""
+    if replicated:
+        return {_INSERTS: ENOUGH_TOKENS, _SECONDS: ENOUGH_SECONDS}
+    return {f"non_{_INSERTS}": ENOUGH_TOKENS}
+
+
 @dataclass(frozen=True, slots=True)
 class InsertMemory:
     """What one table remembers of its inserts.
@@ -79,12 +87,13 @@ class InsertMemory:
         """The statement that makes the table remember enough; None if it does, or never can."""
         if self.inserts is None:
             return None
-        settings = []
-        if self.inserts < ENOUGH_TOKENS:
-            prefix = "" if self.engine.startswith(REPLICATED) else "non_"
-            settings.append(f"{prefix}{_INSERTS} = {ENOUGH_TOKENS}")
-        if self.seconds is not None and self.seconds < ENOUGH_SECONDS:
-            settings.append(f"{_SECONDS} = {ENOUGH_SECONDS}")
+        needed = needed_settings(replicated=self.engine.startswith(REPLICATED)).items()
+        present = (self.inserts, self.seconds)
+        settings = [
+            f"{name} = {least}"
+            for (name, least), value in zip(needed, present, strict=False)
+            if value is not None and value < least
+        ]
         if not settings:
             return None
         table = f"{quote_identifier(self.database)}.{quote_identifier(self.name)}"

@@ -10,17 +10,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 import structlog
 
+from ...column_types import choose_type
 from ...errors import KmrError, SinkError, StrategyError
 from ...reducers.reducer import Poisoned, Retry
 from ...service.threads import run_in_thread
 from .client import classify
+from .ddl import add_columns
 from .table import SchemaMismatch, read_table
 
 if TYPE_CHECKING:
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from ...record import Rows
     from ..planning import Insert, Section
     from .client import Connection
+    from .ddl import Layout
     from .table import Block, Compression, ExtraColumns, Table
 
 __all__ = ["Inserter", "fingerprint", "repeat"]
@@ -39,6 +44,7 @@ _SETTINGS: Mapping[str, int] = {
     "async_insert": 0,  # the server answers when the rows are in the table, not before
     "input_format_null_as_default": 1,  # only where a column has a DEFAULT: else null is refused
 }
+_ALTER_SETTINGS: Mapping[str, int] = {"alter_sync": 2}  # wait for all replicas
 _VERIFICATIONS = 5
 _RANGES_AT_A_TIME = 200  # they are in the URL of the query
 _PARTS_SQL = """
@@ -65,6 +71,8 @@ class Inserter:
 
     Attributes:
         deduplicates: the table recognises a repeated insert.
+        evolve: columns that the table lacks are added to it, and rows that do not fit it are refused one
+            by one; None: neither, both are errors.
     """
 
     connection: Connection
@@ -74,6 +82,7 @@ class Inserter:
     compression: Compression
     limiter: anyio.CapacityLimiter
     deduplicates: bool
+    evolve: Layout | None = None
     _outcomes: dict[str, _Outcome | str] = field(default_factory=dict)
 
     async def write(self, insert: Insert) -> list[Poisoned] | Retry:
@@ -113,6 +122,8 @@ class Inserter:
 
     async def _fit(self, insert: Insert) -> tuple[Block, Table]:
         """Cast the rows; read the table again if it refuses some: its definition may be outdated."""
+        if self.evolve is not None:
+            await self._add_columns([rows.table for rows in insert.parts], self.evolve)
         table = self.table
         block = await run_in_thread(self._cast, insert, table)
         if block.refused and await self._reread() != table:
@@ -137,8 +148,26 @@ class Inserter:
 
     def _cast(self, insert: Insert, table: Table) -> Block:
         parts = [rows.table for rows in insert.parts]
-        names = dict.fromkeys(name for part in parts for name in part.column_names)
-        return table.cast(parts, table.choose(list(names), self.columns, self.extra_columns))
+        names = list(dict.fromkeys(name for part in parts for name in part.column_names))
+        refuse = self.evolve is not None
+        if refuse and self.columns is None:  # a new column without a single value has no type yet
+            known = {column.name for column in table.columns}
+            known |= {field.name for field in _new_fields(parts, table, None)}
+            names = [name for name in names if name in known]
+        columns = table.choose(names, self.columns, self.extra_columns, refuse=refuse)
+        return table.cast(parts, columns, refuse=refuse)
+
+    async def _add_columns(self, parts: Sequence[pa.Table], layout: Layout) -> None:
+        """Add the columns that the table lacks. Another process may do the same at the same time."""
+        if not _new_fields(parts, self.table, self.columns):
+            return
+        fields = _new_fields(parts, await self._reread(), self.columns)
+        if not fields:
+            return
+        statement = add_columns(self.table.identifier, fields, layout)
+        await self.connection.execute(statement, _ALTER_SETTINGS)
+        _log.info("columns added to the table", table=str(self.table), statement=statement)
+        await self._reread()
 
     async def _send(self, section: Section, block: Block, table: Table) -> _Outcome | str:
         start, stop = section.start, section.stop
@@ -160,6 +189,28 @@ class Inserter:
     async def _reread(self) -> Table:
         self.table = await read_table(self.connection, self.table.database, self.table.name)
         return self.table
+
+
+def _new_fields(
+    parts: Sequence[pa.Table], table: Table, only: Sequence[str] | None
+) -> list[pa.Field[pa.DataType]]:
+    """Return the columns of rows that a table lacks; of several types, the one that fits most values."""
+    known = {column.name for column in table.columns}
+    found: dict[str, dict[pa.DataType, pa.Field[pa.DataType]]] = {}
+    values: Counter[tuple[str, pa.DataType]] = Counter()
+    for part in parts:
+        for each in part.schema:
+            name, kind = each.name, each.type
+            if name in known or (only is not None and name not in only) or pa.types.is_null(kind):
+                continue
+            found.setdefault(name, {}).setdefault(kind, each)
+            column = part.column(name)
+            values[name, kind] += len(column) - column.null_count
+    new = []
+    for name, kinds in found.items():
+        chosen = choose_type({kind: values[name, kind] for kind in kinds}).type
+        new.append(kinds.get(chosen, pa.field(name, chosen)))
+    return new
 
 
 async def repeat(

@@ -12,7 +12,8 @@ from clickhouse_connect.driver.binding import quote_identifier
 
 from ...errors import StrategyError
 from ..casts import Misfit, either, excerpt
-from .deduplication import ENOUGH_TOKENS, REPLICATED
+from .ddl import Layout, create_table, one_line
+from .deduplication import REPLICATED
 from .types import cast_to, type_of
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from .client import Connection
     from .types import ColumnType
 
-__all__ = ["Block", "Column", "SchemaMismatch", "Table", "read_table"]
+__all__ = ["Block", "Column", "MissingTable", "SchemaMismatch", "Table", "read_table"]
 
 Compression = Literal["lz4", "zstd"] | None
 ExtraColumns = Literal["error", "ignore"]
@@ -35,6 +36,15 @@ WHERE database = {database:String} AND table = {table:String} ORDER BY position"
 _TABLE_SQL = """
 SELECT engine FROM system.tables
 WHERE database = {database:String} AND name = {table:String}"""
+
+
+_EXAMPLE = pa.schema(
+    [("partition", pa.uint32()), ("offset", pa.uint64()), ("timestamp", pa.timestamp("us"))]
+)
+
+
+class MissingTable(StrategyError):
+    """There is no table of this name. The message has an example of CREATE TABLE."""
 
 
 class SchemaMismatch(StrategyError):
@@ -108,9 +118,17 @@ class Table:
         return self.engine in ("MergeTree", *(f"{each}MergeTree" for each in REPLICATED))
 
     def choose(
-        self, names: Sequence[str], only: Sequence[str] | None, extra: ExtraColumns
+        self,
+        names: Sequence[str],
+        only: Sequence[str] | None,
+        extra: ExtraColumns,
+        *,
+        refuse: bool = False,
     ) -> list[Column]:
         """Choose the columns to write, for rows with the columns `names`.
+
+        Args:
+            refuse: choose columns too that the rows lack and need, so that `cast` refuses these rows.
 
         Raises:
             SchemaMismatch: the table lacks a column of the rows, or the rows one without a default.
@@ -133,7 +151,9 @@ class Table:
                 for column in self.columns
                 if column.name not in names and not column.has_default and not column.type.nullable
             ]
-            if left:
+            if refuse:
+                chosen += left
+            elif left:
                 raise SchemaMismatch(
                     f"the rows for {self} have no column {_names([column.name for column in left])}, "
                     "which has no DEFAULT there: return it, give it a DEFAULT, or name the columns to "
@@ -143,8 +163,13 @@ class Table:
             raise SchemaMismatch(f"the rows for {self} have none of its columns")
         return chosen
 
-    def cast(self, parts: Sequence[pa.Table], columns: Sequence[Column]) -> Block:
+    def cast(
+        self, parts: Sequence[pa.Table], columns: Sequence[Column], *, refuse: bool = False
+    ) -> Block:
         """Cast rows, part after part, to the types of the columns.
+
+        Args:
+            refuse: refuse the values of a type that cannot become that of the table.
 
         Raises:
             SchemaMismatch: the type of a column of the rows cannot become that of the table.
@@ -154,12 +179,18 @@ class Table:
         row = 0
         for _, alike in groupby(parts, key=lambda part: part.schema):
             rows = pa.concat_tables(alike).combine_chunks()
-            cast.append(self._cast(rows, columns, row, refused))
+            cast.append(self._cast(rows, columns, row, refused, refuse=refuse))
             row += rows.num_rows
         return Block(pa.concat_tables(cast, promote_options="permissive"), refused)
 
     def _cast(
-        self, rows: pa.Table, columns: Sequence[Column], at: int, refused: dict[int, str]
+        self,
+        rows: pa.Table,
+        columns: Sequence[Column],
+        at: int,
+        refused: dict[int, str],
+        *,
+        refuse: bool,
     ) -> pa.Table:
         arrays = []
         bad: Mask = None
@@ -168,13 +199,21 @@ class Table:
             try:
                 cast = cast_to(array, column.type, has_default=column.has_default)
             except Misfit as misfit:
-                raise SchemaMismatch(
+                reason = (
                     f"column {column.name} of {self} is {column.type_name}, but the rows have "
                     f"{array.type}: {misfit}"
-                ) from misfit
+                )
+                if not refuse:
+                    raise SchemaMismatch(reason) from misfit
+                wrong = array.is_valid().to_numpy(zero_copy_only=False)
+                new = np.flatnonzero(wrong if bad is None else wrong & ~bad)
+                refused.update(dict.fromkeys((new + at).tolist(), reason))
+                bad = either(bad, wrong)
+                array = pa.nulls(rows.num_rows)
+                cast = cast_to(array, column.type, has_default=column.has_default)
             if cast.bad is not None:
-                new = cast.bad if bad is None else cast.bad & ~bad
-                _explain(column, array, np.flatnonzero(new), at, refused)
+                new = np.flatnonzero(cast.bad if bad is None else cast.bad & ~bad)
+                _explain(column, array, new, at, refused)
                 bad = either(bad, cast.bad)
             arrays.append(cast.array)
         return pa.Table.from_arrays(arrays, names=[column.name for column in columns])
@@ -211,18 +250,16 @@ async def read_table(connection: Connection, database: str, name: str) -> Table:
     """Read a table's definition.
 
     Raises:
-        StrategyError: there is no such table; the message shows how to create one.
+        MissingTable: there is no such table.
         Exception: the client's own.
     """
     where = {"database": database, "table": name}
     found = await connection.rows(_TABLE_SQL, where)
     if not found:
-        identifier = f"{quote_identifier(database)}.{quote_identifier(name)}"
-        raise StrategyError(
+        example = one_line(create_table(database, name, _EXAMPLE, Layout()))
+        raise MissingTable(
             f"There is no table {database}.{name}. Create it with the columns that your map returns, "
-            f"for example: CREATE TABLE {identifier} (`partition` UInt32, `offset` UInt64, `timestamp` "
-            "DateTime) ENGINE = MergeTree ORDER BY (partition, offset) "
-            f"SETTINGS non_replicated_deduplication_window = {ENOUGH_TOKENS}"
+            f"for example: {example}"
         )
     engine = found[0]["engine"]
     columns = tuple(

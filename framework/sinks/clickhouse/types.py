@@ -37,7 +37,7 @@ from ..casts import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ColumnType", "cast_to", "type_of"]
+__all__ = ["FLOATS", "INTEGERS", "UNITS", "ColumnType", "cast_to", "type_of"]
 
 ColumnType: TypeAlias = Any
 """A ClickHouse type of clickhouse-connect; its attributes differ from type to type."""
@@ -45,9 +45,9 @@ ColumnType: TypeAlias = Any
 # Days and seconds since 1970 of what Date32 and DateTime64 can hold: the years 1900 to 2299.
 _DAYS = (-25_567, 120_529)
 _Unit = Literal["s", "ms", "us", "ns"]
-_UNITS: tuple[_Unit, ...] = get_args(_Unit)
+UNITS: tuple[_Unit, ...] = get_args(_Unit)
 _SECONDS = (_DAYS[0] * 86_400, (_DAYS[1] + 1) * 86_400 - 1)
-_INTEGERS: dict[str, pa.DataType] = {
+INTEGERS: dict[str, pa.DataType] = {
     "Int8": pa.int8(),
     "Int16": pa.int16(),
     "Int32": pa.int32(),
@@ -57,7 +57,7 @@ _INTEGERS: dict[str, pa.DataType] = {
     "UInt32": pa.uint32(),
     "UInt64": pa.uint64(),
 }
-_FLOATS: dict[str, pa.DataType] = {
+FLOATS: dict[str, pa.DataType] = {
     "Float32": pa.float32(),
     "Float64": pa.float64(),
     "BFloat16": pa.float32(),
@@ -108,11 +108,11 @@ def cast_to(array: Array, target: ColumnType, *, has_default: bool = False) -> C
 
 def _cast(array: Array, target: ColumnType) -> Cast:
     kind = target.base_type
-    if kind in _INTEGERS:
-        return to_integer(array, _INTEGERS[kind])
-    if kind in _FLOATS:
+    if kind in INTEGERS:
+        return to_integer(array, INTEGERS[kind])
+    if kind in FLOATS:
         # a large integer may lose digits: that comes with the column's type
-        options = pc.CastOptions(_FLOATS[kind], allow_float_truncate=True)
+        options = pc.CastOptions(FLOATS[kind], allow_float_truncate=True)
         return cast_parts(array, lambda part: part.cast(options=options))
     if kind in _CASTERS:
         return _CASTERS[kind](array, target)
@@ -251,7 +251,10 @@ def _to_tuple(array: Array, target: ColumnType) -> Cast:
         cast = cast_to(pc.struct_field(array, name), element)
         bad = either(bad, cast.bad)
         arrays.append(cast.array)
-    return Cast(pa.StructArray.from_arrays(arrays, names=names), bad)
+    null = array.is_null() if array.null_count else None
+    if bad is not None and null is not None:  # the elements of a null tuple are null
+        bad = bad & ~null.to_numpy(zero_copy_only=False)
+    return Cast(pa.StructArray.from_arrays(arrays, names=names, mask=null), bad)
 
 
 def _to_date(array: Array, target: ColumnType) -> Cast:
@@ -281,7 +284,7 @@ def _to_datetime(array: Array, target: ColumnType) -> Cast:
 
 def _to_datetime64(array: Array, target: ColumnType) -> Cast:
     """Cast to times of at least the column's precision; the server cuts them to it."""
-    unit = _UNITS[(target.scale + 2) // 3]
+    unit = UNITS[(target.scale + 2) // 3]
     if pa.types.is_integer(array.type):
         whole = to_integer(array, pa.int64())
         times = Cast(pc.cast(whole.array, pa.timestamp("s", "UTC")), whole.bad)

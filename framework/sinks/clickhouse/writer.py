@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import anyio
+import pyarrow as pa
 import structlog
 
 from ...errors import KmrError, SinkError, StrategyError, UnexpectedDuplicate
@@ -13,9 +14,10 @@ from ...reducers.collect import Collecting
 from ...reducers.reducer import Empty, Flushed, Retry
 from ..planning import MAX_BLOCK_ROWS, Insert, plan_inserts
 from .client import Target, classify, connect_async
+from .ddl import Layout, create_table, one_line
 from .deduplication import read_memories
 from .inserts import Inserter, fingerprint, repeat
-from .table import read_table
+from .table import MissingTable, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,10 +27,14 @@ if TYPE_CHECKING:
     from ...reducers.reducer import Context, Delivery, FlushResult, Poisoned, SparkPlace
     from .client import Connection
     from .deduplication import InsertMemory
-    from .table import Compression, ExtraColumns
+    from .table import Compression, ExtraColumns, Table
 
-__all__ = ["ClickHouseWriter"]
+__all__ = ["UNDECLARED", "ClickHouseWriter"]
 
+UNDECLARED = (
+    "the columns of its rows are not declared; declare them with @map_record(schema=...), or give "
+    "ClickHouseWriter(create=pa.schema([...]))"
+)
 _RECONNECT = 0.5  # seconds between attempts to reach a server that is not there yet
 _RESERVED = ("insert_deduplication_token", "async_insert")
 
@@ -59,7 +65,7 @@ class ClickHouseWriter(Collecting):
     records are divided into other ranges afterwards.
 
     Args:
-        table: `table` or `database.table`; it must exist.
+        table: `table` or `database.table`; it must exist, unless `create` is set.
         delivery: `exactly-once`, which an unsuitable table refuses at start, or `at-least-once`. None:
             exactly-once if the table deduplicates, else at-least-once with a warning.
         url: `http://user:password@host:8123/database`, `https://...`, or `chdb:///directory` for the
@@ -74,6 +80,16 @@ class ClickHouseWriter(Collecting):
         connect_timeout: seconds to wait for the server at start.
         timeout: seconds until a request is retried.
         client: further arguments of clickhouse-connect's client, such as `ca_cert` or `http_proxy`.
+        create: make the table at start if it is missing, for the columns that the strategy declares, or
+            for those of a schema.
+        evolve: `add`: a column of the rows that the table lacks is added to it, and rows that do not fit
+            the table go to `reduce_err`. None: both are errors.
+        order_by: the sorting key of a table that is made: names of columns, or expressions. None: topic,
+            partition and offset if the rows have them, else the first time that is never null.
+        partition_by: of a table that is made: an expression.
+        ttl: of a table that is made: an expression, such as `ts + INTERVAL 30 DAY`.
+        engine: of a table that is made. None: MergeTree, with a cluster ReplicatedMergeTree.
+        cluster: create and alter the table on every server of this cluster.
         limits: the limits and policies of `Reducer`. `max_rows` is for each partition, or, with
             `at-least-once`, for all together; at most 1,000,000 with exactly-once.
 
@@ -99,6 +115,13 @@ class ClickHouseWriter(Collecting):
         connect_timeout: float = 10.0,
         timeout: float = 60.0,
         client: Mapping[str, Any] | None = None,
+        create: bool | pa.Schema = False,
+        evolve: Literal["add"] | None = None,
+        order_by: Sequence[str] | None = None,
+        partition_by: str | None = None,
+        ttl: str | None = None,
+        engine: str | None = None,
+        cluster: str | None = None,
         **limits: Any,
     ) -> None:
         super().__init__(**limits)
@@ -120,6 +143,15 @@ class ClickHouseWriter(Collecting):
             raise StrategyError(
                 "ClickHouseWriter: concurrency must be at least 1, timeouts above 0 seconds"
             )
+        if evolve not in (None, "add"):
+            raise StrategyError(f"ClickHouseWriter: evolve must be 'add' or None, not {evolve!r}")
+        if evolve is not None and extra_columns == "ignore":
+            raise StrategyError(
+                "ClickHouseWriter: evolve='add' adds the columns that extra_columns='ignore' leaves out; "
+                "set one of them"
+            )
+        if isinstance(order_by, str):
+            raise StrategyError(f"ClickHouseWriter: order_by is a list: order_by=[{order_by!r}]")
         if taken := [name for name in _RESERVED if name in (settings or {})]:
             raise StrategyError(
                 f"ClickHouseWriter sets {' and '.join(taken)} itself: without it a repeated INSERT "
@@ -138,6 +170,11 @@ class ClickHouseWriter(Collecting):
         self.connect_timeout = connect_timeout
         self.timeout = timeout
         self.client = dict(client or {})
+        self.create = create
+        self.evolve = evolve
+        self.layout = Layout(
+            None if order_by is None else tuple(order_by), partition_by, ttl, engine, cluster
+        )
         self._group = ""
         self._generations: Mapping[TopicPartition, int] = {}
         self._inserter: Inserter | None = None
@@ -162,21 +199,20 @@ class ClickHouseWriter(Collecting):
         return copy
 
     async def open(self, context: Context) -> None:
-        """Connect and read the table.
+        """Connect, create the table if that is wanted, and read it.
 
         Raises:
-            SinkError: the server cannot be reached, or refuses the connection.
+            SinkError: the server cannot be reached, or refuses the connection or the statement.
             StrategyError: there is no such table, or it does not deduplicate and must.
         """
         self._group, self._generations = context.group, context.generations
         if isinstance(context.opened, ClickHouseWriter):
             self._share(context.opened)
             return
-        database, _, name = self.table.rpartition(".")
-        target = Target.of(self.url, self.database or database or None)
+        target, name = self.target()
         connection = await self._connect(target)
         try:
-            table = await read_table(connection, target.database, name)
+            table = await self._read_or_create(connection, context.schema)
             memories = await read_memories(connection, target.database, name)
             if context.prepare and (remedies := [each.remedy for each in memories if each.remedy]):
                 for remedy in remedies:
@@ -189,7 +225,7 @@ class ClickHouseWriter(Collecting):
             if isinstance(error, KmrError):
                 raise
             raise SinkError(
-                f"{target}: cannot read the table {self.table}: {classify(error).reason}"
+                f"{target}: cannot read or create the table {self.table}: {classify(error).reason}"
             ) from error
         compression = self.compression
         if compression == "auto":
@@ -203,7 +239,53 @@ class ClickHouseWriter(Collecting):
             compression,
             limiter,
             memories[0].deduplicates,
+            self.layout if self.evolve else None,
         )
+
+    def target(self) -> tuple[Target, str]:
+        """Return the address with the table's database, and the table's name without it."""
+        database, _, name = self.table.rpartition(".")
+        return Target.of(self.url, self.database or database or None), name
+
+    def create_statement(self, schema: pa.Schema) -> str:
+        """Return the CREATE TABLE for rows with the columns of a schema.
+
+        Raises:
+            StrategyError: ClickHouse has no type for a column, or the rows lack one of `columns`.
+        """
+        target, name = self.target()
+        if self.columns is not None:
+            if absent := [column for column in self.columns if column not in schema.names]:
+                raise StrategyError(f"the rows for {self.table} have no column {', '.join(absent)}")
+            schema = pa.schema([schema.field(column) for column in self.columns])
+        return create_table(target.database, name, schema, self.layout)
+
+    async def _read_or_create(self, connection: Connection, declared: pa.Schema | None) -> Table:
+        """Read the table; create it before if it is missing and `create` is set.
+
+        Args:
+            declared: the columns of the rows; None if the strategy does not declare them.
+        """
+        target, name = self.target()
+        schema = self.create if isinstance(self.create, pa.Schema) else declared
+        try:
+            return await read_table(connection, target.database, name)
+        except MissingTable as missing:
+            if schema is None and not self.create:
+                raise
+            head = f"There is no table {target.database}.{name}"
+            if schema is None:
+                raise StrategyError(
+                    f"{head}, and create=True cannot make it: {UNDECLARED}"
+                ) from missing
+            statement = self.create_statement(schema)
+            if not self.create:
+                raise StrategyError(
+                    f"{head}. Create it, or set create=True: {one_line(statement)}"
+                ) from missing
+        await connection.execute(statement)
+        _log.info("table created", statement=one_line(statement))
+        return await read_table(connection, target.database, name)
 
     def _share(self, opened: ClickHouseWriter) -> None:
         """Use the connection of another copy, which closes it, and what it knows of the table."""

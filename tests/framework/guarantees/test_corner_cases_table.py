@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import clickhouse_connect
+import pyarrow as pa
 import pytest
 
 from kmr.broker.client import BatchProducer
@@ -20,11 +21,12 @@ from kmr.testing import Journal, MemoryWriter
 from kmr.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from clickhouse_connect.driver.client import Client
 
     from kmr.broker import Broker
+    from kmr.reducers.reducer import Reducer
     from tests.framework.conftest import CreateTopic
 
 T0 = TopicPartition("t", 0)
@@ -34,7 +36,24 @@ AFTER_ALL = 120  # seconds; nothing here takes so long
 @map_record
 def locate(record: Record) -> dict[str, Any]:
     text = (record.value or b"").decode()
-    return {"partition": record.partition, "offset": record.offset, "text": text}
+    name, _, value = text.rpartition("=")
+    row = {"partition": record.partition, "offset": record.offset, "text": text}
+    return row | {name: value} if name else row
+
+
+TYPES: dict[str, pa.DataType] = {
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "text": pa.string(),
+}
+
+
+@map_record(schema=pa.schema(TYPES))
+def locate_declared(record: Record) -> dict[str, Any]:
+    row = locate(record)
+    if "bad" in row:
+        raise ValueError("bad")
+    return row
 
 
 class Sink:
@@ -89,13 +108,19 @@ class Flow:
 
 
 @asynccontextmanager
-async def flowing(broker: Broker, sink: Sink, **options: Any) -> AsyncIterator[Flow]:
+async def flowing(
+    broker: Broker,
+    sink: Sink,
+    mapped: Callable[[Record], dict[str, Any]] = locate,
+    reduce_err: Reducer | None = None,
+    **options: Any,
+) -> AsyncIterator[Flow]:
     """A flow that has written two rows."""
     errors = Journal()
     strategy = Strategy(
-        locate,
+        mapped,
         [ClickHouseWriter(sink.table, url=sink.url, max_age=0.01, **options)],
-        reduce_err=MemoryWriter(errors, max_age=0.01),
+        reduce_err=reduce_err or MemoryWriter(errors, max_age=0.01),
     )
     settings = Settings(
         topics=("t",),
@@ -130,6 +155,33 @@ async def test_a_table_that_is_dropped_ends_the_worker_with_a_message_that_names
 ) -> None:
     async with ending(broker, sink, f"no table default.{sink.table}"):
         sink.run("DROP TABLE {table}")
+
+
+async def test_a_field_that_is_new_becomes_a_column_of_an_evolving_table(
+    broker: Broker, sink: Sink
+) -> None:
+    async with flowing(broker, sink, evolve="add") as flow:
+        await flow.produce(b"colour=red")
+        sink.run("ALTER TABLE {table} ADD COLUMN size UInt8 DEFAULT 1")
+        await flow.produce(b"size=5", b"size=big", b"6")
+        assert [row["reason"] for row in flow.errors.rows()] == [
+            "column size (UInt8) cannot hold 'big'"
+        ]
+    rows = [(0, None, 1), (1, None, 1), (2, "red", 1), (3, None, 5), (5, None, 1)]
+    assert sink.rows("`offset`, colour, size") == rows
+
+
+async def test_a_worker_creates_its_tables(broker: Broker, sink: Sink) -> None:
+    sink.run("DROP TABLE {table}")
+    dead = Sink(sink._client, sink.url, f"{sink.table}_dead")
+    errors = ClickHouseWriter(dead.table, url=sink.url, max_age=0.01, create=True)
+    try:
+        async with flowing(broker, sink, locate_declared, errors, create=True) as flow:
+            await flow.produce(b"bad=1")
+        assert sink.rows("`offset`, text") == [(0, "1"), (1, "2")]
+        assert dead.rows("`offset`, stage, value") == [(2, "map", "bad=1")]
+    finally:
+        dead.run("DROP TABLE IF EXISTS {table}")
 
 
 async def test_a_column_with_a_default_may_be_added(broker: Broker, sink: Sink) -> None:

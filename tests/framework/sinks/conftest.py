@@ -68,6 +68,7 @@ class Proxy:
         faults: of the next INSERTs, one each: `lose` the answer after the rows are written, `forget` the
             rows too but not the token (as a server that dies in between), `hang` without forwarding, or
             an error code to answer with. Later INSERTs succeed.
+        alter_faults: the same of the next ALTERs.
         tokens: the deduplication tokens of all INSERTs, in order.
         settings: the parameters of the last INSERT.
     """
@@ -75,6 +76,7 @@ class Proxy:
     upstream: str
     url: str = ""
     faults: list[str | int] = field(default_factory=list)
+    alter_faults: list[str | int] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
     hanging: asyncio.Event = field(default_factory=asyncio.Event)
@@ -87,6 +89,8 @@ class Proxy:
             self.tokens.append(request.query.get("insert_deduplication_token", ""))
             self.settings = dict(request.query)
             fault = self.faults.pop(0) if self.faults else None
+        elif statement.startswith("ALTER") and self.alter_faults:
+            fault = self.alter_faults.pop(0)
         if fault == "hang":
             await self.hanging.wait()
         if isinstance(fault, int):

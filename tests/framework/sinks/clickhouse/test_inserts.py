@@ -1,12 +1,15 @@
-"""How refused rows are found among the others."""
+"""How refused rows are found among the others, and how a table gets the columns that it lacks."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import anyio
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kmr.errors import StrategyError
 from kmr.record import Range
 from kmr.reducers.reducer import Flushed, Retry
 
@@ -15,6 +18,8 @@ from .writing import OFFSETS, OpenWriter, flush, poisoned_offsets, reasons, rows
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
+    from kmr.reducers.reducer import FlushResult
+    from kmr.sinks.clickhouse.writer import ClickHouseWriter
     from tests.framework.sinks.conftest import CreateTable, Proxy
 
 
@@ -93,3 +98,81 @@ async def test_an_interrupted_search_for_poison_continues_where_it_was(
     assert written(client, table) == [n for n in range(16) if n != 5]
     refused = [token for token in proxy.tokens if proxy.tokens.count(token) > 1]
     assert len(refused) == 4, "only the two overloaded requests are repeated"
+
+
+async def test_new_columns_of_the_rows_are_added_to_the_table_once_by_all_writers(
+    client: Client, create_table: CreateTable, open_writer: OpenWriter
+) -> None:
+    table = create_table(OFFSETS)
+    writers = [await open_writer(table, evolve="add") for _ in range(4)]
+    results: list[FlushResult] = []
+
+    async def write(at: int, writer: ClickHouseWriter) -> None:
+        part = rows(
+            0, 2, partition=at, colour=["red", None], tags=[["a"], None], **{f"c{at}": [at, 1]}
+        )
+        results.append(await flush(writer, part, rows(2, 1, partition=at, empty=[None])))
+
+    async with anyio.create_task_group() as tasks:
+        for at, writer in enumerate(writers):
+            tasks.start_soon(write, at, writer)
+    assert results == [Flushed(poisoned=[])] * 4
+    described = {row[0]: row[1] for row in client.query(f"DESCRIBE TABLE {table}").result_rows}
+    assert described == {
+        "partition": "UInt32",
+        "offset": "UInt64",
+        "colour": "Nullable(String)",
+        "tags": "Array(Nullable(String))",
+        **{f"c{at}": "Nullable(Int64)" for at in range(4)},
+    }, "a column without a value has no type yet"
+    found = client.query(
+        f"SELECT offset, colour, tags, c2 FROM {table} WHERE partition = 2"
+    ).result_rows
+    assert sorted(map(tuple, found)) == [
+        (0, "red", ["a"], 2),
+        (1, None, [], 1),
+        (2, None, [], None),
+    ]
+
+
+async def test_rows_that_do_not_fit_an_evolving_table_are_poison_with_the_reason(
+    client: Client, create_table: CreateTable, open_writer: OpenWriter
+) -> None:
+    table = create_table(OFFSETS + ", `n` UInt8, `tags` Array(String)")
+    writer = await open_writer(table, evolve="add")
+    result = await flush(
+        writer,
+        rows(0, 1, n=[1], tags=[["a"]]),
+        rows(1, 1, n=[[2]], tags=[["a"]]),
+        rows(2, 1, n=[3], tags=["text"]),
+        rows(3, 1, tags=[["a"]]),
+        rows(4, 1, n=[4], tags=[["a"]], new=[1]),
+        rows(5, 2, n=[5, 5], tags=[["a"], ["a"]], new=[2, 3]),
+        rows(7, 1, n=[6], tags=[["a"]], new=["text"]),
+    )
+    assert written(client, table) == [0, 4, 5, 6]
+    assert poisoned_offsets(result) == [1, 2, 3, 7]
+    assert [
+        reason.replace(table, "t").partition(": Arrow has no cast")[0] for reason in reasons(result)
+    ] == [
+        "column n of default.t is UInt8, but the rows have list<item: int64>",
+        "column tags of default.t is Array(String), but the rows have string: string is not a list",
+        "column n (UInt8) cannot be null",
+        "column new (Nullable(Int64)) cannot hold 'text'",
+    ]
+    assert poisoned_offsets(await flush(writer, rows(8, 1))) == [8]
+
+
+async def test_an_alter_that_fails_for_now_is_repeated_and_one_without_an_effect_is_an_error(
+    client: Client, create_table: CreateTable, open_writer: OpenWriter, proxy: Proxy
+) -> None:
+    table = create_table(OFFSETS + ", `made` UInt8 MATERIALIZED 1")
+    writer = await open_writer(table, url=proxy.url, evolve="add")
+    proxy.alter_faults = [341, "lose"]
+    for _ in range(2):
+        assert isinstance(await flush(writer, rows(0, 2, new=["a", "b"])), Retry)
+    assert await writer.flush() == Flushed(poisoned=[])
+    assert written(client, table, "new") == ["a", "b"]
+    assert proxy.tokens == ["g:topic:0:0-1"]
+    with pytest.raises(StrategyError, match=r"has no column made to write to"):
+        await flush(writer, rows(2, 1, made=[2]))

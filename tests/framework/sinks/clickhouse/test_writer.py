@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import clickhouse_connect
@@ -210,6 +211,47 @@ async def test_a_table_that_is_dropped_while_rows_flow_stops(
     client.command(f"DROP TABLE {table}")
     with pytest.raises(StrategyError, match=f"There is no table default.{table}"):
         await flush(writer, rows(0, 1))
+
+
+async def test_a_missing_table_is_created_at_start_for_the_columns_of_the_strategy(
+    client: Client, clickhouse_url: str, context: Context
+) -> None:
+    types = {"offset": pa.int64(), "partition": pa.int32(), "text": pa.string()}
+    declared = pa.schema([pa.field(name, kind) for name, kind in types.items()])
+    context = replace(context, schemas={"reduce-1": declared})
+    with pytest.raises(
+        StrategyError,
+        match=r"no table default\.made\. Create it, or set create=True: CREATE TABLE .* `text` Nullable",
+    ):
+        await ClickHouseWriter("made", url=clickhouse_url).open(context)
+    writer = ClickHouseWriter(
+        "made",
+        url=clickhouse_url,
+        create=True,
+        columns=["partition", "offset"],
+        order_by=["offset"],
+    )
+    try:
+        for _ in range(2):
+            await writer.open(context)
+            assert writer.delivery == "exactly-once"
+            await writer.close()
+        columns, key = client.query(
+            "SELECT (SELECT groupArray(name) FROM system.columns WHERE table = 'made'), sorting_key "
+            "FROM system.tables WHERE name = 'made'"
+        ).result_rows[0]
+        assert (columns, key) == (["partition", "offset"], "(offset)")
+    finally:
+        client.command("DROP TABLE IF EXISTS made")
+
+
+async def test_a_table_of_columns_that_are_not_declared_cannot_be_created(
+    open_writer: OpenWriter,
+) -> None:
+    with pytest.raises(StrategyError, match=r"columns of its rows are not declared; declare them"):
+        await open_writer("nowhere", create=True)
+    with pytest.raises(StrategyError, match="the rows for nowhere have no column x"):
+        await open_writer("nowhere", create=pa.schema([("y", pa.int8())]), columns=["x"])
 
 
 async def test_rows_of_several_partitions_at_once_have_a_token_over_all_of_them(
