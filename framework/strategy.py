@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from .delivery.failures import FAILED_SCHEMA
 from .errors import StrategyError
-from .mapping.functions import spec_of
+from .mapping.annotations import parameters_of
+from .mapping.functions import VALUES, schema_of_batch_map, spec_of
+from .mapping.inputs import Inputs, Tombstones
 from .reducers.reducer import Delivery, Reducer
+from .values.value_format import ValueFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -64,7 +67,8 @@ class Strategy:
     """How the records of a topic are processed; the same for both engines.
 
     Attributes:
-        map: a function marked with `map_record` or `map_batch`.
+        map: a function marked with `map_record` or `map_batch`. Without it, which needs `value=`, the columns
+            of the value, and with `key=` those of the key, are the rows.
         reduce: reducers in a chain; the output of each flush is the input of the next reducer.
         reduce_err: the reducer for failed records. Its rows have the columns of the original records
             plus `reason` (string), `stage` (string) and `attempt` (int32). Without it, the first record
@@ -76,20 +80,30 @@ class Strategy:
             records that a crash or a failing sink then loses stay lost. With `exactly-once` and
             `at-most-once` each partition has its own copies of the reducers, and their limits hold for
             each copy.
+        value: the format of values, such as `Json(Hit)`. The map gets its columns or its objects instead of
+            bytes; a value that cannot be decoded is a failed record. None: the map gets the bytes.
+        key: the format of keys; its columns replace `key`. A null key is a row of nulls in them. Not with a
+            per-record map, which has `record.key`.
+        tombstones: what happens to a record whose value is null, with `value=`: `drop` it, as if the map had
+            filtered it; map it with `null` in the columns of the value (a per-record map gets None); or
+            `fail`: it goes to `reduce_err`.
 
     Raises:
         StrategyError: a part is missing, of the wrong type, or does not fit another part.
     """
 
-    map: Callable[..., Any]
-    reduce: Sequence[Reducer]
+    map: Callable[..., Any] | None = None
+    reduce: Sequence[Reducer] = ()
     reduce_err: Reducer | None = None
     err_limit: ErrorLimit | None = None
     delivery: Delivery | None = None
+    value: ValueFormat | None = None
+    key: ValueFormat | None = None
+    tombstones: Tombstones = "drop"
     map_spec: MapSpec = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "map_spec", spec_of(self.map))
+        object.__setattr__(self, "map_spec", self._spec())
         reducers = [self.reduce] if isinstance(self.reduce, Reducer) else list(self.reduce)
         if not reducers:
             raise StrategyError("reduce= is empty: a strategy needs at least one reducer")
@@ -122,6 +136,48 @@ class Strategy:
                 raise StrategyError(
                     f"{type(reducer).__name__}: on_error='divert' needs reduce_err="
                 )
+
+    def _spec(self) -> MapSpec:
+        """Check the map against `value` and `key`; return how it is called."""
+        for name, each in (("value", self.value), ("key", self.key)):
+            if each is not None and not isinstance(each, ValueFormat):
+                raise StrategyError(
+                    f"{name}={each!r} is not a format: pass Json(...), or an object of a class that extends "
+                    "ValueFormat"
+                )
+        if self.tombstones not in get_args(Tombstones):
+            raise StrategyError(
+                f"tombstones must be one of {get_args(Tombstones)}, not {self.tombstones!r}"
+            )
+        if self.map is None and self.value is None:
+            raise StrategyError(
+                "a strategy needs map=, value= or both: without a map, the columns of the value are the rows"
+            )
+        spec = VALUES if self.map is None else spec_of(self.map)
+        inputs = Inputs(self.value, self.key, self.tombstones)
+        if spec.per == "record":
+            if self.key is not None:
+                raise StrategyError(
+                    "key= needs a per-batch map or none: a per-record map gets the bytes in record.key"
+                )
+            parameters = parameters_of(self.map, decoded=self.value is not None)
+            return replace(spec, inputs=replace(inputs, parameters=parameters))
+        if spec.per == "batch":
+            inputs.check_columns()
+        return replace(spec, inputs=inputs, schema=inputs.schema if spec.per == "value" else None)
+
+    @property
+    def row_schema(self) -> pa.Schema | None:
+        """The columns of the rows that reach the first reducer; None if they are not known before it runs.
+
+        They are those of the map: its `schema=`, or the class of rows in its return annotation; without a
+        map, those of the value and the key. A per-batch map declares nothing: it is called with no rows,
+        and None is returned where that fails.
+        """
+        spec = self.map_spec
+        if spec.per != "batch":
+            return spec.schema if spec.row_type is None else spec.row_type.schema
+        return schema_of_batch_map(self.map, spec)
 
     @property
     def stages(self) -> dict[str, Reducer]:
@@ -166,9 +222,12 @@ class Strategy:
         Raises:
             StrategyError: names the part that cannot be pickled, and why.
         """
-        parts = {"map": self.map, "reduce_err": self.reduce_err} | {
-            f"reduce[{position}]": reducer for position, reducer in enumerate(self.reduce)
-        }
+        parts = {
+            "map": self.map,
+            "value": self.value,
+            "key": self.key,
+            "reduce_err": self.reduce_err,
+        } | {f"reduce[{position}]": reducer for position, reducer in enumerate(self.reduce)}
         for name, part in parts.items():
             try:
                 pickle.loads(pickle.dumps(part))  # noqa: S301  our own bytes

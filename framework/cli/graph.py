@@ -29,11 +29,12 @@ def graph(strategy: str, /, *, format: Format = "text") -> None:  # noqa: A002  
 def draw(outline: Outline, form: Format) -> str:
     """Draw a strategy as text, Mermaid or Graphviz source."""
     mapped = outline.map
-    function = mapped.function.rpartition(".")[2]
+    name = "none" if mapped.function is None else mapped.function.rpartition(".")[2]
     per = f"{'async, ' if mapped.is_async else ''}per {mapped.per}"
+    what = (mapped.formats(), *([per] if mapped.function is not None else []))
     main: list[Box] = [
         ("consumer", "polls, pauses, seeks"),
-        (f"map {function}", per),
+        (f"map {name}", *(line for line in what if line)),
         *(_box(reducer) for reducer in outline.reduce),
         ("commit", "the watermark of each partition"),
     ]

@@ -109,9 +109,10 @@ def _lines(outline: Outline) -> list[str]:
     return [
         f"{outline.strategy} is valid.",
         "",
-        f"map         {mapped.function}",
-        f"            one call per {mapped.per}, {'async' if mapped.is_async else 'sync'}",
-        *([f"            columns: {columns}"] if mapped.per == "record" else []),
+        f"map         {mapped.function or 'none'}",
+        f"            {mapped.call()}",
+        *([f"            {mapped.formats()}"] if mapped.formats() else []),
+        *([f"            columns: {columns}"] if mapped.per != "batch" else []),
         *(line for reducer in outline.reduce for line in _stage(reducer)),
         *(
             [*_stage(outline.reduce_err), _ERRORS]
@@ -141,14 +142,30 @@ class MapOutline(msgspec.Struct, frozen=True):
     """The map function.
 
     Attributes:
-        per: `record` or `batch`: what one call gets.
+        function: None if there is none.
+        per: `record` or `batch`: what one call gets; `value`: no call, the columns of the value are the rows.
         columns: `name: type` of each declared column; None when they are inferred.
+        value: the format of values; None: bytes.
+        key: the format of keys; None: bytes.
     """
 
-    function: str
+    function: str | None
     per: str
     is_async: bool
     columns: tuple[str, ...] | None
+    value: str | None = None
+    key: str | None = None
+
+    def call(self) -> str:
+        """Return how the function is called, in words."""
+        if self.function is None:
+            return "the columns of the value are the rows"
+        return f"one call per {self.per}, {'async' if self.is_async else 'sync'}"
+
+    def formats(self) -> str:
+        """Return the formats of value and key, in words; empty if the map gets bytes."""
+        named = (("value", self.value), ("key", self.key))
+        return ", ".join(f"{name}: {each}" for name, each in named if each is not None)
 
 
 class ReducerOutline(msgspec.Struct, frozen=True):
@@ -199,17 +216,21 @@ class Outline(msgspec.Struct, frozen=True):
 def outline_of(path: str, strategy: Strategy) -> Outline:
     """Outline the valid strategy that was loaded from `path`."""
     spec = strategy.map_spec
-    function = strategy.map
+    schema = spec.schema if spec.row_type is None else spec.row_type.schema
     limit = strategy.err_limit
     return Outline(
         strategy=path,
         map=MapOutline(
-            function=f"{function.__module__}.{getattr(function, '__qualname__', type(function))}",
+            function=None
+            if (function := strategy.map) is None
+            else f"{function.__module__}.{getattr(function, '__qualname__', type(function))}",
             per=spec.per,
             is_async=spec.is_async,
             columns=None
-            if spec.schema is None
-            else tuple(f"{field.name}: {field.type}" for field in spec.schema),
+            if schema is None
+            else tuple(f"{field.name}: {field.type}" for field in schema),
+            value=None if strategy.value is None else str(strategy.value),
+            key=None if strategy.key is None else str(strategy.key),
         ),
         reduce=tuple(_reducer(stage, reducer) for stage, reducer in strategy.stages.items()),
         reduce_err=None

@@ -57,7 +57,7 @@ class Executor:
 
     async def map(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., Any] | None,
         spec: MapSpec,
         batch: Batch,
         on_begin: Callable[[], None] = lambda: None,
@@ -65,7 +65,7 @@ class Executor:
         """Apply a function to a batch. A coroutine function is awaited on the event loop.
 
         Args:
-            function: marked, as `spec` says.
+            function: marked, as `spec` says; None if the columns of the values are the rows.
             spec: how it is called.
             batch: its records are decoded here, if they are not yet.
             on_begin: called when it is this batch's turn to have a thread or process.
@@ -80,7 +80,7 @@ class Executor:
             async with self._limiter:
                 on_begin()
                 return await run_in_thread(
-                    lambda: apply(function, batch.records),
+                    lambda: apply(function, batch.records, spec),
                     abandon_on_cancel=True,
                     limiter=self._unlimited,
                 )
@@ -88,16 +88,16 @@ class Executor:
             records = await run_in_thread(
                 lambda: batch.records, abandon_on_cancel=True, limiter=self._limiter
             )
-        if spec.is_async:
+        if spec.is_async and function is not None:
             on_begin()
-            return await apply_async(function, records)
+            return await apply_async(function, records, spec)
         if self.kind == "process":
             async with self._limiter:
                 on_begin()
                 done = await to_process.run_sync(
                     partial(
                         _apply_here,
-                        pickle.dumps(function),
+                        pickle.dumps((function, spec)),
                         records,
                         self._logs,
                         parent=os.getpid(),
@@ -113,7 +113,7 @@ class Executor:
                 raise done.result
             return done.result
         on_begin()
-        return apply(function, records)
+        return apply(function, records, spec)
 
 
 class _Done(NamedTuple):
@@ -144,12 +144,13 @@ class _Text(StringIO):
 def _apply_here(
     function: bytes, records: pa.RecordBatch, logs: LogSettings, *, parent: int, terminal: bool
 ) -> _Done:
-    """Apply a pickled function, in a process of anyio's."""
+    """Apply a pickled function as its pickled spec says, in a process of anyio's."""
     stdout, stderr = _prepare_process(logs, parent=parent, terminal=terminal)
     result: MapResult | Exception
     try:
         # Loaded only now: the import of its module may print and log too.
-        result = apply(pickle.loads(function), records)  # noqa: S301  our own bytes
+        mapped, spec = pickle.loads(function)  # noqa: S301  our own bytes
+        result = apply(mapped, records, spec)
     except Exception as error:  # noqa: BLE001  raised by `Executor.map`
         result = error
     return _Done(result, stdout.take(), stderr.take())

@@ -11,16 +11,32 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+import pyarrow as pa
+
 from ..errors import StrategyError, reason_of
-from ..record import to_records
+from ..record import SCHEMA
+from ..service.threads import run_in_thread
+from ..values.schemas import row_type
+from .annotations import row_class_of
+from .inputs import RAW, Inputs
 from .results import NO_OFFSETS, Failure, MapResult, from_columns, from_rows, join, rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
 
-    import pyarrow as pa
+    from ..values.schemas import RowType
+    from .inputs import Arguments
 
-__all__ = ["MapSpec", "apply", "apply_async", "map_batch", "map_record", "spec_of"]
+__all__ = [
+    "VALUES",
+    "MapSpec",
+    "apply",
+    "apply_async",
+    "map_batch",
+    "map_record",
+    "schema_of_batch_map",
+    "spec_of",
+]
 
 F = TypeVar("F", bound="Callable[..., Any]")
 MARK = "__kmr_map__"
@@ -31,14 +47,24 @@ class MapSpec:
     """How a marked function is called.
 
     Attributes:
-        per: one call per `record`, or one per `batch`.
+        per: one call per `record`, or one per `batch`; `value`: there is no function, the columns of the
+            values are the rows.
         is_async: the function is a coroutine function; its calls are awaited on the event loop, in order.
         schema: the columns that a per-record function returns; None infers them from each batch.
+        row_class: the class of the rows that a per-record function returns, if its annotation names one.
+        inputs: how records become the arguments.
     """
 
-    per: Literal["record", "batch"]
+    per: Literal["record", "batch", "value"]
     is_async: bool
     schema: pa.Schema | None = None
+    row_class: type | None = None
+    inputs: Inputs = RAW
+
+    @property
+    def row_type(self) -> RowType | None:
+        """The rows of a per-record function as columns, if its annotation names their class."""
+        return None if self.row_class is None else row_type(self.row_class)
 
 
 @overload
@@ -48,15 +74,18 @@ def map_record(*, schema: pa.Schema | None = None) -> Callable[[F], F]: ...
 def map_record(
     function: F | None = None, *, schema: pa.Schema | None = None
 ) -> F | Callable[[F], F]:
-    """Mark a function that is called with one `Record` at a time.
+    """Mark a function that is called with one record at a time.
 
-    It returns a `dict` (one row), a list or another iterable of dicts (several rows), or None (the
-    record is filtered). A record for which it raises goes to `reduce_err`. The function may be
-    `async def`.
+    Its argument is a `Record`; or, in a strategy with `value=`, the value as an object of the user's type,
+    and the `Record` too if it has a second parameter. It returns a row, a list or another iterable of rows,
+    or None (the record is filtered). A row is a dict, a msgspec Struct, a dataclass or a pydantic model. A
+    record for which it raises goes to `reduce_err`. The function may be `async def`.
 
     Args:
         function: the function, when the decorator is used without arguments.
-        schema: the Arrow schema of the rows. Without it the types are inferred from each batch: in each
+        schema: the Arrow schema of the rows. Without it, the return annotation is the schema if it names a
+            class of rows (`-> Row | None`, `-> list[Row]`, `-> Iterator[Row]`; also a TypedDict). Without
+            that too, the types are inferred from each batch: in each
             column the type that fits most values wins (`kmr.column_types` has the order of equals), and a
             record with a value that does not fit goes to `reduce_err`. Where batches end depends on what
             was fetched, so a value may fit in one batch and not in another: ClickHouse and other sinks
@@ -65,7 +94,10 @@ def map_record(
     """
 
     def mark(function: F) -> F:
-        setattr(function, MARK, MapSpec("record", _is_async(function), schema))
+        row_class = row_class_of(function) if schema is None else None
+        if row_class is not None:
+            row_type(row_class)
+        setattr(function, MARK, MapSpec("record", _is_async(function), schema, row_class))
         return function
 
     return mark if function is None else mark(function)
@@ -74,11 +106,12 @@ def map_record(
 def map_batch(function: F) -> F:
     """Mark a function that is called with one `pyarrow.RecordBatch` at a time.
 
-    The columns are those of `kmr.record.SCHEMA`. It returns a `RecordBatch` or `Table` that keeps
-    the `offset` column, which names the record that each row came from; or a pair of columns and `keep`,
-    the input row (from 0) that each output row came from, or a mask of the input rows; or None, when
-    every record is filtered. When it raises, the batch is bisected, so that only the records that make
-    it raise fail. It may be `async def`.
+    The columns are those of `kmr.record.SCHEMA`; or, in a strategy with `value=` or `key=`, those of the
+    value and the key, and topic, partition, offset, timestamp, key and headers of the record. It returns a
+    `RecordBatch` or `Table` that keeps the `offset` column, which names the record that each row came from;
+    or a pair of columns and `keep`, the input row (from 0) that each output row came from, or a mask of the
+    input rows; or None, when every record is filtered. When it raises, the batch is bisected, so that
+    only the records that make it raise fail. It may be `async def`.
     """
     setattr(function, MARK, MapSpec("batch", _is_async(function)))
     return function
@@ -93,94 +126,111 @@ def spec_of(function: object) -> MapSpec:
     return spec
 
 
-def apply(function: Callable[..., Any], records: pa.RecordBatch) -> MapResult:
+def apply(
+    function: Callable[..., Any] | None, records: pa.RecordBatch, spec: MapSpec | None = None
+) -> MapResult:
     """Apply a marked plain function to the records of one batch.
+
+    Args:
+        function: None if the columns of the values are the rows.
+        spec: how it is called; None: as it is marked.
 
     Raises:
         StrategyError: the function returned a value that cannot become rows.
     """
-    calls = _calls(function, records)
+    if function is None:
+        return (spec or VALUES).inputs.rows(records)
+    calls = _prepare(function, records, spec)
     try:
-        argument = next(calls)
+        arguments = next(calls)
         while True:
             try:
-                result = function(argument)
+                result = function(*arguments)
             except Exception as error:  # noqa: BLE001  the user's function may raise anything
-                argument = calls.throw(error)
+                arguments = calls.throw(error)
             else:
-                argument = calls.send(result)
+                arguments = calls.send(result)
     except StopIteration as end:
         mapped: MapResult = end.value
         return mapped
 
 
 async def apply_async(
-    function: Callable[..., Awaitable[Any]], records: pa.RecordBatch
+    function: Callable[..., Awaitable[Any]], records: pa.RecordBatch, spec: MapSpec | None = None
 ) -> MapResult:
     """Apply a marked coroutine function to the records of one batch, one call after the other.
+
+    Values are decoded in a thread.
+
+    Args:
+        spec: how it is called; None: as it is marked.
 
     Raises:
         StrategyError: the function returned a value that cannot become rows.
     """
-    calls = _calls(function, records)
+    calls = await run_in_thread(lambda: _prepare(function, records, spec), abandon_on_cancel=True)
     try:
-        argument = next(calls)
+        arguments = next(calls)
         while True:
             try:
-                result = await function(argument)
+                result = await function(*arguments)
             except Exception as error:  # noqa: BLE001
-                argument = calls.throw(error)
+                arguments = calls.throw(error)
             else:
-                argument = calls.send(result)
+                arguments = calls.send(result)
     except StopIteration as end:
         mapped: MapResult = end.value
         return mapped
 
 
-Calls = Generator[Any, Any, MapResult]
+Calls = Generator[tuple[Any, ...], Any, MapResult]
 
 
-def _calls(function: Callable[..., Any], records: pa.RecordBatch) -> Calls:
-    """Yield the argument of each call, and receive its result (`send`) or its exception (`throw`).
+def _prepare(function: Callable[..., Any], records: pa.RecordBatch, spec: MapSpec | None) -> Calls:
+    """Decode the values; yield the arguments of each call, and receive its result or its exception.
 
     This leaves only the call itself to `apply` and `apply_async`.
     """
-    spec = spec_of(function)
+    spec = spec or spec_of(function)
     if spec.per == "record":
-        return _record_calls(function, records, spec.schema)
-    return _batch_calls(function, records)
+        return _record_calls(function, spec, spec.inputs.arguments(records))
+    return _batch_calls(function, *spec.inputs.columns(records))
 
 
-def _record_calls(
-    function: Callable[..., Any], records: pa.RecordBatch, schema: pa.Schema | None
-) -> Calls:
-    rows: list[Mapping[str, Any]] = []
+def _record_calls(function: Callable[..., Any], spec: MapSpec, arguments: Arguments) -> Calls:
+    rows: list[Any] = []
     offsets: list[int] = []
-    failures: list[Failure] = []
-    for record in to_records(records):
+    failures = list(arguments.failures)
+    row_type = spec.row_type
+    usual = dict if row_type is None else row_type.instances
+    for offset, call in zip(arguments.offsets, arguments.calls, strict=True):
         try:
-            result = yield record
-            if type(result) is dict:
+            result = yield call
+            if type(result) is usual:
                 rows.append(result)
-                offsets.append(record.offset)
+                offsets.append(offset)
             elif result is not None:
-                several = rows_of(function, record.offset, result)
+                several = rows_of(function, offset, result)
                 rows.extend(several)
-                offsets.extend([record.offset] * len(several))
+                offsets.extend([offset] * len(several))
         except StrategyError:
             raise
         except Exception as error:  # noqa: BLE001
-            failures.append(Failure(record.offset, reason_of(error)))
-    return from_rows(schema, rows, offsets, failures)
+            failures.append(Failure(offset, reason_of(error)))
+    if arguments.failures:
+        failures.sort()
+    return from_rows(row_type or spec.schema, rows, offsets, failures)
 
 
-def _batch_calls(function: Callable[..., Any], records: pa.RecordBatch) -> Calls:
-    parts: list[MapResult] = []
+def _batch_calls(
+    function: Callable[..., Any], records: pa.RecordBatch, failures: list[Failure]
+) -> Calls:
+    parts = [MapResult(None, NO_OFFSETS, tuple(failures))] if failures else []
     todo = [records] if len(records) else []
     while todo:
         part = todo.pop()
         try:
-            result = yield part
+            result = yield (part,)
         except Exception as error:  # noqa: BLE001
             if len(part) == 1:
                 offset = int(part.column("offset")[0].as_py())
@@ -191,6 +241,23 @@ def _batch_calls(function: Callable[..., Any], records: pa.RecordBatch) -> Calls
         else:
             parts.append(from_columns(function, part, result))
     return join(parts)
+
+
+def schema_of_batch_map(function: Callable[..., Any] | None, spec: MapSpec) -> pa.Schema | None:
+    """Return the columns that a per-batch map makes, by calling it with no rows; None where that fails."""
+    if function is None or spec.is_async:
+        return None
+    try:
+        columns, _ = spec.inputs.columns(pa.RecordBatch.from_pylist([], schema=SCHEMA))
+        result = function(columns)
+        schema: pa.Schema = (result[0] if isinstance(result, tuple) else result).schema
+    except Exception:  # noqa: BLE001  the user's function may raise anything
+        return None
+    return schema
+
+
+VALUES = MapSpec("value", is_async=False)
+"""No function."""
 
 
 def _is_async(function: object) -> bool:

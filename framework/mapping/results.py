@@ -13,10 +13,12 @@ import numpy as np
 import pyarrow as pa
 
 from ..column_types import choose_type, join_tables
-from ..errors import StrategyError, reason_of
+from ..errors import StrategyError
+from ..values.python_columns import convert
+from ..values.schemas import RowType, fields_of, is_row_class
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -59,16 +61,19 @@ class MapResult:
 
 
 def from_rows(
-    schema: pa.Schema | None,
-    rows: list[Mapping[str, Any]],
+    schema: RowType | pa.Schema | None,
+    rows: list[Any],
     offsets: list[int],
     failures: list[Failure],
 ) -> MapResult:
     """Convert the rows of a per-record function to columns; `offsets` has the record of each row.
 
     A key that only some rows have is null in the others. A record with a value that does not fit its column
-    fails, with all of its rows. A column's type is that of the schema; without one, the values of the batch
-    decide together (`kmr.column_types`).
+    fails, with all of its rows. A column's type is that of the schema, a null in a column that is not
+    nullable does not fit; without a schema, the values of the batch decide together (`kmr.column_types`).
+
+    Args:
+        rows: dicts, or objects whose attributes are the columns.
 
     Raises:
         StrategyError: the rows have a column that the schema does not have, or a key that is not text.
@@ -76,19 +81,55 @@ def from_rows(
     if not rows:
         return MapResult(None, NO_OFFSETS, tuple(failures))
     misfits: dict[int, str] = {}
-    columns = {
-        name: _column([row.get(name) for row in rows], name, kind, misfits)
-        for name, kind in _columns_of(rows, schema).items()
-    }
-    table = pa.table(columns, schema=schema)
+    table = _table(schema, rows, misfits)
     if not misfits:
         return MapResult(table, np.array(offsets, dtype=np.int64), tuple(failures))
     mapped = _drop_records(table, np.array(offsets, dtype=np.int64), misfits, failures)
     if schema is None and mapped.table is not None:
         failed = {failure.offset for failure in mapped.failures}
-        kept = (row for row, offset in zip(rows, offsets, strict=True) if offset not in failed)
-        mapped = replace(mapped, table=mapped.table.select(list(_columns_of(kept, None))))
+        kept = [row for row, offset in zip(rows, offsets, strict=True) if offset not in failed]
+        mapped = replace(mapped, table=mapped.table.select(list(_columns_of(_dicts(kept), None))))
     return mapped
+
+
+def _table(
+    schema: RowType | pa.Schema | None, rows: list[Any], misfits: dict[int, str]
+) -> pa.Table:
+    """Convert rows to columns; values that do not fit become null, and get a reason in `misfits`."""
+    table: pa.Table
+    if isinstance(schema, RowType) and set(map(type, rows)) == {schema.instances}:
+        if schema.instances is dict:
+            _columns_of(rows, schema.schema)
+        columns, refused = schema.to_columns(rows)
+        misfits.update(refused)
+        table = pa.Table.from_batches([columns])
+    else:
+        if isinstance(schema, RowType):
+            schema = schema.schema
+        rows = _dicts(rows)
+        columns_of = _columns_of(rows, schema).items()
+        table = pa.table(
+            {
+                name: _column([row.get(name) for row in rows], name, kind, misfits)
+                for name, kind in columns_of
+            },
+            schema=schema,
+        )
+    if schema is not None:
+        _refuse_nulls(table, misfits)
+    return table
+
+
+def _dicts(rows: list[Any]) -> list[Mapping[str, Any]]:
+    return [row if isinstance(row, Mapping) else fields_of(row) for row in rows]
+
+
+def _refuse_nulls(table: pa.Table, misfits: dict[int, str]) -> None:
+    """Give a reason to each row that has a null in a column that is not nullable."""
+    for field, column in zip(table.schema, table.columns, strict=True):
+        if not field.nullable and column.null_count:
+            for row in np.flatnonzero(column.is_null().to_numpy()).tolist():
+                misfits.setdefault(row, f"column {field.name}: null, but it is not nullable")
 
 
 def _columns_of(
@@ -121,7 +162,7 @@ def _column(
     if kind is None:
         kind = _choose_type(values, refused)
     rows = [row for row in range(len(values)) if row not in refused]
-    deque(_convert(values, rows, kind, refused), maxlen=0)
+    deque(convert(values, rows, kind, refused), maxlen=0)
     misfits.update({row: f"column {name}: {reason}" for row, reason in refused.items()})
     return pa.array([None if at in refused else each for at, each in enumerate(values)], kind)
 
@@ -138,7 +179,7 @@ def _choose_type(values: list[Any], refused: dict[int, str]) -> pa.DataType:
             rows_of_class.setdefault(type(value), []).append(row)
     rows_of_type: dict[pa.DataType, list[int]] = {}
     for rows in rows_of_class.values():
-        for some, array in _convert(values, rows, None, refused):
+        for some, array in convert(values, rows, None, refused):
             rows_of_type.setdefault(array.type, []).extend(some)
     choice = choose_type({kind: len(rows) for kind, rows in rows_of_type.items()})
     for kind, rows in rows_of_type.items():
@@ -146,25 +187,6 @@ def _choose_type(values: list[Any], refused: dict[int, str]) -> pa.DataType:
             reason = f"{kind}, but most values are {choice.type}"
             refused.update(dict.fromkeys(rows, reason))
     return choice.type
-
-
-def _convert(
-    values: list[Any], rows: list[int], kind: pa.DataType | None, refused: dict[int, str]
-) -> Iterator[tuple[list[int], pa.Array[Any]]]:
-    """Convert the values of some rows, bisecting them; `refused` gets those that cannot be converted."""
-    todo = [rows]
-    while todo:
-        part = todo.pop()
-        try:
-            array = pa.array([values[row] for row in part], kind)
-        except Exception as error:  # noqa: BLE001
-            if len(part) == 1:
-                refused[part[0]] = reason_of(error)
-            else:
-                middle = len(part) // 2
-                todo += [part[middle:], part[:middle]]
-        else:
-            yield part, array
 
 
 def _drop_records(
@@ -186,23 +208,27 @@ def _drop_records(
     )
 
 
-def rows_of(function: Callable[..., Any], offset: int, result: object) -> list[Mapping[str, Any]]:
-    """Return the rows of one record when the function did not return a plain dict; runs generators.
+def rows_of(function: Callable[..., Any], offset: int, result: object) -> list[Any]:
+    """Return the rows of one record when the function did not return one of the usual class; runs generators.
 
     Raises:
         StrategyError: the result cannot become rows.
         Exception: the generator raised it.
     """
-    if isinstance(result, Mapping):
+    if _is_row(result):
         return [result]
     if isinstance(result, Iterable) and not isinstance(result, (str, bytes)):
         rows = list(result)
-        if all(isinstance(row, Mapping) for row in rows):
+        if all(map(_is_row, rows)):
             return rows
     raise StrategyError(
         f"map function {_name(function)} returned {type(result).__name__} for offset {offset}; "
-        "return a dict, a list of dicts, or None"
+        "return a row (a dict, a Struct, a dataclass or a pydantic model), a list of rows, or None"
     )
+
+
+def _is_row(result: object) -> bool:
+    return isinstance(result, Mapping) or is_row_class(type(result))
 
 
 def from_columns(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from ..errors import StrategyError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Decoded", "ValueFormat"]
+__all__ = ["Decoded", "DecodedObjects", "ValueFormat"]
 
 
 class Decoded(NamedTuple):
@@ -23,6 +25,18 @@ class Decoded(NamedTuple):
     """
 
     columns: pa.RecordBatch
+    failures: dict[int, str]
+
+
+class DecodedObjects(NamedTuple):
+    """The values of a batch as Python objects, for per-record functions.
+
+    Attributes:
+        objects: one for each value, in order; None for a value that failed or is null.
+        failures: as in `Decoded`.
+    """
+
+    objects: list[Any]
     failures: dict[int, str]
 
 
@@ -52,6 +66,17 @@ class ValueFormat(ABC):
         Raises:
             KmrError: no value can be decoded now or later. The worker ends with the message.
         """
+
+    def decode_objects(self, values: pa.BinaryArray) -> DecodedObjects:
+        """Decode the values of one batch to one object each: by default a dict of the columns.
+
+        As `decode` otherwise.
+        """
+        columns, failures = self.decode(values)
+        rows: list[Any] = columns.to_pylist()
+        for row in (*failures, *np.flatnonzero(values.is_null())):
+            rows[row] = None
+        return DecodedObjects(rows, failures)
 
     def encode(self, rows: pa.Table, topic: str) -> pa.BinaryArray:
         """Encode rows for a writer.

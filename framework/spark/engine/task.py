@@ -175,10 +175,11 @@ class _Work:
         parts = []
         for batch in chunk.batches:
             begun = time.monotonic()
-            if strategy.map_spec.is_async:
-                parts.append(_start(apply_async(strategy.map, batch.records)).result())
+            function, spec = strategy.map, strategy.map_spec
+            if spec.is_async and function is not None:
+                parts.append(_start(apply_async(function, batch.records, spec)).result())
             else:
-                parts.append(apply(strategy.map, batch.records))
+                parts.append(apply(function, batch.records, spec))
             report.map_seconds += time.monotonic() - begun
             report.records += len(batch.records)
             report.max_timestamp_ms = max(report.max_timestamp_ms, batch.max_timestamp_ms)

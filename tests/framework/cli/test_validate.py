@@ -53,6 +53,8 @@ def test_validate_prints_json_for_programs(kmr: Callable[..., Any], folder: Path
         "per": "record",
         "is_async": True,
         "columns": ["a: int64"],
+        "value": None,
+        "key": None,
     }
     assert [stage["reducer"] for stage in outline["reduce"]] == ["Batcher", "Collect"]
     assert outline["reduce_err"]["max_age"] == 1.0

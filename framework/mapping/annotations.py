@@ -1,0 +1,94 @@
+"""What the annotations of a map function say: its arguments, and the type of its rows."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, Union, get_args, get_origin, get_type_hints
+
+from ..errors import StrategyError
+from ..record import Record
+from ..values.schemas import is_row_class
+
+if TYPE_CHECKING:
+    from .inputs import Parameters
+
+__all__ = ["parameters_of", "row_class_of"]
+
+_SEVERAL: Final = (list, tuple, Sequence, Iterable, Iterator, Generator)
+
+
+def row_class_of(function: object) -> type | None:
+    """Return the class of the rows that a per-record function returns, from its annotation.
+
+    `-> Row | None`, `-> list[Row]` and `-> Iterator[Row]` all name `Row`: a msgspec Struct, dataclass,
+    TypedDict or pydantic model. None if there is no annotation, it names another type, or several.
+    """
+    found = _row_classes(_hints(function).get("return"))
+    return found.pop() if len(found) == 1 else None
+
+
+def _row_classes(annotation: Any) -> set[type]:
+    if is_row_class(annotation):
+        return {annotation}
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return {cls for each in arguments for cls in _row_classes(each)}
+    if origin in _SEVERAL and arguments:
+        return _row_classes(arguments[0])
+    return set()
+
+
+def parameters_of(function: object, *, decoded: bool) -> Parameters:
+    """Return what a per-record function is called with: `f(record)`, `f(value)` or `f(value, record)`.
+
+    Args:
+        decoded: the strategy has `value=`.
+
+    Raises:
+        StrategyError: it has other parameters.
+    """
+    name = getattr(function, "__qualname__", repr(function))
+    try:
+        parameters = list(inspect.signature(function).parameters.values())  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # compiled code without a signature
+        return "value" if decoded else "record"
+    positional = [
+        each
+        for each in parameters
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    needed = [each for each in positional if each.default is each.empty]
+    several = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    if not decoded:
+        if len(needed) == 2:
+            raise StrategyError(
+                f"map={name} takes a value and a record, but the strategy has no value=; "
+                "set it: value=Json(...)"
+            )
+        return "record"
+    if len(needed) == 2:
+        return "value and record"
+    if len(needed) > 2 or not (positional or several):
+        raise StrategyError(
+            f"map={name} takes {len(needed)} arguments; with value= it is called with the value, "
+            "or with the value and the record"
+        )
+    first = (needed or positional or parameters)[0]
+    if _hints(function).get(first.name) is Record:
+        raise StrategyError(
+            f"map={name} takes the record alone, but the strategy has value=; "
+            "take the value, or the value and the record, or leave value= out"
+        )
+    return "value"
+
+
+def _hints(function: object) -> dict[str, Any]:
+    """Return the annotations; none where they cannot be resolved: they are no duty."""
+    if not inspect.isroutine(function):
+        function = getattr(function, "__call__", function)  # noqa: B004  annotations of an object's __call__
+    try:
+        return get_type_hints(function)
+    except Exception:  # noqa: BLE001  names under TYPE_CHECKING, for example
+        return {}

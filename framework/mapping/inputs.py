@@ -1,0 +1,193 @@
+"""Records as the arguments of a map: values and keys are decoded by their formats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ..errors import StrategyError
+from ..record import SCHEMA, to_records
+from .results import Failure, MapResult
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from ..values.value_format import ValueFormat
+
+__all__ = ["RAW", "Arguments", "Inputs", "Parameters", "Tombstones"]
+
+Tombstones = Literal["drop", "null", "fail"]
+Parameters = Literal["record", "value", "value and record"]
+
+_BESIDE: Final = ("topic", "partition", "offset", "timestamp", "key", "headers")
+"""The columns of records that stay beside those of values."""
+
+_TOMBSTONE: Final = "value: null (a tombstone)"
+
+
+class Arguments(NamedTuple):
+    """The calls of a per-record function.
+
+    Attributes:
+        offsets: that of each call.
+        calls: the arguments of each call.
+        failures: the records that could not be decoded: there is no call for them.
+    """
+
+    offsets: list[int]
+    calls: list[tuple[Any, ...]]
+    failures: list[Failure]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """How records become arguments.
+
+    Attributes:
+        value: the format of values; None: the map gets their bytes.
+        key: the format of keys; None: the map gets their bytes.
+        tombstones: the treatment of null values, see `kmr.Strategy`.
+        parameters: what a per-record function is called with.
+    """
+
+    value: ValueFormat | None = None
+    key: ValueFormat | None = None
+    tombstones: Tombstones = "drop"
+    parameters: Parameters = "record"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of values and keys.
+
+        Raises:
+            StrategyError: values and keys have a column of the same name.
+        """
+        fields: list[pa.Field[Any]] = []
+        if self.value is not None:
+            fields += self.value.schema
+        if self.tombstones == "null":
+            fields = [field.with_nullable(nullable=True) for field in fields]
+        fields += self._key_fields()
+        _refuse_twice([field.name for field in fields], "value= and key= both have")
+        return pa.schema(fields)
+
+    def _key_fields(self) -> list[pa.Field[Any]]:
+        """Return the columns of keys; any may be null. `value`, that of plain formats, is named `key`."""
+        if self.key is None:
+            return []
+        return [
+            field.with_name("key" if field.name == "value" else field.name).with_nullable(
+                nullable=True
+            )
+            for field in self.key.schema
+        ]
+
+    def check_columns(self) -> None:
+        """Check that the columns of a per-batch map have different names.
+
+        Raises:
+            StrategyError: names the column.
+        """
+        if self.value is not None or self.key is not None:
+            names = [*self.schema.names, *self._beside(self.schema)]
+            _refuse_twice(names, "the value and the record both have")
+
+    def _beside(self, schema: pa.Schema) -> list[str]:
+        """Return the columns of records that stay."""
+        return [
+            *(["value"] if self.value is None else []),
+            *(name for name in _BESIDE if name != "key" or self.key is None),
+        ]
+
+    def columns(self, records: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Failure]]:
+        """Return the columns for a per-batch function, without the records that cannot be decoded."""
+        if self.value is None and self.key is None:
+            return records, []
+        decoded, good, failures = self._decode(records)
+        names = self._beside(decoded.schema)
+        schema = pa.schema([*decoded.schema, *(SCHEMA.field(name) for name in names)])
+        beside = [records.column(name) for name in names]
+        columns = pa.RecordBatch.from_arrays([*decoded.columns, *beside], schema=schema)
+        return columns if good is None else columns.filter(pa.array(good)), failures
+
+    def rows(self, records: pa.RecordBatch) -> MapResult:
+        """Return the columns of values and keys as the rows of a strategy without a map."""
+        decoded, good, failures = self._decode(records)
+        offsets = records.column("offset").to_numpy()
+        if good is not None:
+            decoded, offsets = decoded.filter(pa.array(good)), offsets[good]
+        table = pa.Table.from_batches([decoded]) if len(decoded) else None
+        return MapResult(table, offsets, tuple(failures))
+
+    def arguments(self, records: pa.RecordBatch) -> Arguments:
+        """Return the arguments of each call of a per-record function."""
+        offsets: Any = records.column("offset").to_pylist()
+        if self.value is None:
+            return Arguments(offsets, list(zip(to_records(records))), [])
+        values: Any = records.column("value")
+        objects, failures = self.value.decode_objects(values)
+        good, failed = self._settle_nulls(values, failures, records)
+        calls: Iterable[tuple[Any, ...]] = zip(objects)
+        if self.parameters == "value and record":
+            calls = zip(objects, to_records(records), strict=True)
+        if good is None:
+            return Arguments(offsets, list(calls), [])
+        kept = [
+            (o, call) for o, call, keep in zip(offsets, calls, good.tolist(), strict=True) if keep
+        ]
+        return Arguments([o for o, _ in kept], [call for _, call in kept], failed)
+
+    def _decode(
+        self, records: pa.RecordBatch
+    ) -> tuple[pa.RecordBatch, NDArray[np.bool_] | None, list[Failure]]:
+        """Return the columns of values and keys, which rows to keep (None: all), and the failures."""
+        columns: list[Any] = []
+        reasons: dict[int, str] = {}
+        values: Any = records.column("value")
+        if self.key is not None:
+            decoded, failures = self.key.decode(records.column("key"))  # type: ignore[arg-type]
+            columns += decoded.columns
+            reasons |= {
+                row: f"key: {reason.removeprefix('value: ')}" for row, reason in failures.items()
+            }
+        if self.value is not None:
+            decoded, failures = self.value.decode(values)
+            columns[:0] = decoded.columns
+            reasons |= failures
+        good, failed = self._settle_nulls(values, reasons, records)
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema), good, failed
+
+    def _settle_nulls(
+        self, values: Any, reasons: dict[int, str], records: pa.RecordBatch
+    ) -> tuple[NDArray[np.bool_] | None, list[Failure]]:
+        """Apply `tombstones`; return which rows to keep (None: all), and the failures."""
+        nulls = values.null_count if self.value is not None and self.tombstones != "null" else 0
+        if not nulls and not reasons:
+            return None, []
+        good = np.ones(len(values), np.bool_)
+        if nulls:
+            absent = values.is_null().to_numpy(zero_copy_only=False)
+            good &= ~absent
+            if self.tombstones == "fail":
+                reasons = dict.fromkeys(np.flatnonzero(absent).tolist(), _TOMBSTONE) | reasons
+        rows = sorted(reasons)
+        good[rows] = False
+        offsets = records.column("offset").to_numpy()[rows].tolist() if rows else []
+        return good, [Failure(o, reasons[row]) for o, row in zip(offsets, rows, strict=True)]
+
+
+RAW: Final = Inputs()
+"""Records as they are."""
+
+
+def _refuse_twice(names: list[str], who: str) -> None:
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise StrategyError(
+            f"{who} a column {twice[0]}; give the field another name "
+            f'(msgspec.field(name="{twice[0]}") keeps that of the encoded value)'
+        )

@@ -1,0 +1,43 @@
+"""Python values to a column of a known type; a value that does not fit is refused alone."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ..errors import reason_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["convert", "to_column"]
+
+
+def to_column(values: list[Any], kind: pa.DataType, refused: dict[int, str]) -> pa.Array[Any]:
+    """Convert values to a column. One that does not fit becomes null, and `refused` gets its reason."""
+    with suppress(Exception):  # a value may be of any class
+        return pa.array(values, kind)
+    for _ in convert(values, list(range(len(values))), kind, refused):
+        pass
+    return pa.array([None if at in refused else each for at, each in enumerate(values)], kind)
+
+
+def convert(
+    values: list[Any], rows: list[int], kind: pa.DataType | None, refused: dict[int, str]
+) -> Iterator[tuple[list[int], pa.Array[Any]]]:
+    """Convert the values of some rows, bisecting them; `refused` gets those that cannot be converted."""
+    todo = [rows]
+    while todo:
+        part = todo.pop()
+        try:
+            array = pa.array([values[row] for row in part], kind)
+        except Exception as error:  # noqa: BLE001
+            if len(part) == 1:
+                refused[part[0]] = reason_of(error)
+            else:
+                middle = len(part) // 2
+                todo += [part[middle:], part[:middle]]
+        else:
+            yield part, array

@@ -1,0 +1,453 @@
+"""User types as columns: msgspec Struct, dataclass, TypedDict, pydantic model, pyarrow.Schema.
+
+`row_type` is the only place that knows which annotation becomes which type of column; docs/typed-values.md
+has the table.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass, replace
+from decimal import Decimal
+from functools import lru_cache
+from operator import attrgetter
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    TypeAlias,
+    get_type_hints,
+    is_typeddict,
+)
+
+import msgspec
+import pyarrow as pa
+from msgspec import inspect
+
+from ..errors import StrategyError
+from .python_columns import to_column
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["Column", "RowType", "fields_of", "is_row_class", "row_type"]
+
+Convert: TypeAlias = Callable[[Any], Any]
+_pa: Any = pa
+
+_PLAIN: Final[dict[type, pa.DataType]] = {
+    inspect.BoolType: pa.bool_(),
+    inspect.IntType: pa.int64(),
+    inspect.FloatType: pa.float64(),
+    inspect.StrType: pa.string(),
+    inspect.BytesType: pa.binary(),
+    inspect.ByteArrayType: pa.binary(),
+    inspect.DateTimeType: pa.timestamp("us", tz="UTC"),
+    inspect.DateType: pa.date32(),
+    inspect.TimeType: pa.time64("us"),
+    inspect.TimeDeltaType: pa.duration("us"),
+    inspect.DecimalType: pa.decimal128(38, 18),
+}
+_OF_SCHEMA: Final = "__kmr_schema__"
+"""Marks a class that is made of a `pyarrow.Schema`."""
+
+_BOUNDS: Final = {
+    f"{sign}int{bits}": (
+        (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        if not sign
+        else (0, 2**bits - 1 if bits < 64 else None)
+    )
+    for sign in ("", "u")
+    for bits in (8, 16, 32, 64)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One field of a row.
+
+    Attributes:
+        name: of the column: the attribute's name, or the field's in a `pyarrow.Schema`.
+        attribute: of the objects of the row's class.
+        key: the field's name in an encoded value (msgspec's `rename`, pydantic's alias).
+        kind: the annotation without None, as msgspec describes it.
+        type: of the column.
+        nullable: None is allowed, or the field may be missing without a default.
+        required: a value without this field cannot be decoded.
+        default: the value of a missing field; `msgspec.NODEFAULT` if it is required or made by a function.
+        convert: makes Arrow's Python value of the attribute's value; None: they are the same.
+    """
+
+    name: str
+    attribute: str
+    key: str
+    kind: inspect.Type
+    type: pa.DataType
+    nullable: bool
+    required: bool
+    default: Any
+    convert: Convert | None
+
+    @property
+    def field(self) -> pa.Field[Any]:
+        """The column in a schema."""
+        return pa.field(self.name, self.type, nullable=self.nullable)
+
+
+class RowType:
+    """A user's type as columns.
+
+    Args:
+        source: the user's type.
+        cls: the class of one row; it is another one than `source` only for a `pyarrow.Schema`.
+        info: how msgspec describes the class; None for a pydantic model.
+    """
+
+    def __init__(
+        self,
+        source: type | pa.Schema,
+        cls: type,
+        columns: tuple[Column, ...],
+        info: inspect.Type | None,
+    ) -> None:
+        self.source = source
+        self.cls = cls
+        self.columns = columns
+        self.info = info
+        self.schema = pa.schema([column.field for column in columns])
+
+    @property
+    def is_pydantic(self) -> bool:
+        """Whether the model itself has to decode and check values."""
+        return _is_pydantic(self.cls)
+
+    @property
+    def instances(self) -> type:
+        """The class of the objects: a TypedDict's are plain dicts."""
+        return dict if is_typeddict(self.cls) else self.cls
+
+    def to_columns(self, rows: Sequence[Any]) -> tuple[pa.RecordBatch, dict[int, str]]:
+        """Convert objects of the class (or None: a row of nulls) to columns.
+
+        Returns:
+            The columns, and the reason for each row with a value that does not fit; that value is null.
+        """
+        failures: dict[int, str] = {}
+        arrays = []
+        for column in self.columns:
+            refused: dict[int, str] = {}
+            arrays.append(to_column(self._values(rows, column), column.type, refused))
+            for row, reason in refused.items():
+                failures.setdefault(row, f"field {column.name}: {reason}")
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema), failures
+
+    def _values(self, rows: Sequence[Any], column: Column) -> list[Any]:
+        name = column.attribute
+        if is_typeddict(self.cls):
+            found = [None if row is None else row.get(name) for row in rows]
+        else:
+            get = attrgetter(name)
+            try:
+                found = list(map(get, rows))
+            except AttributeError:  # some are None
+                found = [None if row is None else get(row) for row in rows]
+        convert = column.convert
+        if convert is None:
+            return found
+        return [None if value is None else convert(value) for value in found]
+
+
+def is_row_class(source: object) -> bool:
+    """Whether a type can be a row: its fields become columns."""
+    return isinstance(source, type) and (
+        issubclass(source, msgspec.Struct)
+        or is_dataclass(source)
+        or is_typeddict(source)
+        or _is_pydantic(source)
+    )
+
+
+def fields_of(row: Any) -> dict[str, Any]:
+    """Return the fields of a row that is an object, in order; nested objects stay objects."""
+    return {column.name: getattr(row, column.attribute) for column in row_type(type(row)).columns}
+
+
+def row_type(source: type | pa.Schema) -> RowType:
+    """Return a user's type as columns. The same type gives the same object.
+
+    Raises:
+        StrategyError: it is no such type, or a field has no type of column; the message names the field.
+    """
+    if not isinstance(source, pa.Schema) and not is_row_class(source):
+        name = getattr(source, "__qualname__", repr(source))
+        raise StrategyError(
+            f"{name} cannot be columns: give a msgspec.Struct, dataclass, TypedDict, pydantic model or "
+            "pyarrow.Schema"
+        )
+    return _row_type(source)
+
+
+@lru_cache(maxsize=256)
+def _row_type(source: type | pa.Schema) -> RowType:
+    if isinstance(source, pa.Schema):
+        return _of_schema(source)
+    if _is_pydantic(source):
+        return RowType(source, source, _of_pydantic(source, source.__name__), None)
+    try:
+        info = inspect.type_info(source)
+    except (TypeError, NameError) as error:
+        raise StrategyError(f"{source.__qualname__} cannot be columns: {error}") from error
+    return RowType(source, source, _of_fields(source, info, source.__name__), info)
+
+
+def _of_fields(cls: type, info: inspect.Type, path: str) -> tuple[Column, ...]:
+    fields = getattr(info, "fields", None)
+    if fields is None or getattr(info, "array_like", False):
+        raise StrategyError(
+            f"{path} cannot be columns: it is encoded without the names of its fields"
+        )
+    columns = {}
+    for each in fields:
+        columns[each.name] = _column(
+            each.name,
+            each.encode_name,
+            each.type,
+            path,
+            name=each.encode_name if hasattr(cls, _OF_SCHEMA) else each.name,
+            required=each.required,
+            default=each.default,
+            made=each.default_factory is not msgspec.NODEFAULT,
+        )
+    # msgspec sorts the fields of a TypedDict.
+    order = (
+        [name for name in get_type_hints(cls) if name in columns] if is_typeddict(cls) else columns
+    )
+    return tuple(columns[name] for name in order)
+
+
+def _column(
+    attribute: str,
+    key: str,
+    kind: inspect.Type,
+    path: str,
+    *,
+    name: str,
+    required: bool,
+    default: Any,
+    made: bool,
+) -> Column:
+    kind, nullable = _without_none(kind)
+    arrow, convert = _arrow(kind, f"{path}.{name}")
+    absent = (
+        not required and default is msgspec.NODEFAULT and not made
+    )  # NotRequired of a TypedDict
+    return Column(
+        name=name,
+        attribute=attribute,
+        key=key,
+        kind=kind,
+        type=arrow,
+        nullable=nullable or absent,
+        required=required,
+        default=None if absent else default,
+        convert=convert,
+    )
+
+
+def _without_none(kind: inspect.Type) -> tuple[inspect.Type, bool]:
+    """Return an annotation without None and without metadata, and whether it had None."""
+    kind = _bare(kind)
+    if not isinstance(kind, inspect.UnionType):
+        return kind, False
+    kinds = tuple(_bare(each) for each in kind.types if not isinstance(each, inspect.NoneType))
+    return kinds[0] if len(kinds) == 1 else inspect.UnionType(kinds), kind.includes_none
+
+
+def _bare(kind: inspect.Type) -> inspect.Type:
+    while isinstance(kind, inspect.Metadata):
+        kind = kind.type
+    return kind
+
+
+def _arrow(kind: inspect.Type, path: str) -> tuple[pa.DataType, Convert | None]:
+    """Return the type of column for an annotation, and the function that makes Arrow's values of it."""
+    if (plain := _PLAIN.get(type(kind))) is not None:
+        return plain, None
+    match kind:
+        case inspect.UUIDType():
+            return pa.string(), str
+        case inspect.EnumType():
+            values = [member.value for member in kind.cls]
+            return _arrow_of_values(values, path), attrgetter("value")
+        case inspect.LiteralType():
+            return _arrow_of_values(list(kind.values), path), None
+        case inspect.UnionType() if {type(each) for each in kind.types} == {
+            inspect.IntType,
+            inspect.FloatType,
+        }:
+            return pa.float64(), None
+        case (
+            inspect.ListType()
+            | inspect.SetType()
+            | inspect.FrozenSetType()
+            | inspect.VarTupleType()
+        ):
+            item, nullable = _without_none(kind.item_type)
+            arrow, convert = _arrow(item, f"{path}[]")
+            if convert is None and isinstance(kind, inspect.ListType):
+                return pa.list_(pa.field("item", arrow, nullable=nullable)), None
+            return pa.list_(pa.field("item", arrow, nullable=nullable)), _listed(convert)
+        case inspect.DictType():
+            return _arrow_of_map(kind, path)
+        case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
+            return _arrow_of_struct(_of_fields(kind.cls, kind, path), typed=is_typeddict(kind.cls))
+        case inspect.CustomType() if _is_pydantic(kind.cls):
+            return _arrow_of_struct(_of_pydantic(kind.cls, path), typed=False)
+    raise StrategyError(f"{path}: {_described(kind)} is no type of column; {_remedy(kind)}")
+
+
+def _described(kind: inspect.Type) -> str:
+    if isinstance(kind, inspect.UnionType):
+        return " | ".join(_described(each) for each in kind.types)
+    if isinstance(kind, inspect.CustomType):
+        return kind.cls.__qualname__
+    return type(kind).__name__.removesuffix("Type").lower()
+
+
+def _remedy(kind: inspect.Type) -> str:
+    if isinstance(kind, inspect.UnionType):
+        return "a union may only have None, or int with float, beside one type"
+    return "docs/typed-values.md lists the types"
+
+
+def _arrow_of_values(values: list[Any], path: str) -> pa.DataType:
+    for cls, arrow in ((str, pa.string()), (int, pa.int64())):
+        if values and all(type(value) is cls for value in values):
+            return arrow
+    raise StrategyError(f"{path}: its values must be all text or all integers, not {values!r}")
+
+
+def _listed(convert: Convert | None) -> Convert:
+    if convert is None:
+        return list
+    return lambda items: [None if item is None else convert(item) for item in items]
+
+
+def _arrow_of_map(kind: inspect.DictType, path: str) -> tuple[pa.DataType, Convert]:
+    key, key_convert = _arrow(_without_none(kind.key_type)[0], f"{path}{{}}")
+    item, nullable = _without_none(kind.value_type)
+    arrow, convert = _arrow(item, f"{path}{{}}")
+
+    def pairs(items: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
+        return [
+            (
+                name if key_convert is None else key_convert(name),
+                value if convert is None or value is None else convert(value),
+            )
+            for name, value in items.items()
+        ]
+
+    return _pa.map_(key, pa.field("value", arrow, nullable=nullable)), pairs
+
+
+def _arrow_of_struct(columns: tuple[Column, ...], *, typed: bool) -> tuple[pa.DataType, Convert]:
+    def fields(item: Any) -> dict[str, Any]:
+        row = {}
+        for column in columns:
+            value = item.get(column.attribute) if typed else getattr(item, column.attribute)
+            if column.convert is not None and value is not None:
+                value = column.convert(value)
+            row[column.name] = value
+        return row
+
+    return pa.struct([column.field for column in columns]), fields
+
+
+def _is_pydantic(source: object) -> bool:
+    """Whether it is a pydantic model; pydantic is not imported."""
+    return hasattr(source, "model_validate_json") and hasattr(source, "model_fields")
+
+
+def _of_pydantic(model: Any, path: str) -> tuple[Column, ...]:
+    columns = []
+    for name, each in model.model_fields.items():
+        try:
+            kind = inspect.type_info(each.annotation)
+        except (TypeError, NameError) as error:
+            raise StrategyError(f"{path}.{name} cannot be a column: {error}") from error
+        required = each.is_required()
+        column = _column(
+            name,
+            each.alias or name,
+            kind,
+            path,
+            name=name,
+            required=required,
+            default=msgspec.NODEFAULT if required else each.default,
+            made=each.default_factory is not None,
+        )
+        columns.append(column)
+    return tuple(columns)
+
+
+def _of_schema(schema: pa.Schema) -> RowType:
+    """Make a class for the rows of a schema; its attributes are f0, f1, ..."""
+    cls = _struct(list(schema), "row")
+    info = inspect.type_info(cls)
+    columns = tuple(
+        replace(made, type=field.type)
+        for made, field in zip(_of_fields(cls, info, "row"), schema, strict=True)
+    )
+    return RowType(schema, cls, columns, info)
+
+
+def _struct(fields: Iterable[pa.Field[Any]], path: str) -> type[msgspec.Struct]:
+    members: list[Any] = []
+    names = {}
+    for position, field in enumerate(fields):
+        attribute = f"f{position}"
+        names[attribute] = field.name
+        python = _python(field.type, f"{path}.{field.name}")
+        members.append((attribute, python | None, None) if field.nullable else (attribute, python))
+    return msgspec.defstruct(
+        path, members, rename=names, kw_only=True, namespace={_OF_SCHEMA: True}
+    )
+
+
+def _python(kind: pa.DataType, path: str) -> Any:
+    """Return the annotation whose values fit a type of column."""
+    if (bounds := _BOUNDS.get(str(kind))) is not None:
+        return Annotated[int, msgspec.Meta(ge=bounds[0], le=bounds[1])]
+    types = _pa.types
+    for fits, python in (
+        (types.is_boolean, bool),
+        (types.is_floating, float),
+        (types.is_string, str),
+        (types.is_large_string, str),
+        (types.is_binary, bytes),
+        (types.is_large_binary, bytes),
+        (types.is_timestamp, dt.datetime),
+        (types.is_date, dt.date),
+        (types.is_time, dt.time),
+        (types.is_duration, dt.timedelta),
+        (types.is_decimal, Decimal),
+    ):
+        if fits(kind):
+            return python
+    some: Any = kind
+    lists: Any = list
+    maps: Any = dict
+    if types.is_list(kind) or types.is_large_list(kind):
+        item = _python(some.value_type, f"{path}[]")
+        return lists[item | None if some.value_field.nullable else item]
+    if types.is_map(kind):
+        item = _python(some.item_type, f"{path}{{}}")
+        key = _python(some.key_type, f"{path}{{}}")
+        return maps[key, item | None if some.item_field.nullable else item]
+    if types.is_struct(kind):
+        return _struct(list(some), path)
+    raise StrategyError(
+        f"{path}: values cannot be decoded to {kind}; docs/typed-values.md lists the types"
+    )

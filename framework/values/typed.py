@@ -1,0 +1,105 @@
+"""Formats whose values become objects of the user's type: the base of `Json` and `MessagePack`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+import msgspec
+
+from .reasons import reason_of_value
+from .schemas import row_type
+from .value_format import Decoded, DecodedObjects, ValueFormat
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from .schemas import RowType
+
+__all__ = ["TypedFormat"]
+
+
+class TypedFormat(ValueFormat):
+    """Values of one type, decoded one by one to objects, and from these to columns.
+
+    Args:
+        type: a msgspec Struct, dataclass, TypedDict, pydantic model or `pyarrow.Schema`.
+
+    Raises:
+        StrategyError: a field has no type of column.
+    """
+
+    def __init__(self, type: type | pa.Schema) -> None:  # noqa: A002  the user's word
+        self.type = type
+        row_type(type)
+
+    @property
+    def rows(self) -> RowType:
+        """The type as columns."""
+        return row_type(self.type)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of `decode`: the fields of the type."""
+        return self.rows.schema
+
+    def __str__(self) -> str:
+        name = getattr(self.type, "__qualname__", type(self.type).__name__)
+        return f"{type(self).__name__}({name})"
+
+    @abstractmethod
+    def decode_one(self, value: bytes) -> Any:
+        """Decode one value to an object of the type; raise any exception that says why it cannot."""
+
+    @abstractmethod
+    def decode_as(self, cls: type, value: bytes) -> object:
+        """Decode one value to an object of a msgspec type."""
+
+    def reason(self, value: Any, error: Exception) -> str:
+        """Describe why a value cannot be decoded; name the field."""
+        if isinstance(error, UnicodeDecodeError):  # it does not say which
+            for name, probe in _probes(self.type):
+                try:
+                    self.decode_as(probe, value)
+                except UnicodeDecodeError:
+                    return f"field {name}: invalid UTF-8 ({error.reason})"
+        return reason_of_value(error)
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        """Decode values to columns; see `ValueFormat.decode`."""
+        objects, failures = self.decode_objects(values)
+        columns, misfits = self.rows.to_columns(objects)
+        if misfits:  # a row that failed holds nulls
+            objects = [None if row in misfits else each for row, each in enumerate(objects)]
+            columns, _ = self.rows.to_columns(objects)
+        return Decoded(columns, misfits | failures)
+
+    def decode_objects(self, values: pa.BinaryArray) -> DecodedObjects:
+        """Decode values to objects; see `ValueFormat.decode_objects`."""
+        objects: list[Any] = []
+        failures: dict[int, str] = {}
+        decode = self.decode_one
+        for row, value in enumerate(values.to_pylist()):
+            try:
+                objects.append(None if value is None else decode(value))
+            except Exception as error:  # noqa: BLE001  a model's own validators may raise anything
+                objects.append(None)
+                failures[row] = self.reason(value, error)
+        return DecodedObjects(objects, failures)
+
+
+@lru_cache(maxsize=256)
+def _probes(source: type | pa.Schema) -> tuple[tuple[str, type], ...]:
+    """Return a class for each field that has only this field."""
+    rows = row_type(source)
+    hints = get_type_hints(rows.cls, include_extras=True)
+    return tuple(
+        (
+            column.key,
+            msgspec.defstruct(
+                "probe", [("f", hints[column.attribute], None)], rename={"f": column.key}
+            ),
+        )
+        for column in rows.columns
+    )

@@ -1,0 +1,151 @@
+"""The annotations of a per-record map: its parameters, and the type of its rows."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator  # noqa: TC003  resolved by the annotations below
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from kmr import Record, Strategy, StrategyError, map_record
+from kmr.mapping.annotations import parameters_of, row_class_of
+from kmr.mapping.functions import apply, spec_of
+from kmr.testing import Journal, MemoryWriter, batch_of
+
+
+class Row(msgspec.Struct):
+    a: int
+    b: str | None = None
+
+
+@dataclass
+class Other:
+    a: int
+    at: dt.datetime
+
+
+class Typed(TypedDict):
+    a: int
+
+
+def one(record: Record) -> Row | None: ...
+def several(record: Record) -> list[Row]: ...  # type: ignore[empty-body]
+def generated(record: Record) -> Iterator[Other]: ...  # type: ignore[empty-body]
+async def awaited(record: Record) -> Row: ...  # type: ignore[empty-body]
+def typed(record: Record) -> Typed: ...  # type: ignore[empty-body]
+def untyped(record): ...  # type: ignore[no-untyped-def]
+def plain(record: Record) -> dict[str, Any]: ...  # type: ignore[empty-body]
+def mixed(record: Record) -> Row | Other: ...  # type: ignore[empty-body]
+
+
+@pytest.mark.parametrize(
+    ("function", "found"),
+    [
+        (one, Row),
+        (several, Row),
+        (generated, Other),
+        (awaited, Row),
+        (typed, Typed),
+        (untyped, None),
+        (plain, None),
+        (mixed, None),
+    ],
+)
+def test_the_return_annotation_names_the_class_of_rows(function: object, found: object) -> None:
+    assert row_class_of(function) is found
+
+
+@pytest.mark.parametrize(
+    ("function", "decoded", "found"),
+    [
+        (lambda record: None, False, "record"),
+        (lambda hit: None, True, "value"),
+        (lambda hit, record: None, True, "value and record"),
+        (lambda hit, extra=1: None, True, "value"),
+        (lambda *arguments: None, True, "value"),
+        (print, True, "value"),
+    ],
+)
+def test_the_parameters_say_what_a_call_gets(function: object, decoded: bool, found: str) -> None:
+    assert parameters_of(function, decoded=decoded) == found
+
+
+def test_parameters_that_cannot_be_called_are_refused() -> None:
+    with pytest.raises(StrategyError, match="takes 3 arguments"):
+        parameters_of(lambda a, b, c: None, decoded=True)
+    with pytest.raises(StrategyError, match="takes 0 arguments"):
+        parameters_of(lambda: None, decoded=True)
+    with pytest.raises(StrategyError, match="takes the record alone"):
+        parameters_of(one, decoded=True)
+
+
+RECORDS = batch_of("t", 0, 5, [b"1", b"2", b"3"]).records
+AT = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+
+
+def test_rows_of_the_annotated_class_have_its_columns_even_if_all_are_null() -> None:
+    @map_record
+    def rows(record: Record) -> Row | None:
+        return None if record.offset == 6 else Row(record.offset)
+
+    result = apply(rows, RECORDS)
+    assert result.table is not None
+    assert result.table.schema.types == [pa.int64(), pa.string()]
+    assert result.table.to_pylist() == [{"a": 5, "b": None}, {"a": 7, "b": None}]
+    strategy = Strategy(map=rows, reduce=[MemoryWriter(Journal())])
+    assert strategy.row_schema == result.table.schema
+
+
+def test_a_generator_of_dataclasses_gives_several_rows() -> None:
+    @map_record
+    def rows(record: Record) -> Iterator[Other]:
+        yield Other(record.offset, AT)
+        yield Other(-record.offset, AT)
+
+    result = apply(rows, RECORDS)
+    assert result.table is not None
+    assert result.table.column("a").to_pylist() == [5, -5, 6, -6, 7, -7]
+    assert result.offsets.tolist() == [5, 5, 6, 6, 7, 7]
+
+
+def test_a_field_that_does_not_fit_its_annotation_fails_its_record_alone() -> None:
+    @map_record
+    def rows(record: Record) -> Row:
+        return Row({5: 1, 6: None, 7: "x"}[record.offset])  # type: ignore[arg-type]
+
+    result = apply(rows, RECORDS)
+    assert result.offsets.tolist() == [5]
+    assert [failure.offset for failure in result.failures] == [6, 7]
+    assert result.failures[0].reason == "column a: null, but it is not nullable"
+    assert result.failures[1].reason.startswith("field a: ")
+
+
+def test_objects_without_an_annotation_are_rows_with_inferred_types() -> None:
+    @map_record
+    def rows(record: Record):  # type: ignore[no-untyped-def]
+        return Row(record.offset) if record.offset < 7 else {"a": 0.5, "c": 1}
+
+    result = apply(rows, RECORDS)
+    assert result.table is not None
+    assert result.table.column("a").to_pylist() == [5.0, 6.0, 0.5]
+    assert result.table.column("c").to_pylist() == [None, None, 1]
+
+
+def test_a_dict_in_place_of_the_annotated_class_has_its_columns_too() -> None:
+    @map_record
+    def rows(record: Record) -> Typed | Row:
+        return {"a": record.offset}
+
+    assert spec_of(rows).row_class is None
+
+    @map_record
+    def declared(record: Record) -> Typed:
+        return {"a": record.offset, "x": 1} if record.offset == 7 else {"a": 1}  # type: ignore[typeddict-unknown-key]
+
+    with pytest.raises(StrategyError, match="columns"):
+        apply(declared, RECORDS)
+    assert apply(declared, RECORDS.slice(0, 2)).offsets.tolist() == [5, 6]

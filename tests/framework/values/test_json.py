@@ -1,0 +1,97 @@
+"""`Json`: JSON objects become columns of the user's type; one that does not fit fails alone, by field."""
+
+from __future__ import annotations
+
+import datetime as dt
+import pickle
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from kmr import Json
+from kmr.errors import StrategyError
+
+
+class Hit(msgspec.Struct):
+    ts: dt.datetime
+    path: str
+    status: int
+    ms: float | None = None
+    country: str = "??"
+
+
+GOOD = b'{"ts":"2026-01-02T03:04:05Z","path":"/a","status":200,"extra":{"x":[1,"]"]}}'
+ROW = {
+    "ts": dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC),
+    "path": "/a",
+    "status": 200,
+    "ms": None,
+    "country": "??",
+}
+
+
+def values(*texts: bytes | None) -> pa.BinaryArray:
+    return pa.array(texts, pa.binary())
+
+
+def test_missing_fields_get_their_defaults_and_unknown_ones_are_ignored() -> None:
+    decoded = Json(Hit).decode(values(GOOD))
+    assert decoded.failures == {}
+    assert decoded.columns.schema == Json(Hit).schema
+    assert decoded.columns.to_pylist() == [ROW]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (GOOD.replace(b"200", b'"x"'), "field status: expected int, got str"),
+        (GOOD.replace(b"200", b"null"), "field status: expected int, got null"),
+        (GOOD.replace(b"200", b"2.5"), "field status: expected int, got float"),
+        (GOOD.replace(b"200", b"9223372036854775808"), "field status: "),
+        (GOOD.replace(b'"status":200,', b""), "field status: missing, and it has no default"),
+        (GOOD.replace(b"2026-01-02", b"2026-02-30"), "field ts: "),
+        (GOOD.replace(b"/a", b"/\xff"), "field path: invalid UTF-8"),
+        (GOOD[:-1], "value: input data was truncated"),
+        (b"[]", "value: expected object, got array"),
+        (b"", "value: "),
+    ],
+)
+def test_a_value_that_does_not_fit_fails_alone_with_the_name_of_the_field(
+    text: bytes, reason: str
+) -> None:
+    decoded = Json(Hit).decode(values(GOOD, text, GOOD))
+    assert list(decoded.failures) == [1]
+    assert decoded.failures[1].startswith(reason), decoded.failures
+    assert decoded.columns.to_pylist() == [ROW, dict.fromkeys(ROW), ROW]
+
+
+def test_a_null_value_is_a_row_of_nulls() -> None:
+    decoded = Json(Hit).decode(values(None, GOOD))
+    assert decoded.failures == {}
+    assert decoded.columns.to_pylist() == [dict.fromkeys(ROW), ROW]
+
+
+def test_objects_are_of_the_users_type() -> None:
+    decoded = Json(Hit).decode_objects(values(GOOD, b"{", None))
+    assert decoded.objects == [Hit(ROW["ts"], "/a", 200), None, None]  # type: ignore[arg-type]
+    assert list(decoded.failures) == [1]
+
+
+def test_it_is_pickled_by_its_type() -> None:
+    copy = pickle.loads(pickle.dumps(Json(Hit)))
+    assert copy.decode(values(GOOD)).columns.to_pylist() == [ROW]
+    schema = pa.schema([pa.field("a-b", pa.int16())])
+    assert pickle.loads(pickle.dumps(Json(schema))).decode(
+        values(b'{"a-b":1}')
+    ).columns.to_pylist() == [{"a-b": 1}]
+
+
+def test_a_type_that_cannot_be_columns_is_refused_at_once() -> None:
+    with pytest.raises(StrategyError, match="cannot be columns"):
+        Json(int)
+
+
+def test_a_format_says_its_name() -> None:
+    assert str(Json(Hit)) == "Json(Hit)"
+    assert str(Json(pa.schema([]))) == "Json(Schema)"
