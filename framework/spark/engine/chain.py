@@ -14,11 +14,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from anyio import to_thread
-
 from ...errors import KmrError, SinkError, reason_of
 from ...reducers.flushing import Buffer, attempt_flush, outcome_of, retry_flush
 from ...reducers.reducer import Retry
+from ...service.threads import run_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -147,7 +146,7 @@ async def _attempt(buffer: Buffer, name: str, number: int) -> FlushOutcome | Ret
     if isinstance(result, Retry):
         return result
     # In a thread: the driver reads the records behind refused rows once more.
-    return await to_thread.run_sync(outcome_of, buffer, result, name, number)
+    return await run_in_thread(outcome_of, buffer, result, name, number)
 
 
 def _spawn(reducer: Reducer) -> Reducer:

@@ -7,11 +7,10 @@ Tasks fetch, map and write (`task.py`); the driver runs the reducers that need t
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import sys
 import threading
 import time
+from concurrent.futures import CancelledError
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +28,8 @@ from ...observe.metrics import Metrics
 from ...observe.status import StageStatus, WorkerStatus
 from ...record import SCHEMA
 from ...reducers.reducer import Context
-from ...service.process_end import SAME_SIGNAL, ExitCode
+from ...service.deadline import Deadline
+from ...service.process_end import ExitCode, ProcessEnd, exit_now
 from ..runtime.session import explain_error, is_slow_start, silence_spark
 from ..runtime.shipping import ship_modules
 from ..source.blocking_client import shared_client
@@ -45,6 +45,8 @@ from .strategy_source import REPORT_SCHEMA, TaskPlan, strategy_function, strateg
 from .task import warm_up
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -83,6 +85,7 @@ class SparkEngine:
         StrategyError: a stage writes to a topic that is read.
 
     Attributes:
+        deadline: that of the end.
         health_url: the address of the health server while `run` runs; None without one.
     """
 
@@ -119,50 +122,104 @@ class SparkEngine:
         self._warm_ups = ExitStack()
         self._logged = -1
         self._stop = threading.Event()
+        self._opened = False
+        self._activity = "starting"
         self._failure: BaseException | None = None
         self._begun = time.monotonic()
+        self.deadline = Deadline(settings.shutdown_deadline)
         self.health_url: str | None = None
 
     def shutdown(self) -> None:
         """Request a stop and return at once; `run` returns when it is done. May be called again."""
+        self.deadline.begin()
         self._stop.set()
 
     def run(self) -> None:
         """Process until `shutdown`; with the trigger `available-now`, at most to the current end offsets.
 
+        It returns within `shutdown_deadline` of `shutdown`, or of the query's end. What hangs is abandoned,
+        in a daemon thread: a reducer, Spark, or its session.
+
         Raises:
             KmrError: the error that stopped it; complete micro-batches stay complete.
-            DeadlineExceeded: the running micro-batch did not end within `shutdown_deadline`.
+            DeadlineExceeded: it did not end within `shutdown_deadline`.
         """
+        engine = threading.Thread(target=self._run, name="kmr engine", daemon=True)
+        engine.start()
+        try:
+            self._stop.wait()
+        finally:
+            self.shutdown()
+        if not self._opened:
+            self._reducers.cancel()
+        engine.join(max(0.0, self.deadline.end_at - time.monotonic()))
+        if engine.is_alive():
+            self._failure = self._failure or DeadlineExceeded(self.undone())
+        if self._failure is not None:
+            raise explain_error(self._failure)
+
+    def undone(self) -> str:
+        """Describe what the end has not finished, as a message; from any thread."""
+        limit = f"within shutdown_deadline ({self.deadline.seconds:g} s)"
+        if self._gate.busy_since is not None:
+            return (
+                f"micro-batch {self._gate.number} did not end {limit}: it is abandoned, and runs again "
+                "from the checkpoint"
+            )
+        return f"not ended {limit}: {self._activity}; complete micro-batches stay complete"
+
+    def _run(self) -> None:
+        try:
+            with ExitStack() as stack:
+                self._work(stack)
+        except CancelledError:
+            pass  # stopped while the reducers opened
+        except BaseException as error:  # noqa: BLE001  `run` raises it
+            self._failure = self._failure or error
+        finally:
+            self.shutdown()
+
+    def _work(self, stack: ExitStack) -> None:
+        """Open everything, run the query until it ends or is stopped; the stack closes everything."""
         engine = self._engine
         # py4j logs every call, and errors that `run` raises anyway.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         listener = ProgressListener(self.metrics, self._gate)
-        with ExitStack() as stack:
-            session = self._given
-            if session is None:
-                session = engine.open_session(self._strategy)
-                stack.callback(session.stop)
-            modules = stack.enter_context(TemporaryDirectory(prefix="kmr-modules-"))
-            self._serve_health(stack)
-            stack.callback(self._reducers.close)
-            self._reducers.open(session, prepare=self._settings.prepare_table)
-            silence_spark(session)
-            ship_modules(session, self._strategy, Path(modules))
-            session.streams.addListener(listener)
-            stack.callback(session.streams.removeListener, listener)
-            stack.enter_context(self._warm_ups)
-            self._query = self._start(session)
-            watcher = threading.Thread(target=self._watch, args=[session], daemon=True)
-            watcher.start()
-            self._stop.wait()
-            self._end()
-            watcher.join()
-            for progress in self._query.recentProgress:  # the listener gets the last ones later
-                listener.observe(progress)
-            self._commit_last(self._query)
-        if self._failure is not None:
-            raise explain_error(self._failure)
+        session = self._given
+        if session is None:
+            # Not in the main thread: there PySpark would take over SIGINT.
+            self._activity = "opening Spark's session"
+            session = engine.open_session(self._strategy)
+            stack.callback(self._step, "stopping Spark's session", session.stop)
+        if self._stop.is_set():
+            return
+        modules = stack.enter_context(TemporaryDirectory(prefix="kmr-modules-"))
+        self._serve_health(stack)
+        stack.callback(self._step, "closing the reducers", self._reducers.close)
+        self._activity = "opening the reducers"
+        self._reducers.open(session, prepare=self._settings.prepare_table)
+        self._opened = True
+        if self._stop.is_set():
+            return
+        silence_spark(session)
+        ship_modules(session, self._strategy, Path(modules))
+        session.streams.addListener(listener)
+        stack.callback(session.streams.removeListener, listener)
+        stack.callback(self._step, "starting the tasks' processes", self._warm_ups.close)
+        self._activity = "starting the query"
+        self._query = self._start(session)
+        watcher = threading.Thread(target=self._watch, args=[session], daemon=True)
+        watcher.start()
+        self._stop.wait()
+        self._end()
+        watcher.join()
+        for progress in self._query.recentProgress:  # the listener gets the last ones later
+            listener.observe(progress)
+        self._commit_last(self._query)
+
+    def _step(self, activity: str, function: Callable[[], object]) -> None:
+        self._activity = activity
+        function()
 
     def _serve_health(self, stack: ExitStack) -> None:
         """Serve the endpoints of a worker from a thread. Raises SettingsError if the port cannot be bound."""
@@ -266,7 +323,7 @@ class SparkEngine:
             if self._gate.stopping:
                 self._query.stop()
         self._gate.end_query()
-        self._stop.set()
+        self.shutdown()
 
     def _outcome(self) -> BaseException | None:
         """Wait until the query has ended; return its error, None without one."""
@@ -278,16 +335,12 @@ class SparkEngine:
 
     def _end(self) -> None:
         """Let the running micro-batch finish, unless `on_stop` is `abandon`; then stop the query."""
-        deadline = time.monotonic() + self._settings.shutdown_deadline
         self._gate.stop()
-        if self._engine.on_stop == "finish" and not self._gate.wait_idle(deadline):
-            self._failure = DeadlineExceeded(
-                f"micro-batch {self._gate.number} did not end within shutdown_deadline "
-                f"({self._settings.shutdown_deadline:g} s): it is abandoned, and runs again from the "
-                "checkpoint"
-            )
+        if self._engine.on_stop == "finish" and not self._gate.wait_idle(self.deadline.drain_at):
+            self._failure = self._failure or DeadlineExceeded(self.undone())
         failure = self._failure
         self._reducers.cancel()  # Spark waits for the running micro-batch without a limit
+        self._activity = "stopping the query"
         if self._query.isActive:
             self._query.stop()
         self._failure = failure  # an error that the stop itself causes is no failure
@@ -311,40 +364,19 @@ class SparkEngine:
 def run_engine(strategy: Strategy, settings: Settings, engine: EngineSettings) -> int:
     """Run the engine as a process: the first SIGTERM or SIGINT stops it, a second one ends the process.
 
-    Returns the exit code (`ExitCode`). An error that the user can fix is one message on stderr.
+    A `KmrError` is printed as one message on stderr. When `shutdown_deadline` has passed since the first
+    signal or the query's end, the process ends, whatever hangs in it. Its JVM ends with it.
+
+    Returns:
+        The exit code (`ExitCode`).
     """
-    asked_at: list[float] = []
-    running: list[SparkEngine] = []
-
-    def obey(number: int, _frame: object) -> None:
-        now = time.monotonic()
-        if not asked_at:
-            asked_at.append(now)
-            for runner in running:
-                runner.shutdown()
-        elif now - asked_at[0] > SAME_SIGNAL:
-            sys.stderr.flush()
-            os._exit(128 + number)
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    for number in before:
-        signal.signal(number, obey)
     try:
-        session = engine.open_session(strategy)
-        try:
-            for number in before:
-                signal.signal(number, obey)  # PySpark has installed its own
-            if not asked_at:
-                running.append(SparkEngine(strategy, settings, engine, session=session))
-                running[0].run()
-        finally:
-            session.stop()
+        runner = SparkEngine(strategy, settings, engine)
+        ProcessEnd(runner.deadline, lambda _: runner.shutdown(), runner.undone).arm()
+        runner.run()
+    except DeadlineExceeded as error:
+        exit_now(ExitCode.DEADLINE_EXCEEDED, str(error))
     except KmrError as error:
         print(f"kmr: {error}", file=sys.stderr)  # noqa: T201  the user's message
-        if isinstance(error, DeadlineExceeded):
-            return ExitCode.DEADLINE_EXCEEDED
         return ExitCode.FAILED
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     return ExitCode.CLEAN

@@ -31,9 +31,10 @@ pytestmark = pytest.mark.slow
 RECORDS = 100_000
 SMALL = ("--max-offsets-per-trigger", "10000")
 PATIENCE = 300.0  # seconds, for a loaded machine
+WELL_BEFORE_FOR_EVER = 20.0  # seconds; the deadline is 1 s
 STRATEGIES = """
 import pathlib
-import anyio
+import threading
 import pyarrow as pa
 from kmr import Strategy, map_batch, map_record
 from kmr.sinks import ClickHouseWriter, StreamWriter
@@ -49,13 +50,13 @@ def picky(record):
         raise ValueError("poisoned")
     return {"partition": record.partition, "offset": record.offset}
 
-class NeverOpen(StreamWriter):
+class HungOpen(StreamWriter):
     async def open(self, context):
         pathlib.Path("opening").touch()
-        await anyio.sleep_forever()
+        threading.Event().wait()
 
 errors = StreamWriter("stderr")
-never_open = Strategy(locate, [NeverOpen("stderr")])
+hung_open = Strategy(locate, [HungOpen("stderr")])
 clickhouse = Strategy(locate, [ClickHouseWriter("TABLE", url="URL")], errors)
 parquet = Strategy(locate, [SparkWriter(path="out")], errors)
 strict = Strategy(picky, [SparkWriter(path="out")])
@@ -206,7 +207,7 @@ def test_a_signal_lets_the_micro_batch_finish_and_ends_with_zero(
 def test_a_second_signal_ends_it_at_once_and_its_jvm_too(
     engine: Engine, tmp_path: Path, number: signal.Signals
 ) -> None:
-    with engine.start("never_open") as process:
+    with engine.start("hung_open") as process:
         engine.wait_for(process, (tmp_path / "opening").exists)
         jvms = [os.pidfd_open(pid) for pid in children_of(process.pid)]
         assert jvms
@@ -221,6 +222,17 @@ def test_a_second_signal_ends_it_at_once_and_its_jvm_too(
         ended, _, _ = select.select([jvm], [], [], PATIENCE)
         os.close(jvm)
         assert ended
+
+
+def test_an_engine_that_hangs_ends_with_three_at_the_deadline_of_its_first_signal(
+    engine: Engine, tmp_path: Path
+) -> None:
+    with engine.start("hung_open", "--shutdown-deadline", "1") as process:
+        engine.wait_for(process, (tmp_path / "opening").exists)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=WELL_BEFORE_FOR_EVER)
+    assert process.returncode == 3
+    assert "not ended within shutdown_deadline (1 s): closing the reducers" in errors
 
 
 def test_a_python_process_that_is_too_slow_for_spark_does_not_end_the_engine(

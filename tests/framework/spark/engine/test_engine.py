@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import Counter
@@ -26,7 +27,7 @@ from kmr.spark.engine.engine_settings import EngineSettings
 from kmr.spark.source.data_source import FORMAT, register
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -36,8 +37,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 PATIENCE = 300.0  # seconds, for a loaded machine
+WELL_BEFORE_FOR_EVER = 20.0  # seconds; the deadline is 1 s
 STRATEGIES = """
 import pathlib
+import threading
+import anyio
 import pyarrow as pa
 from kmr import Aggregate, Batcher, Collect, ErrorLimit, Flushed, Poisoned, Reducer, Retry, Strategy
 from kmr import map_batch, map_record
@@ -91,6 +95,34 @@ class Stuck(Picky):
         (HERE / "stuck").touch()
         return Retry(0.1, "never")
 
+released = threading.Event()
+
+def hang():
+    (HERE / "stuck").touch()
+    released.wait()
+
+@map_batch
+def hung(batch):
+    hang()
+
+class HungFlush(Picky):
+    def flush(self):
+        hang()
+
+class HungLoop(Picky):
+    async def flush(self):
+        hang()
+
+class HungClose(Witness):
+    async def close(self):
+        (HERE / "stuck").touch()
+        await anyio.to_thread.run_sync(released.wait)
+
+class NeverOpen(Picky):
+    async def open(self, context):
+        (HERE / "stuck").touch()
+        await anyio.sleep_forever()
+
 def count_values(frame):
     return frame.groupBy("value").count()
 
@@ -112,6 +144,11 @@ located = Strategy(parse, [ClickHouseWriter("TABLE", url="URL", extra_columns="i
 table = Strategy(parse, [SparkWriter(table="TABLE", master="local[7]")], failed)
 transformed = Strategy(parse, [files_writer(transform=count_values)], failed)
 stuck = Strategy(parse, [aggregate(), Stuck(max_rows=1)], failed)
+hung_map = Strategy(hung, [StreamWriter("stderr")], failed)
+hung_flush = Strategy(parse, [aggregate(), HungFlush()], failed)
+hung_loop = Strategy(parse, [aggregate(), HungLoop()], failed)
+hung_close = Strategy(parse, [aggregate(), HungClose()], failed)
+never_open = Strategy(parse, [aggregate(), NeverOpen()], failed)
 picky = Strategy(parse, [Picky(max_rows=4)], failed)
 limited = Strategy(parse, [files_writer()], failed, ErrorLimit(2))
 no_table = Strategy(parse, [ClickHouseWriter("nowhere", url="URL")], failed)
@@ -350,20 +387,53 @@ def test_a_transform_gets_the_micro_batch_and_its_result_is_written_once(
     assert found == [("a", 2), ("b", 1), ("b", 1)]
 
 
-def test_a_sink_that_always_refuses_is_cancelled_at_the_shutdown_deadline(
-    runner: Runner, kafka: Kafka, topic: str, tmp_path: Path
+@pytest.fixture
+def short(runner: Runner) -> Iterator[Runner]:
+    """With a deadline of a second; at the end, release whatever hangs and wait for what was abandoned."""
+    runner.settings = msgspec.structs.replace(runner.settings, shutdown_deadline=1.0)
+    yield runner
+    sys.modules[runner.module].released.set()
+    for thread in threading.enumerate():
+        if thread.name == "kmr engine":
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "undone"),
+    [
+        ("stuck", "micro-batch 1 did not end within"),
+        ("hung_map", "micro-batch 1 did not end within"),
+        ("hung_flush", "micro-batch 1 did not end within"),
+        ("hung_loop", "micro-batch 1 did not end within"),
+        ("hung_close", "closing the reducers"),
+    ],
+)
+def test_a_run_ends_at_its_deadline_whatever_hangs(
+    short: Runner, kafka: Kafka, topic: str, tmp_path: Path, strategy: str, undone: str
 ) -> None:
     kafka.produce(topic, [b"x"])
-    runner.settings = msgspec.structs.replace(runner.settings, shutdown_deadline=1.0)
-    engine = runner.engine("stuck")
+    engine = short.engine(strategy)
     with ThreadPoolExecutor() as pool:
         ended = pool.submit(engine.run)
         try:
             wait_for((tmp_path / "stuck").exists)
         finally:
             engine.shutdown()
-        with pytest.raises(DeadlineExceeded, match="micro-batch 1 did not end within"):
-            ended.result(PATIENCE)
+        with pytest.raises(DeadlineExceeded, match=undone):
+            ended.result(WELL_BEFORE_FOR_EVER)
+
+
+def test_a_run_that_is_stopped_while_a_reducer_opens_ends_at_once(
+    runner: Runner, tmp_path: Path
+) -> None:
+    engine = runner.engine("never_open")
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(engine.run)
+        wait_for((tmp_path / "stuck").exists)
+        engine.shutdown()
+        ended.result(runner.settings.shutdown_deadline / 2)
+    assert not (tmp_path / "checkpoint").exists()
 
 
 def test_a_users_reducer_has_the_contract_of_the_worker(
