@@ -196,6 +196,11 @@ class Strategy:
         return found
 
     @property
+    def all_stages(self) -> dict[str, Reducer]:
+        """The reducers of `stages`, and `reduce_err` as the last if there is one."""
+        return self.stages | ({} if self.reduce_err is None else {ERROR_STAGE: self.reduce_err})
+
+    @property
     def requested_delivery(self) -> Delivery:
         """The strategy's `delivery`, or that of its last reducer."""
         return self.delivery or self.reduce[-1].delivery
@@ -207,8 +212,7 @@ class Strategy:
             StrategyError: names the stage and the topic.
         """
         read = set(topics)
-        error_stage = {} if self.reduce_err is None else {ERROR_STAGE: self.reduce_err}
-        for stage, reducer in {**self.stages, **error_stage}.items():
+        for stage, reducer in self.all_stages.items():
             topic = reducer.topic_written(bootstrap_servers)
             if topic in read:
                 raise StrategyError(

@@ -1,4 +1,4 @@
-"""`kmr clickhouse`: serve the embedded ClickHouse, and query any ClickHouse."""
+"""`kmr clickhouse`: serve the embedded ClickHouse, query any ClickHouse, create a strategy's tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.console import Console
 
 from .._extras import require_extra
 from ..embedded.query import parse_statement
-from ..errors import SettingsError
+from ..errors import SettingsError, StrategyError
 from ..sinks.clickhouse.client import URL_VARIABLE, Target, connect
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ __all__ = ["app"]
 DEFAULT_URL = "http://127.0.0.1:8123"
 
 app = App(
-    name="clickhouse", help="The embedded ClickHouse: serve it over HTTP, query any ClickHouse."
+    name="clickhouse",
+    help="The embedded ClickHouse: serve it over HTTP, query any ClickHouse, create a strategy's tables.",
 )
 
 
@@ -110,3 +111,44 @@ def query(
     with connect(Target.of(url or os.environ.get(URL_VARIABLE) or DEFAULT_URL)) as client:
         answer = client.raw_query(sql, fmt=format if choose else None)
     sys.stdout.write(answer.decode(errors="replace"))
+
+
+@app.command
+def create_table(strategy: str, /, *, stage: str | None = None, run: bool = False) -> None:
+    """Print the CREATE TABLE for each ClickHouseWriter of a strategy.
+
+    The columns are those that the strategy declares; the table remembers as many inserts as exactly once
+    needs. The options of the writer (order_by, partition_by, ttl, engine, cluster) are in the statement.
+
+    Parameters
+    ----------
+    strategy
+        The strategy: module:attribute. The current directory is searched first.
+    stage
+        Only the table of this stage: reduce-1, reduce-2, ..., reduce-err.
+    run
+        Also run it, at the server that the writer names, unless the table is there.
+    """
+    from ..sinks.clickhouse.writer import ClickHouseWriter
+    from .strategies import load_strategy
+
+    loaded = load_strategy(strategy)
+    writers = {
+        name: reducer
+        for name, reducer in loaded.all_stages.items()
+        if isinstance(reducer, ClickHouseWriter) and stage in (None, name)
+    }
+    if not writers:
+        where = "no stage" if stage is None else f"stage {stage}"
+        raise StrategyError(f"{strategy}: {where} of it is no ClickHouseWriter; see kmr validate")
+    schemas = loaded.schemas()
+    statements = {
+        name: writer.create_statement(schemas.get(name)) for name, writer in writers.items()
+    }
+    for name, writer in writers.items():
+        sys.stdout.write(f"{statements[name]};\n")
+        if run:
+            target, table = writer.target()
+            with connect(target, create=True) as client:
+                client.command(statements[name])
+            sys.stderr.write(f"{target.database}.{table} is in {target}\n")

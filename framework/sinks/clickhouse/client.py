@@ -186,13 +186,16 @@ async def connect_async(
 
 
 @contextmanager
-def connect(target: Target, *, timeout: float = 30.0) -> Iterator[Client]:
+def connect(target: Target, *, timeout: float = 30.0, create: bool = False) -> Iterator[Client]:
     """Open a synchronous client, for commands.
+
+    Args:
+        create: make the directory of an embedded ClickHouse that is missing.
 
     Raises:
         SinkError: the ClickHouse does not answer, or a query fails; one line.
     """
-    if target.path is not None and not target.path.exists():
+    if target.path is not None and not create and not target.path.exists():
         raise SinkError(f"There is no ClickHouse directory {target.path}; name a server by its URL")
     client: Client | None = None
     # The client logs a network error before it raises it; without a handler, that goes to stderr.

@@ -29,12 +29,8 @@ if TYPE_CHECKING:
     from .deduplication import InsertMemory
     from .table import Compression, ExtraColumns, Table
 
-__all__ = ["UNDECLARED", "ClickHouseWriter"]
+__all__ = ["ClickHouseWriter"]
 
-UNDECLARED = (
-    "the columns of its rows are not declared; declare them with @map_record(schema=...), or give "
-    "ClickHouseWriter(create=pa.schema([...]))"
-)
 _RECONNECT = 0.5  # seconds between attempts to reach a server that is not there yet
 _RESERVED = ("insert_deduplication_token", "async_insert")
 
@@ -247,42 +243,44 @@ class ClickHouseWriter(Collecting):
         database, _, name = self.table.rpartition(".")
         return Target.of(self.url, self.database or database or None), name
 
-    def create_statement(self, schema: pa.Schema) -> str:
-        """Return the CREATE TABLE for rows with the columns of a schema.
+    def create_statement(self, declared: pa.Schema | None) -> str:
+        """Return the CREATE TABLE for rows with the columns of `create`, or else the declared ones.
+
+        Args:
+            declared: the columns of the rows; None if the strategy does not declare them.
 
         Raises:
-            StrategyError: ClickHouse has no type for a column, or the rows lack one of `columns`.
+            StrategyError: no columns are declared, ClickHouse has no type for one of them, or they lack one
+                of `columns`.
         """
-        target, name = self.target()
+        schema = self.create if isinstance(self.create, pa.Schema) else declared
+        if schema is None:
+            raise StrategyError(
+                f"ClickHouseWriter({self.table!r}): the columns of its rows are not declared, so no CREATE "
+                "TABLE can be made of them; declare them with @map_record(schema=...), or with "
+                "ClickHouseWriter(create=pa.schema([...]))"
+            )
         if self.columns is not None:
             if absent := [column for column in self.columns if column not in schema.names]:
                 raise StrategyError(f"the rows for {self.table} have no column {', '.join(absent)}")
             schema = pa.schema([schema.field(column) for column in self.columns])
+        target, name = self.target()
         return create_table(target.database, name, schema, self.layout)
 
     async def _read_or_create(self, connection: Connection, declared: pa.Schema | None) -> Table:
-        """Read the table; create it before if it is missing and `create` is set.
-
-        Args:
-            declared: the columns of the rows; None if the strategy does not declare them.
-        """
+        """Read the table; create it before if it is missing and `create` is set."""
         target, name = self.target()
-        schema = self.create if isinstance(self.create, pa.Schema) else declared
         try:
             return await read_table(connection, target.database, name)
-        except MissingTable as missing:
-            if schema is None and not self.create:
+        except MissingTable:
+            if declared is None and not self.create:
                 raise
-            head = f"There is no table {target.database}.{name}"
-            if schema is None:
-                raise StrategyError(
-                    f"{head}, and create=True cannot make it: {UNDECLARED}"
-                ) from missing
-            statement = self.create_statement(schema)
+            statement = self.create_statement(declared)
             if not self.create:
                 raise StrategyError(
-                    f"{head}. Create it, or set create=True: {one_line(statement)}"
-                ) from missing
+                    f"There is no table {target.database}.{name}. Create it, or set create=True: "
+                    f"{one_line(statement)}"
+                ) from None
         await connection.execute(statement)
         _log.info("table created", statement=one_line(statement))
         return await read_table(connection, target.database, name)

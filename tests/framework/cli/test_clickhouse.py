@@ -1,4 +1,4 @@
-"""`kmr clickhouse`: statements, formats and errors; a missing extra."""
+"""`kmr clickhouse`: statements, formats and errors; the tables of a strategy; a missing extra."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pytest
 
 from kmr._extras import MissingExtra
 from kmr.cli.clickhouse import app
-from kmr.errors import KmrError, SettingsError
+from kmr.errors import KmrError, SettingsError, StrategyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -61,3 +62,51 @@ def test_without_a_statement_the_error_shows_how_to_give_one(
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     with pytest.raises(SettingsError, match="no statement: give kmr clickhouse query 'SELECT"):
         kmr("query")
+
+
+TABLES = """
+import pyarrow as pa
+from kmr import Batcher, Strategy, map_batch, map_record
+from kmr.sinks import ClickHouseWriter
+
+@map_record(schema=pa.schema([pa.field("ts", pa.timestamp("us", "UTC"), nullable=False), ("x", pa.int8())]))
+def parse(record): return None
+
+@map_batch
+def passed(batch): return batch
+
+dead = ClickHouseWriter("cli_dead", ttl="timestamp + INTERVAL 1 DAY")
+strategy = Strategy(parse, [ClickHouseWriter("cli_made")], reduce_err=dead)
+undeclared = Strategy(passed, [ClickHouseWriter("cli_made")], reduce_err=dead)
+elsewhere = Strategy(parse, [Batcher()])
+"""
+
+
+def test_kmr_clickhouse_create_table_prints_and_runs_the_statements_of_a_strategy(
+    clickhouse_url: str,
+    kmr: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "cli_tables.py").write_text(TABLES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("KMR_CLICKHOUSE_URL", clickhouse_url)
+    printed = kmr("create-table", "cli_tables")
+    assert (
+        "CREATE TABLE IF NOT EXISTS `default`.`cli_made`\n(\n    `ts` DateTime64(6, 'UTC'),"
+        in printed
+    )
+    assert "ORDER BY (`ts`)\nSETTINGS non_replicated_deduplication_window = 10000;\n" in printed
+    assert "TTL timestamp + INTERVAL 1 DAY" in printed
+    try:
+        assert kmr("create-table", "cli_tables", "--stage", "reduce-1", "--run") in printed
+        query = "SELECT name FROM system.tables WHERE name LIKE 'cli%'"
+        assert kmr("query", query, "-f", "TSV") == "cli_made\n"
+    finally:
+        kmr("query", "DROP TABLE IF EXISTS cli_made")
+    with pytest.raises(StrategyError, match=r"'cli_made'.*not declared, so no CREATE TABLE"):
+        kmr("create-table", "cli_tables:undeclared")
+    assert "`reason`" in kmr("create-table", "cli_tables:undeclared", "--stage", "reduce-err")
+    with pytest.raises(StrategyError, match="stage of it is no ClickHouseWriter"):
+        kmr("create-table", "cli_tables:elsewhere")

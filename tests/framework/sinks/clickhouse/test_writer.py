@@ -221,11 +221,11 @@ async def test_a_missing_table_is_created_at_start_for_the_columns_of_the_strate
     context = replace(context, schemas={"reduce-1": declared})
     with pytest.raises(
         StrategyError,
-        match=r"no table default\.made\. Create it, or set create=True: CREATE TABLE .* `text` Nullable",
+        match=r"no table default\.made_at_start\. Create it, or set create=True: CREATE .* `text` Nullable",
     ):
-        await ClickHouseWriter("made", url=clickhouse_url).open(context)
+        await ClickHouseWriter("made_at_start", url=clickhouse_url).open(context)
     writer = ClickHouseWriter(
-        "made",
+        "made_at_start",
         url=clickhouse_url,
         create=True,
         columns=["partition", "offset"],
@@ -237,18 +237,20 @@ async def test_a_missing_table_is_created_at_start_for_the_columns_of_the_strate
             assert writer.delivery == "exactly-once"
             await writer.close()
         columns, key = client.query(
-            "SELECT (SELECT groupArray(name) FROM system.columns WHERE table = 'made'), sorting_key "
-            "FROM system.tables WHERE name = 'made'"
+            "SELECT (SELECT groupArray(name) FROM system.columns WHERE table = 'made_at_start'), sorting_key "
+            "FROM system.tables WHERE name = 'made_at_start'"
         ).result_rows[0]
         assert (columns, key) == (["partition", "offset"], "(offset)")
     finally:
-        client.command("DROP TABLE IF EXISTS made")
+        client.command("DROP TABLE IF EXISTS made_at_start")
 
 
 async def test_a_table_of_columns_that_are_not_declared_cannot_be_created(
     open_writer: OpenWriter,
 ) -> None:
-    with pytest.raises(StrategyError, match=r"columns of its rows are not declared; declare them"):
+    with pytest.raises(
+        StrategyError, match=r"columns of its rows are not declared, so .* declare them"
+    ):
         await open_writer("nowhere", create=True)
     with pytest.raises(StrategyError, match="the rows for nowhere have no column x"):
         await open_writer("nowhere", create=pa.schema([("y", pa.int8())]), columns=["x"])
