@@ -206,6 +206,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     shutdown_deadline: Annotated[
         Seconds, about("Time to finish work in flight before the worker ends.")
     ] = 25.0
+    until_caught_up: Annotated[
+        bool,
+        about("End when everything that the topics had at the start is processed and committed."),
+    ] = False
     inflight_bytes: Annotated[
         Bytes | None,
         about(

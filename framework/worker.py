@@ -20,7 +20,7 @@ from .kafka.kafka_consumer import KafkaConsumer
 from .observe.health import HealthServer
 from .observe.liveness import IdlePartition, Liveness
 from .observe.metrics import Metrics
-from .observe.progress import ProgressLog
+from .observe.progress import CatchUp, ProgressLog
 from .observe.status import PartitionStatus, WorkerStatus
 from .pipeline import Pipeline
 from .reducers.reducer import Context
@@ -117,6 +117,8 @@ class Worker:
 
     async def run(self) -> None:
         """Consume until `shutdown`, then drain, commit and leave the group.
+
+        With `until_caught_up` the worker calls `shutdown` itself.
 
         It returns within `shutdown_deadline` of `shutdown`, or of the first error: a plain function of the
         strategy that hangs is abandoned, in a daemon thread. A coroutine of the strategy that suppresses
@@ -288,6 +290,7 @@ class Worker:
         progress = ProgressLog(
             self._settings.session_timeout, self._settings.rebalance_timeout, anyio.current_time()
         )
+        catch_up = CatchUp() if self._settings.until_caught_up else None
         while True:
             await anyio.sleep(self._settings.commit_interval)
             for partition in self._partitions():
@@ -298,6 +301,8 @@ class Worker:
             status = self.status()
             self.metrics.observe_retries(status.stages)
             progress.note(status, anyio.current_time())
+            if catch_up is not None and catch_up.is_reached(status):
+                self.shutdown("caught up")
             if status.live != live:
                 live = status.live
                 report = _log.info if live else _log.error

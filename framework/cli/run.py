@@ -49,6 +49,8 @@ def run(
     if engine == "worker" and spark is not None:
         raise SettingsError("--checkpoint needs --engine spark")
     settings = given.load(strategy=strategy)
+    if engine == "spark" and settings.until_caught_up:
+        raise SettingsError("--until-caught-up: with --engine spark use --trigger available-now")
     if settings.strategy is None:
         raise SettingsError(
             "strategy is not set: give it as in `kmr run module:strategy`, set KMR_STRATEGY, or write "

@@ -1,4 +1,4 @@
-"""What the log says of a worker's progress: it waits for its group, it is behind, it has caught up."""
+"""A worker's progress: what the log says of it, and when everything of the start is read."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from ..strategy import MAP_STAGE
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from .status import PartitionStatus, WorkerStatus
 
-__all__ = ["ProgressLog"]
+__all__ = ["CatchUp", "ProgressLog"]
 
 _log = structlog.get_logger(__name__)
 
@@ -89,6 +91,32 @@ class ProgressLog:
             )
         self._reached.clear()
         self._since, self._settled = now, status.settled
+
+
+class CatchUp:
+    """Decides when a worker has mapped everything that its partitions had when they were assigned to it.
+
+    What its reducers have collected then is flushed by the drain. A partition that goes to another member
+    is that member's to read.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[tuple[str, int], int] = {}
+
+    def is_reached(self, status: WorkerStatus) -> bool:
+        """Return whether every partition is mapped to the end that it had when its end was first known."""
+        if status.state != "running":
+            return False
+        for each in status.partitions:
+            if each.end is not None:
+                self._ends.setdefault((each.topic, each.partition), each.end)
+        is_read = all(
+            (end := self._ends.get((each.topic, each.partition))) is not None
+            and (each.position or each.start or 0) >= end
+            for each in status.partitions
+        )
+        maps = (stage for stage in status.stages if stage.name.startswith(MAP_STAGE))
+        return is_read and all(stage.activity == "idle" and not stage.queued for stage in maps)
 
 
 def _at_end(partitions: Iterable[PartitionStatus]) -> set[tuple[str, int]]:

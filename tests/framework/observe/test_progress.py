@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from kmr.observe.progress import ProgressLog
-from kmr.observe.status import PartitionStatus, WorkerState, WorkerStatus
+from kmr.observe.progress import CatchUp, ProgressLog
+from kmr.observe.status import PartitionStatus, StageStatus, WorkerState, WorkerStatus
+from kmr.settings import Settings
 from kmr.strategy import Strategy
-from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
+from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop, batch_of
+from kmr.worker import Worker
 
 from ..workers import P0, locate, put, running
 
@@ -110,3 +114,36 @@ async def test_a_worker_logs_its_start_its_waiting_and_that_it_has_caught_up(
     told = [log["event"].partition(":")[0] for log in logs]
     expected = ["starting", "waiting for the group", "assigned", "caught up", "draining"]
     assert [event for event in told if event in expected] == expected
+
+
+def test_a_worker_that_runs_until_it_has_caught_up_waits_for_its_maps() -> None:
+    catch_up = CatchUp()
+    assert not catch_up.is_reached(status((0, 5)))
+    mapping = StageStatus("map t-0", "mapping", 0)
+    assert not catch_up.is_reached(replace(status((5, 5)), stages=(mapping,)))
+    waiting = StageStatus("map t-0", "idle", 1)
+    assert not catch_up.is_reached(replace(status((5, 5)), stages=(waiting,)))
+    assert not catch_up.is_reached(status((5, 5), state="suspended"))
+    assert catch_up.is_reached(replace(status((5, 5)), stages=(StageStatus("map t-0", "idle", 0),)))
+
+
+def test_records_that_follow_do_not_keep_a_worker_from_having_caught_up() -> None:
+    catch_up = CatchUp()
+    assert not catch_up.is_reached(status((0, 5)))
+    assert catch_up.is_reached(status((5, 100)))
+    assert not CatchUp().is_reached(status((5, 100)))
+
+
+async def test_a_worker_until_caught_up_drains_and_ends(clock: VirtualClock) -> None:
+    consumer, journal = MemoryConsumer(), Journal()
+    consumer.put(batch_of("t", 0, 0, [b"v"] * 10))
+    strategy = Strategy(locate, [MemoryWriter(journal, max_age=None)])
+    settings = Settings(topics=("t",), group="g", executor="inline", until_caught_up=True)
+    worker = Worker(strategy, settings, consumer=consumer)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(worker.run)
+        await consumer.started.wait()
+        await consumer.assign([P0])
+        await clock.advance(10)
+    assert journal.count == 10
+    assert consumer.commits[-1] == {P0: 10}
