@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Self
 
 import anyio
 
+from kmr._extras import MissingExtra, require_extra
+
 from .apis.api import Services
 from .apis.catalogue import SERVED, advertised_versions
 from .apis.quotas import Quotas
@@ -15,6 +17,7 @@ from .authorization.rules import Authorizer
 from .authorization.users import Users
 from .coordinators.group_coordinator import STORE_INTERVAL, GroupCoordinator
 from .coordinators.transaction_coordinator import CHECK_INTERVAL, TransactionCoordinator
+from .errors import BrokerError
 from .operations.health import BrokerState, Health
 from .operations.maintenance import Maintenance
 from .operations.metrics import BrokerCollector, Metrics, RequestMeters
@@ -59,6 +62,7 @@ class Broker:
         self.health = Health(settings.data_dir)
         self._port = 0
         self._http_url: str | None = None
+        self._registry_url: str | None = None
         self._topics: Topics | None = None
         self._stack = AsyncExitStack()
 
@@ -74,6 +78,11 @@ class Broker:
     def http_url(self) -> str | None:
         """Base URL of `/live`, `/ready` and `/metrics`, such as `http://127.0.0.1:8080`; None: not served."""
         return self._http_url
+
+    @property
+    def registry_url(self) -> str | None:
+        """Base URL of the schema registry, such as `http://127.0.0.1:8081`; None: not served."""
+        return self._registry_url
 
     @property
     def topics(self) -> Topics:
@@ -155,6 +164,7 @@ class Broker:
             await stack.enter_async_context(transactions)
             stack.callback(topics.stop)
             stack.callback(server.stop)
+            await self._serve_registry(stack, services)
             server.listen(listener)
 
             tasks.start_soon(
@@ -188,6 +198,20 @@ class Broker:
         )
         await stack.enter_async_context(server)
         self._http_url = server.url
+
+    async def _serve_registry(self, stack: AsyncExitStack, services: Services) -> None:
+        settings = self.settings
+        if settings.registry_port is None:
+            return
+        try:
+            require_extra("registry", "The schema registry")
+        except MissingExtra as error:
+            raise BrokerError(str(error)) from error
+        from .registry.server import serve_registry  # starlette takes time to import
+
+        server = await serve_registry(settings.http_host, settings.registry_port, services)
+        await stack.enter_async_context(server)
+        self._registry_url = server.url
 
 
 async def _cancel(tasks: TaskGroup) -> None:

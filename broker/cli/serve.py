@@ -125,7 +125,8 @@ async def serve(
 def _announce(broker: Broker) -> None:
     settings, http = broker.settings, broker.http_url
     metrics = "" if http is None else f", metrics on {http}/metrics"
-    say(f"listening on {broker.bootstrap_servers}, data in {settings.data_dir}{metrics}")
+    registry = "" if broker.registry_url is None else f", schemas on {broker.registry_url}"
+    say(f"listening on {broker.bootstrap_servers}, data in {settings.data_dir}{metrics}{registry}")
     logger.info(
         "broker started",
         address=broker.bootstrap_servers,
@@ -133,6 +134,7 @@ def _announce(broker: Broker) -> None:
         security_protocol=settings.security_protocol,
         fsync=settings.fsync,
         http=http,
+        registry=broker.registry_url,
         pid=os.getpid(),
     )
 

@@ -19,12 +19,12 @@ from ..log.records import NO_PRODUCER_ID, build_batch, parse_header, read_record
 from ..log.results import LogError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable
     from pathlib import Path
 
     from ..log.log_config import LogConfig
     from ..log.producers import Marker
-    from ..log.records import BatchHeader, NewRecord, StoredRecord
+    from ..log.records import NewRecord, StoredRecord
 
 __all__ = [
     "REWRITE_BYTES",
@@ -109,7 +109,6 @@ class RecordReader:
 logger = structlog.get_logger(__name__)
 
 REWRITE_BYTES: Final = 8 * 1024 * 1024
-_READ_BYTES: Final = 1024 * 1024
 _RECORDS_PER_BATCH: Final = 1000
 _REWRITE_FACTOR: Final = 4
 
@@ -272,7 +271,7 @@ class StateLog:
         end_transaction: Callable[[ProducerIdentity, Marker], None] | None,
     ) -> None:
         unreadable = 0
-        for header, data in self._batches():
+        for header, data in self.log.batches():
             producer = ProducerIdentity(header.producer_id, header.producer_epoch)
             if header.is_control:
                 if end_transaction is not None:
@@ -289,18 +288,6 @@ class StateLog:
                 records=unreadable,
                 directory=str(self.log.directory),
             )
-
-    def _batches(self) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Yield each batch's header, and the data that its position refers to."""
-        at = self.log.log_start_offset
-        while at < self.log.next_offset:
-            span = self.log.read(at, _READ_BYTES, min_one=True)
-            position = 0
-            while position < len(span.data):
-                header = parse_header(span.data, position)
-                yield header, span.data
-                position = header.end
-            at = span.next_offset
 
     def _rewrite(self, append_live: Callable[[], None]) -> int:
         """Append all live records to a new segment, and return its first offset."""

@@ -11,12 +11,13 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .appender import Appender
 from .disk_work import do_now
 from .durability import Durability
 from .durable_files import DELETED, UNSYNCED_FILE
+from .records import parse_header
 from .recovery import recover
 from .results import LogFailed, OffsetOutOfRange, ReadResult
 from .segments import Segments
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from .segment import Segment
 
 __all__ = ["Cleanings", "DeletedSegment", "PartitionLog"]
+
+_READ_BYTES: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +232,21 @@ class PartitionLog:
             buffer = memoryview(bytearray(span.needed_bytes))
             span = self.read_into(offset, buffer)
         return ReadResult(buffer[: span.size], span.first_offset, span.next_offset)
+
+    def batches(self, start: int = 0) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """Yield the header of each batch from `start`, and the data that its position refers to.
+
+        The first batch may begin before `start`. Raises `LogCorrupt`, OSError.
+        """
+        at = max(start, self.log_start_offset)
+        while at < self.next_offset:
+            span = self.read(at, _READ_BYTES, min_one=True)
+            position = 0
+            while position < len(span.data):
+                header = parse_header(span.data, position)
+                yield header, span.data
+                position = header.end
+            at = span.next_offset
 
     def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
         """Return `(offset, timestamp)` of the first record with this timestamp or a later one, or None.

@@ -18,7 +18,6 @@ from kio.schema.errors import ErrorCode
 from ..apis import handshake, produce
 from ..apis.access import authorized
 from ..apis.api import (
-    ANONYMOUS,
     Api,
     CloseConnection,
     RawApi,
@@ -28,6 +27,7 @@ from ..apis.api import (
 from ..apis.catalogue import unsupported_feature
 from ..apis.quotas import throttled
 from ..apis.slices import SLICE_SECONDS
+from ..authorization.rules import ANONYMOUS
 from ..protocol.cursor import MalformedRequest
 from ..protocol.headers import read_request_header, skip_header_tags
 from ..protocol.messages import (

@@ -35,8 +35,9 @@ def test_a_missing_library_is_said_in_one_line_with_the_command(
 
 def test_each_extra_has_its_modules() -> None:
     assert set(_extras._MODULES) | {"all"} == set(DECLARED)
+    named_otherwise = {"grpcio-tools": "grpc_tools", "protobuf": "google.protobuf"}
     assert {name for modules in _extras._MODULES.values() for name in modules} == {
-        requirement.partition(">")[0]
+        named_otherwise.get(name := requirement.partition(">")[0], name)
         for extra, requirements in DECLARED.items()
         for requirement in requirements
         if extra != "all"

@@ -1,0 +1,1 @@
+"""A schema registry that speaks Confluent's REST API and keeps its schemas in the topic `_schemas`."""

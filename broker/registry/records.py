@@ -1,0 +1,154 @@
+"""The records of the topic `_schemas`, in Confluent's JSON: another registry can read and continue the topic.
+
+A key's fields are in Confluent's order, because compaction compares keys byte by byte. Kinds of keys that are
+not listed here, and values' unknown fields, are ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+__all__ = [
+    "ClearSubjectKey",
+    "ConfigKey",
+    "ConfigValue",
+    "DeleteSubjectKey",
+    "Key",
+    "ModeKey",
+    "ModeValue",
+    "NoopKey",
+    "Reference",
+    "SchemaKey",
+    "SchemaValue",
+    "SubjectVersion",
+    "UnknownRecord",
+    "Value",
+    "decode_record",
+    "encode_record",
+]
+
+Properties: TypeAlias = dict[str, Any]
+"""Metadata or rules of a schema: stored and returned, not interpreted."""
+
+
+class UnknownRecord(Exception):
+    """The key or the value is not of a known kind."""
+
+
+class SchemaKey(msgspec.Struct, frozen=True, tag_field="keytype", tag="SCHEMA"):
+    """The key of a version of a subject."""
+
+    subject: str
+    version: int
+    magic: int = 1
+
+
+class ConfigKey(msgspec.Struct, frozen=True, tag_field="keytype", tag="CONFIG"):
+    """The key of a compatibility level; without a subject, the global one."""
+
+    subject: str | UnsetType | None = UNSET
+    magic: int = 0
+
+
+class ModeKey(msgspec.Struct, frozen=True, tag_field="keytype", tag="MODE"):
+    """The key of a mode; without a subject, the global one."""
+
+    subject: str | UnsetType | None = UNSET
+    magic: int = 0
+
+
+class DeleteSubjectKey(msgspec.Struct, frozen=True, tag_field="keytype", tag="DELETE_SUBJECT"):
+    """The key of a soft deletion of all versions of a subject up to one."""
+
+    subject: str
+    magic: int = 0
+
+
+class ClearSubjectKey(msgspec.Struct, frozen=True, tag_field="keytype", tag="CLEAR_SUBJECT"):
+    """The key of a permanent deletion of all versions of a subject up to one; we only read it."""
+
+    subject: str
+    magic: int = 0
+
+
+class NoopKey(msgspec.Struct, frozen=True, tag_field="keytype", tag="NOOP"):
+    """The key of a record that another registry writes to find the end of the topic."""
+
+    magic: int = 0
+
+
+class Reference(msgspec.Struct, frozen=True):
+    """A schema that another one uses under `name`."""
+
+    name: str
+    subject: str
+    version: int
+
+
+class SchemaValue(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of a subject. The type is unset for Avro."""
+
+    subject: str
+    version: int
+    id: int
+    schemaType: str | UnsetType | None = UNSET  # noqa: N815  names of the format
+    references: tuple[Reference, ...] | UnsetType | None = UNSET
+    metadata: Properties | UnsetType | None = UNSET
+    ruleSet: Properties | UnsetType | None = UNSET  # noqa: N815
+    schema: str
+    deleted: bool = False
+
+
+class ConfigValue(msgspec.Struct, frozen=True, kw_only=True):
+    """A compatibility level, and whether schemas are normalized before they are compared."""
+
+    subject: str | UnsetType | None = UNSET
+    normalize: bool | UnsetType | None = UNSET
+    compatibilityLevel: str | UnsetType | None = UNSET  # noqa: N815
+
+
+class ModeValue(msgspec.Struct, frozen=True, kw_only=True):
+    """A mode."""
+
+    subject: str | UnsetType | None = UNSET
+    mode: str
+
+
+class SubjectVersion(msgspec.Struct, frozen=True):
+    """A version of a subject: all up to it are deleted."""
+
+    subject: str
+    version: int
+
+
+Key: TypeAlias = SchemaKey | ConfigKey | ModeKey | DeleteSubjectKey | ClearSubjectKey | NoopKey
+Value: TypeAlias = SchemaValue | ConfigValue | ModeValue | SubjectVersion | None
+
+_VALUES: dict[type[Any], type[SchemaValue | ConfigValue | ModeValue | SubjectVersion]] = {
+    SchemaKey: SchemaValue,
+    ConfigKey: ConfigValue,
+    ModeKey: ModeValue,
+    DeleteSubjectKey: SubjectVersion,
+    ClearSubjectKey: SubjectVersion,
+}
+_KEYS: msgspec.json.Decoder[Key] = msgspec.json.Decoder(Key)
+
+
+def encode_record(key: Key, value: Value) -> tuple[bytes, bytes | None]:
+    """Return the key and the value of a record; the value is None for a deletion."""
+    return msgspec.json.encode(key), None if value is None else msgspec.json.encode(value)
+
+
+def decode_record(key: bytes | None, value: bytes | None) -> tuple[Key, Value]:
+    """Read a record of the topic. Raises UnknownRecord."""
+    try:
+        found = _KEYS.decode(key or b"")
+        kind = _VALUES.get(type(found))
+        if value is None or kind is None:
+            return found, None
+        return found, msgspec.json.decode(value, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UnknownRecord(str(error)) from error

@@ -1,0 +1,66 @@
+"""Confluent's Python client works with the registry unchanged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from anyio import to_thread
+from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.schema_registry.error import SchemaRegistryError
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kmr.broker import Broker
+
+VALUE = SerializationContext("hits", MessageField.VALUE)
+HIT = """{"type": "record", "name": "Hit", "namespace": "web", "fields": [
+    {"name": "path", "type": "string"}, {"name": "ms", "type": ["null", "double"], "default": null}]}"""
+
+
+@pytest.fixture
+def client(broker_with_registry: Broker) -> Iterator[SchemaRegistryClient]:
+    """Confluent's client; each call is made in a thread, because the broker is in this event loop."""
+    with SchemaRegistryClient({"url": broker_with_registry.registry_url}) as client:
+        yield client
+
+
+async def test_schemas_are_registered_found_checked_and_deleted(client: Any) -> None:
+    def run() -> None:
+        schema = Schema(HIT, "AVRO")
+        assert client.register_schema("a/b", schema) == 1
+        assert client.get_schema(1).schema_type == "AVRO"
+        assert client.lookup_schema("a/b", schema).version == 1
+        assert client.get_subjects() == ["a/b"]
+        assert client.get_versions("a/b") == [1]
+        assert client.get_latest_version("a/b").schema_id == 1
+        wrong = Schema(HIT.replace('"path"', '"way"'), "AVRO")
+        assert client.test_compatibility("a/b", wrong) is False
+        with pytest.raises(SchemaRegistryError, match="READER_FIELD_MISSING") as caught:
+            client.register_schema("a/b", wrong)
+        assert caught.value.http_status_code == 409
+        client.set_compatibility("a/b", "NONE")
+        assert client.get_compatibility("a/b") == "NONE"
+        assert client.register_schema("a/b", wrong) == 2
+        user = Schema('["web.Hit"]', "AVRO", [SchemaReference("web.Hit", "a/b", 1)])
+        assert client.register_schema("user", user) == 3
+        assert client.delete_version("a/b", 2) == 2
+        assert client.delete_subject("user") == [1]
+        assert client.delete_subject("user", permanent=True) == [1]
+        assert client.delete_subject("a/b") == [1]
+
+    await to_thread.run_sync(run)
+
+
+async def test_avros_serializer_and_deserializer_agree(client: Any) -> None:
+    def run() -> None:
+        hit = {"path": "/", "ms": 1.5}
+        data = AvroSerializer(client, HIT)(hit, VALUE)
+        assert data[:5] == b"\0\0\0\0\1"
+        assert AvroDeserializer(client)(data, VALUE) == hit
+        assert client.get_subjects() == ["hits-value"]
+
+    await to_thread.run_sync(run)
