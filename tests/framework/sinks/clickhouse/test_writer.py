@@ -218,7 +218,7 @@ async def test_a_missing_table_is_created_at_start_for_the_columns_of_the_strate
 ) -> None:
     types = {"offset": pa.int64(), "partition": pa.int32(), "text": pa.string()}
     declared = pa.schema([pa.field(name, kind) for name, kind in types.items()])
-    context = replace(context, schemas={"reduce-1": declared})
+    context = replace(context, schema_of=lambda _: declared)
     with pytest.raises(
         StrategyError,
         match=r"no table default\.made_at_start\. Create it, or set create=True: CREATE .* `text` Nullable",
