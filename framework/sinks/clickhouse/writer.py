@@ -209,6 +209,11 @@ class ClickHouseWriter(Collecting):
         connection = await self._connect(target)
         try:
             table = await self._read_or_create(connection, context)
+            if self.evolve is not None and table.engine == "Distributed":
+                raise StrategyError(
+                    f"ClickHouseWriter({self.table!r}, evolve='add'): {table} is Distributed, and the tables "
+                    "behind it would lack the new columns; write to one of them, with cluster="
+                )
             memories = await read_memories(connection, target.database, name)
             if context.prepare and (remedies := [each.remedy for each in memories if each.remedy]):
                 for remedy in remedies:
