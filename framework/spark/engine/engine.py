@@ -114,7 +114,7 @@ class SparkEngine:
             stage="",
             client=connection_config(settings).client_options(),
             generations=self._generation,
-            schema_of=strategy.schema_of,
+            schemas=strategy.schemas(),
         )
         self._reducers = DriverReducers(strategy, self._context, self.metrics, self._reread)
         self._gate = MicroBatchGate()

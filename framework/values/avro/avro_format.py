@@ -1,0 +1,288 @@
+"""The value format `Avro`: decoding with or without a registry, and encoding for writers."""
+
+from __future__ import annotations
+
+import threading
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, cast
+
+import fastavro
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from ...errors import StrategyError
+from ..framing import NULL, PREFIX, UNFRAMED, RawValues, prefix, raw_values, read_only, schema_ids
+from ..reasons import reason_of_value
+from ..registry import RegisteredSchema, Registry, UnknownSchema
+from ..schemas import row_type
+from ..slots import Bad, Column, Slots
+from ..value_format import Decoded, DecodedObjects, ValueFormat
+from . import kernel
+from .arrow_schema import avro_schema, schema_of_type, to_datums
+from .program import Program
+from .schema import NamedTypes, Schema, Unresolvable, parse
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..schemas import RowType
+
+__all__ = ["Avro"]
+
+
+class Avro(ValueFormat):
+    """Values in Avro's binary encoding, with Confluent's wire format if there is a registry.
+
+    Each value is read by the schema that it was written with, and resolved to the reader's schema by Avro's
+    rules. The columns are those of the reader's schema: an enum is text, a union of null and a type is a
+    nullable column, any other union a struct with a field for each branch.
+
+    Args:
+        schema: the reader's schema, as JSON (text, or Python values) or as a type. Without it,
+            the latest version of `subject` when the first value is read. For writers: the schema to register
+            and to write; without it, it is made of the columns.
+        registry: the registry, or its URL. Without it the values have no schema id, and all are
+            written with `schema`.
+        subject: the subject in the registry. Writers use `TOPIC-value` by default.
+
+    Raises:
+        StrategyError: the schema is not valid, or the columns cannot be known.
+    """
+
+    def __init__(
+        self,
+        schema: object = None,
+        *,
+        registry: Registry | str | None = None,
+        subject: str | None = None,
+    ) -> None:
+        if registry is None and schema is None:
+            raise StrategyError("Avro: without a registry it needs schema=")
+        self._registry = Registry(registry) if isinstance(registry, str) else registry
+        self._type = None if isinstance(schema, str | dict | list | None) else schema
+        self._given = None if schema is None else _as_json(schema)
+        self._subject = subject
+        self._local = _Local()
+        if self._given is not None:
+            parse(self._given, {})
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the reader's schema."""
+        return self._decoder().program.schema
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        """Decode values; one that is damaged, or whose schema is unknown or does not fit, fails alone."""
+        return self._decoder().decode(values)
+
+    def decode_objects(self, values: pa.BinaryArray) -> DecodedObjects:
+        """Decode values to objects of the type, or to dicts where the schema is not a type."""
+        decoded = super().decode_objects(values)
+        if self._type is None or isinstance(self._type, pa.Schema):
+            return decoded
+        rows = row_type(cast("type", self._type))
+        keys = {column.name: column.key for column in rows.columns}
+        objects: list[Any] = []
+        for number, row in enumerate(decoded.objects):
+            try:
+                objects.append(None if row is None else _object(rows, keys, row))
+            except Exception as error:  # noqa: BLE001  a model's own validators may raise anything
+                objects.append(None)
+                decoded.failures[number] = reason_of_value(error)
+        return DecodedObjects(objects, decoded.failures)
+
+    def encode(self, rows: pa.Table, topic: str) -> pa.BinaryArray:
+        """Encode rows; registers the schema at the first call for a topic. Takes some microseconds a row.
+
+        Raises:
+            StrategyError: a value does not fit the schema, or the registry refuses it.
+        """
+        subject = self._subject or f"{topic}-value"
+        named: NamedTypes = {}
+        given = avro_schema(rows.schema, topic) if self._given is None else self._given
+        parsed = parse(given, named)
+        first = b""
+        if self._registry is not None:
+            text = msgspec.json.encode(given).decode()
+            first = prefix(self._registry.register(subject, RegisteredSchema(text)))
+        encoded = []
+        for number, row in enumerate(to_datums(rows, parsed, named)):
+            into = BytesIO(first)
+            into.seek(len(first))
+            try:
+                fastavro.schemaless_writer(into, parsed, row)
+            except (ValueError, TypeError, KeyError, OverflowError, AttributeError) as error:
+                raise StrategyError(
+                    f"Avro: row {number} does not fit the schema of {subject}: {error!r}"
+                ) from error
+            encoded.append(into.getvalue())
+        return pa.array(encoded, pa.binary())
+
+    def _decoder(self) -> _Decoder:
+        with self._local.lock:
+            if self._local.decoder is None:
+                self._local.decoder = _Decoder(*self._reader(), self._registry)
+            return self._local.decoder
+
+    def _reader(self) -> tuple[Schema, NamedTypes]:
+        if self._given is not None:
+            named: NamedTypes = {}
+            return parse(self._given, named), named
+        if self._registry is None or self._subject is None:
+            raise StrategyError(
+                "Avro: its columns are not known; give schema= (the reader's schema, or a type), or subject= "
+                "for the latest schema of a subject"
+            )
+        return _parsed(self._registry, self._registry.by_version(self._subject))
+
+
+class _Local:
+    """The decoder of one process; a copy by pickle has none."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.decoder: _Decoder | None = None
+
+    def __reduce__(self) -> tuple[type[_Local], tuple[()]]:
+        return _Local, ()
+
+
+class _Decoder:
+    """Decodes values, and compiles the program of each writer's schema when its id is first seen."""
+
+    def __init__(self, reader: Schema, named: NamedTypes, registry: Registry | None) -> None:
+        self.program = Program(reader, named)
+        self._registry = registry
+        self._columns = self.program.layout.table
+        self._lock = threading.Lock()
+        self._entries: dict[int, int | str] = {}
+        if registry is None:
+            self._entries[0] = self.program.add(reader, named)
+        self._code = self.program.code.arrays()
+
+    def decode(self, column: pa.BinaryArray) -> Decoded:
+        values = raw_values(column)
+        failures: dict[int, str] = {}
+        registry = self._registry
+        if registry is None:
+            rows = len(values.offsets) - 1
+            entries = np.full(rows, self._entries[0], np.int64)
+            if values.nulls is not None:
+                entries[values.nulls] = NULL
+            return self._run(values, entries, 0, failures)
+        ids = schema_ids(values)
+        if len(ids) and (ids == ids[0]).all():  # sorting is slower than decoding
+            distinct, of_row = ids[:1], np.zeros(len(ids), np.int64)
+        else:
+            distinct, of_row = np.unique(ids, return_inverse=True)
+        addresses = np.full(len(distinct), NULL, np.int64)
+        for at, number in enumerate(distinct.tolist()):
+            entry = NULL if number == NULL else self._entry(registry, number)
+            if isinstance(entry, int):
+                addresses[at] = entry
+            else:
+                failures.update(dict.fromkeys(np.flatnonzero(of_row == at).tolist(), entry))
+        return self._run(values, addresses[of_row], PREFIX, failures)
+
+    def _entry(self, registry: Registry, number: int) -> int | str:
+        """Return the address of the program for the schema of an id, or why there is none."""
+        if number == UNFRAMED:
+            return "the value does not begin with the id of a schema (a zero byte and 4 bytes)"
+        known = self._entries.get(number)
+        if known is not None:
+            return known
+        try:
+            registered = registry.by_id(number)
+        except UnknownSchema as error:
+            return f"schema {number} is unknown: {error}"
+        with self._lock:
+            if number not in self._entries:
+                entry: int | str
+                try:
+                    if registered.schema_type != "AVRO":
+                        raise Unresolvable(f"it is of type {registered.schema_type}, not Avro")
+                    entry = self.program.add(*_parsed(registry, registered))
+                except StrategyError as error:
+                    entry = f"schema {number}: {error}"
+                self._code = (
+                    self.program.code.arrays()
+                )  # before the entry: others read without the lock
+                self._entries[number] = entry
+            return self._entries[number]
+
+    def _run(
+        self,
+        values: RawValues,
+        entries: NDArray[np.int64],
+        prefix_size: int,
+        failures: dict[int, str],
+    ) -> Decoded:
+        """Run the programs; values that turn out to be wrong afterwards are left out, and it runs again."""
+        code, tables, pool = self._code
+        data = values.data
+        if len(pool):
+            data = read_only(np.concatenate([data, pool]))
+        columns = self.program.columns
+        while True:
+            slots = Slots(self.program.layout, len(entries))
+            statuses = np.zeros(len(entries), np.uint8)
+            details = np.empty((len(entries), 2), np.int64)
+            row = 0
+            while True:
+                row, full = kernel.run(
+                    data, values.offsets, prefix_size, entries, code, tables, len(values.data),
+                    self._columns, slots.bases, slots.capacities, slots.values, slots.valid,
+                    slots.cursors, statuses, details, row,
+                )  # fmt: skip
+                if full < 0:
+                    break
+                slots.grow(full)
+            for failed in np.flatnonzero(statuses).tolist():
+                path, found = details[failed].tolist()
+                reason = kernel.REASONS[statuses[failed]].format(found)
+                failures[failed] = f"{self.program.code.paths[path]}: {reason}"
+            wrong: dict[int, str] = {}
+            arrays = [slots.array(each, data, _marker(slots, wrong)) for each in columns.values()]
+            if not wrong:
+                batch = pa.RecordBatch.from_arrays(arrays, schema=self.program.schema)
+                return Decoded(batch, failures)
+            failures |= wrong
+            entries = entries.copy()
+            entries[list(wrong)] = NULL
+
+
+def _marker(slots: Slots, wrong: dict[int, str]) -> Bad:
+    def mark(column: Column, items: NDArray[np.int64], reason: str) -> None:
+        for row in slots.rows_of(column, items).tolist():
+            wrong.setdefault(row, f"field {column.path}: {reason}")
+
+    return mark
+
+
+def _parsed(registry: Registry, registered: RegisteredSchema) -> tuple[Schema, NamedTypes]:
+    """Parse a schema from the registry, after those that it refers to."""
+    named: NamedTypes = {}
+    for each in registry.references(registered).values():
+        parse(_as_json(each.schema), named)
+    return parse(_as_json(registered.schema), named), named
+
+
+def _object(rows: RowType, keys: dict[str, str], row: dict[str, Any]) -> Any:
+    named = {keys[name]: value for name, value in row.items()}
+    if rows.is_pydantic:
+        return rows.cls.model_validate(named)  # type: ignore[attr-defined]
+    return msgspec.convert(named, rows.cls)
+
+
+def _as_json(schema: object) -> Schema:
+    if isinstance(schema, str):
+        if not schema.lstrip().startswith(("{", "[", '"')):
+            return schema  # the name of a primitive type
+        try:
+            return msgspec.json.decode(schema)
+        except msgspec.DecodeError as error:
+            raise StrategyError(f"Avro: the schema is not JSON: {error}") from error
+    if isinstance(schema, dict | list):
+        return schema
+    return schema_of_type(row_type(cast("type | pa.Schema", schema)))

@@ -1,0 +1,432 @@
+"""The compiled part of decoding Avro: one interpreter of small programs, for all schemas, without the GIL.
+
+`program.py` makes a program of (writer's schema, reader's schema). The interpreter runs it once for each
+value, and writes into slots, which `..slots` turns into Arrow columns. Every length is checked against the
+end of the value before it is used: with any input, `run` ends, and reads and writes only inside its arrays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...formats.kernels import Int, Ints, compiled
+from ..slots import CHILD, LEVEL
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Columns of an instruction. TO is the column that it writes, AT the level of that column.
+OP, TO, AT, A, B, FIELD, WIDTH = range(7)
+
+# Operations. Those that skip read a field that the reader does not have.
+(
+    END,  # the end of the value
+    INTEGER,  # an integer from A to B
+    SCALED,  # an integer times A, divided by B: a time in another unit
+    INTEGER_TO_FLOAT,
+    INTEGER_TO_DOUBLE,
+    FLOAT,
+    FLOAT_TO_DOUBLE,
+    DOUBLE,
+    BOOLEAN,
+    BYTES,
+    FIXED,  # A bytes
+    DECIMAL,  # A words of 64 bits; B bytes, or -1: their number comes first
+    ENUM,  # A symbols, each a piece of the pool in `tables` from B, or -1
+    UNION,  # A branches, each an address in `tables` from B
+    JUMP,  # to A
+    VALID,  # a struct is not null
+    NULLS,  # B columns in `tables` from A are null
+    LIST,  # a list begins, with its items in level A
+    BLOCK,  # the next item, or to A if there is none
+    NEXT,  # the end of an item; to A
+    DEFAULT,  # read B bytes of the pool from A
+    DEFAULT_END,
+    SKIP_INTEGER,
+    SKIP_BYTES,
+    SKIP_FIXED,  # A bytes
+    CALL,  # A
+    RETURN,
+    MISFIT,  # the branch of a union that the reader's schema does not have
+) = range(28)
+
+# Statuses of a row.
+(
+    OK,
+    BAD_END,
+    BAD_VARINT,
+    BAD_RANGE,
+    BAD_LENGTH,
+    BAD_BOOLEAN,
+    BAD_SYMBOL,
+    BAD_BRANCH,
+    BAD_COUNT,
+    BAD_DECIMAL,
+    BAD_DEPTH,
+    UNREADABLE_SYMBOL,
+    UNREADABLE_BRANCH,
+    TRAILING,
+) = range(14)
+REASONS = (
+    "",
+    "the value ends inside it",
+    "the value ends inside it, or it is longer than 64 bits",
+    "it is out of the range of its type",
+    "its length ({}) is negative, or beyond the end of the value",
+    "a boolean is 0 or 1, found {}",
+    "the schema has no symbol {}",
+    "the union has no branch {}",
+    "its number of items ({}) is impossible",
+    "the decimal has too many digits",
+    "it is nested too deep",
+    "the reader's schema has no symbol {} of the writer's, and no default",
+    "branch {} of the writer's union is not in the reader's schema",
+    "{} bytes are left after the last field",
+)
+
+_DEPTH = 64
+_LARGEST = 2**63 - 1
+_SMALLEST = -(2**63)
+_RUNNING = -1
+
+
+@compiled
+def _long(data: NDArray[np.uint8], position: Int, end: Int) -> tuple[Int, Int]:
+    """Read a zigzag varint before `end`; return it and the position after it, -1 if there is none."""
+    # Unsigned, so that no index is negative.
+    if position >= end:
+        return np.int64(0), np.int64(-1)
+    byte = np.uint64(data[np.uint64(position)])
+    position += 1
+    if byte < np.uint64(0x80):  # most are of one byte
+        return np.int64(byte >> np.uint64(1)) ^ -np.int64(byte & np.uint64(1)), position
+    value: Int = byte & np.uint64(0x7F)
+    shift = np.uint64(7)
+    while position < end:
+        byte = np.uint64(data[np.uint64(position)])
+        position += 1
+        if shift == np.uint64(63) and byte > np.uint64(1):
+            break
+        value |= (byte & np.uint64(0x7F)) << shift
+        if byte < np.uint64(0x80):
+            return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), position
+        shift += np.uint64(7)
+    return np.int64(0), np.int64(-1)
+
+
+@compiled
+def _little(data: NDArray[np.uint8], position: Int, size: int) -> Int:
+    """Read a little-endian number; the caller has checked the bounds."""
+    value = np.uint64(0)
+    for i in range(size):
+        value |= np.uint64(data[np.uint64(position + i)]) << np.uint64(8 * i)
+    return value
+
+
+@compiled
+def _decimal(
+    data: NDArray[np.uint8], position: Int, size: Int, words: Int, slots: Ints, at: Ints
+) -> bool:
+    """Write a big-endian two's complement into `words` columns, the lowest first; False if it is too long."""
+    sign = np.uint64(0)
+    if size > 0 and data[np.uint64(position)] >= 0x80:
+        sign = np.uint64(0xFFFFFFFFFFFFFFFF)
+    for word in range(words):
+        slots[np.uint64(at[word])] = np.int64(sign)
+    for i in range(size):
+        byte = np.uint64(data[np.uint64(position + size - 1 - i)])
+        word = i >> 3
+        if word >= words:
+            if byte != sign & np.uint64(0xFF):
+                return False
+            continue
+        shift = np.uint64(8 * (i & 7))
+        slot = np.uint64(slots[np.uint64(at[word])])
+        slots[np.uint64(at[word])] = np.int64(
+            (slot & ~(np.uint64(0xFF) << shift)) | (byte << shift)
+        )
+    top = np.uint64(slots[np.uint64(at[words - 1])])
+    return bool(top >> np.uint64(63) == sign & np.uint64(1))
+
+
+@compiled
+def run(  # noqa: C901  one loop: a call for each instruction would cost more than the instruction
+    data: NDArray[np.uint8],
+    offsets: Ints,
+    prefix: int,
+    entries: Ints,
+    code: Ints,
+    tables: Ints,
+    pool: int,
+    columns: Ints,
+    bases: Ints,
+    capacities: Ints,
+    slots: Ints,
+    valid: NDArray[np.uint8],
+    cursors: Ints,
+    statuses: NDArray[np.uint8],
+    details: Ints,
+    first: int,
+) -> tuple[int, int]:
+    """Decode the values from row `first` on.
+
+    Args:
+        data: the bytes of all values, and from `pool` on those of defaults and of symbols.
+        offsets: where each value begins in `data`, and where the last one ends.
+        prefix: bytes to leave out before each value.
+        entries: the address of the program of each value; -1 for a null.
+        code: the instructions.
+        tables: the operands of instructions that have many.
+        pool: see `data`.
+        columns: the level of each column, and the level of its items if it is a list.
+        bases: the first slot of each column.
+        capacities: the number of rows that fit, for each level.
+        slots: written: a slot for each row of each column.
+        valid: written: whether the slot is not null.
+        cursors: the number of rows of each level so far.
+        statuses: written: why a row failed.
+        details: written for a row that failed: the field, and the number that its reason tells.
+
+    Returns:
+        The row at which it stopped, and the level whose capacity is used up (-1: all rows are done).
+    """
+    stack = np.empty(_DEPTH, np.int64)
+    saved = np.empty_like(cursors)
+    words = np.empty(4, np.int64)
+    zero = np.int64(0)
+    for row in range(first, len(entries)):
+        for level in range(len(cursors)):
+            saved[level] = cursors[level]
+        cursors[0] = row
+        pc = np.int64(entries[row])
+        position = np.int64(offsets[row]) + prefix
+        end = np.int64(offsets[row + 1])
+        outer_position = outer_end = zero
+        top = -1
+        status = _RUNNING if pc >= 0 else OK
+        found = zero
+        is_null = bool(pc < 0)
+        while status == _RUNNING:
+            at = np.uint64(pc)
+            op = code[at, OP]
+            pc += 1
+            if op == INTEGER:
+                found, position = _long(data, position, end)
+                slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
+                slots[slot] = found
+                valid[slot] = 1
+                if position < 0:
+                    status = BAD_VARINT
+                elif found < code[at, A] or found > code[at, B]:
+                    status = BAD_RANGE
+            elif op == BYTES:
+                found, position = _long(data, position, end)
+                if position < 0:
+                    status = BAD_VARINT
+                elif found < 0 or found > end - position:
+                    status = BAD_LENGTH
+                else:
+                    slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
+                    slots[slot] = (position << 32) | found
+                    valid[slot] = 1
+                    position += found
+            elif op == UNION:
+                found, position = _long(data, position, end)
+                if position < 0:
+                    status = BAD_VARINT
+                elif found < 0 or found >= code[at, A]:
+                    status = BAD_BRANCH
+                else:
+                    pc = np.int64(tables[np.uint64(code[at, B] + found)])
+            elif op == JUMP:
+                pc = np.int64(code[at, A])
+            elif op == NULLS:
+                for i in range(code[at, A], code[at, A] + code[at, B]):
+                    column = tables[np.uint64(i)]
+                    slot = np.uint64(bases[column] + cursors[columns[column, LEVEL]])
+                    child = columns[column, CHILD]
+                    slots[slot] = cursors[child] if child >= 0 else zero
+                    valid[slot] = 0
+            elif op == DOUBLE:
+                if end - position < 8:
+                    status = BAD_END
+                else:
+                    slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
+                    slots[slot] = np.int64(_little(data, position, 8))
+                    valid[slot] = 1
+                    position += 8
+            elif op == BOOLEAN:
+                if position >= end:
+                    status = BAD_END
+                else:
+                    found = np.int64(data[np.uint64(position)])
+                    if found > 1:
+                        status = BAD_BOOLEAN
+                    slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
+                    slots[slot] = found
+                    valid[slot] = 1
+                    position += 1
+            elif op == ENUM:
+                found, position = _long(data, position, end)
+                if position < 0:
+                    status = BAD_VARINT
+                elif found < 0 or found >= code[at, A]:
+                    status = BAD_SYMBOL
+                else:
+                    piece = tables[np.uint64(code[at, B] + found)]
+                    if piece < 0:
+                        status = UNREADABLE_SYMBOL
+                    slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
+                    slots[slot] = piece + (np.int64(pool) << 32)
+                    valid[slot] = 1
+            elif op == END:
+                status = OK
+                if position != end:
+                    found = end - position
+                    status = TRAILING
+            elif op in (FLOAT, FLOAT_TO_DOUBLE):
+                if end - position < 4:
+                    status = BAD_END
+                else:
+                    bits = np.uint32(_little(data, position, 4))
+                    slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
+                    slots[slot] = np.int64(bits)
+                    if op == FLOAT_TO_DOUBLE:
+                        slots[slot] = np.float64(bits.view(np.float32)).view(np.int64)
+                    valid[slot] = 1
+                    position += 4
+            elif op in (SCALED, INTEGER_TO_FLOAT, INTEGER_TO_DOUBLE):
+                found, position = _long(data, position, end)
+                slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
+                valid[slot] = 1
+                if position < 0:
+                    status = BAD_VARINT
+                elif op == INTEGER_TO_FLOAT:
+                    slots[slot] = np.int64(np.float32(found).view(np.uint32))
+                elif op == INTEGER_TO_DOUBLE:
+                    slots[slot] = np.float64(found).view(np.int64)
+                else:
+                    # Checked before: the compiler takes overflows for impossible.
+                    if found > _LARGEST // code[at, A] or found < -(_LARGEST // code[at, A]):
+                        status = BAD_RANGE
+                    slots[slot] = found * code[at, A] // code[at, B]
+            elif op == FIXED:
+                if code[at, A] > end - position:
+                    status = BAD_END
+                else:
+                    slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
+                    slots[slot] = (position << 32) | code[at, A]
+                    valid[slot] = 1
+                    position += code[at, A]
+            elif op == DECIMAL:
+                size = np.int64(code[at, B])
+                if size < 0:
+                    size, position = _long(data, position, end)
+                    found = size
+                if position < 0:
+                    status = BAD_VARINT
+                elif size < 0 or size > end - position:
+                    status = BAD_LENGTH
+                    found = size
+                else:
+                    for word in range(code[at, A]):
+                        words[word] = bases[code[at, TO] + word] + cursors[code[at, AT]]
+                        valid[np.uint64(words[word])] = 1
+                    if not _decimal(data, position, size, code[at, A], slots, words):
+                        status = BAD_DECIMAL
+                    position += size
+            elif op == VALID:
+                valid[np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])] = 1
+            elif op == LIST:
+                if code[at, TO] >= 0:
+                    slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
+                    slots[slot] = cursors[code[at, A]]
+                    valid[slot] = 1
+                top += 1
+                if top >= _DEPTH:
+                    status = BAD_DEPTH
+                else:
+                    stack[np.uint64(top)] = 0
+            elif op == BLOCK:
+                if stack[np.uint64(top)] == 0:
+                    found, position = _long(data, position, end)
+                    size = np.int64(0)
+                    if found < 0 and position >= 0:
+                        size, position = _long(data, position, end)  # the bytes of the block
+                    if position < 0:
+                        status = BAD_VARINT
+                    elif found == _SMALLEST or abs(found) > end - position or size < 0:
+                        status = BAD_COUNT  # an item has one byte or more
+                    else:
+                        stack[np.uint64(top)] = abs(found)
+                        if found == 0:
+                            top -= 1
+                            pc = np.int64(code[at, A])
+                            continue
+                if status == _RUNNING:
+                    level = code[at, AT]
+                    if level >= 0 and cursors[level] >= capacities[level]:
+                        for each in range(len(cursors)):
+                            cursors[each] = saved[each]
+                        return row, level
+                    stack[np.uint64(top)] -= 1
+            elif op == NEXT:
+                if code[at, AT] >= 0:
+                    cursors[code[at, AT]] += 1
+                pc = np.int64(code[at, A])
+            elif op == DEFAULT:
+                outer_position = position
+                outer_end = end
+                position = pool + np.int64(code[at, A])
+                end = position + code[at, B]
+            elif op == DEFAULT_END:
+                position = outer_position
+                end = outer_end
+            elif op == SKIP_INTEGER:
+                _, position = _long(data, position, end)
+                if position < 0:
+                    status = BAD_VARINT
+            elif op == SKIP_BYTES:
+                found, position = _long(data, position, end)
+                if position < 0:
+                    status = BAD_VARINT
+                elif found < 0 or found > end - position:
+                    status = BAD_LENGTH
+                else:
+                    position += found
+            elif op == SKIP_FIXED:
+                if code[at, A] > end - position:
+                    status = BAD_END
+                else:
+                    position += code[at, A]
+            elif op == CALL:
+                top += 1
+                if top >= _DEPTH:
+                    status = BAD_DEPTH
+                else:
+                    stack[np.uint64(top)] = pc
+                    pc = np.int64(code[at, A])
+            elif op == RETURN:
+                pc = stack[np.uint64(top)]
+                top -= 1
+            else:
+                status = UNREADABLE_BRANCH
+                found = code[at, A]
+            if status > OK:
+                statuses[row] = status
+                details[row, 0] = code[at, FIELD]
+                details[row, 1] = found
+                is_null = True
+        if is_null:
+            for level in range(1, len(cursors)):
+                cursors[level] = saved[level]
+            for column in range(len(columns)):
+                if columns[column, LEVEL] == 0:
+                    slot = np.uint64(bases[column] + row)
+                    child = columns[column, CHILD]
+                    slots[slot] = cursors[child] if child >= 0 else zero
+                    valid[slot] = 0
+    cursors[0] = len(entries)
+    return len(entries), -1

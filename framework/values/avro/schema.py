@@ -1,0 +1,164 @@
+"""Avro schemas as fastavro parses them: their types, names and defaults."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import fastavro
+
+from ...errors import StrategyError
+
+__all__ = [
+    "RECORDS", "UNITS", "NamedTypes", "Schema", "Unresolvable", "branch_name", "default_value", "inlined",
+    "join", "logical_of", "names_match", "parse", "resolve", "show", "type_of", "without_null",
+]  # fmt: skip
+
+Schema: TypeAlias = Any
+"""A schema as fastavro parses it: a name, a list (union) or a dict."""
+
+NamedTypes: TypeAlias = dict[str, dict[str, Any]]
+"""Definitions by full name."""
+
+RECORDS: Final = {"record", "error"}
+UNITS: Final = {"millis": 10**3, "micros": 10**6, "nanos": 10**9}
+"""Of times, in a second."""
+
+
+class Unresolvable(StrategyError):
+    """Values of the writer's schema cannot be read as the reader's schema."""
+
+
+def parse(schema: Schema, named: NamedTypes) -> Schema:
+    """Check a schema, and give all names their namespaces.
+
+    Args:
+        schema: JSON as Python values.
+        named: by full name, the types that the schema may refer to; its own are added.
+
+    Raises:
+        StrategyError: the schema is not valid.
+    """
+    try:
+        return fastavro.parse_schema(schema, named_schemas=named)
+    except (fastavro.schema.SchemaParseException, KeyError, TypeError, ValueError) as error:
+        raise StrategyError(f"the Avro schema is not valid: {error!r}") from error
+
+
+def resolve(schema: Schema, named: NamedTypes) -> Schema:
+    """Return the definition of a name, and the type inside `{"type": ...}`."""
+    if isinstance(schema, str):
+        return named.get(schema, schema)
+    if isinstance(schema, dict) and isinstance(schema["type"], dict | list):
+        return resolve(schema["type"], named)
+    return schema
+
+
+def type_of(schema: Schema) -> str:
+    """Return the name of a type: `record`, `union`, `int`."""
+    if isinstance(schema, list):
+        return "union"
+    return str(schema["type"] if isinstance(schema, dict) else schema)
+
+
+_LOGICAL: Final = {
+    "int": {"date", "time-millis"},
+    "long": {
+        f"{kind}-{unit}" for kind in ("timestamp", "local-timestamp") for unit in UNITS
+    } | {"time-micros"},
+    "bytes": {"decimal"},
+    "fixed": {"decimal"},
+}  # fmt: skip
+
+
+def logical_of(schema: Schema) -> str:
+    """Return the logical type; a type that we do not know is ignored, as the specification says."""
+    logical = schema.get("logicalType", "") if isinstance(schema, dict) else ""
+    return logical if logical in _LOGICAL.get(type_of(schema), ()) else ""
+
+
+def without_null(schema: Schema) -> Schema:
+    """Return the one type beside null of a union, or the union of several."""
+    if not isinstance(schema, list):
+        return schema
+    rest = [each for each in schema if type_of(each) != "null"]
+    plain = {each if isinstance(each, str) else "" for each in rest}
+    if plain == {"int", "long"}:
+        return "long"
+    if plain == {"float", "double"}:
+        return "double"
+    return rest[0] if len(rest) == 1 else rest or "null"
+
+
+def branch_name(schema: Schema) -> str:
+    """Return the name of the field for a branch of a union."""
+    if isinstance(schema, dict) and "name" in schema:
+        return str(schema["name"]).rpartition(".")[2]
+    return type_of(schema)
+
+
+def names_match(w: Schema, r: Schema) -> bool:
+    names = {r["name"].rpartition(".")[2], *r.get("aliases", ())}
+    return w["name"].rpartition(".")[2] in names or w["name"] in names
+
+
+def join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def show(schema: Schema) -> str:
+    if isinstance(schema, list):
+        return f"[{', '.join(show(each) for each in schema)}]"
+    name = schema.get("name") if isinstance(schema, dict) else None
+    logical = logical_of(schema)
+    shown = f"{type_of(schema)} {name}" if name else type_of(schema)
+    return f"{shown} ({logical})" if logical else shown
+
+
+def inlined(schema: Schema, named: NamedTypes, seen: set[str]) -> Schema:
+    """Return a schema with the definition of each name where it first occurs."""
+    if isinstance(schema, str):
+        if schema not in named or schema in seen:
+            return schema
+        return inlined(named[schema], named, seen)
+    if isinstance(schema, list):
+        return [inlined(each, named, seen) for each in schema]
+    if "name" in schema and schema.get("type") in {*RECORDS, "enum", "fixed"}:
+        seen.add(schema["name"])
+    copy = {key: value for key, value in schema.items() if not key.startswith("__")}
+    for key in ("items", "values"):
+        if key in copy:
+            copy[key] = inlined(copy[key], named, seen)
+    if "fields" in copy:
+        copy["fields"] = [
+            {**field, "type": inlined(field["type"], named, seen)} for field in copy["fields"]
+        ]
+    elif isinstance(copy["type"], dict | list):
+        copy["type"] = inlined(copy["type"], named, seen)
+    return copy
+
+
+def default_value(schema: Schema, value: Any, named: NamedTypes) -> Any:
+    """Return a default, which is JSON, as the Python value that fastavro encodes."""
+    schema = resolve(schema, named)
+    if isinstance(schema, list):
+        return default_value(schema[0], value, named)
+    match type_of(schema):
+        case "bytes" | "fixed":
+            return value.encode("latin-1")
+        case "array":
+            return [default_value(schema["items"], each, named) for each in value]
+        case "map":
+            return {
+                key: default_value(schema["values"], each, named) for key, each in value.items()
+            }
+        case "record" | "error":
+            return {
+                field["name"]: default_value(
+                    field["type"], value.get(field["name"], field.get("default")), named
+                )
+                for field in schema["fields"]
+            }
+        case "float" | "double":
+            return float(value)
+        case _:
+            return value

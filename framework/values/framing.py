@@ -1,0 +1,96 @@
+"""Confluent's wire format: a zero byte, and the id of the schema in 4 bytes, before each value."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import numpy as np
+
+from ..formats.kernels import compiled
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+__all__ = [
+    "NULL",
+    "PREFIX",
+    "UNFRAMED",
+    "RawValues",
+    "prefix",
+    "raw_values",
+    "read_only",
+    "schema_ids",
+]
+
+Number = TypeVar("Number", bound=np.generic)
+
+PREFIX: Final = 5
+"""Bytes before a value."""
+
+NULL, UNFRAMED = -1, -2
+"""In place of the id of a schema: the value is null; it does not begin with an id."""
+
+
+class RawValues(NamedTuple):
+    """The bytes of values, without copying: value n is `data[offsets[n]:offsets[n + 1]]`.
+
+    Attributes:
+        nulls: which values are null; None if no value is.
+    """
+
+    data: NDArray[np.uint8]
+    offsets: NDArray[np.int32]
+    nulls: NDArray[np.bool_] | None
+
+
+def raw_values(values: pa.BinaryArray) -> RawValues:
+    """Return the bytes of a column."""
+    column: Any = values
+    _, offsets, data = column.buffers()
+    first, rows = column.offset, len(column)
+    return RawValues(
+        read_only(np.frombuffer(data or b"", np.uint8)),
+        read_only(
+            np.frombuffer(offsets if rows else bytes(4), np.int32)[first if rows else 0 :][
+                : rows + 1
+            ]
+        ),
+        column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None,
+    )
+
+
+def read_only(array: NDArray[Number]) -> NDArray[Number]:
+    """Make an array read-only: kernels are compiled for that, and again for arrays that are not."""
+    array.flags.writeable = False
+    return array
+
+
+def prefix(schema_id: int) -> bytes:
+    """Return the bytes before a value of a schema."""
+    return struct.pack(">bI", 0, schema_id)
+
+
+def schema_ids(values: RawValues) -> NDArray[np.int64]:
+    """Return the id of the schema of each value, `NULL` or `UNFRAMED`."""
+    ids = _schema_ids(values.data, values.offsets)
+    if values.nulls is not None:
+        ids[values.nulls] = NULL
+    return ids
+
+
+@compiled
+def _schema_ids(data: NDArray[np.uint8], offsets: NDArray[np.int32]) -> NDArray[np.int64]:
+    rows = len(offsets) - 1
+    ids = np.empty(rows, np.int64)
+    for row in range(rows):
+        at = np.uint64(offsets[row])
+        if offsets[row + 1] - offsets[row] < PREFIX or data[at] != 0:
+            ids[row] = UNFRAMED
+            continue
+        number = np.int64(0)
+        for i in range(1, PREFIX):
+            number = (number << 8) | np.int64(data[at + np.uint64(i)])
+        ids[row] = number
+    return ids

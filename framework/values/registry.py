@@ -1,0 +1,263 @@
+"""A client of Confluent's schema registry, over its REST API.
+
+It is picklable: each process makes its connections, and its cache of schemas, at their first use. Several
+threads may use it at a time.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+import msgspec
+import urllib3
+
+from ..errors import KmrError
+
+__all__ = [
+    "Reference",
+    "RegisteredSchema",
+    "Registry",
+    "RegistryError",
+    "SchemaKind",
+    "UnknownSchema",
+]
+
+SchemaKind: TypeAlias = Literal["AVRO", "JSON", "PROTOBUF"]
+
+_CONTENT: Final = "application/vnd.schemaregistry.v1+json"
+_RETRIED: Final = frozenset({408, 429, 500, 502, 503, 504})
+_FORGET_UNKNOWN: Final = 30.0  # seconds: it may be registered later, or on a replica that lags
+
+
+class RegistryError(KmrError):
+    """The registry does not answer, or refuses us. The message has its address and its answer."""
+
+
+class UnknownSchema(RegistryError):
+    """The registry has no such schema."""
+
+
+class Reference(msgspec.Struct, frozen=True):
+    """A schema that another one imports, by the name that it has there."""
+
+    name: str
+    subject: str
+    version: int
+
+
+class RegisteredSchema(msgspec.Struct, frozen=True, rename="camel"):
+    """A schema in the registry; `schema` is its text."""
+
+    schema: str
+    schema_type: SchemaKind = "AVRO"
+    references: tuple[Reference, ...] = ()
+    id: int = -1
+
+
+class _Registered(msgspec.Struct, frozen=True):
+    id: int
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    error_code: int = 0
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Registry:
+    """A schema registry, and how to reach it.
+
+    A request that fails by the network, or by an error of the server, is repeated `retries` times with
+    growing pauses (0.2 s, doubled, at most 10 s).
+
+    Args:
+        url: `https://host:8081`; the user and the password may be in it.
+        username: for basic authentication, with `password`.
+        token: for bearer authentication.
+        ca_file: PEM file of the authorities that may sign the server's certificate; by default those of
+            the system.
+        certificate_file: PEM file with our certificate, for mutual TLS.
+        key_file: PEM file of its key, if it is not in the same.
+        timeout: seconds for a connection, and for an answer.
+        retries: how often a request is repeated.
+    """
+
+    url: str
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    ca_file: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
+    timeout: float = 10.0
+    retries: int = 7
+    _local: _Local = field(init=False, repr=False, compare=False, hash=False)
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise RegistryError(f"registry {self.url!r}: not an URL; write http://host:8081")
+        user, _, host = parts.netloc.rpartition("@")
+        if user:
+            name, _, password = user.partition(":")
+            object.__setattr__(self, "username", unquote(name))
+            object.__setattr__(self, "password", unquote(password))
+        object.__setattr__(self, "url", urlunsplit((*parts[:1], host, *parts[2:])).rstrip("/"))
+        object.__setattr__(self, "_local", _Local())
+
+    def by_id(self, number: int) -> RegisteredSchema:
+        """Return a schema. It is asked for once in a process, because the schema of an id never changes.
+
+        Raises:
+            UnknownSchema: there is none; remembered for 30 seconds.
+            RegistryError: the registry does not answer, or refuses us.
+        """
+        local = self._local
+        with local.lock:
+            known = local.schemas.get(number)
+            if known is not None:
+                return known
+            unknown = local.unknown.get(number)
+            if unknown is not None and time.monotonic() < unknown[0]:
+                raise UnknownSchema(unknown[1])
+            try:
+                answer: RegisteredSchema = self._ask(
+                    "GET", f"/schemas/ids/{number}", RegisteredSchema
+                )
+            except UnknownSchema as error:
+                local.unknown[number] = time.monotonic() + _FORGET_UNKNOWN, str(error)
+                raise
+            known = msgspec.structs.replace(answer, id=number)
+            local.schemas[number] = known
+            return known
+
+    def by_version(self, subject: str, version: int | None = None) -> RegisteredSchema:
+        """Return a version of a subject, the latest without a number.
+
+        Raises:
+            UnknownSchema: there is none.
+            RegistryError: the registry does not answer, or refuses us.
+        """
+        which = "latest" if version is None else str(version)
+        path = f"/subjects/{quote(subject, safe='')}/versions/{which}"
+        found: RegisteredSchema = self._ask("GET", path, RegisteredSchema)
+        return found
+
+    def references(self, schema: RegisteredSchema) -> dict[str, RegisteredSchema]:
+        """Return the schemas that one imports, directly or not, by name; imported ones come first."""
+        found: dict[str, RegisteredSchema] = {}
+        for reference in schema.references:
+            each = self.by_version(reference.subject, reference.version)
+            found.update(self.references(each))
+            found[reference.name] = each
+        return found
+
+    def register(self, subject: str, schema: RegisteredSchema) -> int:
+        """Register a schema, if it is not yet there; return its id. Asked for once in a process.
+
+        Raises:
+            RegistryError: the registry does not answer, or refuses the schema: it is not compatible.
+        """
+        local = self._local
+        with local.lock:
+            number = local.registered.get((subject, schema))
+            if number is None:
+                body = {
+                    "schema": schema.schema,
+                    "schemaType": schema.schema_type,
+                    "references": schema.references,
+                }
+                path = f"/subjects/{quote(subject, safe='')}/versions"
+                number = self._ask("POST", path, _Registered, body).id
+                local.registered[subject, schema] = number
+            return number
+
+    def _ask(self, method: str, path: str, answer: type[Any], body: object = None) -> Any:
+        try:
+            response = self._local.pool(self).request(
+                method,
+                self.url + path,
+                body=None if body is None else msgspec.json.encode(body),
+                headers=self._headers(),
+                retries=urllib3.Retry(
+                    total=self.retries,
+                    redirect=3,
+                    status_forcelist=_RETRIED,
+                    allowed_methods=None,  # all: what is registered twice has the same id
+                    backoff_factor=0.1,
+                    backoff_max=10.0,
+                    raise_on_status=False,
+                ),
+            )
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            reason = getattr(error, "reason", None) or error
+            raise RegistryError(
+                f"registry {self.url}: no answer ({reason}); is the address right?"
+            ) from error
+        if response.status == 200:
+            try:
+                return msgspec.json.decode(response.data, type=answer)
+            except msgspec.DecodeError as error:
+                raise RegistryError(
+                    f"registry {self.url}: {path} is not the answer of a schema registry ({error})"
+                ) from error
+        raise self._refused(path, response.status, response.data)
+
+    def _refused(self, path: str, status: int, body: bytes) -> RegistryError:
+        try:
+            refusal = msgspec.json.decode(body, type=_Refusal)
+        except msgspec.DecodeError:
+            refusal = _Refusal()
+        message = refusal.message or body[:200].decode("utf-8", "replace")
+        text = f"registry {self.url}: {path} is refused ({status}: {message})"
+        if status in {401, 403}:
+            return RegistryError(f"{text}; check the user and the password, or the token")
+        # A proxy's 404 has no code of the registry: not every value is to fail because of it.
+        return UnknownSchema(text) if refusal.error_code // 100 == 404 else RegistryError(text)
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Accept": _CONTENT, "Content-Type": _CONTENT}
+        if self.token is not None:
+            headers["Authorization"] = f"Bearer {self.token}"
+        elif self.username is not None:
+            headers |= urllib3.make_headers(basic_auth=f"{self.username}:{self.password or ''}")
+        return headers
+
+    def _tls(self) -> ssl.SSLContext | None:
+        if not self.url.startswith("https:"):
+            return None
+        context = ssl.create_default_context(cafile=self.ca_file)
+        if self.certificate_file is not None:
+            context.load_cert_chain(self.certificate_file, self.key_file)
+        return context
+
+
+class _Local:
+    """The connections and the cache of one process; a copy by pickle is empty."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.schemas: dict[int, RegisteredSchema] = {}
+        self.unknown: dict[int, tuple[float, str]] = {}
+        self.registered: dict[tuple[str, RegisteredSchema], int] = {}
+        self._pool: urllib3.PoolManager | None = None
+
+    def pool(self, registry: Registry) -> urllib3.PoolManager:
+        with self.lock:
+            if self._pool is None:
+                try:
+                    tls = registry._tls()  # noqa: SLF001  its other half
+                except (OSError, ssl.SSLError) as error:
+                    raise RegistryError(
+                        f"registry {registry.url}: TLS files cannot be read ({error})"
+                    ) from error
+                self._pool = urllib3.PoolManager(timeout=registry.timeout, ssl_context=tls)
+            return self._pool
+
+    def __reduce__(self) -> tuple[type[_Local], tuple[()]]:
+        return _Local, ()

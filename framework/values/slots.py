@@ -1,0 +1,349 @@
+"""Slots: where compiled decoders write values of any schema, and how they become Arrow columns.
+
+Every column is a run of 64-bit slots with a byte for "not null" beside each: an integer, the bits of a
+float, a piece of the input (its start in the upper half, its size in the lower), or for a list the number
+of items before it. Level 0 has a slot for each value; the items of each list or map are a level of
+their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from ..formats.kernels import Ints, compiled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+__all__ = ["CHILD", "LEVEL", "Bad", "Column", "Kind", "Layout", "Slots"]
+
+LEVEL, CHILD = 0, 1
+"""Columns of `Layout.table`."""
+
+Array: TypeAlias = Any
+"""An Arrow array of any type."""
+
+Bad: TypeAlias = "Callable[[Column, NDArray[np.int64], str], None]"
+"""Gets a column, the rows of it that are not valid, and the reason."""
+
+Kind: TypeAlias = Literal[
+    "null", "integer", "float", "double", "boolean", "text", "bytes", "fixed", "decimal", "struct",
+    "list", "map",
+]  # fmt: skip
+
+# pyarrow's stubs distinguish array types that are all the same here.
+_pa: Any = pa
+_FIRST_CAPACITY: Final = 1024
+_WORD: Final = 64  # bits of a slot
+_LARGEST = 2**31 - 1  # bytes of a column of text
+
+
+@dataclass(slots=True)
+class Column:
+    """A column of any type, with those inside it.
+
+    Attributes:
+        first: the number of its first slot column; -1 for nulls, and for the columns of the values together.
+        words: how many slot columns it has: several for a decimal.
+        level: what its rows are.
+        children: the fields of a struct; the items of a list; the key and the value of a map.
+    """
+
+    kind: Kind
+    type: pa.DataType
+    level: int
+    first: int = -1
+    words: int = 1
+    path: str = ""
+    children: list[Column] = field(default_factory=list)
+
+    def nullable(self) -> Iterator[int]:
+        """Yield the slot columns to make null so that it is null: its own and those of its fields."""
+        if self.first >= 0:
+            yield from range(self.first, self.first + self.words)
+        if self.kind == "struct":
+            for child in self.children:
+                yield from child.nullable()
+
+
+class Layout:
+    """The slot columns of a schema; made once for each."""
+
+    def __init__(self) -> None:
+        self.levels = 1
+        self._columns: list[tuple[int, int]] = []
+
+    def add(
+        self, kind: Kind, type_: pa.DataType, level: int, path: str, *, words: int = 1
+    ) -> Column:
+        """Add a column."""
+        column = Column(kind, type_, level, len(self._columns), words, path)
+        child = -1
+        if kind in {"list", "map"}:
+            child = self.levels
+            self.levels += 1
+        self._columns += [(level, child)] * words
+        return column
+
+    def child_level(self, column: Column) -> int:
+        """Return the level of the items of a list or map."""
+        return self._columns[column.first][CHILD]
+
+    @property
+    def table(self) -> NDArray[np.int64]:
+        """The level of each slot column, and the level of its items (-1: it is not a list)."""
+        return np.array(self._columns, np.int64).reshape(-1, 2)
+
+
+class Slots:
+    """The slots of one batch.
+
+    Calls: the kernel writes into `values` and `valid`, and counts in `cursors`; `grow` when a level is full;
+    `arrays` at the end.
+    """
+
+    def __init__(self, layout: Layout, rows: int) -> None:
+        self.table = layout.table
+        self.cursors = np.zeros(layout.levels, np.int64)
+        self.capacities = np.full(layout.levels, _FIRST_CAPACITY, np.int64)
+        self.capacities[0] = rows
+        self._allocate()
+
+    def _allocate(self) -> None:
+        sizes = self.capacities[self.table[:, LEVEL]]
+        self.bases = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        self.values = np.empty(int(self.bases[-1]), np.int64)
+        self.valid = np.empty(int(self.bases[-1]), np.uint8)
+
+    def grow(self, level: int) -> None:
+        """Make room for twice as many rows of a level."""
+        bases, values, valid = self.bases, self.values, self.valid
+        self.capacities[level] *= 2
+        self._allocate()
+        for column, (level_of, _) in enumerate(self.table):
+            # Level 0 is written from both ends of the row that did not fit: copy it whole.
+            used = self.capacities[0] if level_of == 0 else self.cursors[level_of]
+            old, new = bases[column], self.bases[column]
+            self.values[new : new + used] = values[old : old + used]
+            self.valid[new : new + used] = valid[old : old + used]
+
+    def array(self, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+        """Return a column as Arrow array.
+
+        Args:
+            data: the input, which the pieces are of.
+            bad: gets the rows with values that are not valid: text that is not UTF-8, decimals that are
+                too large. Their values in the array are undefined.
+        """
+        return _BUILDERS[column.kind](self, column, data, bad)
+
+    def of(self, column: int) -> NDArray[np.int64]:
+        """Return the used slots of a column."""
+        base = self.bases[column]
+        used: NDArray[np.int64] = self.values[base : base + self.cursors[self.table[column, LEVEL]]]
+        return used
+
+    def bitmap(self, column: int) -> pa.Buffer | None:
+        """Return the validity of a column; None if no value is null."""
+        base = self.bases[column]
+        valid = self.valid[base : base + self.cursors[self.table[column, LEVEL]]]
+        return None if valid.all() else _pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+    def is_valid(self, column: int) -> NDArray[np.bool_]:
+        """Return whether each value of a column is not null."""
+        base = self.bases[column]
+        return self.valid[base : base + self.cursors[self.table[column, LEVEL]]].view(np.bool_)
+
+    def rows_of(self, column: Column, items: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the rows of level 0 that items of a column belong to."""
+        level = column.level
+        while level:
+            owner = int(np.flatnonzero(self.table[:, CHILD] == level)[0])
+            items = np.searchsorted(self.of(owner), items, side="right") - 1
+            level = int(self.table[owner, LEVEL])
+        return items
+
+
+def _null(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+    return _pa.nulls(int(slots.cursors[column.level]))
+
+
+def _integer(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+    # Copied even where the width is equal: else each column would keep the slots of all.
+    width = np.dtype(f"i{column.type.bit_width // 8}")
+    return _fixed_width(slots, column, slots.of(column.first).astype(width))
+
+
+def _double(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+    return _fixed_width(slots, column, slots.of(column.first).copy())
+
+
+def _float(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+    return _fixed_width(slots, column, slots.of(column.first).astype(np.uint32))
+
+
+def _boolean(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+    bits = np.packbits(slots.of(column.first).astype(np.bool_), bitorder="little")
+    return _fixed_width(slots, column, bits)
+
+
+def _decimal(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+    words = [slots.of(column.first + word) for word in range(column.words)]
+    array = _fixed_width(slots, column, np.stack(words, axis=1))
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        limit = 10 ** _pa_precision(column.type)
+        unscaled = [_unscaled(row) for row in np.stack(words, axis=1).tolist()]
+        valid = slots.is_valid(column.first)
+        rows = [at for at, value in enumerate(unscaled) if valid[at] and abs(value) >= limit]
+        bad(column, np.array(rows, np.int64), "the decimal has too many digits")
+    return array
+
+
+def _pa_precision(type_: Any) -> int:
+    return int(type_.precision)
+
+
+def _unscaled(words: list[int]) -> int:
+    value = words[-1]
+    for word in reversed(words[:-1]):
+        value = (value << _WORD) | (word & (2**_WORD - 1))
+    return value
+
+
+def _fixed_width(slots: Slots, column: Column, values: NDArray[Any]) -> Array:
+    rows = int(slots.cursors[column.level])
+    buffers = [slots.bitmap(column.first), _pa.py_buffer(values)]
+    return _pa.Array.from_buffers(column.type, rows, buffers)
+
+
+def _text(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+    offsets, pieces, is_ascii = gather(data, slots.of(column.first), slots.is_valid(column.first))
+    if not len(offsets):
+        rows = int(slots.cursors[column.level])
+        bad(column, np.arange(rows), "the texts of the batch have more than 2 GiB")
+        return _pa.nulls(rows, column.type)
+    buffers = [slots.bitmap(column.first), _pa.py_buffer(offsets), _pa.py_buffer(pieces)]
+    array = _pa.Array.from_buffers(column.type, len(offsets) - 1, buffers)
+    if column.kind == "text" and not is_ascii:
+        try:
+            array.validate(full=True)
+        except pa.ArrowInvalid:
+            raw = _pa.Array.from_buffers(pa.binary(), len(array), array.buffers())
+            wrong = [at for at, value in enumerate(raw.to_pylist()) if not _is_utf8(value)]
+            bad(column, np.array(wrong, np.int64), "the text is not UTF-8")
+    return array
+
+
+def _is_utf8(value: bytes | None) -> bool:
+    try:
+        (value or b"").decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _fixed(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+    size = _byte_width(column.type)
+    valid = slots.is_valid(column.first)
+    return _fixed_width(slots, column, gather_fixed(data, slots.of(column.first), valid, size))
+
+
+def _byte_width(type_: Any) -> int:
+    return int(type_.byte_width)
+
+
+def _struct(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+    children = [slots.array(child, data, bad) for child in column.children]
+    rows = int(slots.cursors[column.level])
+    return _pa.Array.from_buffers(
+        column.type, rows, [slots.bitmap(column.first)], children=children
+    )
+
+
+def _list(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+    offsets = _offsets(slots, column)
+    children = [slots.array(child, data, bad) for child in column.children]
+    if column.kind == "map":
+        fields = [column.type.key_field, column.type.item_field]  # type: ignore[attr-defined]
+        children = [_pa.StructArray.from_arrays(children, fields=fields)]
+    buffers = [slots.bitmap(column.first), _pa.py_buffer(offsets)]
+    return _pa.Array.from_buffers(column.type, len(offsets) - 1, buffers, children=children)
+
+
+def _offsets(slots: Slots, column: Column) -> NDArray[np.int32]:
+    child = int(slots.table[column.first, CHILD])
+    starts = slots.of(column.first)
+    offsets = np.empty(len(starts) + 1, np.int32)
+    offsets[:-1] = starts
+    offsets[-1] = slots.cursors[child]
+    return offsets
+
+
+_BUILDERS: Final[dict[Kind, Callable[[Slots, Column, NDArray[np.uint8], Bad], Array]]] = {
+    "null": _null,
+    "integer": _integer,
+    "float": _float,
+    "double": _double,
+    "boolean": _boolean,
+    "text": _text,
+    "bytes": _text,
+    "fixed": _fixed,
+    "decimal": _decimal,
+    "struct": _struct,
+    "list": _list,
+    "map": _list,
+}
+
+
+@compiled
+def gather(
+    data: NDArray[np.uint8], pieces: Ints, valid: NDArray[np.bool_]
+) -> tuple[NDArray[np.int32], NDArray[np.uint8], bool]:
+    """Concatenate pieces of `data`; a null has none. Returns Arrow offsets, bytes, and if all are ASCII.
+
+    Returns no offsets where they would not fit into 32 bits.
+    """
+    rows = len(pieces)
+    offsets = np.empty(rows + 1, np.int32)
+    total = np.int64(0)
+    for row in range(rows):
+        offsets[row] = total
+        if valid[row]:
+            total += pieces[row] & 0xFFFFFFFF
+    if total > _LARGEST:
+        return offsets[:0], np.empty(0, np.uint8), True
+    offsets[rows] = total
+    out = np.empty(total, np.uint8)
+    for row in range(rows):
+        to = np.uint64(offsets[row])
+        size = np.uint64(offsets[row + 1]) - to
+        start = np.uint64(pieces[row]) >> np.uint64(32)
+        for i in range(size):
+            out[to + i] = data[start + i]
+    high = np.uint8(0)
+    for i in range(len(out)):
+        high |= out[i]
+    return offsets, out, bool(high < 0x80)
+
+
+@compiled
+def gather_fixed(
+    data: NDArray[np.uint8], pieces: Ints, valid: NDArray[np.bool_], size: int
+) -> NDArray[np.uint8]:
+    """Concatenate pieces of `size` bytes each; a null has zeros."""
+    out = np.zeros(len(pieces) * size, np.uint8)
+    for row in range(len(pieces)):
+        if valid[row]:
+            start = np.uint64(pieces[row]) >> np.uint64(32)
+            to = np.uint64(row * size)
+            for i in range(np.uint64(size)):
+                out[to + i] = data[start + i]
+    return out

@@ -1,0 +1,276 @@
+"""`Avro` against the bundled registry: ids, evolution, unknown and damaged values, writing."""
+
+from __future__ import annotations
+
+import datetime as dt
+import pickle
+from dataclasses import dataclass
+from decimal import Decimal
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import fastavro
+import msgspec
+import pyarrow as pa
+import pytest
+from anyio.to_thread import run_sync
+
+from kmr import Avro, Registry, StrategyError
+from kmr.values.framing import prefix
+from kmr.values.registry import RegisteredSchema
+
+if TYPE_CHECKING:
+    from kmr.broker import Broker
+
+HIT = {
+    "type": "record",
+    "name": "Hit",
+    "fields": [{"name": "path", "type": "string"}, {"name": "status", "type": "int"}],
+}
+WIDER = {
+    "type": "record",
+    "name": "Hit",
+    "fields": [
+        {"name": "status", "type": "long"},
+        {"name": "ms", "type": ["null", "double"], "default": None},
+        {"name": "url", "type": "string", "aliases": ["path"]},
+    ],
+}
+
+
+def binary(*values: bytes | None) -> pa.BinaryArray:
+    return pa.array(values, pa.binary())
+
+
+def encoded(schema: Any, value: Any, schema_id: int | None = None) -> bytes:
+    into = BytesIO()
+    fastavro.schemaless_writer(into, fastavro.parse_schema(schema), value)
+    return (b"" if schema_id is None else prefix(schema_id)) + into.getvalue()
+
+
+def rows_of(format_: Avro, *values: bytes | None) -> tuple[list[Any], dict[int, str]]:
+    columns, failures = format_.decode(binary(*values))
+    assert columns.schema == format_.schema
+    return columns.to_pylist(), failures
+
+
+async def test_values_of_several_schemas_in_one_batch_are_read_by_the_readers(
+    broker_with_registry: Broker,
+) -> None:
+    def work() -> None:
+        registry = Registry(str(broker_with_registry.registry_url))
+        old = registry.register("hits-value", RegisteredSchema(msgspec.json.encode(HIT).decode()))
+        new = registry.register("hits-value", RegisteredSchema(msgspec.json.encode(WIDER).decode()))
+        text = registry.register("text", RegisteredSchema('"string"'))
+        values = [
+            encoded(HIT, {"path": "/a", "status": 200}, old),
+            encoded(WIDER, {"url": "/b", "status": 2**40, "ms": 0.5}, new),
+            None,
+            b"hello",
+            prefix(9999) + b"?",
+            prefix(text) + b"\2a",
+            encoded(HIT, {"path": "/c", "status": 404}, old)[:-1],
+        ]
+        for format_ in (
+            Avro(WIDER, registry=registry),
+            Avro(registry=registry, subject="hits-value"),
+        ):
+            rows, failures = rows_of(pickle.loads(pickle.dumps(format_)), *values)
+            assert rows == [
+                {"status": 200, "ms": None, "url": "/a"},
+                {"status": 2**40, "ms": 0.5, "url": "/b"},
+                *[{"status": None, "ms": None, "url": None}] * 5,
+            ]
+            assert sorted(failures) == [3, 4, 5, 6]
+            assert failures[3].startswith("the value does not begin with the id of a schema")
+            assert failures[4].startswith("schema 9999 is unknown: registry http://127.0.0.1")
+            assert failures[5] == f"schema {text}: string of the writer's schema is not a record"
+            assert failures[6].startswith("field status: the value ends inside it")
+
+    await run_sync(work)
+
+
+async def test_a_schema_may_refer_to_others(broker_with_registry: Broker) -> None:
+    def work() -> None:
+        registry = Registry(str(broker_with_registry.registry_url))
+        money = {
+            "type": "record",
+            "name": "shop.Money",
+            "fields": [{"name": "cents", "type": "long"}],
+        }
+        registry.register("money", RegisteredSchema(msgspec.json.encode(money).decode()))
+        order = {
+            "type": "record",
+            "name": "shop.Order",
+            "fields": [{"name": "total", "type": "shop.Money"}],
+        }
+        text = msgspec.json.encode(order).decode()
+        references = ({"name": "shop.Money", "subject": "money", "version": 1},)
+        schema = msgspec.convert(
+            {"schema": text, "schemaType": "AVRO", "references": references}, RegisteredSchema
+        )
+        number = registry.register("orders-value", schema)
+        format_ = Avro(registry=registry, subject="orders-value")
+        assert rows_of(format_, prefix(number) + b"\x0a") == ([{"total": {"cents": 5}}], {})
+
+    await run_sync(work)
+
+
+async def test_what_a_writer_encodes_is_read_back(broker_with_registry: Broker) -> None:
+    table = pa.table(
+        {
+            "id": pa.array([1, 2], pa.int64()),
+            "name": ["a", None],
+            "at": pa.array(
+                [dt.datetime(2026, 1, 2, tzinfo=dt.UTC), None], pa.timestamp("us", "UTC")
+            ),
+            "day": [dt.date(2026, 1, 2), None],
+            "price": pa.array([Decimal("1.50"), None], pa.decimal128(10, 2)),
+            "tags": [["x", "y"], []],
+            "counts": pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())),
+            "inner": [{"x": 1.5, "ok": True}, None],
+        }
+    )
+
+    def work() -> None:
+        registry = Registry(str(broker_with_registry.registry_url))
+        written = Avro(registry=registry).encode(table, "out")
+        assert all(str(each).startswith(str(prefix(1))[:-1]) for each in written.to_pylist())
+        format_ = Avro(registry=registry, subject="out-value")
+        assert rows_of(format_, *written.to_pylist()) == (table.to_pylist(), {})
+        strict = Avro({**HIT, "name": "Strict"}, registry=registry)
+        with pytest.raises(StrategyError, match="row 0 does not fit the schema of hits-value"):
+            strict.encode(pa.table({"path": [1], "status": ["?"]}), "hits")
+
+    await run_sync(work)
+
+
+class Hit(msgspec.Struct, rename={"url": "path"}):
+    url: str
+    status: int
+    ms: float | None = None
+    host: str = "here"
+
+
+@dataclass
+class Item:
+    path: str
+    status: int
+
+
+def test_a_users_type_is_the_readers_schema_and_the_class_of_objects() -> None:
+    values = binary(encoded(HIT, {"path": "/a", "status": 200}))
+    format_ = Avro(Item)
+    assert format_.schema.names == ["path", "status"]
+    assert format_.decode_objects(values).objects == [Item("/a", 200)]
+    fields: list[pa.Field[Any]] = [
+        pa.field("url", pa.string(), nullable=False),
+        pa.field("status", pa.int64(), nullable=False),
+        pa.field("ms", pa.float64()),
+        pa.field("host", pa.string(), nullable=False),
+    ]
+    assert Avro(Hit).schema == pa.schema(fields)
+
+
+async def test_fields_that_the_writer_lacks_have_the_defaults_of_the_type(
+    broker_with_registry: Broker,
+) -> None:
+    def work() -> None:
+        registry = Registry(str(broker_with_registry.registry_url))
+        number = registry.register("x", RegisteredSchema(msgspec.json.encode(HIT).decode()))
+        value = encoded(HIT, {"path": "/a", "status": 200}, number)
+        decoded = Avro(Hit, registry=registry).decode_objects(binary(value, None))
+        assert decoded == ([Hit("/a", 200, None, "here"), None], {})
+
+    await run_sync(work)
+
+
+def test_a_union_of_several_types_is_a_struct_of_its_branches_and_back() -> None:
+    inner = {"type": "record", "name": "Point", "fields": [{"name": "x", "type": "int"}]}
+    schema = {
+        "type": "record",
+        "name": "Any",
+        "fields": [
+            {"name": "v", "type": ["null", "int", "string", inner]},
+            {"name": "n", "type": ["int", "long"]},
+        ],
+    }
+    table = (
+        Avro(schema)
+        .decode(
+            binary(
+                *(
+                    encoded(schema, {"v": value, "n": n})
+                    for value, n in [(None, 1), (7, 2**40), ("t", 2), ({"x": 3}, 3)]
+                )
+            )
+        )
+        .columns
+    )
+    empty = {"int": None, "string": None, "Point": None}
+    assert table.to_pylist() == [
+        {"v": None, "n": 1},
+        {"v": {**empty, "int": 7}, "n": 2**40},
+        {"v": {**empty, "string": "t"}, "n": 2},
+        {"v": {**empty, "Point": {"x": 3}}, "n": 3},
+    ]
+    again = Avro(schema).encode(pa.Table.from_batches([table]), "t")
+    assert Avro(schema).decode(again).columns.equals(table)
+
+
+def test_the_text_and_the_decimals_of_a_value_are_checked() -> None:
+    schema = {
+        "type": "record",
+        "name": "Row",
+        "fields": [
+            {"name": "texts", "type": {"type": "array", "items": "string"}},
+            {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 3}},
+        ],
+    }
+    good = encoded(schema, {"texts": ["ä", "b"], "price": Decimal(999)})
+    wrong = good.replace("ä".encode(), b"\xff\xfe")
+    large = good.replace(b"\x03\xe7", b"\x03\xe8")
+    longer = encoded({"type": "array", "items": "string"}, ["c"]) + b"\x22" + b"\1" * 17
+    rows, failures = rows_of(Avro(schema), good, wrong, large, longer, good)
+    assert [row["price"] for row in rows] == [Decimal(999), None, None, None, Decimal(999)]
+    assert failures == {
+        1: "field texts: the text is not UTF-8",
+        2: "field price: the decimal has too many digits",
+        3: "field price: the decimal has too many digits",
+    }
+
+
+def test_long_lists_make_room_for_themselves() -> None:
+    schema = {"type": "array", "items": {"type": "array", "items": "long"}}
+    lists: list[list[list[int]]] = [[[n] * n for n in range(80)], [], [[7] * 5000]]
+    decoded = Avro(schema).decode(binary(*(encoded(schema, each) for each in lists)))
+    assert decoded.columns.column("value").to_pylist() == lists
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (None, "without a registry it needs schema="),
+        ("{", "not JSON"),
+        ({"type": "record"}, "not valid"),
+        ("nothing", "not valid"),
+    ],
+)
+def test_a_schema_that_is_not_one_is_refused_at_once(schema: Any, message: str) -> None:
+    with pytest.raises(StrategyError, match=message):
+        Avro(schema)
+
+
+def test_without_schema_and_subject_the_columns_are_not_known() -> None:
+    with pytest.raises(StrategyError, match=r"give schema= .* or subject="):
+        _ = Avro(registry="http://127.0.0.1:1").schema
+
+
+def test_a_schema_that_contains_itself_has_no_columns_but_can_be_left_out() -> None:
+    node = {
+        "type": "record",
+        "name": "Node",
+        "fields": [{"name": "id", "type": "int"}, {"name": "next", "type": ["null", "Node"]}],
+    }
+    with pytest.raises(StrategyError, match="field next: Node contains itself"):
+        _ = Avro(node).schema

@@ -1,0 +1,153 @@
+"""Which schemas cannot be read as which, and where our rules go beyond Avro's."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+import fastavro
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kmr.values.avro.program import Program
+from kmr.values.avro.schema import Unresolvable, parse
+
+from .test_kernel import decode
+
+
+def record(*fields: Any) -> Any:
+    return {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": f"f{at}", "type": each} for at, each in enumerate(fields)],
+    }
+
+
+def enum(*symbols: str, **more: Any) -> Any:
+    return {"type": "enum", "name": "E", "symbols": list(symbols), **more}
+
+
+def one(writer: Any, reader: Any, value: Any) -> tuple[Any, dict[int, str]]:
+    into = BytesIO()
+    fastavro.schemaless_writer(into, fastavro.parse_schema(record(writer)), {"f0": value})
+    rows, failures = decode([into.getvalue()], record(writer), record(reader))
+    return rows[0]["f0"], failures
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "reason"),
+    [
+        ("long", "int", "field f0: long of the writer's schema cannot be read as int"),
+        ("string", "int", "field f0: string of the writer's"),
+        (["null", "string"], "int", r"field f0: \[null, string\] of the writer's"),
+        ("int", ["null", "string"], r"cannot be read as \[null, string\]"),
+        (
+            {"type": "fixed", "name": "F", "size": 2},
+            {"type": "fixed", "name": "F", "size": 3},
+            "fixed F",
+        ),
+        (
+            {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2},
+            {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 3},
+            r"bytes \(decimal\)",
+        ),
+    ],
+)
+def test_a_schema_that_does_not_fit_is_refused_with_the_field(
+    writer: Any, reader: Any, reason: str
+) -> None:
+    named: dict[str, Any] = {}
+    program = Program(parse(record(reader), named), named)
+    before = len(program.code.lines)
+    written: dict[str, Any] = {}
+    with pytest.raises(Unresolvable, match=reason):
+        program.add(parse(record(writer), written), written)
+    assert len(program.code.lines) == before
+
+
+def test_a_missing_field_without_a_default_is_refused() -> None:
+    named: dict[str, Any] = {}
+    program = Program(parse(record("int", "int"), named), named)
+    with pytest.raises(Unresolvable, match="field f1: the writer's schema has no such field"):
+        program.add(record("int"), {})
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "value", "found"),
+    [
+        (["null", "int"], "long", 5, 5),
+        (["int", "string"], ["null", "string"], "x", "x"),
+        ("int", ["null", "double"], 5, 5.0),
+        ("float", ["string", "double"], 0.5, {"string": None, "double": 0.5}),
+        ("int", ["null", "long", "int"], 5, 5),
+        ("bytes", "string", "ä".encode(), "ä"),
+        ("string", "bytes", "ä", "ä".encode()),
+        (enum("A", "B"), enum("B", "C"), "B", "B"),
+        (enum("A", "B"), enum("C", default="C"), "A", "C"),
+        (enum("A", "B"), "string", "B", "B"),
+        ({"type": "fixed", "name": "F", "size": 2}, "bytes", b"ab", b"ab"),
+    ],
+)
+def test_values_are_promoted(writer: Any, reader: Any, value: Any, found: Any) -> None:
+    assert one(writer, reader, value) == (found, {})
+
+
+def test_a_time_in_another_unit_is_converted() -> None:
+    millis = {"type": "long", "logicalType": "timestamp-millis"}
+    micros = {"type": "long", "logicalType": "timestamp-micros"}
+    assert one(millis, micros, 1500)[0].timestamp() == 1.5
+    assert one(micros, millis, 1_500_999)[0].timestamp() == 1.5
+    assert one(millis, micros, 2**62) == (None, {0: "field f0: it is out of the range of its type"})
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "value", "reason"),
+    [
+        (
+            ["null", "int"],
+            "int",
+            None,
+            "branch 0 of the writer's union is not in the reader's schema",
+        ),
+        (enum("A", "B"), enum("B"), "A", "the reader's schema has no symbol 0 of the writer's"),
+    ],
+)
+def test_values_without_a_place_in_the_readers_schema_fail_alone(
+    writer: Any, reader: Any, value: Any, reason: str
+) -> None:
+    found, failures = one(writer, reader, value)
+    assert found is None
+    assert failures[0].startswith(f"field f0: {reason}")
+
+
+def test_a_record_that_contains_itself_is_skipped() -> None:
+    node = {
+        "type": "record",
+        "name": "Node",
+        "fields": [
+            {"name": "tags", "type": {"type": "map", "values": ["null", "double", "float"]}},
+            {"name": "next", "type": {"type": "array", "items": "Node"}},
+        ],
+    }
+    leaf: dict[str, Any] = {"tags": {"a": None, "b": 0.5}, "next": []}
+    value = {"tags": {}, "next": [leaf, {"tags": {}, "next": [leaf]}]}
+    into = BytesIO()
+    fastavro.schemaless_writer(
+        into, fastavro.parse_schema(record(node, "int")), {"f0": value, "f1": 7}
+    )
+    reader = {"type": "record", "name": "R", "fields": [{"name": "f1", "type": "int"}]}
+    assert decode([into.getvalue()], record(node, "int"), reader) == ([{"f1": 7}], {})
+    deep = b"\0\2" * 100
+    assert decode([deep], record(node, "int"), reader)[1] == {
+        0: "field f0.next.tags: it is nested too deep"
+    } or decode([deep], record(node, "int"), reader)[1][0].endswith("nested too deep")
+
+
+@given(st.integers(-(10**9), 10**9), st.integers(1, 9))
+def test_decimals_may_be_fixed(unscaled: int, extra: int) -> None:
+    size = 4 + extra
+    fixed = {"type": "fixed", "name": "D", "size": size, "logicalType": "decimal", "precision": 11}
+    raw = unscaled.to_bytes(size, "big", signed=True)
+    rows, failures = decode([raw], record(fixed))
+    assert (int(rows[0]["f0"]), failures) == (unscaled, {})

@@ -1,0 +1,172 @@
+"""The registry's client: authentication, retries, what it remembers, and its errors."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from anyio.to_thread import run_sync
+
+from kmr import Registry, RegistryError
+from kmr.values.registry import Reference, RegisteredSchema, UnknownSchema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kmr.broker import Broker
+
+
+class Scripted(HTTPServer):
+    """Answers each request by the next of `answers`: a status and a body."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers: list[tuple[int, Any]] = []
+        self.requests: list[tuple[str, str | None]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Scripted
+
+    def do_GET(self) -> None:
+        self.server.requests.append((self.path, self.headers["Authorization"]))
+        status, body = self.server.answers.pop(0)
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Print nothing."""
+
+
+@pytest.fixture
+def scripted() -> Iterator[Scripted]:
+    server = Scripted()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_schema_is_asked_for_once_in_each_process(scripted: Scripted) -> None:
+    scripted.answers = [(200, {"schema": '"int"'})] * 2
+    registry = Registry(f"{scripted.url}/")
+    assert registry.by_id(3) == registry.by_id(3) == RegisteredSchema('"int"', id=3)
+    assert scripted.requests == [("/schemas/ids/3", None)]
+    assert pickle.loads(pickle.dumps(registry)).by_id(3).schema == '"int"'
+    assert len(scripted.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "header"),
+    [
+        ({"username": "ann", "password": "s:t"}, b"Basic " + base64.b64encode(b"ann:s:t")),
+        ({"token": "abc"}, b"Bearer abc"),
+    ],
+)
+def test_it_authenticates(scripted: Scripted, options: dict[str, str], header: bytes) -> None:
+    scripted.answers = [(200, {"schema": '"int"'})]
+    registry = Registry(scripted.url, **options)  # type: ignore[arg-type]
+    registry.by_id(1)
+    assert scripted.requests == [("/schemas/ids/1", header.decode())]
+    assert not {*options.values()} - {"ann"} & {*repr(registry).split("'")}
+
+
+def test_user_and_password_may_be_in_the_url(scripted: Scripted) -> None:
+    scripted.answers = [(200, {"schema": '"int"'})]
+    registry = Registry(scripted.url.replace("//", "//ann:p%40ss@"))
+    registry.by_id(1)
+    assert scripted.requests[0][1] == f"Basic {base64.b64encode(b'ann:p@ss').decode()}"
+    assert "p@ss" not in repr(registry)
+    assert "p%40ss" not in repr(registry)
+
+
+def test_errors_of_the_server_are_retried_and_refusals_are_not(scripted: Scripted) -> None:
+    registry = Registry(scripted.url, retries=1)
+    scripted.answers = [(503, {}), (200, {"schema": '"int"'})]
+    assert registry.by_id(1).schema == '"int"'
+    scripted.answers = [(500, {"error_code": 50001, "message": "store"})] * 2
+    with pytest.raises(RegistryError, match=r"/schemas/ids/2 is refused \(500: store\)"):
+        registry.by_id(2)
+    scripted.answers = [(401, {"error_code": 401, "message": "no"})]
+    with pytest.raises(RegistryError, match=r"401: no\); check the user and the password"):
+        registry.by_id(3)
+    assert len(scripted.requests) == 5
+
+
+def test_an_unknown_id_is_remembered_for_a_while(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry(scripted.url)
+    unknown = 404, {"error_code": 40403, "message": "Schema 7 not found"}
+    scripted.answers = [unknown]
+    for _ in range(2):
+        with pytest.raises(UnknownSchema, match="Schema 7 not found"):
+            registry.by_id(7)
+    monkeypatch.setattr("kmr.values.registry._FORGET_UNKNOWN", -1.0)
+    other = Registry(scripted.url)
+    scripted.answers = [unknown, (200, {"schema": '"int"'})]
+    with pytest.raises(UnknownSchema):
+        other.by_id(7)
+    assert other.by_id(7).id == 7
+
+
+def test_another_server_is_not_taken_for_a_registry_without_the_schema(scripted: Scripted) -> None:
+    registry = Registry(scripted.url)
+    scripted.answers = [(404, {"detail": "Not Found"}), (200, ["hello"])]
+    with pytest.raises(RegistryError, match="404") as caught:
+        registry.by_id(1)
+    assert not isinstance(caught.value, UnknownSchema)
+    with pytest.raises(RegistryError, match="not the answer of a schema registry"):
+        registry.by_id(1)
+
+
+def test_no_answer_and_wrong_addresses_are_said_in_one_line() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # it does not listen
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(RegistryError, match=rf"registry {url}: no answer .*refused"):
+            Registry(url, retries=0).by_id(1)
+    with pytest.raises(
+        RegistryError, match=r"'localhost:8081': not an URL; write http://host:8081"
+    ):
+        Registry("localhost:8081")
+    with pytest.raises(RegistryError, match="TLS files cannot be read"):
+        Registry("https://localhost:1", ca_file="/nowhere.pem").by_id(1)
+
+
+async def test_schemas_are_registered_once_and_found_by_version_with_their_references(
+    broker_with_registry: Broker,
+) -> None:
+    def work() -> None:
+        registry = Registry(str(broker_with_registry.registry_url))
+        inner = RegisteredSchema('{"type":"record","name":"a.In","fields":[]}')
+        number = registry.register("in/side", inner)
+        assert registry.register("in/side", inner) == number
+        outer = RegisteredSchema(
+            '{"type":"array","items":"a.In"}', references=(Reference("a.In", "in/side", 1),)
+        )
+        assert registry.register("out", outer) != number
+        latest = registry.by_version("out")
+        assert latest.references == outer.references
+        assert [*registry.references(latest)] == ["a.In"]
+        with pytest.raises(UnknownSchema, match="nothing"):
+            registry.by_version("nothing")
+        with pytest.raises(RegistryError, match="is refused"):
+            registry.register("out", RegisteredSchema("{"))
+
+    await run_sync(work)

@@ -1,0 +1,43 @@
+"""Slots as Arrow columns; the kernels that write them have tests of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from kmr.values.slots import Layout, Slots
+
+
+def test_slots_become_columns_of_every_width() -> None:
+    layout = Layout()
+    number = layout.add("integer", pa.int8(), 0, "number")
+    text = layout.add("text", pa.string(), 0, "text")
+    items = layout.add("list", pa.list_(pa.bool_()), 0, "items")
+    items.children = [layout.add("boolean", pa.bool_(), layout.child_level(items), "items")]
+    slots = Slots(layout, 3)
+    data = np.frombuffer(b"hello", np.uint8)
+    slots.valid[:] = 1
+    slots.cursors[:] = 3, 2
+    for column, values in enumerate(([1, -2, 3], [0 << 32 | 2, 4 << 32 | 1, 0], [0, 1, 1], [0, 1])):
+        slots.of(column)[:] = values
+    slots.valid[slots.bases[0]] = 0
+    arrays = [slots.array(column, data, lambda *_: None) for column in (number, text, items)]
+    assert [array.to_pylist() for array in arrays] == [
+        [None, -2, 3],
+        ["he", "o", ""],
+        [[False], [], [True]],
+    ]
+    assert slots.rows_of(items.children[0], np.array([0, 1])).tolist() == [0, 2]
+
+
+def test_a_level_that_grows_keeps_what_is_written() -> None:
+    layout = Layout()
+    items = layout.add("list", pa.list_(pa.int64()), 0, "items")
+    items.children = [layout.add("integer", pa.int64(), layout.child_level(items), "items")]
+    slots = Slots(layout, 1)
+    slots.cursors[1] = slots.capacities[1]
+    slots.of(1)[:] = np.arange(slots.capacities[1])
+    before = slots.of(1).tolist()
+    slots.grow(1)
+    assert slots.of(1).tolist() == before
+    assert slots.capacities[1] == 2 * len(before)
