@@ -2,7 +2,7 @@
 
 A table of Spark's catalog may have either. Both have the same methods. `write` and `write_frame` may be
 called again with the same part; `publish` is called when all parts of a flush are written. `doubt` says why a
-part that is written again may be doubled; it is None if it never is.
+part that is written again may be doubled, None if none is; `doubles` says it of one part.
 """
 
 from __future__ import annotations
@@ -117,6 +117,10 @@ class FileDestination:
                 f"{len(refused)} rows of transform do not fit: {next(iter(refused.values()))}"
             )
 
+    def doubles(self, _part: Part) -> bool:
+        """Return False: a file is replaced by its name."""
+        return False
+
     def publish(self) -> None:
         """Add new files and partitions to the table."""
         if self.table is not None and self.session is not None and self._new:
@@ -168,6 +172,13 @@ class SparkDestination:
             writer.mode("overwrite").save(f"{self.path}/{RANGE_COLUMN}={part.name}")
         else:
             writer.mode("append").save(self.path)
+
+    def doubles(self, part: Part) -> bool:
+        """Return whether a part that is written again may be doubled.
+
+        Delta has no transaction id for rows of several partitions: they have no last offset.
+        """
+        return self.doubt is not None or (self.format == "delta" and part.span is None)
 
     def publish(self) -> None:
         """Do nothing: Spark knows its own files."""

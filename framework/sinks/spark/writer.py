@@ -157,12 +157,16 @@ class SparkWriter(Collecting):
         if self.table is not None:
             return (
                 "exactly once if the table is made of Parquet files that the driver can write, or is "
-                "Delta; else at least once, which the log says at start"
+                "Delta (there, rows of an Aggregate are at least once); else at least once, which the "
+                "log says at start"
             )
         if self.path is None:
             return f"the transform writes, {AT_LEAST_ONCE_ON_SPARK}"
         if self.format == "delta":
-            return "exactly once, by txnAppId and txnVersion"
+            return (
+                "exactly once, by txnAppId and txnVersion; rows of several topic partitions, as of an "
+                "Aggregate, at least once"
+            )
         if self.format in FILE_FORMATS:
             return "exactly once, by files or a directory per micro-batch, which are replaced"
         return f"Spark appends to {self.format}, {AT_LEAST_ONCE_ON_SPARK}"
@@ -257,10 +261,12 @@ class SparkWriter(Collecting):
         """
         if not self.rows:
             return Empty()
+        missing: list[Part] = []
         try:
-            for part in plan_parts(self.rows, self._group, self._generations):
-                if part.name not in self._written:
-                    self._written[part.name] = self._write(part)
+            parts = plan_parts(self.rows, self._group, self._generations)
+            missing = [part for part in parts if part.name not in self._written]
+            for part in missing:
+                self._written[part.name] = self._write(part)
             if self._destination is not None:
                 self._destination.publish()
         except KmrError:
@@ -270,13 +276,16 @@ class SparkWriter(Collecting):
             if meaning is not error:
                 raise meaning from error
             if isinstance(error, OSError):
-                # Files and directories are replaced by name; what Spark appends would be doubled.
                 reason = f"{self.table or self.path}: {reason_of(error)}"
-                return Retry(None, reason, may_double=self.at_least_once is not None)
+                doubles = any(self._doubles(part) for part in missing)
+                return Retry(None, reason, may_double=doubles)
             raise
         poisoned = [refused for rows in self._written.values() for refused in rows]
         self._written = {}
         return Flushed(poisoned=poisoned)
+
+    def _doubles(self, part: Part) -> bool:
+        return self._destination is None or self._destination.doubles(part)
 
     def _write(self, part: Part) -> list[Poisoned]:
         rows = one_table(part.insert.parts)

@@ -5,17 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ...delivery.announcement import next_generation
+from ...errors import SettingsError
 from ...record import TopicPartition
+from ..source.offsets import read_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
 
-__all__ = ["CheckpointGeneration", "newest_logged", "read_generation"]
+    from ..source.offsets import Offsets
+
+__all__ = [
+    "CheckpointGeneration",
+    "keep_group",
+    "newest_logged",
+    "read_generation",
+    "read_logged_offsets",
+]
 
 _GENERATION = "kmr-generation-"
+_GROUP = "kmr-group"
 
 
 class CheckpointGeneration(Mapping[TopicPartition, int]):
@@ -60,8 +73,58 @@ def newest_logged(session: SparkSession, checkpoint: str) -> int:
 
     Spark logs the offsets of a micro-batch before it runs, and runs it again if it was not completed.
     """
-    names = _names(session, checkpoint, "offsets")
+    return _newest(session, checkpoint, "offsets")
+
+
+def read_logged_offsets(session: SparkSession, checkpoint: str) -> Offsets:
+    """Return the end offsets of the newest micro-batch that has begun; none before the first."""
+    newest = newest_logged(session, checkpoint)
+    if newest < 0:
+        return {}
+    # A version, the query's state, and a line for each source; a Kafka source writes JSON.
+    *_, source = _read(session, checkpoint, "offsets", str(newest)).splitlines()
+    return read_offsets(msgspec.json.decode(source, type=dict[str, dict[str, int]]))
+
+
+def keep_group(session: SparkSession, checkpoint: str, group: str) -> None:
+    """Note the group in the checkpoint: tokens and file names of what a micro-batch writes have it.
+
+    Raises:
+        SettingsError: a micro-batch of another group is not complete. Its rows may be written already, and
+            would be doubled with the tokens of this group.
+    """
+    noted = _read(session, checkpoint, _GROUP) if _GROUP in _names(session, checkpoint) else None
+    if noted == group:
+        return
+    pending = newest_logged(session, checkpoint)
+    if noted is not None and pending > _newest(session, checkpoint, "commits"):
+        raise SettingsError(
+            f"micro-batch {pending} of the checkpoint {checkpoint} is not complete, and belongs to group "
+            f"{noted}: with group {group} its rows may be doubled. Run it once with --group {noted} "
+            "--trigger available-now, then change the group"
+        )
+    files, path = _hadoop(session, checkpoint, _GROUP)
+    stream = files.create(path, True)  # noqa: FBT003  Java's `overwrite`
+    try:
+        stream.write(bytearray(group.encode()))
+    finally:
+        stream.close()
+
+
+def _newest(session: SparkSession, checkpoint: str, log: str) -> int:
+    names = _names(session, checkpoint, log)
     return max((int(name) for name in names if name.isdigit()), default=-1)
+
+
+def _read(session: SparkSession, *parts: str) -> str:
+    files, path = _hadoop(session, *parts)
+    stream = files.open(path)
+    try:
+        context: Any = session.sparkContext
+        text: str = context._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")  # noqa: SLF001
+    finally:
+        stream.close()
+    return text
 
 
 def _names(session: SparkSession, *parts: str) -> list[str]:
@@ -75,5 +138,5 @@ def _names(session: SparkSession, *parts: str) -> list[str]:
 def _hadoop(session: SparkSession, *parts: str) -> tuple[Any, Any]:
     """Return the file system of a path, and the path."""
     context: Any = session.sparkContext
-    path = context._jvm.org.apache.hadoop.fs.Path(*parts)  # noqa: SLF001
+    path = context._jvm.org.apache.hadoop.fs.Path("/".join(parts))  # noqa: SLF001
     return path.getFileSystem(context._jsc.hadoopConfiguration()), path  # noqa: SLF001

@@ -34,10 +34,16 @@ from ..runtime.session import explain_error, is_slow_start, silence_spark
 from ..runtime.shipping import ship_modules
 from ..source.blocking_client import shared_client
 from ..source.data_source import arrow_schema
-from ..source.offsets import read_offsets
+from ..source.offsets import check_topics, read_offsets
 from ..source.options import SourceOptions
 from ..source.reader import read_range
-from .checkpoint import CheckpointGeneration, newest_logged, read_generation
+from .checkpoint import (
+    CheckpointGeneration,
+    keep_group,
+    newest_logged,
+    read_generation,
+    read_logged_offsets,
+)
 from .driver import DriverReducers
 from .engine_settings import source_options
 from .progress import MicroBatchGate, ProgressListener, source_end
@@ -201,6 +207,9 @@ class SparkEngine:
         self._opened = True
         if self._stop.is_set():
             return
+        if engine.source == "jvm":  # ours checks it itself; Spark's own reports lost data
+            check_topics(self._source, read_logged_offsets(session, engine.checkpoint))
+        keep_group(session, engine.checkpoint, self._settings.group)
         silence_spark(session)
         ship_modules(session, self._strategy, Path(modules))
         session.streams.addListener(listener)
@@ -258,17 +267,16 @@ class SparkEngine:
         )
 
     def _start(self, session: SparkSession) -> StreamingQuery:
-        self._generation.value = read_generation(session, self._engine.checkpoint)
-        self._logged = newest_logged(session, self._engine.checkpoint)
+        checkpoint = self._engine.checkpoint
+        self._generation.value = read_generation(session, checkpoint)
+        self._logged = newest_logged(session, checkpoint)
         plan = TaskPlan.of(self._strategy, self._context, logged=self._logged)
         if self._engine.source == "python":
             self._warm_ups.callback(warm_up(session, plan, self._source.client))
         try:
             writer: Any = self._frame(session, plan).writeStream.foreachBatch(self._micro_batch)
             writer = writer.queryName(self._engine.name).trigger(**self._engine.trigger_arguments())
-            query: StreamingQuery = writer.option(
-                "checkpointLocation", self._engine.checkpoint
-            ).start()
+            query: StreamingQuery = writer.option("checkpointLocation", checkpoint).start()
         except KmrError:
             raise
         except Exception as error:

@@ -31,6 +31,7 @@ __all__ = [
     "OffsetPlanner",
     "Offsets",
     "by_topic",
+    "check_topics",
     "divide_ranges",
     "limit_offsets",
     "parse_offsets",
@@ -261,7 +262,7 @@ class OffsetPlanner:
             OffsetOutOfRange: records or partitions are gone, and `failOnDataLoss` is set.
         """
         partitions = self.partitions()
-        self.check_topics(start)
+        check_topics(self._options, start)
         own = {p for p in start if self._options.subscription.names(p.topic)}
         if gone := own - set(partitions):
             self._report_loss(f"partitions are gone: {by_topic(gone)}")
@@ -286,30 +287,31 @@ class OffsetPlanner:
             found[partition] = end
         return found
 
-    def check_topics(self, offsets: Iterable[TopicPartition]) -> None:
-        """Check that offsets of a checkpoint are of topics that the query reads.
-
-        Raises:
-            ConsumerError: they are of other topics, and `failOnDataLoss` is set.
-        """
-        subscription = self._options.subscription
-        others = sorted({p.topic for p in offsets if not subscription.names(p.topic)})
-        if not others:
-            return
-        names = ", ".join(others)
-        what = (
-            f"the checkpoint belongs to another topic: it has offsets of {names}, and the query reads "
-            f"{subscription}"
-        )
-        if self._options.fail_on_data_loss:
-            raise ConsumerError(
-                f"{what}. Give the query a checkpoint of its own, or read {names} too. To go on with this "
-                f"checkpoint and without {names}, set the option failOnDataLoss to false"
-            )
-        _log.warning("the checkpoint belongs to another topic", what=what)
-
     def _report_loss(self, what: str) -> None:
         """Log that records may be lost; with `failOnDataLoss`, raise OffsetOutOfRange instead."""
         if self._options.fail_on_data_loss:
             raise OffsetOutOfRange(f"{what}. {DATA_LOSS_ADVICE}")
         _log.warning("records may be lost", what=what)
+
+
+def check_topics(options: SourceOptions, offsets: Iterable[TopicPartition]) -> None:
+    """Check that offsets of a checkpoint are of topics that the query reads.
+
+    Raises:
+        ConsumerError: they are of other topics, and `failOnDataLoss` is set.
+    """
+    subscription = options.subscription
+    others = sorted({p.topic for p in offsets if not subscription.names(p.topic)})
+    if not others:
+        return
+    names = ", ".join(others)
+    what = (
+        f"the checkpoint belongs to another topic: it has offsets of {names}, and the query reads "
+        f"{subscription}"
+    )
+    if options.fail_on_data_loss:
+        raise ConsumerError(
+            f"{what}. Give the query a checkpoint of its own, or read {names} too. To go on with this "
+            f"checkpoint and without {names}, set the option failOnDataLoss to false"
+        )
+    _log.warning("the checkpoint belongs to another topic", what=what)

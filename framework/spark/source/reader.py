@@ -29,6 +29,7 @@ from .offsets import (
     DATA_LOSS_ADVICE,
     OffsetPlanner,
     Offsets,
+    check_topics,
     divide_ranges,
     limit_offsets,
     ranges_between,
@@ -279,9 +280,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Plan the ranges of a micro-batch, one task each; the same whenever it is planned again."""
-        self._planner.check_topics(
-            read_offsets(end)
-        )  # a micro-batch that is repeated may have others
+        check_topics(self._options, read_offsets(end))  # one that is repeated may have others
         # A partition that only `end` has is new: `latest` gave it its first offset, so it has no range yet.
         ranges = ranges_between(read_offsets(start), read_offsets(end))
         parts = divide_ranges(ranges, self._options.min_partitions, grid=self._grid)

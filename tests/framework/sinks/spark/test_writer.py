@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pyarrow as pa
@@ -122,6 +124,31 @@ async def test_after_a_disk_error_only_the_missing_parts_are_written(
     assert isinstance(writer.flush(), Flushed)
     assert [name.rpartition("/")[2][:6] for name in renamed] == ["g~t~0~", "g~t~1~", "g~t~1~"]
     assert offsets_in(tmp_path) == sorted([*range(10)] * 2)
+
+
+@pytest.mark.parametrize(
+    ("format_", "aggregated", "doubles"),
+    [
+        ("delta", False, False),
+        ("delta", True, True),
+        ("iceberg", False, True),
+        ("orc", True, False),
+    ],
+)
+async def test_a_retry_says_that_rows_may_be_doubled_where_spark_appends_without_a_transaction_id(
+    context: Context, format_: str, aggregated: bool, doubles: bool
+) -> None:
+    session = MagicMock()
+    session.createDataFrame.side_effect = OSError("the connection is lost")
+    writer = SparkWriter(path="hdfs://h/x", format=format_)
+    await writer.open(replace(context, session=session))
+    rows = rows_of(0, 4)
+    if aggregated:
+        rows = Rows(rows.table, (*rows.ranges, Range("t", 1, 0, 4)), None)
+    writer.add(rows)
+    result = writer.flush()
+    assert isinstance(result, Retry)
+    assert result.may_double is doubles
 
 
 async def test_partition_by_makes_directories_and_leaves_the_columns_out_of_the_files(

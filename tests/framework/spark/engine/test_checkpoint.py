@@ -9,8 +9,15 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from kmr.errors import SettingsError
 from kmr.record import TopicPartition
-from kmr.spark.engine.checkpoint import CheckpointGeneration, newest_logged, read_generation
+from kmr.spark.engine.checkpoint import (
+    CheckpointGeneration,
+    keep_group,
+    newest_logged,
+    read_generation,
+    read_logged_offsets,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,3 +61,43 @@ def test_every_partition_has_the_generation_of_the_checkpoint_also_in_a_task() -
     generations.value = 7
     copy = pickle.loads(pickle.dumps(generations))
     assert copy.get(TopicPartition("t", 3), 0) == 7
+
+
+def test_the_offsets_of_the_newest_micro_batch_are_read(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    assert read_logged_offsets(spark, str(tmp_path)) == {}
+    (tmp_path / "offsets").mkdir()
+    for number, offset in ((9, 1), (10, 2)):
+        log = f'v1\n{{"batchWatermarkMs":0}}\n{{"t":{{"3":{offset}}}}}'
+        (tmp_path / "offsets" / str(number)).write_text(log)
+    assert read_logged_offsets(spark, str(tmp_path)) == {TopicPartition("t", 3): 2}
+
+
+def test_the_group_of_a_checkpoint_changes_only_when_its_micro_batches_are_complete(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    checkpoint = str(tmp_path)
+    keep_group(spark, checkpoint, "one")
+    for log in ("offsets", "commits"):
+        (tmp_path / log).mkdir()
+    (tmp_path / "offsets" / "0").touch()
+    keep_group(spark, checkpoint, "one")
+    with pytest.raises(
+        SettingsError, match=r"micro-batch 0 of .* belongs to group one: with group two"
+    ):
+        keep_group(spark, checkpoint, "two")
+    (tmp_path / "commits" / "0").touch()
+    keep_group(spark, checkpoint, "two")
+    (tmp_path / "offsets" / "1").touch()
+    with pytest.raises(SettingsError, match="belongs to group two"):
+        keep_group(spark, checkpoint, "one")
+
+
+def test_a_checkpoint_of_an_earlier_version_takes_any_group(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "0").touch()
+    keep_group(spark, str(tmp_path), "one")
+    assert (tmp_path / "kmr-group").read_text() == "one"

@@ -18,7 +18,13 @@ pytest.importorskip("pyspark")
 
 from kmr import Strategy, map_batch
 from kmr.cli.strategies import load_strategy
-from kmr.errors import DeadlineExceeded, RecordFailed, StrategyError
+from kmr.errors import (
+    ConsumerError,
+    DeadlineExceeded,
+    RecordFailed,
+    SettingsError,
+    StrategyError,
+)
 from kmr.settings import HttpSettings, Settings
 from kmr.sinks import KafkaWriter
 from kmr.sinks.clickhouse.client import Target, connect
@@ -479,10 +485,25 @@ def test_a_micro_batch_that_is_repeated_is_counted_and_its_lag_is_known(
     runner.run("files")
     runner.forget_last()
     kafka.produce(topic, [b"y"] * 5)
+    settings = runner.settings
+    runner.settings = msgspec.structs.replace(settings, group="other")
+    with pytest.raises(SettingsError, match="belongs to group g: with group other"):
+        runner.run("files")
+    runner.settings = settings
     done = runner.run("files")
     assert len(runner.rows()) == 15
     assert sample(done, "commits_total", result="checkpoint") == 2
     assert sample(done, "consumer_lag_records", topic=topic, partition="0") == 0
+
+
+@pytest.mark.parametrize("source", ["jvm"], indirect=True)
+def test_a_checkpoint_of_another_topic_is_named_before_sparks_own_source_reports_lost_data(
+    runner: Runner, topic: str, tmp_path: Path, source: str
+) -> None:
+    (tmp_path / "checkpoint" / "offsets").mkdir(parents=True)
+    (tmp_path / "checkpoint" / "offsets" / "0").write_text('v1\n{}\n{"old":{"0":5}}')
+    with pytest.raises(ConsumerError, match=f"it has offsets of old, and the query reads {topic}"):
+        runner.run("files", source=source)
 
 
 def test_metrics_and_readiness_are_served_while_the_query_runs(
