@@ -118,7 +118,7 @@ class Pipeline:
     async def open(self, context: Context) -> None:
         """Connect all reducers. Raises StrategyError if the strategy does not fit its sinks."""
         context = replace(
-            context, generations=self.committer.generations, schemas=self._strategy.schemas()
+            context, generations=self.committer.generations, schema_of=self._strategy.schema_of
         )
         await self._lanes.open(context)
         if self._error_stage is not None:

@@ -184,16 +184,16 @@ class Strategy:
         """The reducers by the names of their stages in metrics and logs: `reduce-1`, `reduce-2`, ..."""
         return {f"reduce-{number}": reducer for number, reducer in enumerate(self.reduce, start=1)}
 
-    def schemas(self) -> dict[str, pa.Schema]:
-        """Return the columns of the rows that reach each stage, where they are declared."""
-        found = {} if self.reduce_err is None else {ERROR_STAGE: FAILED_SCHEMA}
-        schema = self.map_spec.schema
-        for stage, reducer in self.stages.items():
-            if schema is None:
+    def schema_of(self, stage: str) -> pa.Schema | None:
+        """Return the columns of the rows that reach a stage; None if they are not known before it runs."""
+        if stage == ERROR_STAGE:
+            return FAILED_SCHEMA
+        schema = self.row_schema
+        for name, reducer in self.stages.items():
+            if schema is None or name == stage:
                 break
-            found[stage] = schema
             schema = reducer.schema_of_output(schema)
-        return found
+        return schema
 
     @property
     def all_stages(self) -> dict[str, Reducer]:

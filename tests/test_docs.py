@@ -1,11 +1,15 @@
-"""The documentation names files that exist."""
+"""The documentation names files that exist, and its examples run."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+
+from kmr.cli.clickhouse import create_table
+from kmr.sinks.clickhouse.ddl import column_type
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("C*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -34,3 +38,21 @@ def test_the_rooms_of_the_architecture_page_are_those_of_the_package() -> None:
         }
         missing = {room for room in rooms if f"`{room}/`" not in text}
         assert not missing, f"docs/architecture.md does not name {sorted(missing)} of {package}/"
+
+
+def test_the_statement_for_the_table_of_the_example_is_that_of_its_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "clickhouse.md").read_text(encoding="utf-8")
+    code, statement = (
+        page.partition(f"```{language}\n")[2].partition("```")[0] for language in ("python", "sql")
+    )
+    (tmp_path / "hits.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    create_table("hits", stage="reduce-1")
+    assert capsys.readouterr().out == statement
+    types = re.findall(r"^\| `(pa\..+?)`(?:,.*)? \| `+(.+?)`+ \|$", page, re.MULTILINE)
+    assert len(types) == 15
+    for arrow, clickhouse in types:
+        assert column_type(eval(arrow, {"pa": pa})) == clickhouse

@@ -85,4 +85,8 @@ def parse_schema(
         from .avro_schema import AvroSchema
 
         return AvroSchema(text, dependencies)
+    if schema_type == JSON:
+        from .json_schema import JsonSchema
+
+        return JsonSchema(text, dependencies)
     raise invalid_schema(f"unknown schema type {schema_type!r}; use {', '.join(SCHEMA_TYPES)}")

@@ -141,9 +141,8 @@ def create_table(strategy: str, /, *, stage: str | None = None, run: bool = Fals
     if not writers:
         where = "no stage" if stage is None else f"stage {stage}"
         raise StrategyError(f"{strategy}: {where} of it is no ClickHouseWriter; see kmr validate")
-    schemas = loaded.schemas()
     statements = {
-        name: writer.create_statement(schemas.get(name)) for name, writer in writers.items()
+        name: writer.create_statement(loaded.schema_of(name)) for name, writer in writers.items()
     }
     for name, writer in writers.items():
         sys.stdout.write(f"{statements[name]};\n")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, Self, get_args
 from ..errors import StrategyError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import SparkSession
@@ -54,6 +54,10 @@ AT_LEAST_ONCE_ON_SPARK = (
 )
 
 
+def _unknown(_stage: str) -> None:
+    """Return no columns."""
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """The surroundings of a reducer: the argument of `Reducer.open`.
@@ -69,7 +73,7 @@ class Context:
         session: the `SparkSession` to write with, in the driver of the Spark engine; None elsewhere.
         generations: the generation of each partition's offsets, kept up to date; a part of every
             deduplication token. A partition that is missing has generation 0.
-        schemas: the columns of the rows that reach each stage, where the strategy declares them.
+        schema_of: returns the columns of the rows that reach a stage; None if they are not known yet.
     """
 
     group: str
@@ -80,12 +84,12 @@ class Context:
     opened: Reducer | None = None
     session: SparkSession | None = None
     generations: Mapping[TopicPartition, int] = field(default_factory=dict)
-    schemas: Mapping[str, pa.Schema] = field(default_factory=dict)
+    schema_of: Callable[[str], pa.Schema | None] = _unknown
 
     @property
     def schema(self) -> pa.Schema | None:
-        """The columns of the rows that reach the reducer; None if they are not declared."""
-        return self.schemas.get(self.stage)
+        """The columns of the rows that reach the reducer; None if they are not known yet."""
+        return self.schema_of(self.stage)
 
 
 @dataclass(frozen=True, slots=True)

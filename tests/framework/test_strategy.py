@@ -68,9 +68,11 @@ def test_the_columns_of_declared_rows_are_known_until_a_reducer_makes_others() -
     declared = pa.schema([("x", pa.int64())])
     reducers = [Batcher(), writer(), ClickHouseWriter("t")]
     mapped = map_record(schema=declared)(lambda record: None)
-    assert Strategy(mapped, reducers).schemas() == {"reduce-1": declared, "reduce-2": declared}
-    known = Strategy(locate, reducers, reduce_err=writer()).schemas()
-    assert known == {"reduce-err": FAILED_SCHEMA}
+    strategy = Strategy(mapped, reducers, reduce_err=writer())
+    assert strategy.schema_of("reduce-1") == strategy.schema_of("reduce-2") == declared
+    assert strategy.schema_of("reduce-3") is None
+    assert strategy.schema_of("reduce-err") == FAILED_SCHEMA
+    assert Strategy(locate, reducers).schema_of("reduce-1") is None
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,12 @@ class ClickHouseWriter(Collecting):
         target, name = self.target()
         connection = await self._connect(target)
         try:
-            table = await self._read_or_create(connection, context.schema)
+            table = await self._read_or_create(connection, context)
+            if self.evolve is not None and table.engine == "Distributed":
+                raise StrategyError(
+                    f"ClickHouseWriter({self.table!r}, evolve='add'): {table} is Distributed, and the tables "
+                    "behind it would lack the new columns; write to one of them, with cluster="
+                )
             memories = await read_memories(connection, target.database, name)
             if context.prepare and (remedies := [each.remedy for each in memories if each.remedy]):
                 for remedy in remedies:
@@ -257,8 +262,8 @@ class ClickHouseWriter(Collecting):
         if schema is None:
             raise StrategyError(
                 f"ClickHouseWriter({self.table!r}): the columns of its rows are not declared, so no CREATE "
-                "TABLE can be made of them; declare them with @map_record(schema=...), or with "
-                "ClickHouseWriter(create=pa.schema([...]))"
+                "TABLE can be made of them; declare them with Strategy(value=Json(Hit)), the map's return "
+                "annotation (-> Hit), @map_record(schema=...) or ClickHouseWriter(create=pa.schema(...))"
             )
         if self.columns is not None:
             if absent := [column for column in self.columns if column not in schema.names]:
@@ -267,12 +272,13 @@ class ClickHouseWriter(Collecting):
         target, name = self.target()
         return create_table(target.database, name, schema, self.layout)
 
-    async def _read_or_create(self, connection: Connection, declared: pa.Schema | None) -> Table:
+    async def _read_or_create(self, connection: Connection, context: Context) -> Table:
         """Read the table; create it before if it is missing and `create` is set."""
         target, name = self.target()
         try:
             return await read_table(connection, target.database, name)
         except MissingTable:
+            declared = context.schema
             if declared is None and not self.create:
                 raise
             statement = self.create_statement(declared)

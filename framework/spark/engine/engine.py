@@ -120,7 +120,7 @@ class SparkEngine:
             stage="",
             client=connection_config(settings).client_options(),
             generations=self._generation,
-            schemas=strategy.schemas(),
+            schema_of=strategy.schema_of,
         )
         self._reducers = DriverReducers(strategy, self._context, self.metrics, self._reread)
         self._gate = MicroBatchGate()

@@ -9,6 +9,7 @@ from anyio import to_thread
 from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.schema_registry.error import SchemaRegistryError
+from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 if TYPE_CHECKING:
@@ -62,5 +63,23 @@ async def test_avros_serializer_and_deserializer_agree(client: Any) -> None:
         assert data[:5] == b"\0\0\0\0\1"
         assert AvroDeserializer(client)(data, VALUE) == hit
         assert client.get_subjects() == ["hits-value"]
+
+    await to_thread.run_sync(run)
+
+
+async def test_the_json_serializer_and_deserializer_agree(client: Any) -> None:
+    address = """{"$schema": "http://json-schema.org/draft-07/schema#", "title": "Address",
+        "type": "object", "properties": {"zip": {"type": "string"}}}"""
+    user = """{"$schema": "http://json-schema.org/draft-07/schema#", "title": "User",
+        "type": "object", "properties": {"home": {"$ref": "address.json"}}}"""
+
+    def run() -> None:
+        client.register_schema("address", Schema(address, "JSON"))
+        schema = Schema(user, "JSON", [SchemaReference("address.json", "address", 1)])
+        data = JSONSerializer(schema, client)({"home": {"zip": "1"}}, VALUE)
+        assert JSONDeserializer(None, schema_registry_client=client)(data, VALUE) == {
+            "home": {"zip": "1"}
+        }
+        assert client.get_latest_version("hits-value").schema.references[0].name == "address.json"
 
     await to_thread.run_sync(run)

@@ -8,7 +8,9 @@ from kmr.broker.registry.error_codes import RegistryError
 from kmr.broker.registry.schema_types import incompatibility, parse_schema
 
 
-@pytest.mark.parametrize(("schema_type", "text"), [("AVRO", '"int"')])
+@pytest.mark.parametrize(
+    ("schema_type", "text"), [("AVRO", '"int"'), ("JSON", '{"type":"integer"}')]
+)
 def test_each_type_parses_its_schemas(schema_type: str, text: str) -> None:
     assert parse_schema(schema_type, text).text == text
 

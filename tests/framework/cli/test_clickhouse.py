@@ -66,18 +66,18 @@ def test_without_a_statement_the_error_shows_how_to_give_one(
 
 TABLES = """
 import pyarrow as pa
-from kmr import Batcher, Strategy, map_batch, map_record
+from kmr import Batcher, Strategy, map_record
 from kmr.sinks import ClickHouseWriter
 
 @map_record(schema=pa.schema([pa.field("ts", pa.timestamp("us", "UTC"), nullable=False), ("x", pa.int8())]))
 def parse(record): return None
 
-@map_batch
-def passed(batch): return batch
+@map_record
+def untyped(record): return {}
 
 dead = ClickHouseWriter("cli_dead", ttl="timestamp + INTERVAL 1 DAY")
 strategy = Strategy(parse, [ClickHouseWriter("cli_made")], reduce_err=dead)
-undeclared = Strategy(passed, [ClickHouseWriter("cli_made")], reduce_err=dead)
+undeclared = Strategy(untyped, [ClickHouseWriter("cli_made")], reduce_err=dead)
 elsewhere = Strategy(parse, [Batcher()])
 """
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from random import Random
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kmr.delivery.announcement import Announcement
 from kmr.errors import StrategyError
 from kmr.record import Range
 from kmr.reducers.reducer import Flushed, Retry
@@ -18,6 +20,7 @@ from .writing import OFFSETS, OpenWriter, flush, poisoned_offsets, reasons, rows
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
+    from kmr.record import Rows
     from kmr.reducers.reducer import FlushResult
     from kmr.sinks.clickhouse.writer import ClickHouseWriter
     from tests.framework.sinks.conftest import CreateTable, Proxy
@@ -176,3 +179,52 @@ async def test_an_alter_that_fails_for_now_is_repeated_and_one_without_an_effect
     assert proxy.tokens == ["g:topic:0:0-1"]
     with pytest.raises(StrategyError, match=r"has no column made to write to"):
         await flush(writer, rows(2, 1, made=[2]))
+
+
+async def test_new_columns_under_lost_answers_and_kills_lose_and_double_nothing(
+    client: Client, create_table: CreateTable, open_writer: OpenWriter, proxy: Proxy
+) -> None:
+    """Each change has a column of its own; a writer whose flush is unanswered is replaced by another."""
+    table = create_table(OFFSETS)
+    random = Random(11)
+    faults: list[str | int] = ["lose", 252]
+    options: dict[str, Any] = {"url": proxy.url, "evolve": "add", "delivery": "exactly-once"}
+    expected: dict[tuple[int, int], int] = {}
+
+    async def work(partition: int) -> None:
+        writer = await open_writer(table, **options)
+        for at in range(12):
+            change, count = 12 * partition + at, random.randint(1, 4)
+            first = 10 * at
+            expected.update({(partition, first + row): change for row in range(count)})
+            announcement = Announcement(
+                first, first + count - 1, f"g:topic:{partition}:{first}-{first + count - 1}", "w"
+            )
+            part = rows(first, count, partition=partition, **{f"c{change}": [change] * count})
+            proxy.faults += random.sample(faults, random.randint(0, 1))
+            proxy.alter_faults += ["lose"] * random.randint(0, 1)
+            replayed = False
+            while not await deliver(writer, part, announcement, replayed=replayed):
+                replayed = True
+                await writer.close()
+                writer = await open_writer(table, **options)
+
+    async with anyio.create_task_group() as tasks:
+        for partition in range(3):
+            tasks.start_soon(work, partition)
+    changes = ", ".join(f"c{change}" for change in range(36))
+    found = client.query(f"SELECT partition, offset, coalesce({changes}) FROM {table}").result_rows
+    assert len(found) == len(expected)
+    assert {(partition, offset): change for partition, offset, change in found} == expected
+
+
+async def deliver(
+    writer: ClickHouseWriter, part: Rows, announcement: Announcement, *, replayed: bool
+) -> bool:
+    """Flush an announced range once; False if its outcome is unknown."""
+    writer.reset()
+    writer.announce(announcement, replayed=replayed)
+    writer.add(part)
+    result = await writer.flush()
+    assert isinstance(result, Retry) or result == Flushed(poisoned=[])
+    return not isinstance(result, Retry)

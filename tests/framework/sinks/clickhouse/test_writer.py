@@ -14,6 +14,7 @@ from kmr.errors import SinkError, StrategyError
 from kmr.record import Range, Rows
 from kmr.reducers.reducer import Context, Empty, Flushed, Retry
 from kmr.sinks.clickhouse.writer import ClickHouseWriter
+from tests.framework.sinks.conftest import Proxy, serving
 
 from .writing import OFFSETS, OpenWriter, flush, poisoned_offsets, reasons, rows, written
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from clickhouse_connect.driver.client import Client
 
-    from tests.framework.sinks.conftest import CreateTable, Proxy
+    from tests.framework.sinks.conftest import CreateTable
 
 
 async def test_rows_are_written_and_nothing_is_written_without_rows(
@@ -218,7 +219,7 @@ async def test_a_missing_table_is_created_at_start_for_the_columns_of_the_strate
 ) -> None:
     types = {"offset": pa.int64(), "partition": pa.int32(), "text": pa.string()}
     declared = pa.schema([pa.field(name, kind) for name, kind in types.items()])
-    context = replace(context, schemas={"reduce-1": declared})
+    context = replace(context, schema_of=lambda _: declared)
     with pytest.raises(
         StrategyError,
         match=r"no table default\.made_at_start\. Create it, or set create=True: CREATE .* `text` Nullable",
@@ -380,3 +381,28 @@ async def test_a_setting_that_the_server_cannot_read_is_an_error_at_start(
 ) -> None:
     with pytest.raises(SinkError, match="'many'"):
         await open_writer("t", settings={"max_threads": "many"})
+
+
+def test_options_that_contradict_evolve_are_refused() -> None:
+    with pytest.raises(StrategyError, match="evolve must be 'add' or None, not 'drop'"):
+        ClickHouseWriter("t", evolve="drop")  # type: ignore[arg-type]
+    with pytest.raises(StrategyError, match="extra_columns='ignore' leaves out"):
+        ClickHouseWriter("t", evolve="add", extra_columns="ignore")
+    with pytest.raises(StrategyError, match=r"order_by is a list: order_by=\['x'\]"):
+        ClickHouseWriter("t", order_by="x")
+
+
+async def test_a_distributed_table_does_not_evolve(
+    create_table: CreateTable, clickhouse_url: str, context: Context
+) -> None:
+    """The embedded engine has no cluster: a server in front of it says that a table is Distributed."""
+
+    class Cluster(Proxy):
+        def forwarded(self, path: str, body: bytes) -> tuple[str, bytes]:
+            renamed = body.replace(b"SELECT engine FROM", b"SELECT 'Distributed' AS engine FROM")
+            return path, renamed
+
+    table = create_table(OFFSETS)
+    async with serving(Cluster(clickhouse_url)) as cluster:
+        with pytest.raises(StrategyError, match="is Distributed, and the tables behind it"):
+            await ClickHouseWriter(table, url=cluster.url, evolve="add").open(context)
