@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Literal
 
 import anyio
 
 from .delivery.failures import failed_records
 from .delivery.ranges import subtract_ranges
+from .mapping.executor import LONGEST
 from .mapping.results import bytes_made
+from .mapping.stop import Stop
 from .observe.status import StageStatus
 from .record import Range, ReplayEnd, Rows
 from .strategy import MAP_STAGE
@@ -42,6 +45,7 @@ class MapStage:
         budget: while it is used up, maps wait (`Budget.wait_to_map`), but not that of an announced range.
         on_failure: called with the error that ends the stage, before its streams are closed.
         on_taken: called after each batch is taken from the inbox; it resumes a paused partition.
+        max_records: the most records of a batch that are mapped together.
         replay_to: last offset of an announced range; a `ReplayEnd` is sent after it.
     """
 
@@ -59,6 +63,7 @@ class MapStage:
         metrics: Metrics,
         on_failure: Callable[[BaseException], None],
         on_taken: Callable[[], None],
+        max_records: int,
         replay_to: int | None = None,
     ) -> None:
         self._strategy = strategy
@@ -73,13 +78,18 @@ class MapStage:
         self._metrics = metrics
         self._on_failure = on_failure
         self._on_taken = on_taken
+        self._max_records = max_records
         self._replay_to = replay_to
         self._scope = anyio.CancelScope()
+        self._waiting = anyio.CancelScope()
+        self._stop = Stop()
+        self._draining = False
+        self._mapped_to = ledger.position
         self._busy_since: float | None = None
         self._mapping_since: float | None = None
 
     async def run(self) -> None:
-        """Map until the inbox is closed and empty, or `cancel`.
+        """Map until the inbox is closed and empty, `drain` or `cancel`.
 
         Raises:
             RecordFailed: a record failed and there is no error sink, or too many failed.
@@ -91,18 +101,29 @@ class MapStage:
                 async for batch in self._inbox:
                     self._busy_since = anyio.current_time()
                     self._on_taken()
-                    if self._replay_to is None:
-                        await self._budget.wait_to_map()
-                    async with self._gate:
-                        await self._take(batch)
+                    await self._take(batch)
                     self._busy_since = None
+                    if self._draining:
+                        break
+                if self._draining:
+                    self._ledgers.give_back(self._ledger, self._mapped_to)
         except Exception as error:
             self._on_failure(error)
             raise
         finally:
+            self._stop.request()
             self._inbox.close()
             self._out.close()
             self._errors.close()
+
+    def drain(self) -> None:
+        """Map nothing more: what has not begun is dropped, unsettled.
+
+        A per-record map ends before its next record; what it has mapped goes on, as does a call that runs.
+        """
+        self._draining = True
+        self._stop.request()
+        self._waiting.cancel()
 
     def cancel(self) -> None:
         """Stop at once: batches in the inbox and the one under way are dropped, unsettled."""
@@ -110,40 +131,80 @@ class MapStage:
 
     async def _take(self, batch: Batch) -> None:
         """Map a batch; send `ReplayEnd` where an announced range ends in it, or ended before it."""
-        rest: Batch | None = batch
         end = self._replay_to
-        if end is not None and batch.last >= end:
-            if batch.first <= end < batch.last:
-                await self._map(batch.slice(batch.first, end))
-                rest = batch.slice(end + 1, batch.last)
-            elif end == batch.last:
-                await self._map(batch)
-                rest = None
-            self._replay_to = None
-            await self._out.send(ReplayEnd())
-        if rest is not None:
-            await self._map(rest)
+        if end is None or batch.last < end:
+            await self._map(batch)
+            return
+        if batch.first <= end and not await self._map(batch.slice(batch.first, end)):
+            return
+        self._replay_to = None
+        await self._out.send(ReplayEnd())
+        if batch.last > end:
+            await self._map(batch.slice(max(batch.first, end + 1), batch.last))
 
-    async def _map(self, batch: Batch) -> None:
-        whole = Range(
-            batch.topic, batch.partition, batch.first, batch.last, self._ledger.generation
-        )
+    async def _map(self, batch: Batch) -> bool:
+        """Map a batch in parts; return False if the drain has dropped some of them."""
+        if not await self._may_map():
+            return False
+        for part in await self._executor.divide(batch, self._max_records):
+            rest: Batch | None = part
+            while rest is not None:
+                if not await self._may_map():
+                    return False
+                rest = await self._map_some(rest)
+        return True
+
+    async def _may_map(self) -> bool:
+        """Return True when a map may begin, False when the drain has begun."""
+        if self._replay_to is None and not self._budget.allows_map:
+            with anyio.CancelScope() as self._waiting:
+                await self._budget.wait_to_map()
+        async with self._gate:
+            return not self._draining
+
+    async def _map_some(self, batch: Batch) -> Batch | None:
+        """Map a batch until it ends or the map is stopped; return what is left of it."""
+        self._stop = Stop()
         started = anyio.current_time()
+        timer: asyncio.TimerHandle | None = None
+
+        def begin() -> None:
+            self._mapping_since = anyio.current_time()
+            wait()
+
+        def wait() -> None:
+            nonlocal timer
+            timer = asyncio.get_running_loop().call_later(LONGEST, expire)
+
+        def expire() -> None:
+            self._stop.expire()
+            wait()
+
         with self._budget.mapping():
             try:
                 mapped = await self._executor.map(
-                    self._strategy.map, self._strategy.map_spec, batch, self._begin
+                    self._strategy.map, self._strategy.map_spec, batch, begin, self._stop
                 )
             finally:
+                if timer is not None:
+                    timer.cancel()
                 self._mapping_since = None
+            rest = None
+            if mapped.rest is not None:
+                if mapped.rest <= batch.first:
+                    return batch
+                rest = batch.slice(mapped.rest, batch.last)
+                batch = batch.slice(batch.first, mapped.rest - 1)
+            whole = Range(
+                batch.topic, batch.partition, batch.first, batch.last, self._ledger.generation
+            )
             made = bytes_made(batch, mapped)
             self._budget.learn(batch.nbytes, made)
             self._ledgers.charge(whole, made, mapped=batch.nbytes)
+            self._mapped_to = batch.last + 1
         self._metrics.map_seconds.observe(anyio.current_time() - started)
         await self._send(batch, whole, mapped)
-
-    def _begin(self) -> None:
-        self._mapping_since = anyio.current_time()
+        return rest
 
     async def _send(self, batch: Batch, whole: Range, mapped: MapResult) -> None:
         ranges: tuple[Range, ...] = (whole,)
@@ -161,8 +222,8 @@ class MapStage:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has no batch in hand, and none in its inbox."""
-        return self._busy_since is None and not self._inbox.statistics().current_buffer_used
+        """Whether everything that was taken in is mapped and sent on."""
+        return self._busy_since is None and self._mapped_to == self._ledger.position
 
     def status(self) -> StageStatus:
         """Return the stage's present activity."""
@@ -170,7 +231,7 @@ class MapStage:
         activity: Literal["idle", "mapping", "waiting"] = "mapping"
         if since is None:
             since = self._busy_since
-            activity = "idle" if since is None else "waiting"
+            activity = "idle" if self.is_idle else "waiting"
         seconds = 0.0 if since is None else now - since
         return StageStatus(
             name=f"map {self._ledger.partition}",

@@ -63,6 +63,7 @@ class Pipeline:
         self._consumer = consumer
         self._metrics = metrics
         self._on_failure = on_failure
+        self._max_batch_records = settings.max_batch_records
         self._executor = Executor(settings.executor, settings.executor_workers, settings.log)
         self._maps: dict[TopicPartition, MapStage] = {}
         self._tasks: TaskGroup | None = None
@@ -220,9 +221,14 @@ class Pipeline:
             self._error_stage.trigger.awaited(on=on)
 
     def drain(self) -> None:
-        """Stop intake; `run` returns when everything in flight is flushed or dropped."""
+        """Stop intake and maps; `run` returns when all rows are flushed or dropped.
+
+        Records whose map has not begun are dropped, unsettled.
+        """
         self.intake.is_open = False
         self._taking_in.cancel()
+        for map_stage in self._maps.values():
+            map_stage.drain()
         for stage in self._stages:
             stage.trigger.drain()
 
@@ -263,6 +269,7 @@ class Pipeline:
             self._metrics,
             on_failure=self._on_failure,
             on_taken=lambda: self.intake.inboxes.taken(partition),
+            max_records=self._max_batch_records,
             replay_to=replay_to,
         )
         self._tasks.start_soon(stage.run)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import repeat
+from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -223,6 +223,21 @@ class Batch:
             load=load,
             max_timestamp_ms=self.max_timestamp_ms,
         )
+
+    def divide(self, most: int) -> list[Batch]:
+        """Divide into parts of at most `most` records each, as equal as possible.
+
+        It decodes the records, unless the range has no more offsets than that.
+        """
+        if self.last - self.first < most:
+            return [self]
+        offsets = self.offsets()
+        parts = -(-len(offsets) // most)
+        starts = [int(offsets[len(offsets) * part // parts]) for part in range(1, parts)]
+        return [
+            self.slice(first, end - 1)
+            for first, end in pairwise([self.first, *starts, self.last + 1])
+        ]
 
     def offsets(self) -> NDArray[np.int64]:
         """Return the offset of every row."""

@@ -218,6 +218,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = None
     queue_batches: Annotated[Count, about("Most batches in the inbox of a stage.")] = 4
+    max_batch_records: Annotated[
+        Count,
+        about(
+            "Most records that a map has at a time. A call for a whole batch ends before a drain does: "
+            "lower it if such a call takes seconds."
+        ),
+    ] = 65_536
     executor: Annotated[
         ExecutorKind, about("Where map functions run: threads, processes, or the event loop.")
     ] = "thread"

@@ -143,6 +143,30 @@ class Ledger:
             done.append(self._inflight.popleft())
         return done
 
+    def give_back(self, end: int) -> list[InflightBatch]:
+        """Forget all offsets from `end` on, none of which is delivered: they will be read again.
+
+        Returns:
+            The batches that left; one that was given back in part stays, with its first part.
+        """
+        if self.watermark is None or self.position is None:
+            return []
+        self.position = end = max(end, self.watermark)
+        while self._starts and self._ends[-1] >= end:  # gaps that were settled when they were read
+            if self._starts[-1] >= end:
+                del self._starts[-1], self._ends[-1]
+            else:
+                self._ends[-1] = end - 1
+        left = []
+        while self._inflight and self._inflight[-1].first >= end:
+            left.append(self._inflight.pop())
+        if self._inflight:
+            last = self._inflight[-1]
+            last.last = min(last.last, end - 1)
+            if last.last < self.watermark:
+                left.append(self._inflight.pop())
+        return left
+
 
 class Ledgers:
     """The ledgers of all assigned partitions.
@@ -182,6 +206,15 @@ class Ledgers:
             for batch in ledger.inflight:
                 self._on_bytes(-batch.nbytes, -batch.unmapped)
             self._changed()
+
+    def give_back(self, ledger: Ledger, end: int | None) -> None:
+        """Forget what was taken in from offset `end` on, or above the watermark; see `Ledger.give_back`."""
+        if self._ledgers.get(ledger.partition) is ledger:
+            for batch in ledger.give_back(-1 if end is None else end):
+                self._on_bytes(-batch.nbytes, -batch.unmapped)
+            for batch in ledger.inflight:
+                self._on_bytes(0, -batch.unmapped)
+                batch.unmapped = 0
 
     def get(self, partition: TopicPartition) -> Ledger | None:
         """Return the ledger of a partition, None if it is not assigned."""

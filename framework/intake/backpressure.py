@@ -108,9 +108,14 @@ class Budget:
         while self.exhausted:
             await self._changed.wait()
 
+    @property
+    def allows_map(self) -> bool:
+        """Whether a map may begin: there is room, or no other rows are in flight or being made."""
+        return self.used < self.limit or not (self._maps or self.used > self.unmapped)
+
     async def wait_to_map(self) -> None:
-        """Return when a map may begin: there is room, or no other rows are in flight or being made."""
-        while self.used >= self.limit and (self._maps or self.used > self.unmapped):
+        """Return when a map may begin."""
+        while not self.allows_map:
             await self._changed.wait()
 
     @contextmanager

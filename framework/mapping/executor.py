@@ -8,7 +8,8 @@ import pickle
 import sys
 from functools import cache, partial
 from io import StringIO
-from typing import TYPE_CHECKING, Any, NamedTuple
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 from anyio import to_process
@@ -18,6 +19,8 @@ from ..service.process import end_with_parent
 from ..service.threads import run_in_thread
 from ..settings import LogSettings
 from .functions import apply, apply_async
+from .results import NO_OFFSETS, MapResult
+from .stop import Stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,9 +30,12 @@ if TYPE_CHECKING:
     from ..record import Batch
     from ..settings import ExecutorKind
     from .functions import MapSpec
-    from .results import MapResult
 
-__all__ = ["Executor"]
+__all__ = ["LONGEST", "Executor"]
+
+LONGEST: Final = 1.0
+"""Seconds after which a per-record map ends before its next record, so that its rows go on, and a drain,
+a rebalance or a lost partition does not wait for the rest of the batch."""
 
 
 class Executor:
@@ -61,6 +67,7 @@ class Executor:
         spec: MapSpec,
         batch: Batch,
         on_begin: Callable[[], None] = lambda: None,
+        stop: Stop | None = None,
     ) -> MapResult:
         """Apply a function to a batch. A coroutine function is awaited on the event loop.
 
@@ -69,6 +76,11 @@ class Executor:
             spec: how it is called.
             batch: its records are decoded here, if they are not yet.
             on_begin: called when it is this batch's turn to have a thread or process.
+            stop: ends a per-record map before its next record, and any map that waits for its turn. It does
+                not reach another process: there a per-record map ends by itself after `LONGEST` seconds.
+
+        Returns:
+            The rows of the batch; `rest` says where it ended before the end of the batch.
 
         Raises:
             StrategyError: the function returned a value that cannot become rows.
@@ -80,7 +92,7 @@ class Executor:
             async with self._limiter:
                 on_begin()
                 return await run_in_thread(
-                    lambda: apply(function, batch.records, spec),
+                    lambda: apply(function, batch.records, spec, stop),
                     abandon_on_cancel=True,
                     limiter=self._unlimited,
                 )
@@ -90,9 +102,11 @@ class Executor:
             )
         if spec.is_async and function is not None:
             on_begin()
-            return await apply_async(function, records, spec)
+            return await apply_async(function, records, spec, stop)
         if self.kind == "process":
             async with self._limiter:
+                if stop is not None and stop.requested:
+                    return MapResult(None, NO_OFFSETS, rest=batch.first)
                 on_begin()
                 done = await to_process.run_sync(
                     partial(
@@ -113,7 +127,19 @@ class Executor:
                 raise done.result
             return done.result
         on_begin()
-        return apply(function, records, spec)
+        return apply(function, records, spec, stop)
+
+    async def divide(self, batch: Batch, most: int) -> list[Batch]:
+        """Divide a batch into parts of at most `most` records (`Batch.divide`).
+
+        Raises:
+            CorruptRecords: the batch cannot be decoded.
+        """
+        if self.kind == "inline" or batch.last - batch.first < most:
+            return batch.divide(most)
+        return await run_in_thread(
+            batch.divide, most, abandon_on_cancel=True, limiter=self._limiter
+        )
 
 
 class _Done(NamedTuple):
@@ -147,13 +173,22 @@ def _apply_here(
     """Apply a pickled function as its pickled spec says, in a process of anyio's."""
     stdout, stderr = _prepare_process(logs, parent=parent, terminal=terminal)
     result: MapResult | Exception
+    stop = Stop()
+    done = Event()
+    Thread(target=_expire, args=(stop, done), daemon=True).start()
     try:
         # Loaded only now: the import of its module may print and log too.
         mapped, spec = pickle.loads(function)  # noqa: S301  our own bytes
-        result = apply(mapped, records, spec)
+        result = apply(mapped, records, spec, stop)
     except Exception as error:  # noqa: BLE001  raised by `Executor.map`
         result = error
+    done.set()
     return _Done(result, stdout.take(), stderr.take())
+
+
+def _expire(stop: Stop, done: Event) -> None:
+    while not done.wait(LONGEST):
+        stop.expire()
 
 
 @cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import pyarrow as pa
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from ..values.schemas import RowType
     from .inputs import Arguments
+    from .stop import Stop
 
 __all__ = [
     "VALUES",
@@ -127,20 +128,27 @@ def spec_of(function: object) -> MapSpec:
 
 
 def apply(
-    function: Callable[..., Any] | None, records: pa.RecordBatch, spec: MapSpec | None = None
+    function: Callable[..., Any] | None,
+    records: pa.RecordBatch,
+    spec: MapSpec | None = None,
+    stop: Stop | None = None,
 ) -> MapResult:
     """Apply a marked plain function to the records of one batch.
 
     Args:
         function: None if the columns of the values are the rows.
         spec: how it is called; None: as it is marked.
+        stop: ends a per-record map before its next record, a per-batch map before its call. The result says
+            what is left (`MapResult.rest`).
 
     Raises:
         StrategyError: the function returned a value that cannot become rows.
     """
+    if stop is not None and stop.requested:
+        return _unmapped(records)
     if function is None:
         return (spec or VALUES).inputs.rows(records)
-    calls = _prepare(function, records, spec)
+    calls = _prepare(function, records, spec, stop)
     try:
         arguments = next(calls)
         while True:
@@ -156,7 +164,10 @@ def apply(
 
 
 async def apply_async(
-    function: Callable[..., Awaitable[Any]], records: pa.RecordBatch, spec: MapSpec | None = None
+    function: Callable[..., Awaitable[Any]],
+    records: pa.RecordBatch,
+    spec: MapSpec | None = None,
+    stop: Stop | None = None,
 ) -> MapResult:
     """Apply a marked coroutine function to the records of one batch, one call after the other.
 
@@ -164,11 +175,16 @@ async def apply_async(
 
     Args:
         spec: how it is called; None: as it is marked.
+        stop: as for `apply`.
 
     Raises:
         StrategyError: the function returned a value that cannot become rows.
     """
-    calls = await run_in_thread(lambda: _prepare(function, records, spec), abandon_on_cancel=True)
+    if stop is not None and stop.requested:
+        return _unmapped(records)
+    calls = await run_in_thread(
+        lambda: _prepare(function, records, spec, stop), abandon_on_cancel=True
+    )
     try:
         arguments = next(calls)
         while True:
@@ -183,27 +199,42 @@ async def apply_async(
         return mapped
 
 
+def _unmapped(records: pa.RecordBatch) -> MapResult:
+    rest = int(records.column("offset")[0].as_py()) if len(records) else None
+    return MapResult(None, NO_OFFSETS, rest=rest)
+
+
 Calls = Generator[tuple[Any, ...], Any, MapResult]
 
 
-def _prepare(function: Callable[..., Any], records: pa.RecordBatch, spec: MapSpec | None) -> Calls:
+def _prepare(
+    function: Callable[..., Any],
+    records: pa.RecordBatch,
+    spec: MapSpec | None,
+    stop: Stop | None,
+) -> Calls:
     """Decode the values; yield the arguments of each call, and receive its result or its exception.
 
     This leaves only the call itself to `apply` and `apply_async`.
     """
     spec = spec or spec_of(function)
     if spec.per == "record":
-        return _record_calls(function, spec, spec.inputs.arguments(records))
+        return _record_calls(function, spec, spec.inputs.arguments(records), stop)
     return _batch_calls(function, *spec.inputs.columns(records))
 
 
-def _record_calls(function: Callable[..., Any], spec: MapSpec, arguments: Arguments) -> Calls:
+def _record_calls(
+    function: Callable[..., Any], spec: MapSpec, arguments: Arguments, stop: Stop | None
+) -> Calls:
     rows: list[Any] = []
     offsets: list[int] = []
     failures = list(arguments.failures)
     row_type = spec.row_type
     usual = dict if row_type is None else row_type.instances
-    for offset, call in zip(arguments.offsets, arguments.calls, strict=True):
+    offset = -1
+    if stop is not None:
+        stop.watch(arguments.calls)
+    for call, offset in zip(arguments.calls, arguments.offsets, strict=False):
         try:
             result = yield call
             if type(result) is usual:
@@ -217,9 +248,14 @@ def _record_calls(function: Callable[..., Any], spec: MapSpec, arguments: Argume
             raise
         except Exception as error:  # noqa: BLE001
             failures.append(Failure(offset, reason_of(error)))
+    rest = None
+    if stop is not None and stop.requested and arguments.offsets and offset < arguments.offsets[-1]:
+        rest = arguments.offsets[0] if offset < 0 else offset + 1
+        failures = [failure for failure in failures if failure.offset < rest]
     if arguments.failures:
         failures.sort()
-    return from_rows(row_type or spec.schema, rows, offsets, failures)
+    mapped = from_rows(row_type or spec.schema, rows, offsets, failures)
+    return mapped if rest is None else replace(mapped, rest=rest)
 
 
 def _batch_calls(

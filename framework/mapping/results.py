@@ -53,11 +53,14 @@ class MapResult:
         table: the rows; None when there are none.
         offsets: the offset that each row came from, ascending.
         failures: the records that failed, ascending by offset.
+        rest: the first offset that was not mapped, because the map was stopped (`kmr.mapping.stop`); None
+            if all were.
     """
 
     table: pa.Table | None
     offsets: NDArray[np.int64]
     failures: tuple[Failure, ...] = ()
+    rest: int | None = None
 
 
 def from_rows(

@@ -67,6 +67,18 @@ def test_a_slice_has_the_rows_of_its_offsets_and_is_decoded_late() -> None:
     assert (head.nbytes, tail.nbytes, tail.max_timestamp_ms) == (20, 40, 5)
 
 
+def test_a_batch_is_divided_into_equal_parts_that_cover_its_range() -> None:
+    batch = batch_of("t", 0, 5, [b"a"] * 10)
+    batch.last = 100  # a gap: offsets without records
+    parts = batch.divide(4)
+    assert [(part.first, part.last, len(part)) for part in parts] == [
+        (5, 7, 3),
+        (8, 10, 3),
+        (11, 100, 4),
+    ]
+    assert batch.divide(100) == [batch]
+
+
 def test_records_show_every_column_of_a_row() -> None:
     columns = pa.RecordBatch.from_pylist(
         [

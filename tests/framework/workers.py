@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
 
 from kmr.mapping.functions import map_record
 from kmr.record import Record, TopicPartition
@@ -42,6 +43,17 @@ async def running(
         await consumer.started.wait()
         yield worker
         worker.shutdown("the test is over")
+
+
+async def until_mapped(worker: Worker, records: int) -> None:
+    """Return when so many records were taken in, and all of them are mapped: a drain drops others."""
+    while worker.status().consumed < records or not maps_are_idle(worker):
+        await anyio.lowlevel.checkpoint()
+
+
+def maps_are_idle(worker: Worker) -> bool:
+    maps = [stage for stage in worker.status().stages if stage.name.startswith("map ")]
+    return all(stage.activity == "idle" for stage in maps)
 
 
 def put(consumer: MemoryConsumer, partition: int, first: int, *values: bytes) -> None:

@@ -147,3 +147,26 @@ def test_what_is_made_of_records_is_counted_until_their_batch_is_settled() -> No
     assert changes[4:] == [(-one.nbytes - 1500, 0)]
     ledgers.charge(half, 7)
     assert len(changes) == 5, "what is settled is not charged"
+
+
+def test_what_was_not_delivered_is_given_back_with_the_gaps_behind_it() -> None:
+    ledger = Ledger(P0, 0, 1)
+    for first, count in ((0, 4), (6, 4), (12, 4)):
+        ledger.take_in(batch(first, count))
+    ledger.settle(0, 1)
+    ledger.settle(3, 3)
+    assert [b.first for b in ledger.give_back(8)] == [12]
+    assert (ledger.watermark, ledger.position, ledger.has_holes) == (2, 8, True)
+    ledger.settle(2, 2)
+    assert [b.first for b in ledger.settle(6, 7)] == [6]
+    assert (ledger.watermark, ledger.has_unsettled, ledger.has_holes) == (8, False, False)
+    ledger.take_in(batch(8, 2))
+
+
+def test_nothing_below_the_watermark_is_given_back() -> None:
+    ledger = Ledger(P0, 0, 1)
+    ledger.take_in(batch(0, 4))
+    ledger.take_in(batch(6, 4))
+    ledger.settle(0, 7)
+    assert [(b.first, b.last) for b in ledger.give_back(4)] == [(6, 7)]
+    assert (ledger.watermark, ledger.position, ledger.has_unsettled) == (8, 8, False)

@@ -19,6 +19,8 @@ from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryWriter
 from kmr.worker import Worker
 
+from ..workers import until_mapped
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -63,6 +65,7 @@ async def test_a_record_larger_than_every_limit_passes_alone(
             tasks.start_soon(worker.run)
             await journal.until(lambda j: j.count >= 5)  # the last one waits for more of its size
             assert worker.status().live
+            await until_mapped(worker, len(sizes))
             worker.shutdown("done")
     assert [(row["o"], row["size"]) for row in journal.rows()] == list(enumerate(sizes))
 

@@ -30,6 +30,8 @@ from kmr.testing import (
 )
 from kmr.worker import Worker
 
+from ..workers import maps_are_idle
+
 if TYPE_CHECKING:
     from kmr.intake.backpressure import Budget
     from kmr.reducers.reducer import Delivery
@@ -135,7 +137,9 @@ async def run(schedule: list[tuple[Any, ...]], *, delivery: Delivery, chained: b
             watched.check()
         release(journal)
         await rebalance(consumer, clock, set(PARTITIONS))
-        while any(p.position != p.end for p in worker.status().partitions if p.end):
+        while not maps_are_idle(worker) or any(
+            p.position != p.end for p in worker.status().partitions if p.end
+        ):
             await clock.advance(0.5)
             watched.check()
         worker.shutdown("done")

@@ -14,6 +14,7 @@ import anyio
 import msgspec
 import pytest
 from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import AIOKafkaAdminClient
 
 from kmr.broker.client import BatchProducer
 
@@ -71,8 +72,14 @@ class Lingering(HangingClose):
     async def close(self):
         threading.Thread(target=threading.Event().wait, name="of the user").start()
 
+@map_record
+def slow(record):
+    time.sleep(0.002)
+    return {"partition": record.partition, "offset": record.offset}
+
 copy = Strategy(locate, [KafkaWriter(topic="out", max_rows=500, max_age=0.05)])
 show = Strategy(locate, [StreamWriter(sys.stdout, max_age=0.05)])
+slow_show = Strategy(slow, [StreamWriter(sys.stdout, max_age=0.05)])
 hang = Strategy(locate, [Hanging(max_rows=1)])
 hung_map = Strategy(stuck, [StreamWriter(sys.stdout)])
 hung_loop = Strategy(stuck_loop, [StreamWriter(sys.stdout)])
@@ -80,6 +87,9 @@ hung_flush = Strategy(locate, [PlainHanging(max_rows=1)])
 hung_close = Strategy(locate, [HangingClose(max_rows=1)])
 lingering = Strategy(locate, [Lingering(max_rows=1)])
 """
+
+
+WELL_BEFORE_FOR_EVER = 20.0  # seconds; the deadline is 1 s, or 25 s
 
 
 class Workers:
@@ -148,6 +158,30 @@ async def test_sigterm_drains_flushes_and_ends_with_zero(broker: Broker, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("executor", ["thread", "process"])
+async def test_a_drain_does_not_map_what_was_fetched_and_loses_nothing(
+    broker: Broker, tmp_path: Path, executor: str
+) -> None:
+    async with workers_of(tmp_path, broker) as workers:
+        await produce(broker, *[b"x"] * 200_000)
+        process = await workers.start("slow_show", "--executor", executor)
+        assert process.stdout is not None
+        printed = await process.stdout.receive()  # the rows of 100,000 records need 200 s
+        process.send_signal(signal.SIGTERM)
+        with anyio.fail_after(WELL_BEFORE_FOR_EVER):
+            printed += b"".join([chunk async for chunk in process.stdout])
+            assert await process.wait() == 0
+        offsets = [msgspec.json.decode(line)["offset"] for line in printed.splitlines()]
+        assert offsets == list(range(len(offsets)))
+        assert len(offsets) < 200_000
+        admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+        await admin.start()
+        committed = await admin.list_consumer_group_offsets("g")
+        await admin.close()
+        assert [entry.offset for entry in committed.values()] == [len(offsets)]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 async def test_a_second_signal_ends_a_worker_that_cannot_drain(
     broker: Broker, tmp_path: Path, number: signal.Signals, code: int
@@ -183,7 +217,6 @@ async def test_a_drain_beyond_its_deadline_ends_with_three_and_names_the_records
 
 
 HANGING = ["hung_flush", "hung_map", "hung_loop", "hung_close", "lingering"]
-WELL_BEFORE_FOR_EVER = 20.0  # seconds; the deadline is 1 s
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from kmr.record import Record  # noqa: TC001
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop, batch_of
 
-from ..workers import P0, P1, locate, put, running, written
+from ..workers import P0, P1, locate, put, running, until_mapped, written
 
 if TYPE_CHECKING:
     from kmr.testing import VirtualClock
@@ -53,6 +53,7 @@ async def test_the_budget_holds_intake_and_never_sticks_without_an_age(clock: Vi
         await consumer.rebalance([P0])
         await journal.until(lambda j: sum(t.num_rows for t in j.written) >= 80)
         assert worker.status().inflight_bytes < 25_000 + 12_000
+        await until_mapped(worker, 100)
     assert written(journal, 0) == list(range(100))
 
 
@@ -78,6 +79,7 @@ async def test_the_rows_of_a_map_that_makes_fifty_of_a_record_count(clock: Virtu
         assert journal.hold is not None
         journal.hold.set()
         await journal.until(lambda j: j.count >= 190_000)
+        await until_mapped(worker, 4_000)
     assert journal.count == 200_000
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from kmr.errors import StrategyError
 from kmr.mapping.executor import Executor
-from kmr.mapping.functions import map_record, spec_of
+from kmr.mapping.functions import map_batch, map_record, spec_of
+from kmr.mapping.stop import Stop
 from kmr.observe.logs import setup_logs
 from kmr.settings import LogSettings
 from kmr.testing import batch_of
@@ -131,3 +132,42 @@ async def test_the_event_loop_goes_on_while_user_code_runs() -> None:
         tasks.start_soon(Executor("thread", 1).map, waiting, spec_of(waiting), BATCH)
         await anyio.to_thread.run_sync(begun.wait)
         go_on.set()
+
+
+SLOW = """
+import time
+from kmr import map_record
+
+@map_record
+def slow(record):
+    time.sleep(0.4)
+    return {"o": record.offset}
+"""
+
+
+async def test_a_slow_map_in_a_process_returns_before_the_end_of_its_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_of_a_user.py").write_text(SLOW)
+    monkeypatch.syspath_prepend(tmp_path)
+    slow = importlib.import_module("slow_of_a_user").slow
+    batch = batch_of("t", 0, 5, [b""] * 50)
+    mapped = await Executor("process", 1).map(slow, spec_of(slow), batch)
+    assert mapped.rest is not None
+    assert mapped.offsets.tolist() == list(range(5, mapped.rest))
+    assert mapped.rest < 15
+
+
+@map_batch
+def refused(records: object) -> None:
+    raise AssertionError("it must not begin")
+
+
+@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
+async def test_a_map_that_waits_for_its_turn_does_not_begin_after_it_was_stopped(
+    kind: ExecutorKind,
+) -> None:
+    stop = Stop()
+    stop.request()
+    mapped = await Executor(kind, 1).map(refused, spec_of(refused), BATCH, stop=stop)
+    assert (mapped.table, mapped.failures, mapped.rest) == (None, (), 5)
