@@ -19,13 +19,9 @@ import urllib3
 from ..errors import KmrError
 
 __all__ = [
-    "Reference",
-    "RegisteredSchema",
-    "Registry",
-    "RegistryError",
-    "SchemaKind",
+    "Reference", "RegisteredSchema", "Registry", "RegistryError", "RegistryUnavailable", "SchemaKind",
     "UnknownSchema",
-]
+]  # fmt: skip
 
 SchemaKind: TypeAlias = Literal["AVRO", "JSON", "PROTOBUF"]
 
@@ -36,6 +32,10 @@ _FORGET_UNKNOWN: Final = 30.0  # seconds: it may be registered later, or on a re
 
 class RegistryError(KmrError):
     """The registry does not answer, or refuses us. The message has its address and its answer."""
+
+
+class RegistryUnavailable(RegistryError):
+    """No answer, or an error of the server, also after all retries."""
 
 
 class UnknownSchema(RegistryError):
@@ -115,7 +115,8 @@ class Registry:
 
         Raises:
             UnknownSchema: there is none; remembered for 30 seconds.
-            RegistryError: the registry does not answer, or refuses us.
+            RegistryUnavailable: the registry does not answer.
+        RegistryError: it refuses us.
         """
         local = self._local
         with local.lock:
@@ -141,7 +142,8 @@ class Registry:
 
         Raises:
             UnknownSchema: there is none.
-            RegistryError: the registry does not answer, or refuses us.
+            RegistryUnavailable: the registry does not answer.
+        RegistryError: it refuses us.
         """
         which = "latest" if version is None else str(version)
         path = f"/subjects/{quote(subject, safe='')}/versions/{which}"
@@ -196,7 +198,7 @@ class Registry:
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
             reason = getattr(error, "reason", None) or error
-            raise RegistryError(
+            raise RegistryUnavailable(
                 f"registry {self.url}: no answer ({reason}); is the address right?"
             ) from error
         if response.status == 200:
@@ -217,6 +219,8 @@ class Registry:
         text = f"registry {self.url}: {path} is refused ({status}: {message})"
         if status in {401, 403}:
             return RegistryError(f"{text}; check the user and the password, or the token")
+        if status in _RETRIED:
+            return RegistryUnavailable(text)
         # A proxy's 404 has no code of the registry: not every value is to fail because of it.
         return UnknownSchema(text) if refusal.error_code // 100 == 404 else RegistryError(text)
 

@@ -15,6 +15,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.partitioner import murmur2
 
 from ...errors import StrategyError
+from ...values.value_format import ValueFormat
 from ..json_rows import json_objects
 
 if TYPE_CHECKING:
@@ -63,27 +64,40 @@ class Messages:
 
 
 def messages_of(
-    table: pa.Table, key: str | None, value: str, headers: Mapping[str, str], timestamp: str | None
+    table: pa.Table,
+    key: str | None,
+    value: str | ValueFormat,
+    headers: Mapping[str, str],
+    timestamp: str | None,
+    topic: str = "",
 ) -> Messages:
     """Make a message of each row.
 
     Args:
         key: the column with the keys; None for no keys.
-        value: the column with the values, or `JSON`.
+        value: the column with the values, `JSON`, or the format that encodes the row.
         headers: for each header, the column with its values; a null leaves the header out.
         timestamp: the column with the times.
+        topic: where they are sent, for the format.
 
     Raises:
         StrategyError: there is no such column, or its type cannot be sent.
+        RegistryError: the format's registry does not answer.
     """
     rows = table.num_rows
     none: list[None] = [None] * rows
     return Messages(
         keys=none if key is None else _bytes(table, key),
-        values=json_objects(table) if value == JSON else _bytes(table, value),
+        values=_values(table, value, topic),
         headers=_headers(table, headers),
         timestamps=none if timestamp is None else _milliseconds(table, timestamp),
     )
+
+
+def _values(table: pa.Table, value: str | ValueFormat, topic: str) -> Sequence[bytes | None]:
+    if isinstance(value, ValueFormat):
+        return value.encode(table, topic).to_pylist()
+    return json_objects(table) if value == JSON else _bytes(table, value)
 
 
 def dead_letters(table: pa.Table) -> Messages:

@@ -18,6 +18,7 @@ from ...errors import BrokerUnavailable, SinkError, StrategyError
 from ...reducers.collect import Collecting, one_table
 from ...reducers.reducer import Context, Empty, Flushed, FlushResult, Poisoned, Retry
 from ...service.threads import run_in_thread
+from ...values.registry import RegistryUnavailable
 from .row_messages import (
     JSON,
     Messages,
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
+
+    from ...values.value_format import ValueFormat
 
 __all__ = ["Compression", "DeadLetterWriter", "KafkaWriter"]
 
@@ -55,7 +58,8 @@ class KafkaWriter(Collecting):
         key: the column with the keys; the key determines the partition, as in the Java client. Without
             a key each flush goes to the next partition.
         value: the column with the values, or `json` for the whole row as a JSON object. Text is sent
-            as UTF-8, numbers as text.
+            as UTF-8, numbers as text. A format that can be written, such as `Avro(registry=URL)`, encodes the
+            whole row; those with a registry register its schema as `TOPIC-value`.
         headers: for each header, the column with its values; a null leaves the header out.
         timestamp: the column with the messages' times; without it, the time of sending.
         partition: a partition, or the column with the partitions; overrides the key.
@@ -80,7 +84,7 @@ class KafkaWriter(Collecting):
         topic: str,
         *,
         key: str | None = None,
-        value: str = JSON,
+        value: str | ValueFormat = JSON,
         headers: Mapping[str, str] | None = None,
         timestamp: str | None = None,
         partition: int | str | None = None,
@@ -195,7 +199,7 @@ class KafkaWriter(Collecting):
                         break
                 else:
                     break
-        except (BrokerUnavailable, kafka_errors.KafkaError) as error:
+        except (BrokerUnavailable, RegistryUnavailable, kafka_errors.KafkaError) as error:
             reason = f"topic {self.topic}: {type(error).__name__}: {error}"
             return Retry(None, reason, may_double=False)
         if retry is not None:
@@ -203,8 +207,8 @@ class KafkaWriter(Collecting):
         return Flushed(poisoned=self._poisoned(sorted(state.refused)))
 
     def messages(self, table: pa.Table) -> Messages:
-        """Make messages of the rows. Raises StrategyError for columns that are missing or do not fit."""
-        return messages_of(table, self.key, self.value, self.headers, self.timestamp)
+        """Make messages of the rows; see `messages_of` for errors."""
+        return messages_of(table, self.key, self.value, self.headers, self.timestamp, self.topic)
 
     async def _prepare(self, producer: AIOKafkaProducer) -> SendState:
         partitions = sorted(await producer.partitions_for(self.topic))

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from aiokafka.partitioner import DefaultPartitioner
+from anyio.to_thread import run_sync
 
+from kmr import Avro, Registry
 from kmr.broker import Broker, BrokerSettings
 from kmr.delivery.failures import FAILED_SCHEMA
 from kmr.errors import SinkError, StrategyError
-from kmr.reducers.reducer import Empty, Flushed
+from kmr.reducers.reducer import Empty, Flushed, Retry
 from kmr.sinks.kafka.writer import DeadLetterWriter, KafkaWriter
 
 from .topics import TOPIC, consumed, context, create, flushed, opened, rows_of
@@ -58,6 +60,31 @@ async def test_keys_values_headers_and_times_come_from_columns(broker: Broker) -
     assert first.headers == (("trace", b"x"), ("n", b"1"))
     assert (second.key, second.value, second.timestamp) == (None, None, 2500)
     assert second.headers == (("n", b"2"),)
+
+
+async def test_a_format_with_a_registry_registers_the_schema_and_encodes_the_rows(
+    broker_with_registry: Broker,
+) -> None:
+    await create(broker_with_registry)
+    registry = str(broker_with_registry.registry_url)
+    writer = KafkaWriter(TOPIC, key="k", value=Avro(registry=registry))
+    async with opened(broker_with_registry, writer) as writer:
+        writer.add(rows_of(k=["a", "b"], n=[1, None]))
+        assert await flushed(writer) == Flushed(poisoned=[])
+    values = pa.array([each.value for each in await consumed(broker_with_registry)], pa.binary())
+    decoded = await run_sync(Avro(registry=registry, subject=f"{TOPIC}-value").decode, values)
+    assert decoded.failures == {}
+    assert decoded.columns.to_pylist() == [{"k": "a", "n": 1}, {"k": "b", "n": None}]
+
+
+async def test_a_registry_that_does_not_answer_is_asked_again(broker: Broker) -> None:
+    await create(broker)
+    value = Avro(registry=Registry("http://127.0.0.1:9", retries=0))
+    async with opened(broker, KafkaWriter(TOPIC, value=value)) as writer:
+        writer.add(rows_of(n=[1]))
+        result = await writer.flush()
+    assert isinstance(result, Retry)
+    assert "registry http://127.0.0.1:9: no answer" in str(result.reason)
 
 
 async def test_messages_of_one_key_keep_their_partition_and_their_order(broker: Broker) -> None:
