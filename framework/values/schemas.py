@@ -53,6 +53,9 @@ _PLAIN: Final[dict[type, pa.DataType]] = {
 _OF_SCHEMA: Final = "__kmr_schema__"
 """Marks a class that is made of a `pyarrow.Schema`."""
 
+_EMPTY: Final = (list, dict, set, frozenset, tuple)
+"""Functions that make the same default each time."""
+
 _BOUNDS: Final = {
     f"{sign}int{bits}": (
         (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
@@ -78,6 +81,7 @@ class Column:
         required: a value without this field cannot be decoded.
         default: the value of a missing field; `msgspec.NODEFAULT` if it is required or made by a function.
         convert: makes Arrow's Python value of the attribute's value; None: they are the same.
+        columns: the fields of a nested object; empty if it is none.
     """
 
     name: str
@@ -89,6 +93,7 @@ class Column:
     required: bool
     default: Any
     convert: Convert | None
+    columns: tuple[Column, ...] = ()
 
     @property
     def field(self) -> pa.Field[Any]:
@@ -218,7 +223,7 @@ def _of_fields(cls: type, info: inspect.Type, path: str) -> tuple[Column, ...]:
             name=each.encode_name if hasattr(cls, _OF_SCHEMA) else each.name,
             required=each.required,
             default=each.default,
-            made=each.default_factory is not msgspec.NODEFAULT,
+            factory=each.default_factory,
         )
     # msgspec sorts the fields of a TypedDict.
     order = (
@@ -236,12 +241,21 @@ def _column(
     name: str,
     required: bool,
     default: Any,
-    made: bool,
+    factory: Any,
 ) -> Column:
     kind, nullable = _without_none(kind)
-    arrow, convert = _arrow(kind, f"{path}.{name}")
+    columns: tuple[Column, ...] = ()
+    convert: Convert | None
+    if isinstance(kind, inspect.StructType | inspect.DataclassType | inspect.TypedDictType):
+        columns = _of_fields(kind.cls, kind, f"{path}.{name}")
+        arrow, convert = _arrow_of_struct(columns, typed=is_typeddict(kind.cls))
+    else:
+        arrow, convert = _arrow(kind, f"{path}.{name}")
+    if factory in _EMPTY:
+        default = factory()
+    made = factory is not None and factory is not msgspec.NODEFAULT
     absent = (
-        not required and default is msgspec.NODEFAULT and not made
+        not required and not made and default is msgspec.NODEFAULT
     )  # NotRequired of a TypedDict
     return Column(
         name=name,
@@ -253,6 +267,7 @@ def _column(
         required=required,
         default=None if absent else default,
         convert=convert,
+        columns=columns,
     )
 
 
@@ -386,7 +401,7 @@ def _of_pydantic(model: Any, path: str) -> tuple[Column, ...]:
             name=name,
             required=required,
             default=msgspec.NODEFAULT if required else each.default,
-            made=each.default_factory is not None,
+            factory=each.default_factory,
         )
         columns.append(column)
     return tuple(columns)
@@ -397,10 +412,17 @@ def _of_schema(schema: pa.Schema) -> RowType:
     cls = _struct(list(schema), "row")
     info = inspect.type_info(cls)
     columns = tuple(
-        replace(made, type=field.type)
+        _retyped(made, field)
         for made, field in zip(_of_fields(cls, info, "row"), schema, strict=True)
     )
     return RowType(schema, cls, columns, info)
+
+
+def _retyped(column: Column, field: pa.Field[Any]) -> Column:
+    """Give a column, and the fields of its objects, the types of a schema."""
+    inner: Any = field.type if column.columns else ()
+    columns = tuple(_retyped(*pair) for pair in zip(column.columns, inner, strict=True))
+    return replace(column, type=field.type, columns=columns)
 
 
 def _struct(fields: Iterable[pa.Field[Any]], path: str) -> type[msgspec.Struct]:

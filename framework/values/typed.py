@@ -64,6 +64,8 @@ class TypedFormat(ValueFormat):
                     self.decode_as(probe, value)
                 except UnicodeDecodeError:
                     return f"field {name}: invalid UTF-8 ({error.reason})"
+                except msgspec.MsgspecError:  # another field is wrong too
+                    continue
         return reason_of_value(error)
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
