@@ -89,4 +89,8 @@ def parse_schema(
         from .json_schema import JsonSchema
 
         return JsonSchema(text, dependencies)
+    if schema_type == PROTOBUF:
+        from .protobuf_schema import ProtobufSchema
+
+        return ProtobufSchema(text, dependencies)
     raise invalid_schema(f"unknown schema type {schema_type!r}; use {', '.join(SCHEMA_TYPES)}")

@@ -10,7 +10,9 @@ from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegis
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
+from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,5 +83,43 @@ async def test_the_json_serializer_and_deserializer_agree(client: Any) -> None:
             "home": {"zip": "1"}
         }
         assert client.get_latest_version("hits-value").schema.references[0].name == "address.json"
+
+    await to_thread.run_sync(run)
+
+
+def message_class(pool: descriptor_pool.DescriptorPool, name: str, file: dict[str, Any]) -> Any:
+    """A class as protoc generates it, of a message in a file."""
+    pool.AddSerializedFile(descriptor_pb2.FileDescriptorProto(**file).SerializeToString())
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+
+
+async def test_protobufs_serializer_registers_imports_and_its_deserializer_agrees(
+    client: Any,
+) -> None:
+    field, message = descriptor_pb2.FieldDescriptorProto, descriptor_pb2.DescriptorProto
+    pool = descriptor_pool.DescriptorPool()
+    code = field(name="code", number=1, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL)
+    home = field(name="home", number=1, label=field.LABEL_OPTIONAL)
+    home.MergeFrom(field(type=field.TYPE_MESSAGE, type_name=".geo.Zip"))
+    address_file = {"name": "geo/address.proto", "package": "geo", "syntax": "proto3"}
+    user_file = {"name": "user.proto", "syntax": "proto3", "dependency": ["geo/address.proto"]}
+    zip_ = message_class(
+        pool, "geo.Zip", {**address_file, "message_type": [message(name="Zip", field=[code])]}
+    )
+    first = message(name="First", nested_type=[message(name="User", field=[home])])
+    user = message_class(
+        pool, "First.User", {**user_file, "message_type": [message(name="Zero"), first]}
+    )
+
+    def run() -> None:
+        serializer = ProtobufSerializer(user, client, {"use.deprecated.format": False})
+        deserializer = ProtobufDeserializer(user, {}, client)
+        sent = user(home=zip_(code="8000"))
+        assert deserializer(serializer(sent, VALUE), VALUE) == sent
+        assert client.get_subjects() == ["geo/address.proto", "hits-value"]
+        found = client.get_latest_version("hits-value").schema
+        assert 'import "geo/address.proto";' in found.schema_str
+        assert found.references[0].subject == "geo/address.proto"
+        assert client.get_schema(2, fmt="serialized").schema_str != found.schema_str
 
     await to_thread.run_sync(run)

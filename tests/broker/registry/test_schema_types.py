@@ -9,7 +9,12 @@ from kmr.broker.registry.schema_types import incompatibility, parse_schema
 
 
 @pytest.mark.parametrize(
-    ("schema_type", "text"), [("AVRO", '"int"'), ("JSON", '{"type":"integer"}')]
+    ("schema_type", "text"),
+    [
+        ("AVRO", '"int"'),
+        ("JSON", '{"type":"integer"}'),
+        ("PROTOBUF", 'syntax = "proto3";\nmessage M {\n}\n'),
+    ],
 )
 def test_each_type_parses_its_schemas(schema_type: str, text: str) -> None:
     assert parse_schema(schema_type, text).text == text
