@@ -1,9 +1,9 @@
 """Whether a reader with one Protobuf schema can read what a writer with another has written.
 
 The rules are those of Confluent's registry: fields are known by their numbers, so that they may be added,
-removed and renamed; their type may change within a group of the same encoding. Incompatible are: another type,
-a message that was removed, a required field that was added or removed, a field that was removed from a oneof
-that stays, and existing fields that were moved into a oneof, unless it is new and there is only one.
+removed and renamed; their type may change within a group of the same encoding. Incompatible are: another
+type, a message that was removed, a required field that was added or removed, a field that was removed from a
+oneof that stays, and existing fields that were moved into a oneof, unless it is new and there is only one.
 """
 
 from __future__ import annotations

@@ -100,9 +100,8 @@ def compile_files(text: str, dependencies: Sequence[Dependency]) -> list[FileDes
             command, capture_output=True, text=True, timeout=_SECONDS, check=False
         )
         if done.returncode:
-            raise invalid_schema(
-                done.stderr.strip().replace(f"{_NAME}:", "line ") or "protoc failed"
-            )
+            reason = done.stderr.replace(f"{root}/", "").replace(f"{_NAME}:", "line ").strip()
+            raise invalid_schema(reason or f"protoc ended with {done.returncode}")
         return list(FileDescriptorSet.FromString(out.read_bytes()).file)
 
 
