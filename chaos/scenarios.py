@@ -100,11 +100,12 @@ def _group(
     dead: str = "topic",
     chain: bool = False,
     engine: Literal["worker", "spark"] = "worker",
+    evolve: bool = False,
 ) -> GroupSpec:
     table = f"chaos_{name}"
     dead_letters = f"chaos-{name}-dead" if dead == "topic" else ""
     dead_table = f"{table}_dead" if dead == "table" else ""
-    workload = Workload(table, mode, dead_table, dead_letters, chain=chain)
+    workload = Workload(table, mode, dead_table, dead_letters, chain=chain, evolve=evolve)
     return GroupSpec(name, workload, workers, engine)
 
 
@@ -205,6 +206,15 @@ LONG: Final = (
         ("kill-clickhouse-writing", "kill-clickhouse-and-workers"),
         rounds=10,
         between=500,
+    ),
+    Scenario(
+        "schema-changes",
+        "rows get a hundred new columns, which the workers add while they are killed",
+        Shape([_group("exactly-once", 3, evolve=True)], partitions=12, rate=1_000, links=True),
+        (*_CRASHES, "drop-answers", "drop-answer-and-kill", "restart-worker"),
+        rounds=2,
+        between=10_000,
+        patience=180,
     ),
     Scenario(
         "rebalance-storm",

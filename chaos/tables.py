@@ -34,7 +34,8 @@ _DDL: Final = (
 async def create(url: str, workload: Workload) -> None:
     """Make the tables of a workload."""
     async with _client(url) as client:
-        await client.command(_DDL.format(name=workload.table, id="`id` UInt64, "))
+        own = "" if workload.evolve else "`id` UInt64, "
+        await client.command(_DDL.format(name=workload.table, id=own))
         if workload.dead_table:
             await client.command(_DDL.format(name=workload.dead_table, id=""))
 
@@ -60,7 +61,7 @@ async def collect(url: str, bootstrap_servers: str, spec: GroupSpec, recorder: R
         if source:
             try:
                 with anyio.fail_after(_TIMEOUT):
-                    table = await _read(url, source, with_id=name == "rows")
+                    table = await _read(url, source, workload if name == "rows" else None)
                 recorder.table(name, _of_group(table, spec.name))
             except Exception as error:  # noqa: BLE001  a verdict of its own
                 recorder.unread(f"{name}/{spec.name}", f"{type(error).__name__}: {error}")
@@ -73,8 +74,10 @@ async def collect(url: str, bootstrap_servers: str, spec: GroupSpec, recorder: R
             recorder.unread(f"dead/{spec.name}", f"{type(error).__name__}: {error}")
 
 
-async def _read(url: str, table: str, *, with_id: bool) -> pa.Table:
-    columns = "topic, partition, offset, " + ("id, " if with_id else "")
+async def _read(url: str, table: str, workload: Workload | None) -> pa.Table:
+    columns = "topic, partition, offset, "
+    if workload is not None:
+        columns += "coalesce(COLUMNS('^v[0-9]+$')) AS id, " if workload.evolve else "id, "
     async with _client(url) as client:
         found: pa.Table = await client.query_arrow(
             f"SELECT {columns} toUnixTimestamp64Nano(inserted) AS time FROM {table}"  # noqa: S608

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,7 +22,15 @@ if TYPE_CHECKING:
 
     from kmr import Reducer
 
-__all__ = ["HANG", "ID_BYTES", "Mode", "Workload", "identify", "strategy"]
+__all__ = [
+    "HANG",
+    "ID_BYTES",
+    "Mode",
+    "Workload",
+    "identify",
+    "identify_anew",
+    "strategy",
+]
 
 Mode = Literal[
     "exactly-once", "at-least-once", "at-most-once", "commit-after-insert", "resume-from-max"
@@ -30,6 +39,12 @@ Mode = Literal[
 
 ID_BYTES: Final = 20
 """A record's value begins with its id, in so many decimal digits."""
+
+CHANGE_EVERY: Final = 3_000
+"""With `evolve`, the ids of so many records are in a column of their own, `v0`, `v1`, ...,"""
+
+LAST_CHANGE: Final = 99
+"""and all later ones in the last: each column costs each INSERT."""
 
 HANG: Final = "CHAOS_HANG"
 """The variable with a file's path: the map of the process that finds the file hangs."""
@@ -50,6 +65,7 @@ class Workload:
         max_age: in seconds.
         sink_timeout: seconds for one INSERT, then it is tried again.
         chain: two reducers, one that collects batches and one that writes them.
+        evolve: rows get new columns all the time, which the writer adds to the table.
     """
 
     table: str
@@ -60,6 +76,7 @@ class Workload:
     max_age: float = 0.3
     sink_timeout: float = 5.0
     chain: bool = False
+    evolve: bool = False
 
     def environment(self) -> dict[str, str]:
         """The worker's environment variables for it."""
@@ -73,6 +90,7 @@ class Workload:
             "max_age": float,
             "sink_timeout": float,
             "chain": "True".__eq__,
+            "evolve": "True".__eq__,
         }
         return cls(
             **{
@@ -91,7 +109,7 @@ class Workload:
     def strategy(self) -> Strategy:
         """The strategy itself."""
         return Strategy(
-            map=identify,
+            map=identify_anew if self.evolve else identify,
             reduce=[*self._collecting(), self._sink()],
             reduce_err=self._error_sink(),
             delivery="at-most-once" if self.mode == "at-most-once" else None,
@@ -111,6 +129,7 @@ class Workload:
             delivery="exactly-once" if self.mode == "exactly-once" else "at-least-once",
             timeout=self.sink_timeout,
             connect_timeout=30.0,
+            evolve="add" if self.evolve else None,
             **limits,
         )
 
@@ -146,6 +165,18 @@ def identify(batch: pa.RecordBatch) -> pa.RecordBatch:
         ],
         names=["topic", "partition", "offset", "id"],
     )
+
+
+@map_batch
+def identify_anew(batch: pa.RecordBatch) -> pa.Table:
+    """As `identify`, but the ids of some records after each other are in a column of their own."""
+    rows = identify(batch)
+    ids = rows.column("id").to_numpy()
+    changes = np.minimum(ids // CHANGE_EVERY, LAST_CHANGE)
+    columns = {name: rows.column(name) for name in ("topic", "partition", "offset")}
+    for change in np.unique(changes):
+        columns[f"v{change}"] = pa.array(ids, mask=changes != change)
+    return pa.table(columns)
 
 
 strategy = Workload.of({f"{_PREFIX}TABLE": "chaos", **os.environ}).strategy()

@@ -404,7 +404,8 @@ def show(result: CheckResult, console: Console) -> None:
         )
     if result.partitions:
         console.print(table, highlight=False)
-    colour = "green" if result.clean else "bold red"
+    unclear = bool(result.filtered) and result.expected is None
+    colour = "bold red" if not result.clean else "yellow" if unclear else "green"
     expected = "" if result.expected is None else f" of {result.expected:,} expected"
     counts = [f"{result.doubled:,} doubled"]
     if result.filtered is None or result.expected is not None:
@@ -415,6 +416,12 @@ def show(result: CheckResult, console: Console) -> None:
         f"[{colour}]{result.messages:,} messages{expected}: {', '.join(counts)}[/{colour}]",
         highlight=False,
     )
+    if unclear:
+        console.print(
+            "What was filtered, went to reduce_err, or is no record (a transaction's mark, a compacted one) "
+            "has no row either: to tell it from what is missing, give --expected",
+            highlight=False,
+        )
 
 
 def _count(number: int) -> str:

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from chaos.workload import ID_BYTES, Mode, Workload, identify
+from chaos.workload import ID_BYTES, Mode, Workload, identify, identify_anew
 from kmr.mapping.functions import apply
 from kmr.testing import batch_of
 
@@ -32,3 +32,15 @@ def test_every_mode_makes_a_strategy_that_can_travel(mode: Mode, table: str, top
     assert strategy.reduce_err is not None
     if not mode.startswith(("commit", "resume")):
         assert strategy.requested_delivery == mode
+
+
+def test_with_new_columns_each_id_is_in_the_column_of_its_change() -> None:
+    values = [b"%0*d...." % (ID_BYTES, number) for number in (2_999, 3_000, 10**6)]
+    mapped = apply(identify_anew, batch_of("t", 3, 10, values).records)
+    assert mapped.table is not None
+    assert mapped.table.select(["offset", "v0", "v1", "v99"]).to_pylist() == [
+        {"offset": 10, "v0": 2_999, "v1": None, "v99": None},
+        {"offset": 11, "v0": None, "v1": 3_000, "v99": None},
+        {"offset": 12, "v0": None, "v1": None, "v99": 10**6},
+    ]
+    assert Workload.of(Workload("t", evolve=True).environment()).evolve

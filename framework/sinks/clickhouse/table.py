@@ -28,6 +28,9 @@ __all__ = ["Block", "Column", "MissingTable", "SchemaMismatch", "Table", "read_t
 Compression = Literal["lz4", "zstd"] | None
 ExtraColumns = Literal["error", "ignore"]
 
+SCHEMA_ID = "schema_id"
+"""A column of the rows with this name is quoted in the reasons of refused rows."""
+
 _QUOTED_ROWS = 1000  # of each column; further rows share one reason
 
 _COLUMNS_SQL = """
@@ -216,6 +219,10 @@ class Table:
                 _explain(column, array, new, at, refused)
                 bad = either(bad, cast.bad)
             arrays.append(cast.array)
+        if bad is not None and SCHEMA_ID in rows.column_names:
+            ids = rows.column(SCHEMA_ID)
+            for row in np.flatnonzero(bad).tolist():
+                refused[at + row] += f" (schema id {ids[row].as_py()})"
         return pa.Table.from_arrays(arrays, names=[column.name for column in columns])
 
 

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
     from clickhouse_connect.driver.client import Client
 
-COORDINATES = [pa.field("partition", pa.int32()), pa.field("offset", pa.int64())]
+COORDINATES: list[pa.Field[Any]] = [
+    pa.field("partition", pa.int32()),
+    pa.field("offset", pa.int64()),
+]
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 VALUES: list[tuple[pa.DataType, str, Any]] = [
     (pa.int8(), "Int8", -7),
@@ -158,3 +161,20 @@ def test_a_type_or_an_engine_that_cannot_be_is_refused() -> None:
         create_table("d", "t", pa.schema([]), Layout())
     with pytest.raises(StrategyError, match="does not recognise a repeated INSERT"):
         Layout(engine="Memory")
+
+
+async def test_failed_records_that_are_written_again_merge_in_a_replacing_table(
+    client: Client, open_writer: OpenWriter, name: str
+) -> None:
+    """After a crash, failed records are written again, in flushes that are cut at other offsets."""
+    failed = pa.schema([*COORDINATES, pa.field("reason", pa.string())])
+    for parts in ((0, 3), (3, 1)), ((0, 1), (1, 4)):
+        writer = await open_writer(
+            name,
+            create=failed,
+            engine="ReplacingMergeTree",
+        )
+        for first, count in parts:
+            await flush(writer, rows(first, count, reason=["bad"] * count))
+    assert client.command(f"SELECT count() FROM {name}") == 9
+    assert client.command(f"SELECT count() FROM {name} FINAL") == 5

@@ -151,7 +151,7 @@ async def test_rows_that_do_not_fit_an_evolving_table_are_poison_with_the_reason
         rows(3, 1, tags=[["a"]]),
         rows(4, 1, n=[4], tags=[["a"]], new=[1]),
         rows(5, 2, n=[5, 5], tags=[["a"], ["a"]], new=[2, 3]),
-        rows(7, 1, n=[6], tags=[["a"]], new=["text"]),
+        rows(7, 1, n=[6], tags=[["a"]], new=["text"], schema_id=[42]),
     )
     assert written(client, table) == [0, 4, 5, 6]
     assert poisoned_offsets(result) == [1, 2, 3, 7]
@@ -161,7 +161,7 @@ async def test_rows_that_do_not_fit_an_evolving_table_are_poison_with_the_reason
         "column n of default.t is UInt8, but the rows have list<item: int64>",
         "column tags of default.t is Array(String), but the rows have string: string is not a list",
         "column n (UInt8) cannot be null",
-        "column new (Nullable(Int64)) cannot hold 'text'",
+        "column new (Nullable(Int64)) cannot hold 'text' (schema id 42)",
     ]
     assert poisoned_offsets(await flush(writer, rows(8, 1))) == [8]
 
