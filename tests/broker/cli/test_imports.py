@@ -28,7 +28,18 @@ import importlib, sys
 importlib.import_module("kmr.broker.cli." + sys.argv[1])
 print(*sys.modules)
 """
-LARGE = {"aiokafka", "numba", "numpy", "pandas", "pyarrow", "starlette", "uvicorn"}
+LARGE = {
+    "aiokafka",
+    "avro",
+    "google.protobuf",
+    "jsonschema",
+    "numba",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "starlette",
+    "uvicorn",
+}
 SERVER_SIDE = ("apis", "authorization", "broker", "coordinators", "log", "operations", "server")
 CLIENT_COMMANDS = ("topic", "group", "txn", "produce", "consume", "console")
 

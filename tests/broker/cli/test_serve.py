@@ -9,6 +9,7 @@ import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import aiohttp
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
@@ -154,3 +155,22 @@ async def test_other_machines_cannot_connect_by_accident(tmp_path: Path) -> None
         assert flag in text
     assert text.count("\n") == 1
     assert not list(tmp_path.iterdir())  # noqa: ASYNC240
+
+
+async def test_a_schema_that_was_registered_is_there_after_a_kill(tmp_path: Path) -> None:
+    arguments = ("--data", tmp_path, "--port", 0, "--registry-port", 0)
+    body = b'{"schema": "\\"int\\""}'
+    for method, found in (("post", {"id": 1}), ("get", [1])):
+        process = await start(*arguments)
+        try:
+            assert process.stdout is not None
+            ready = (await process.stdout.readline()).decode()
+            _, said, registry = ready.strip().partition(", schemas on ")
+            assert said, ready
+            async with aiohttp.request(
+                method, f"{registry}/subjects/s/versions", data=body if method == "post" else None
+            ) as answer:
+                assert json.loads(await answer.read()) == found
+        finally:
+            process.kill()
+            await process.communicate()

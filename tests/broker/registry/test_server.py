@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -122,3 +123,11 @@ async def test_access_rules_of_the_topic_apply(
     assert (await bob.call("POST", "/subjects/s", body))[0] == 200
     assert await bob.refused("POST", "/subjects/t/versions", body) == (403, 40301)
     assert await bob.refused("DELETE", "/subjects/s") == (403, 40301)
+
+
+async def test_a_library_that_is_missing_is_named_with_the_command(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "avro", None)
+    with pytest.raises(BrokerError, match="The schema registry needs avro: pip install"):
+        await start(registry_port=0)
