@@ -184,11 +184,15 @@ class Strategy:
         """The reducers by the names of their stages in metrics and logs: `reduce-1`, `reduce-2`, ..."""
         return {f"reduce-{number}": reducer for number, reducer in enumerate(self.reduce, start=1)}
 
-    def schema_of(self, stage: str) -> pa.Schema | None:
-        """Return the columns of the rows that reach a stage; None if they are not known before it runs."""
+    def schema_of(self, stage: str, mapped: pa.Schema | None = None) -> pa.Schema | None:
+        """Return the columns of the rows that reach a stage; None if they are not known before it runs.
+
+        Args:
+            mapped: the columns of the rows that the map makes, where it does not declare them.
+        """
         if stage == ERROR_STAGE:
             return FAILED_SCHEMA
-        schema = self.row_schema
+        schema = self.row_schema or mapped
         for name, reducer in self.stages.items():
             if schema is None or name == stage:
                 break

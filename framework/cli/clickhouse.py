@@ -18,7 +18,10 @@ from ..errors import SettingsError, StrategyError
 from ..sinks.clickhouse.client import URL_VARIABLE, Target, connect
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from ..embedded.server import EmbeddedClickHouse
+    from ..strategy import Strategy
 
 __all__ = ["app"]
 
@@ -114,7 +117,14 @@ def query(
 
 
 @app.command
-def create_table(strategy: str, /, *, stage: str | None = None, run: bool = False) -> None:
+def create_table(
+    strategy: str,
+    /,
+    *,
+    stage: str | None = None,
+    run: bool = False,
+    sample: Path | None = None,
+) -> None:
     """Print the CREATE TABLE for each ClickHouseWriter of a strategy.
 
     The columns are those that the strategy declares; the table remembers as many inserts as exactly once
@@ -128,6 +138,9 @@ def create_table(strategy: str, /, *, stage: str | None = None, run: bool = Fals
         Only the table of this stage: reduce-1, reduce-2, ..., reduce-err.
     run
         Also run it, at the server that the writer names, unless the table is there.
+    sample
+        A file with the value of a record in each line. For a map that declares no columns: they are those
+        that it returns for these records.
     """
     from ..sinks.clickhouse.writer import ClickHouseWriter
     from .strategies import load_strategy
@@ -141,8 +154,10 @@ def create_table(strategy: str, /, *, stage: str | None = None, run: bool = Fals
     if not writers:
         where = "no stage" if stage is None else f"stage {stage}"
         raise StrategyError(f"{strategy}: {where} of it is no ClickHouseWriter; see kmr validate")
+    mapped = None if sample is None else _map_sample(loaded, sample)
     statements = {
-        name: writer.create_statement(loaded.schema_of(name)) for name, writer in writers.items()
+        name: writer.create_statement(loaded.schema_of(name, mapped))
+        for name, writer in writers.items()
     }
     for name, writer in writers.items():
         sys.stdout.write(f"{statements[name]};\n")
@@ -151,3 +166,39 @@ def create_table(strategy: str, /, *, stage: str | None = None, run: bool = Fals
             with connect(target, create=True) as client:
                 client.command(statements[name])
             sys.stderr.write(f"{target.database}.{table} is in {target}\n")
+
+
+def _map_sample(strategy: Strategy, file: Path) -> pa.Schema:
+    """Return the columns of the rows that the map returns for records with the values of a file's lines.
+
+    Raises:
+        StrategyError: it returns none.
+        SettingsError: the file cannot be read.
+    """
+    import pyarrow as pa
+
+    from ..mapping.functions import apply, apply_async
+    from ..record import SCHEMA
+
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        raise SettingsError(f"--sample {file}: {error.strerror}") from error
+    rows = [
+        {"topic": "sample", "partition": 0, "offset": at, "timestamp": 0, "timestampType": 0}
+        for at in range(len(lines))
+    ]
+    values = pa.array(lines, pa.binary())
+    records = pa.RecordBatch.from_pylist(rows, schema=SCHEMA).set_column(1, SCHEMA.field(1), values)
+    if strategy.map_spec.is_async:
+        assert strategy.map is not None  # noqa: S101  only a function is async
+        mapped = anyio.run(apply_async, strategy.map, records, strategy.map_spec)
+    else:
+        mapped = apply(strategy.map, records, strategy.map_spec)
+    if mapped.table is None:
+        reason = f"; the first failed: {mapped.failures[0].reason}" if mapped.failures else ""
+        raise StrategyError(
+            f"--sample {file}: none of its {len(lines)} records became a row{reason}"
+        )
+    schema: pa.Schema = mapped.table.schema
+    return schema

@@ -65,6 +65,7 @@ def test_without_a_statement_the_error_shows_how_to_give_one(
 
 
 TABLES = """
+import json
 import pyarrow as pa
 from kmr import Batcher, Strategy, map_record
 from kmr.sinks import ClickHouseWriter
@@ -73,7 +74,7 @@ from kmr.sinks import ClickHouseWriter
 def parse(record): return None
 
 @map_record
-def untyped(record): return {}
+def untyped(record): return json.loads(record.value)
 
 dead = ClickHouseWriter("cli_dead", ttl="timestamp + INTERVAL 1 DAY")
 strategy = Strategy(parse, [ClickHouseWriter("cli_made")], reduce_err=dead)
@@ -108,5 +109,14 @@ def test_kmr_clickhouse_create_table_prints_and_runs_the_statements_of_a_strateg
     with pytest.raises(StrategyError, match=r"'cli_made'.*not declared, so no CREATE TABLE"):
         kmr("create-table", "cli_tables:undeclared")
     assert "`reason`" in kmr("create-table", "cli_tables:undeclared", "--stage", "reduce-err")
+    sample = tmp_path / "values.jsonl"
+    sample.write_text('{"n": 1}\n{"n": 2.5, "text": "x"}\nnot json\n')
+    printed = kmr("create-table", "cli_tables:undeclared", "--sample", str(sample))
+    assert "(\n    `n` Nullable(Float64),\n    `text` Nullable(String)\n)" in printed
+    sample.write_text("not json\n")
+    with pytest.raises(StrategyError, match="none of its 1 records became a row; the first failed"):
+        kmr("create-table", "cli_tables:undeclared", "--sample", str(sample))
+    with pytest.raises(SettingsError, match="--sample nowhere: No such file"):
+        kmr("create-table", "cli_tables:undeclared", "--sample", "nowhere")
     with pytest.raises(StrategyError, match="stage of it is no ClickHouseWriter"):
         kmr("create-table", "cli_tables:elsewhere")

@@ -15,7 +15,7 @@ from kmr.errors import StrategyError
 from kmr.reducers.reducer import Flushed
 from kmr.sinks.clickhouse.ddl import Layout, add_columns, column_type, create_table
 
-from .writing import OpenWriter, flush, rows
+from .writing import OpenWriter, flush, poisoned_offsets, rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,3 +178,12 @@ async def test_failed_records_that_are_written_again_merge_in_a_replacing_table(
             await flush(writer, rows(first, count, reason=["bad"] * count))
     assert client.command(f"SELECT count() FROM {name}") == 9
     assert client.command(f"SELECT count() FROM {name} FINAL") == 5
+
+
+async def test_a_null_array_inside_a_tuple_is_refused_with_its_row(
+    open_writer: OpenWriter, name: str
+) -> None:
+    nested = pa.struct([pa.field("tags", pa.list_(pa.string()))])
+    writer = await open_writer(name, create=pa.schema([*COORDINATES, pa.field("x", nested)]))
+    values = pa.array([{"tags": ["a"]}, {"tags": None}, None], nested)
+    assert poisoned_offsets(await flush(writer, rows(0, 3, x=values))) == [1]
