@@ -40,9 +40,10 @@ class Json(TypedFormat):
             ]
         return Decoded(pa.RecordBatch.from_arrays(columns, schema=self.schema), failures)
 
-    def decode_one(self, value: bytes) -> Any:
-        """Decode one JSON text to an object of the type."""
-        return _decoder(self.type)(value)
+    @property
+    def decoder(self) -> Callable[[Any], Any]:
+        """See `TypedFormat.decoder`."""
+        return _decoder(self.type)
 
     def decode_as(self, cls: type, value: bytes) -> object:
         """See `TypedFormat.decode_as`."""
@@ -51,9 +52,9 @@ class Json(TypedFormat):
 
 
 @lru_cache(maxsize=256)
-def _decoder(source: type | pa.Schema) -> Callable[[bytes], Any]:
+def _decoder(source: type | pa.Schema) -> Callable[[Any], Any]:
     rows = row_type(source)
     if rows.is_pydantic:
-        decode: Callable[[bytes], Any] = rows.cls.model_validate_json  # type: ignore[attr-defined]
+        decode: Callable[[Any], Any] = rows.cls.model_validate_json  # type: ignore[attr-defined]
         return decode
     return msgspec.json.Decoder(rows.cls).decode

@@ -21,9 +21,10 @@ __all__ = ["MessagePack"]
 class MessagePack(TypedFormat):
     """Values that are MessagePack maps of one type."""
 
-    def decode_one(self, value: bytes) -> Any:
-        """Decode one MessagePack map to an object of the type."""
-        return _decoder(self.type)(value)
+    @property
+    def decoder(self) -> Callable[[Any], Any]:
+        """See `TypedFormat.decoder`."""
+        return _decoder(self.type)
 
     def decode_as(self, cls: type, value: bytes) -> object:
         """See `TypedFormat.decode_as`."""
@@ -32,7 +33,7 @@ class MessagePack(TypedFormat):
 
 
 @lru_cache(maxsize=256)
-def _decoder(source: type | pa.Schema) -> Callable[[bytes], Any]:
+def _decoder(source: type | pa.Schema) -> Callable[[Any], Any]:
     rows = row_type(source)
     if rows.is_pydantic:
         validate: Callable[[Any], Any] = rows.cls.model_validate  # type: ignore[attr-defined]

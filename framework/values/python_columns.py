@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -12,12 +13,19 @@ from ..errors import reason_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_MOMENT: Final = pa.timestamp("us", tz="UTC")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
 __all__ = ["convert", "to_column"]
 
 
 def to_column(values: list[Any], kind: pa.DataType, refused: dict[int, str]) -> pa.Array[Any]:
     """Convert values to a column. One that does not fit becomes null, and `refused` gets its reason."""
     with suppress(Exception):  # a value may be of any class
+        if kind == _MOMENT:  # twice as fast
+            spans = [None if each is None else each - _EPOCH for each in values]
+            return pa.array(spans, pa.duration("us")).view(kind)
+    with suppress(Exception):
         return pa.array(values, kind)
     for _ in convert(values, list(range(len(values))), kind, refused):
         pass

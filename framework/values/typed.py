@@ -13,6 +13,8 @@ from .schemas import row_type
 from .value_format import Decoded, DecodedObjects, ValueFormat
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyarrow as pa
 
     from .schemas import RowType
@@ -48,9 +50,10 @@ class TypedFormat(ValueFormat):
         name = getattr(self.type, "__qualname__", type(self.type).__name__)
         return f"{type(self).__name__}({name})"
 
+    @property
     @abstractmethod
-    def decode_one(self, value: bytes) -> Any:
-        """Decode one value to an object of the type; raise any exception that says why it cannot."""
+    def decoder(self) -> Callable[[Any], Any]:
+        """The function that decodes one value to an object of the type, or raises any exception."""
 
     @abstractmethod
     def decode_as(self, cls: type, value: bytes) -> object:
@@ -81,13 +84,16 @@ class TypedFormat(ValueFormat):
         """Decode values to objects; see `ValueFormat.decode_objects`."""
         objects: list[Any] = []
         failures: dict[int, str] = {}
-        decode = self.decode_one
-        for row, value in enumerate(values.to_pylist()):
+        texts = values.to_pylist()
+        rest = iter(texts)
+        while len(objects) < len(texts):
             try:
-                objects.append(None if value is None else decode(value))
+                objects.extend(map(self.decoder, rest))  # keeps those before an error
             except Exception as error:  # noqa: BLE001  a model's own validators may raise anything
+                text = texts[len(objects)]
+                if text is not None:
+                    failures[len(objects)] = self.reason(text, error)
                 objects.append(None)
-                failures[row] = self.reason(value, error)
         return DecodedObjects(objects, failures)
 
 

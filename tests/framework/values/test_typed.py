@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
 
 from kmr import Json, MessagePack
 from kmr.values.typed import TypedFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass
@@ -43,8 +46,9 @@ def test_bytes_that_are_not_utf8_are_reported_with_their_field() -> None:
 class Words(TypedFormat):
     """A format of a user: one line of words."""
 
-    def decode_one(self, value: bytes) -> Any:
-        return Line(value.decode(), len(value.split()))
+    @property
+    def decoder(self) -> Callable[[Any], Any]:
+        return lambda value: Line(value.decode(), len(value.split()))
 
     def decode_as(self, cls: type, value: bytes) -> object:
         raise NotImplementedError
