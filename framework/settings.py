@@ -31,8 +31,10 @@ from .service import LogFormat, LogLevel  # noqa: TC001
 from .service.process import memory_limit
 
 __all__ = [
+    "CLUSTER",
     "GROUP",
     "WORKER",
+    "ClusterSettings",
     "ExecutorKind",
     "FetchSettings",
     "GroupSettings",
@@ -139,6 +141,14 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     format: Annotated[
         LogFormat, about("json, console, or auto: console on a terminal, else json.")
     ] = "auto"
+
+
+class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of a worker that name its brokers: enough for `kmr dlq list`."""
+
+    bootstrap_servers: BootstrapServers = "127.0.0.1:9092"
+    client_id: ClientId = "kmr"
+    security: SecuritySettings = SecuritySettings()
 
 
 class GroupSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -309,4 +319,5 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 WORKER: Final = Layers(Settings, variables="KMR_", table="kmr")
+CLUSTER: Final = Layers(ClusterSettings, variables="KMR_", table="kmr", whole=Settings)
 GROUP: Final = Layers(GroupSettings, variables="KMR_", table="kmr", whole=Settings)

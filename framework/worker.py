@@ -193,6 +193,7 @@ class Worker:
                 group=settings.group,
                 bootstrap_servers=settings.bootstrap_servers,
                 stage="",
+                strategy=settings.strategy or "",
                 client=connection_config(settings).client_options(),
                 prepare=settings.prepare_table,
             )

@@ -288,15 +288,15 @@ def _range(announcement: Announcement | None) -> str:
     return f"{announcement.first:,}..{announcement.last:,}, {rows}"
 
 
-def milliseconds(text: str) -> int:
-    """Parse a time to milliseconds since 1970. Raises SettingsError."""
+def milliseconds(text: str, flag: str = "--to-timestamp") -> int:
+    """Parse the time that a flag has to milliseconds since 1970. Raises SettingsError."""
     if text.isdecimal():
         return int(text)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise SettingsError(
-            f"--to-timestamp must be a time such as 2026-01-31T12:00:00Z or milliseconds since 1970, "
+            f"{flag} must be a time such as 2026-01-31T12:00:00Z or milliseconds since 1970, "
             f"not {text!r}"
         ) from None
     if moment.tzinfo is None:

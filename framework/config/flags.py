@@ -15,7 +15,7 @@ from cyclopts import Group, Parameter
 from .schema import BYTES, SECONDS, show_quantity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Container, Mapping
 
     from .layers import Found, Layers
     from .schema import Setting
@@ -46,7 +46,7 @@ class Given(Generic[T]):
 
 
 def settings_flags(
-    layers: Layers[T], *, positional: str = ""
+    layers: Layers[T], *, positional: str = "", without: Container[str] = ()
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Decorate a command: it gets a flag for every setting, and is called with `given: Given[T]`.
 
@@ -55,8 +55,13 @@ def settings_flags(
 
     Args:
         positional: a setting that the command takes as its argument, and that has no flag.
+        without: settings that the command sets itself.
     """
-    settings = {s.name.replace(".", "_"): s for s in layers.settings if s.name != positional}
+    settings = {
+        s.name.replace(".", "_"): s
+        for s in layers.settings
+        if s.name != positional and s.name not in without
+    }
     titles = dict.fromkeys(setting.section for setting in layers.settings)
     sections = {title: Group(title, sort_key=order) for order, title in enumerate(titles, 1)}
     added = [

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ..settings import (
+        ClusterSettings,
         GroupSettings,
         IsolationLevel,
         OffsetReset,
@@ -174,7 +175,7 @@ class ConsumerConfig(ConnectionConfig):
     stop_timeout: float = 5.0
 
 
-def connection_config(settings: Settings | GroupSettings) -> ConnectionConfig:
+def connection_config(settings: Settings | GroupSettings | ClusterSettings) -> ConnectionConfig:
     """Return the connection of producers and admin clients. Raises SettingsError."""
     return ConnectionConfig(**_connection(settings))
 
@@ -199,7 +200,7 @@ def consumer_config(settings: Settings) -> ConsumerConfig:
     )
 
 
-def _connection(settings: Settings | GroupSettings) -> dict[str, Any]:
+def _connection(settings: Settings | GroupSettings | ClusterSettings) -> dict[str, Any]:
     security = settings.security
     return {
         "bootstrap_servers": settings.bootstrap_servers,

@@ -267,6 +267,8 @@ def _batch_calls(
         part = todo.pop()
         try:
             result = yield (part,)
+        except StrategyError:
+            raise
         except Exception as error:  # noqa: BLE001
             if len(part) == 1:
                 offset = int(part.column("offset")[0].as_py())

@@ -238,6 +238,8 @@ def from_columns(
     function: Callable[..., Any], records: pa.RecordBatch, result: object
 ) -> MapResult:
     """Check the result of a per-batch function, and find the offset of each row."""
+    if isinstance(result, MapResult):
+        return result
     keep: Any = None
     if isinstance(result, tuple) and len(result) == 2:
         result, keep = result

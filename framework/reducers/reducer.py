@@ -66,6 +66,7 @@ class Context:
         group: the consumer group, a part of every deduplication token.
         bootstrap_servers: the brokers that the records come from, `host:port,...`.
         stage: the stage's name, as in metrics and logs: `reduce-1`, `reduce-err`.
+        strategy: `module:attribute`; empty if the strategy was not started by its name.
         client: options of the Kafka connection (security, client id) for reducers that write to Kafka.
         prepare: whether a sink may alter its table, if its delivery needs that.
         opened: a copy of the reducer that is open already and closes last, whose connection may be
@@ -85,6 +86,7 @@ class Context:
     session: SparkSession | None = None
     generations: Mapping[TopicPartition, int] = field(default_factory=dict)
     schema_of: Callable[[str], pa.Schema | None] = _unknown
+    strategy: str = ""
 
     @property
     def schema(self) -> pa.Schema | None:

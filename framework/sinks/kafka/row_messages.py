@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -27,7 +26,6 @@ __all__ = [
     "JSON",
     "Header",
     "Messages",
-    "dead_letters",
     "message_limit",
     "messages_of",
     "partitions_by_key",
@@ -37,7 +35,6 @@ JSON: Final = "json"
 """In place of the name of a column: the whole row as a JSON object."""
 
 Header = tuple[str, bytes | None]
-_REASON_CHARACTERS: Final = 1000
 _LIMIT: Final = "max.message.bytes"
 _LIMIT_TIMEOUT: Final = 5.0  # seconds
 
@@ -98,44 +95,6 @@ def _values(table: pa.Table, value: str | ValueFormat, topic: str) -> Sequence[b
     if isinstance(value, ValueFormat):
         return value.encode(table, topic).to_pylist()
     return json_objects(table) if value == JSON else _bytes(table, value)
-
-
-def dead_letters(table: pa.Table) -> Messages:
-    """Make messages of failed records: unchanged, with headers that tell the origin and the reason.
-
-    The added headers: `kmr.topic`, `kmr.partition`, `kmr.offset`, `kmr.timestamp`
-    (milliseconds since 1970), `kmr.reason`, `kmr.stage`, `kmr.attempt`; all are text.
-    """
-    rows = table.num_rows
-    details: dict[str, Sequence[object]] = {
-        "topic": table.column("topic").to_pylist(),
-        "partition": table.column("partition").to_pylist(),
-        "offset": table.column("offset").to_pylist(),
-        "timestamp": _milliseconds(table, "timestamp"),
-        "reason": [
-            str(reason)[:_REASON_CHARACTERS] for reason in table.column("reason").to_pylist()
-        ],
-        "stage": table.column("stage").to_pylist(),
-        "attempt": table.column("attempt").to_pylist(),
-    }
-    added = [
-        [
-            (f"kmr.{name}", str(of[at]).encode())
-            for name, of in details.items()
-            if of[at] is not None
-        ]
-        for at in range(rows)
-    ]
-    headers = [
-        [*((pair["key"], pair["value"]) for pair in original or ()), *more]
-        for original, more in zip(table.column("headers").to_pylist(), added, strict=True)
-    ]
-    return Messages(
-        keys=table.column("key").to_pylist(),
-        values=table.column("value").to_pylist(),
-        headers=headers,
-        timestamps=list(repeat(None, rows)),
-    )
 
 
 def partitions_by_key(

@@ -14,6 +14,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka import errors as kafka_errors
 
 from ...config.schema import ADDRESSES
+from ...dead_letters.letters import letter_headers
 from ...errors import BrokerUnavailable, SinkError, StrategyError
 from ...reducers.collect import Collecting, one_table
 from ...reducers.reducer import Context, Empty, Flushed, FlushResult, Poisoned, Retry
@@ -23,7 +24,6 @@ from .row_messages import (
     JSON,
     Messages,
     column_of,
-    dead_letters,
     message_limit,
     messages_of,
     partitions_by_key,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from ...values.value_format import ValueFormat
 
-__all__ = ["Compression", "DeadLetterWriter", "KafkaWriter"]
+__all__ = ["Compression", "DeadLetterWriter", "KafkaWriter", "RecordWriter"]
 
 Compression = Literal["gzip", "snappy", "lz4", "zstd"]
 
@@ -292,10 +292,10 @@ def _addresses(bootstrap_servers: str) -> list[str]:
 class DeadLetterWriter(KafkaWriter):
     """For `reduce_err`: writes failed records unchanged to a topic, with headers that tell the reason.
 
-    Key, value and headers are those of the record; it adds the headers `kmr.topic`,
-    `kmr.partition`, `kmr.offset`, `kmr.timestamp` (milliseconds since 1970), `kmr.reason`,
-    `kmr.stage` and `kmr.attempt`, all as text. The topic must accept messages about 1,500 bytes larger
-    than the largest record: a message that it refuses stops the worker.
+    Key, value and headers are those of the record, with the headers of `kmr.dead_letters.letters.HEADERS`
+    added; `kmr dlq` lists and replays the letters. A letter whose replay fails is written as a new letter of
+    the same record, which remembers up to 5 earlier failures. The topic must accept messages about 8,000
+    bytes larger than the largest record: a message that it refuses stops the worker.
 
     Args:
         topic: the topic to write to.
@@ -304,6 +304,7 @@ class DeadLetterWriter(KafkaWriter):
     """
 
     def __init__(self, topic: str, *, max_age: float | None = 1.0, **options: Any) -> None:
+        self._context: Context | None = None
         for name in ("key", "value", "headers", "timestamp"):
             if name in options:
                 raise StrategyError(
@@ -312,5 +313,30 @@ class DeadLetterWriter(KafkaWriter):
         # Only the topic's own limit applies: there is no further place to divert to.
         super().__init__(topic, max_age=max_age, **{"max_message_bytes": 2**31 - 1, **options})
 
+    async def open(self, context: Context) -> None:
+        self._context = context
+        await super().open(context)
+
     def messages(self, table: pa.Table) -> Messages:
-        return dead_letters(table)
+        return Messages(
+            keys=table.column("key").to_pylist(),
+            values=table.column("value").to_pylist(),
+            headers=letter_headers(table, self._context),
+            timestamps=[None] * table.num_rows,
+        )
+
+
+class RecordWriter(KafkaWriter):
+    """Writes records as they are: rows with the columns of `kmr.record.SCHEMA`."""
+
+    def messages(self, table: pa.Table) -> Messages:
+        times = table.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False)
+        return Messages(
+            keys=table.column("key").to_pylist(),
+            values=table.column("value").to_pylist(),
+            headers=[
+                [(pair["key"], pair["value"]) for pair in pairs or ()]
+                for pairs in table.column("headers").to_pylist()
+            ],
+            timestamps=times.cast(pa.int64()).to_pylist(),
+        )

@@ -121,6 +121,7 @@ class SparkEngine:
             client=connection_config(settings).client_options(),
             generations=self._generation,
             schema_of=strategy.schema_of,
+            strategy=settings.strategy or "",
         )
         self._reducers = DriverReducers(strategy, self._context, self.metrics, self._reread)
         self._gate = MicroBatchGate()

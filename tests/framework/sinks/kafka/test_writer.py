@@ -203,8 +203,9 @@ async def test_a_dead_letter_is_the_unchanged_record_with_the_reason(broker: Bro
         ("kmr.partition", b"3"),
         ("kmr.offset", b"41"),
         ("kmr.timestamp", b"1700000000123"),
-        ("kmr.reason", b"ValueError: no json"),
+        ("kmr.group", b"g"),
         ("kmr.stage", b"map"),
+        ("kmr.reason", b"ValueError: no json"),
         ("kmr.attempt", b"1"),
     )
     assert (second.key, second.value) == (None, None)

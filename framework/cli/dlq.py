@@ -1,0 +1,491 @@
+"""`kmr dlq`: list, show, replay and drop the dead letters of a topic."""
+
+import time
+import uuid
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+import anyio
+import msgspec
+import numpy as np
+import pyarrow as pa
+from aiokafka import AIOKafkaProducer
+from cyclopts import App, Parameter
+from msgspec.structs import replace as changed
+from numpy.typing import NDArray
+from rich.text import Text
+
+from ..config.flags import Given, settings_flags
+from ..dead_letters.letters import CONTROL_HEADER, HEADERS, Letters, letters_among, original_records
+from ..dead_letters.passes import Filter, Pass, covered, group_of, passes_among
+from ..dead_letters.replay import replay_of
+from ..errors import ConsumerError, KmrError, SettingsError
+from ..kafka.admin import connect_admin, explain_refusal
+from ..kafka.connection import ConnectionConfig, connection_config
+from ..kafka.reading import read_topic
+from ..mapping.functions import map_batch
+from ..observe.logs import setup_logs
+from ..record import TopicPartition
+from ..settings import CLUSTER, WORKER, ClusterSettings, LogSettings, Settings
+from ..sinks.kafka.writer import RecordWriter
+from ..strategy import Strategy
+from .offsets import milliseconds
+from .output import plain_console, plain_table, print_json
+from .strategies import load_strategy
+
+__all__ = ["app"]
+
+app = App(name="dlq", help="List, show, replay and drop the dead letters of a topic.")
+
+_MOST_ROWS: Final = 50
+_SHOWN_BYTES: Final = 4_000
+
+
+@Parameter(name="*", negative=())
+@dataclass(frozen=True, kw_only=True)
+class Which:
+    """Which letters: all conditions that are given must hold.
+
+    Parameters
+    ----------
+    reason
+        Text that the reason contains.
+    stage
+        Stage that failed, such as map or reduce-1.
+    from_topic
+        Topic of the record.
+    partition
+        Partition of the record.
+    offsets
+        Offsets of the record, FIRST..LAST, both inclusive.
+    since
+        Letters written at this time or later: ISO 8601 (UTC without a zone), or milliseconds since 1970.
+    until
+        Letters written before this time.
+    """
+
+    reason: str | None = None
+    stage: str | None = None
+    from_topic: str | None = None
+    partition: int | None = None
+    offsets: str | None = None
+    since: str | None = None
+    until: str | None = None
+
+    def filter(self) -> Filter:
+        """Return the conditions. Raises SettingsError for times and offsets that cannot be read."""
+        first = last = None
+        if self.offsets is not None:
+            low, _, high = self.offsets.partition("..")
+            if not low.isdecimal() or not (high or low).isdecimal():
+                raise SettingsError(
+                    f"--offsets must be an offset or FIRST..LAST, such as 100..199, not {self.offsets!r}"
+                )
+            first, last = int(low), int(high or low)
+        return Filter(
+            reason=self.reason,
+            stage=self.stage,
+            topic=self.from_topic,
+            partition=self.partition,
+            first=first,
+            last=last,
+            since=None if self.since is None else milliseconds(self.since, "--since"),
+            until=None if self.until is None else milliseconds(self.until, "--until"),
+        )
+
+
+class Box(NamedTuple):
+    """The letters of a topic and the passes over them.
+
+    Attributes:
+        masks: the letters that each pass covers.
+        open: those that no pass covers.
+        ends: the end of each partition of the topic.
+    """
+
+    letters: Letters
+    passes: list[Pass]
+    masks: list[NDArray[np.bool_]]
+    open: NDArray[np.bool_]
+    ends: dict[int, int]
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """Letters with the same stage and reason; times in milliseconds since 1970."""
+
+    stage: str
+    reason: str
+    letters: int
+    replays: int
+    first: int
+    last: int
+
+
+@app.command(name="list")
+@settings_flags(CLUSTER)
+def list_letters(
+    topic: str,
+    /,
+    *,
+    given: Given[ClusterSettings],
+    which: Which | None = None,
+    every: Annotated[
+        bool, Parameter("--all", negative=(), help="Settled letters too: replayed or dropped ones.")
+    ] = False,
+    as_json: Annotated[bool, Parameter("--json", negative=(), help="Print JSON.")] = False,
+) -> None:
+    """Count the open letters of a topic by stage and reason.
+
+    Parameters
+    ----------
+    topic
+        The topic of a DeadLetterWriter.
+    """
+    box = anyio.run(_look, _connection(given.load()), topic)
+    mask = (which or Which()).filter().matches(box.letters)
+    mask &= True if every else box.open
+    summaries = _summaries(box.letters, mask)
+    if as_json:
+        print_json(
+            {
+                "topic": topic,
+                "open": int(box.open.sum()),
+                "reasons": summaries,
+                "passes": box.passes,
+            }
+        )
+        return
+    console = plain_console()
+    settled = len(box.letters) - int(box.open.sum())
+    console.print(f"{topic}: {int(box.open.sum()):,} open letters, {settled:,} settled or copies")
+    if not summaries:
+        return
+    table = plain_table(
+        "Letters",
+        "Stage",
+        "First",
+        "Last",
+        "Replays",
+        "Reason",
+        left=("Stage", "First", "Last", "Reason"),
+    )
+    for each in summaries[:_MOST_ROWS]:
+        table.add_row(
+            f"{each.letters:,}",
+            Text(each.stage),
+            Text(_moment(each.first), no_wrap=True),
+            Text(_moment(each.last), no_wrap=True),
+            f"{each.replays:,}" if each.replays > 0 else "",
+            Text(each.reason),
+        )
+    console.print(table)
+    if len(summaries) > _MOST_ROWS:
+        console.print(f"and {len(summaries) - _MOST_ROWS:,} more reasons: see --json")
+
+
+@app.command
+@settings_flags(CLUSTER)
+def show(topic: str, place: str, /, *, given: Given[ClusterSettings]) -> None:
+    """Print one letter: where the record was, why it failed, its headers, key and value.
+
+    Parameters
+    ----------
+    topic
+        The topic of a DeadLetterWriter.
+    place
+        PARTITION:OFFSET of the letter in the topic, or TOPIC:PARTITION:OFFSET of its record.
+    """
+    *of_record, partition, offset = place.split(":")
+    if not partition.isdecimal() or not offset.isdecimal() or len(of_record) > 1:
+        raise SettingsError(f"give the place as 0:15 or orders:0:15, not {place!r}")
+    wanted = TopicPartition(of_record[0] if of_record else topic, int(partition))
+    found = anyio.run(
+        partial(_find, _connection(given.load()), topic, wanted, int(offset), bool(of_record))
+    )
+    console = plain_console()
+    for letter in found:
+        at = letter.select(["partition", "offset", "timestamp", "key", "value", "headers"])
+        row = at.to_pylist()[0]
+        console.print(
+            f"letter {row['partition']}:{row['offset']}, written {row['timestamp']:%c} UTC"
+        )
+        pairs = [(pair["key"], pair["value"]) for pair in row["headers"] or ()]
+        for name, value in pairs:
+            if name in HEADERS:
+                console.print(f"  {name.removeprefix('kmr.')}: {_shown(value)}")
+        for name, value in pairs:
+            if name not in HEADERS:
+                console.print(f"  header {name}: {_shown(value)}")
+        console.print(f"  key: {_shown(row['key'])}")
+        console.print(f"  value: {_shown(row['value'])}")
+
+
+@app.command
+@settings_flags(CLUSTER)
+def drop(
+    topic: str,
+    /,
+    *,
+    given: Given[ClusterSettings],
+    which: Which | None = None,
+    limit: int | None = None,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Settle open letters without a replay. They stay in the topic until its retention deletes them.
+
+    Parameters
+    ----------
+    topic
+        The topic of a DeadLetterWriter.
+    limit
+        Drop at most so many letters, the oldest first.
+    dry_run
+        Print which letters would be dropped.
+    """
+    config = _connection(given.load())
+    box = anyio.run(_look, config, topic)
+    new = _new_pass("drop", box, which, limit, "")
+    chosen = new.select(box.letters, box.open)
+    if not _announce(box, chosen, "dropped", dry_run=dry_run):
+        return
+    anyio.run(_write_pass, config, topic, new)
+    plain_console().print(f"{topic}: {int(chosen.sum()):,} letters dropped")
+
+
+@app.command
+@settings_flags(
+    WORKER, without=("topics", "group", "until_caught_up", "auto_offset_reset", "executor")
+)
+def replay(
+    topic: str,
+    /,
+    *,
+    given: Given[Settings],
+    which: Which | None = None,
+    to_topic: str | None = None,
+    limit: int | None = None,
+    resume: Annotated[bool, Parameter(negative=())] = False,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Process the records of open letters again, with a strategy and its sinks; or send them to a topic.
+
+    A replay is a worker with a consumer group of its own, which ends when all chosen letters are settled.
+    What the strategy guarantees holds: exactly once into ClickHouse, also if the replay is killed and
+    resumed. A record that fails again becomes a new letter. --to-topic sends at least once.
+
+    Parameters
+    ----------
+    topic
+        The topic of a DeadLetterWriter.
+    to_topic
+        Send the records to this topic instead, unchanged, for the workers that read it.
+    limit
+        Replay at most so many letters, the oldest first.
+    resume
+        Go on with a replay that did not end; it has the letters that it began with.
+    dry_run
+        Print which letters would be replayed.
+    """
+    settings = given.load(
+        topics=(topic,), group="kmr-dlq", until_caught_up=True, auto_offset_reset="earliest"
+    )
+    if (settings.strategy is None) == (to_topic is None) and not (resume and to_topic is None):
+        raise SettingsError("give either --strategy module:attribute or --to-topic")
+    if to_topic == topic:
+        raise SettingsError(f"--to-topic {topic} is the topic of the letters; give another one")
+    setup_logs(settings.log)
+    config = connection_config(settings)
+    box = anyio.run(_look, config, topic)
+    unfinished = anyio.run(_unfinished, config, topic, box)
+    if resume:
+        if unfinished is None:
+            raise SettingsError(f"--resume: every replay of {topic} has ended")
+        new, chosen = unfinished
+    elif unfinished is not None:
+        raise KmrError(
+            f"a replay of {topic} has not ended ({unfinished[0].name}, to {unfinished[0].to}); wait for it, "
+            "or if it was killed go on with --resume"
+        )
+    else:
+        action: Literal["replay", "resend"] = "replay" if to_topic is None else "resend"
+        new = _new_pass(action, box, which, limit, to_topic or settings.strategy or "")
+        chosen = new.select(box.letters, box.open)
+    if not _announce(box, chosen, "replayed", dry_run=dry_run):
+        return 0
+    target = settings.strategy or new.to
+    strategy = _resending(new.to) if new.action == "resend" else load_strategy(target)
+    if not resume:
+        anyio.run(_write_pass, config, topic, new)
+        box = anyio.run(_look, config, topic)  # another pass may have been written before ours
+        chosen = next(m for p, m in zip(box.passes, box.masks, strict=True) if p.name == new.name)
+    replaying = replay_of(strategy, box.letters.offsets_by_partition(chosen))
+    # Imported last: it takes a second, and mistakes above should be reported at once.
+    from ..worker import run_worker
+
+    code = run_worker(
+        replaying, changed(settings, group=group_of(topic, new.name), strategy=new.to or target)
+    )
+    if code == 0:
+        left = int(anyio.run(_look, config, topic).open.sum())
+        plain_console().print(
+            f"{topic}: {int(chosen.sum()):,} letters replayed; {left:,} letters are open"
+        )
+    return code
+
+
+def _connection(settings: ClusterSettings) -> ConnectionConfig:
+    # Our own error reports what the Kafka client cannot recover from.
+    setup_logs(LogSettings(level="error"))
+    return connection_config(settings)
+
+
+async def _look(config: ConnectionConfig, topic: str) -> Box:
+    """Read the whole topic, and keep only what is needed to choose letters."""
+    tables: list[pa.Table] = []
+    passes: list[Pass] = []
+    ends: Counter[int] = Counter()
+    async for batch in read_topic(config, topic):
+        tables.append(letters_among(batch.records))
+        passes += passes_among(batch.records)
+        ends[batch.partition] = batch.last + 1
+    letters = Letters.of(tables)
+    open_, masks = covered(letters, passes)
+    return Box(letters, passes, masks, open_, dict(ends))
+
+
+async def _find(
+    config: ConnectionConfig, topic: str, wanted: TopicPartition, offset: int, of_record: bool
+) -> list[pa.RecordBatch]:
+    """Return each letter at a place, or of the record at a place, as a batch of one row."""
+    found = []
+    async for batch in read_topic(config, topic):
+        records = batch.records
+        places = original_records(records) if of_record else records
+        here = (places.column("offset").to_numpy() == offset) & (
+            places.column("partition").to_numpy() == wanted.partition
+        )
+        found += [
+            records.slice(row, 1)
+            for row in np.flatnonzero(here).tolist()
+            if places.column("topic")[row].as_py() == wanted.topic
+        ]
+    if not found:
+        raise ConsumerError(f"{topic} has no letter for {wanted} offset {offset}")
+    return found
+
+
+async def _unfinished(
+    config: ConnectionConfig, topic: str, box: Box
+) -> tuple[Pass, NDArray[np.bool_]] | None:
+    """Return the replay that has letters beyond its committed offsets, and all letters that it covers."""
+    async with connect_admin(config) as admin:
+        for each, mask in zip(box.passes, box.masks, strict=True):
+            if each.action == "drop":
+                continue
+            committed = await admin.list_group_offsets(group_of(topic, each.name))
+            for partition, offsets in box.letters.offsets_by_partition(mask).items():
+                entry = committed.get(TopicPartition(topic, partition))
+                if entry is None or entry.offset <= offsets[-1]:
+                    return each, mask
+    return None
+
+
+async def _write_pass(config: ConnectionConfig, topic: str, new: Pass) -> None:
+    """Append a pass to the topic; it is durable when this returns."""
+    producer = AIOKafkaProducer(**config.client_options(), enable_idempotence=True)
+    with explain_refusal(f"a record for {topic}", config):
+        await producer.start()
+        try:
+            headers = [(CONTROL_HEADER, new.name.encode())]
+            await producer.send_and_wait(
+                topic, msgspec.json.encode(new), partition=0, headers=headers
+            )
+        finally:
+            await producer.stop()
+
+
+def _new_pass(
+    action: Literal["replay", "resend", "drop"],
+    box: Box,
+    which: Which | None,
+    limit: int | None,
+    to: str,
+) -> Pass:
+    if limit is not None and limit < 1:
+        raise SettingsError(f"--limit must be at least 1, not {limit}")
+    return Pass(
+        name=uuid.uuid4().hex[:12],
+        action=action,
+        begun=time.time_ns() // 1_000_000,
+        ends=box.ends,
+        chosen=(which or Which()).filter(),
+        to=to,
+        limit=limit,
+    )
+
+
+def _announce(box: Box, chosen: NDArray[np.bool_], done: str, *, dry_run: bool) -> bool:
+    """Print what is chosen; return whether to go on."""
+    console = plain_console()
+    count = int(chosen.sum())
+    if not count:
+        console.print(f"no open letter matches: nothing to be {done}")
+    elif dry_run:
+        console.print(f"dry run: {count:,} letters would be {done}")
+        for each in _summaries(box.letters, chosen)[:_MOST_ROWS]:
+            console.print(f"  {each.letters:,} in {each.stage}: {each.reason}")
+    return count > 0 and not dry_run
+
+
+def _resending(topic: str) -> Strategy:
+    return Strategy(map=_as_it_was, reduce=[RecordWriter(topic)])
+
+
+@map_batch
+def _as_it_was(records: pa.RecordBatch) -> pa.RecordBatch:
+    return records
+
+
+def _summaries(letters: Letters, mask: NDArray[np.bool_]) -> list[Summary]:
+    """Group letters by stage and reason, the most frequent first."""
+    table = pa.table(
+        {
+            "stage": letters.texts["stage"],
+            "reason": letters.texts["reason"],
+            "replays": letters.numbers["replays"],
+            "written": letters.written,
+        }
+    ).filter(pa.array(mask))
+    grouped = table.group_by(["stage", "reason"]).aggregate(
+        [("written", "count"), ("replays", "max"), ("written", "min"), ("written", "max")]
+    )
+    rows: list[dict[str, Any]] = grouped.to_pylist()
+    found = [
+        Summary(
+            row["stage"] or "",
+            row["reason"] or "",
+            row["written_count"],
+            max(0, row["replays_max"]),
+            row["written_min"],
+            row["written_max"],
+        )
+        for row in rows
+    ]
+    return sorted(found, key=lambda each: (-each.letters, each.stage, each.reason))
+
+
+def _moment(milliseconds_: int) -> str:
+    return f"{datetime.fromtimestamp(milliseconds_ / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _shown(value: bytes | None) -> str:
+    if value is None:
+        return "null"
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        text = repr(value)[2:-1]
+    return text if len(text) <= _SHOWN_BYTES else f"{text[:_SHOWN_BYTES]}... ({len(value):,} bytes)"

@@ -1,0 +1,255 @@
+"""The letter of a failed record: the record unchanged, with headers that tell origin, reason and history."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..record import SCHEMA, TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from ..reducers.reducer import Context
+
+__all__ = [
+    "CONTROL_HEADER",
+    "HEADERS",
+    "Letters",
+    "Past",
+    "header_columns",
+    "letter_headers",
+    "letters_among",
+    "original_records",
+]
+
+Pair = tuple[str, bytes | None]
+
+TOPIC: Final = "kmr.topic"
+PARTITION: Final = "kmr.partition"
+OFFSET: Final = "kmr.offset"
+TIMESTAMP: Final = "kmr.timestamp"
+GENERATION: Final = "kmr.generation"
+GROUP: Final = "kmr.group"
+STRATEGY: Final = "kmr.strategy"
+STAGE: Final = "kmr.stage"
+REASON: Final = "kmr.reason"
+ATTEMPT: Final = "kmr.attempt"
+REPLAYS: Final = "kmr.replays"
+HISTORY: Final = "kmr.history"
+
+HEADERS: Final[Mapping[str, str]] = {
+    TOPIC: "topic of the record",
+    PARTITION: "its partition",
+    OFFSET: "its offset",
+    TIMESTAMP: "its timestamp, milliseconds since 1970",
+    GENERATION: "generation of the partition's offsets: `kmr offsets reset` begins a new one",
+    GROUP: "consumer group",
+    STRATEGY: "strategy, `module:attribute`, where it was started by name",
+    STAGE: "stage that failed: `map`, `reduce-1`, ...",
+    REASON: "why, at most 1,000 characters",
+    ATTEMPT: "attempts of that stage",
+    REPLAYS: "how often the letter was replayed and failed again",
+    HISTORY: "JSON: the latest earlier failures, the oldest first",
+}
+"""The headers of a letter; all values are text."""
+
+CONTROL_HEADER: Final = "kmr.pass"
+"""The header of a record that is no letter, but a pass over letters (`kmr.dead_letters.passes`)."""
+
+_ORIGIN: Final = (TOPIC, PARTITION, OFFSET, TIMESTAMP, GENERATION)
+_REASON_CHARACTERS: Final = 1000
+_TEXTS: Final = (TOPIC, GROUP, STRATEGY, STAGE, REASON)
+_NUMBERS: Final = (PARTITION, OFFSET, TIMESTAMP, GENERATION, ATTEMPT, REPLAYS)
+_AT_PARTITION, _AT_OFFSET, _WRITTEN = "at partition", "at offset", "written"
+_LONGEST_HISTORY: Final = 5
+
+
+class Past(msgspec.Struct, frozen=True):
+    """An earlier failure of a record that was replayed.
+
+    Attributes:
+        failed: when its letter was written, in milliseconds since 1970.
+    """
+
+    stage: str
+    reason: str
+    attempt: int
+    failed: int
+
+
+def letter_headers(failed: pa.Table, context: Context | None = None) -> list[list[Pair]]:
+    """Return the headers of a letter for each row of `kmr.delivery.failures.FAILED_SCHEMA`.
+
+    A row that is a letter itself, because a replay failed, keeps its origin and gets a longer history.
+
+    Args:
+        context: of the reducer that writes them.
+    """
+    group, strategy = ("", "") if context is None else (context.group, context.strategy)
+    generations = {} if context is None else context.generations
+    times = failed.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
+    names = ("topic", "partition", "offset", "stage", "reason", "attempt", "headers")
+    columns = [failed.column(name).to_pylist() for name in names]
+    found = []
+    for topic, partition, offset, stage, reason, attempt, pairs, time in zip(
+        *columns, times.to_pylist(), strict=True
+    ):
+        had: list[Pair] = [(pair["key"], pair["value"]) for pair in pairs or ()]
+        old = {name: value for name, value in had if name in HEADERS and value is not None}
+        added = {
+            TOPIC: topic,
+            PARTITION: partition,
+            OFFSET: offset,
+            TIMESTAMP: time,
+            GENERATION: generations.get(TopicPartition(topic, partition)) or None,
+            GROUP: group or None,
+            STRATEGY: strategy or None,
+            STAGE: stage,
+            REASON: reason[:_REASON_CHARACTERS],
+            ATTEMPT: attempt,
+        }
+        if OFFSET in old:
+            had = [pair for pair in had if pair[0] not in HEADERS]
+            past = Past(_text(old, STAGE), _text(old, REASON), int(old.get(ATTEMPT, 1)), time or 0)
+            history = msgspec.json.decode(old.get(HISTORY, b"[]"), type=list[Past])
+            added |= {name: _text(old, name) or None for name in _ORIGIN}
+            added[REPLAYS] = int(old.get(REPLAYS, 0)) + 1
+            added[HISTORY] = msgspec.json.encode([*history, past][-_LONGEST_HISTORY:]).decode()
+        headers = [
+            (name, str(value).encode()) for name, value in added.items() if value is not None
+        ]
+        found.append([*had, *headers])
+    return found
+
+
+def _text(headers: Mapping[str, bytes], name: str) -> str:
+    return headers.get(name, b"").decode(errors="replace")
+
+
+class Letters(NamedTuple):
+    """The letters of a topic as columns, a row for each.
+
+    Attributes:
+        partition: where the letter is, in the topic of letters.
+        offset: there.
+        written: its time, in milliseconds since 1970.
+        texts: the headers `topic`, `group`, `strategy`, `stage` and `reason`, without their prefix.
+        numbers: the headers `partition`, `offset`, `timestamp`, `generation`, `attempt` and `replays`; -1
+            where the letter has none.
+    """
+
+    partition: NDArray[np.int64]
+    offset: NDArray[np.int64]
+    written: NDArray[np.int64]
+    texts: Mapping[str, pa.ChunkedArray[Any]]
+    numbers: Mapping[str, NDArray[np.int64]]
+
+    def __len__(self) -> int:
+        return len(self.offset)
+
+    @classmethod
+    def of(cls, tables: Iterable[pa.Table]) -> Self:
+        """Join the tables of `letters_among`, the oldest letter first."""
+        order = [(name, "ascending") for name in (_WRITTEN, _AT_PARTITION, _AT_OFFSET)]
+        nothing = letters_among(pa.RecordBatch.from_pylist([], schema=SCHEMA))
+        table = pa.concat_tables([nothing, *tables]).sort_by(order)  # type: ignore[arg-type]
+        return cls(
+            table.column(_AT_PARTITION).to_numpy(),
+            table.column(_AT_OFFSET).to_numpy(),
+            table.column(_WRITTEN).to_numpy() // 1000,
+            {_short(name): table.column(name).cast(pa.string()) for name in _TEXTS},
+            {_short(name): table.column(name).to_numpy() for name in _NUMBERS},
+        )
+
+    def offsets_by_partition(self, chosen: NDArray[np.bool_]) -> dict[int, NDArray[np.int64]]:
+        """Return the offsets of the chosen letters in each partition of their topic, ascending."""
+        return {
+            int(partition): np.sort(self.offset[chosen & (self.partition == partition)])
+            for partition in np.unique(self.partition[chosen])
+        }
+
+
+def letters_among(records: pa.RecordBatch) -> pa.Table:
+    """Return place, time and headers of the letters among records; keys and values stay behind."""
+    columns = header_columns(records, (*_TEXTS, *_NUMBERS))
+    table = pa.table(
+        {
+            _AT_PARTITION: records.column("partition").cast(pa.int64()),
+            _AT_OFFSET: records.column("offset"),
+            _WRITTEN: records.column("timestamp").cast(pa.int64()),
+        }
+        | {name: columns[name].cast(pa.string()).dictionary_encode() for name in _TEXTS}
+        | {name: _integers(columns[name]) for name in _NUMBERS}
+    )
+    return table.filter(pc.field(OFFSET) >= pa.scalar(0))
+
+
+def _short(header: str) -> str:
+    return header.removeprefix("kmr.")
+
+
+def _integers(column: pa.Array[Any]) -> pa.Array[Any]:
+    """Parse text; -1 for null and for what is no number."""
+    texts = column.cast(pa.string())
+    digits = pc.match_substring_regex(texts, r"^-?\d{1,18}$")
+    numbers: pa.Array[Any] = pc.fill_null(pc.if_else(digits, texts, "-1"), "-1").cast(pa.int64())
+    return numbers
+
+
+def header_columns(records: pa.RecordBatch, names: Sequence[str]) -> dict[str, pa.Array[Any]]:
+    """Return the last value of each header, as a column; null where a record does not have it."""
+    headers = records.column("headers")
+    rows = pc.list_parent_indices(headers).to_numpy()
+    pairs = pc.list_flatten(headers)
+    keys, values = pc.struct_field(pairs, "key"), pc.struct_field(pairs, "value")
+    found = {}
+    for name in names:
+        named: Any = pc.equal(keys, pa.scalar(name))
+        at = np.flatnonzero(named.to_numpy(zero_copy_only=False))
+        source = np.full(len(records), -1, np.int64)
+        source[rows[at]] = at
+        found[name] = values.take(pa.array(source, mask=source < 0))
+    return found
+
+
+def original_records(letters: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the records that letters were written for: their place, time, key, value and headers."""
+    columns = header_columns(letters, (TOPIC, PARTITION, OFFSET, TIMESTAMP))
+    time = _integers(columns[TIMESTAMP])
+    known = pc.greater_equal(time, pa.scalar(0))
+    made = {
+        "key": letters.column("key"),
+        "value": letters.column("value"),
+        "topic": columns[TOPIC].cast(pa.string()),
+        "partition": _integers(columns[PARTITION]),
+        "offset": _integers(columns[OFFSET]),
+        "timestamp": pc.if_else(
+            known,
+            pc.multiply(time, 1000).cast(pa.timestamp("us", "UTC")),
+            letters.column("timestamp").cast(pa.timestamp("us", "UTC")),
+        ),
+        "timestampType": letters.column("timestampType"),
+        "headers": _without_ours(letters.column("headers")),
+    }
+    arrays = [made[field.name].cast(field.type) for field in SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _without_ours(headers: pa.Array[Any]) -> pa.Array[Any]:
+    """Remove the headers of letters; null where none is left."""
+    pairs = pc.list_flatten(headers)
+    ours = pc.is_in(pc.struct_field(pairs, "key"), pa.array(list(HEADERS), pa.string()))
+    kept = np.flatnonzero(~ours.to_numpy(zero_copy_only=False))
+    rows = pc.list_parent_indices(headers).to_numpy()[kept]
+    lengths = np.bincount(rows, minlength=len(headers))
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    return pa.ListArray.from_arrays(
+        pa.array(ends, pa.int32()), pairs.take(kept), mask=pa.array(lengths == 0)
+    )

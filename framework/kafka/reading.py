@@ -1,0 +1,72 @@
+"""Read a whole topic without a group."""
+# ruff: noqa: SLF001  aiokafka's internals, see kmr.kafka.fetching
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import aiokafka
+
+from ..formats.batch_decoder import BatchDecoder
+from ..record import TopicPartition
+from .admin import explain_refusal, log_offsets
+from .connection import connect, require_topics
+from .fetching import BatchFetcher
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from ..record import Batch
+    from .connection import ConnectionConfig
+
+__all__ = ["read_topic"]
+
+_PARTITION_BYTES: Final = 4 * 1024 * 1024
+
+
+async def read_topic(config: ConnectionConfig, topic: str) -> AsyncIterator[Batch]:
+    """Yield everything that a topic has at the time of the call, in order within each partition.
+
+    Records of open and aborted transactions are left out.
+
+    Raises:
+        BrokerUnavailable: no broker answers.
+        ConsumerError: there is no such topic, or the broker refuses.
+        CorruptRecords: a record batch is damaged.
+    """
+    consumer = aiokafka.AIOKafkaConsumer(
+        **config.client_options(),
+        enable_auto_commit=False,
+        auto_offset_reset="none",
+        isolation_level="read_committed",
+        max_partition_fetch_bytes=_PARTITION_BYTES,
+    )
+    await connect(consumer, config)
+    try:
+        await require_topics(consumer._client, config, (topic,))
+        numbers = consumer._client.cluster.partitions_for_topic(topic)
+        partitions = [TopicPartition(topic, number) for number in sorted(numbers)]
+        with explain_refusal(f"the offsets of {topic}", config):
+            starts = await log_offsets(consumer, "beginning", partitions)
+            ends = await log_offsets(consumer, "end", partitions)
+        left = {partition for partition in partitions if starts[partition] < ends[partition]}
+        if not left:
+            return
+        await consumer._fetcher.close()
+        consumer._fetcher = fetcher = BatchFetcher(consumer._fetcher, BatchDecoder(), "earliest")
+        consumer.assign([aiokafka.TopicPartition(*partition) for partition in left])
+        for partition in left:
+            consumer.seek(aiokafka.TopicPartition(*partition), starts[partition])
+        fetcher.resume()
+        while left:
+            for batch in fetcher.take():
+                partition, end = batch.topic_partition, ends[batch.topic_partition]
+                if partition in left and batch.last + 1 >= end:
+                    left.remove(partition)
+                    consumer.pause(aiokafka.TopicPartition(*partition))
+                if batch.first < end:
+                    yield batch if batch.last < end else batch.slice(batch.first, end - 1)
+            if left:
+                await fetcher.wait()
+    finally:
+        await consumer.stop()

@@ -1,0 +1,147 @@
+"""What letters say: written by `letter_headers`, read by `Letters` and `original_records`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from kmr.dead_letters.letters import (
+    HEADERS,
+    Letters,
+    Past,
+    letter_headers,
+    letters_among,
+    original_records,
+)
+from kmr.delivery.failures import FAILED_SCHEMA
+from kmr.record import SCHEMA, TopicPartition
+from kmr.reducers.reducer import Context
+
+FAILED: dict[str, Any] = {
+    "key": b"UA",
+    "value": b"\xff not json",
+    "topic": "flights",
+    "partition": 3,
+    "offset": 41,
+    "timestamp": datetime(2026, 1, 1, tzinfo=UTC),
+    "timestampType": 1,
+    "headers": [{"key": "trace", "value": b"t"}],
+    "reason": "ValueError: no json",
+    "stage": "map",
+    "attempt": 2,
+}
+WRITTEN = datetime(2026, 2, 2, tzinfo=UTC)
+
+
+def written(*failed: dict[str, Any], context: Context | None = None) -> pa.RecordBatch:
+    """The letters of failed records, as a worker that reads their topic gets them."""
+    table = pa.Table.from_pylist(list(failed), schema=FAILED_SCHEMA)
+    rows = [
+        {
+            "key": row["key"],
+            "value": row["value"],
+            "topic": "dead",
+            "partition": 0,
+            "offset": offset,
+            "timestamp": WRITTEN,
+            "timestampType": 0,
+            "headers": [{"key": name, "value": value} for name, value in headers],
+        }
+        for offset, (row, headers) in enumerate(
+            zip(failed, letter_headers(table, context), strict=True)
+        )
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+
+
+def headers_of(letters: pa.RecordBatch, row: int = 0) -> dict[str, str]:
+    return {pair["key"]: pair["value"].decode() for pair in letters.column("headers")[row].as_py()}
+
+
+def failed_again(letters: pa.RecordBatch, **failure: Any) -> dict[str, Any]:
+    return letters.to_pylist()[0] | {"stage": "map", "attempt": 1, "reason": "again"} | failure
+
+
+def test_the_record_of_a_letter_is_the_record_that_failed() -> None:
+    bare = FAILED | {"offset": 42, "headers": None, "key": None, "value": None}
+    records = original_records(written(FAILED, bare)).to_pylist()
+    wanted = [{name: each[name] for name in SCHEMA.names} for each in (FAILED, bare)]
+    for record, original in zip(records, wanted, strict=True):
+        assert record | {"timestampType": 1} == original
+
+
+def test_a_slice_of_letters_has_the_records_of_the_slice() -> None:
+    letters = written(*(FAILED | {"offset": offset} for offset in range(5)))
+    assert original_records(letters.slice(2, 2)).column("offset").to_pylist() == [2, 3]
+    assert letters_among(letters.slice(3)).num_rows == 2
+
+
+def test_a_letter_names_group_strategy_and_generation() -> None:
+    context = Context(
+        group="g",
+        bootstrap_servers="",
+        stage="reduce-err",
+        client={},
+        generations={TopicPartition("flights", 3): 7},
+        strategy="flow:strategy",
+    )
+    headers = headers_of(written(FAILED, context=context))
+    assert headers["kmr.group"] == "g"
+    assert headers["kmr.strategy"] == "flow:strategy"
+    assert headers["kmr.generation"] == "7"
+    assert set(headers) - {"trace"} < set(HEADERS)
+
+
+def test_a_letter_that_fails_again_is_a_letter_of_the_same_record_with_a_history() -> None:
+    letters = written(FAILED)
+    again = written(failed_again(letters, reason="still no json"))
+    assert original_records(again).column("offset").to_pylist() == [41]
+    assert original_records(again).column("headers").to_pylist() == [FAILED["headers"]]
+    headers = headers_of(again)
+    assert headers["kmr.reason"] == "still no json"
+    assert headers["kmr.replays"] == "1"
+    past = msgspec.json.decode(headers["kmr.history"], type=list[Past])
+    assert past == [Past("map", "ValueError: no json", 2, int(WRITTEN.timestamp() * 1000))]
+
+
+def test_a_history_keeps_the_latest_five_failures() -> None:
+    letters = written(FAILED)
+    for number in range(7):
+        letters = written(failed_again(letters, reason=f"replay {number}"))
+    headers = headers_of(letters)
+    past = msgspec.json.decode(headers["kmr.history"], type=list[Past])
+    assert headers["kmr.replays"] == "7"
+    assert [each.reason for each in past] == [f"replay {number}" for number in range(1, 6)]
+
+
+def test_reasons_are_cut() -> None:
+    assert len(headers_of(written(FAILED | {"reason": "x" * 5000}))["kmr.reason"]) == 1000
+
+
+def test_letters_are_columns_the_oldest_first_and_other_records_are_left_out() -> None:
+    letters = written(FAILED, FAILED | {"stage": "reduce-1", "offset": 40})
+    stranger = letters.slice(0, 1).set_column(
+        letters.schema.get_field_index("headers"),
+        SCHEMA.field("headers"),
+        pa.array([None], SCHEMA.field("headers").type),
+    )
+    earlier = written(FAILED | {"offset": 7}).set_column(
+        SCHEMA.get_field_index("timestamp"),
+        SCHEMA.field("timestamp"),
+        pa.array([datetime(2026, 1, 5, tzinfo=UTC)], SCHEMA.field("timestamp").type),
+    )
+    found = Letters.of(letters_among(each) for each in (letters, stranger, earlier))
+    assert found.numbers["offset"].tolist() == [7, 41, 40]
+    assert found.texts["stage"].to_pylist() == ["map", "map", "reduce-1"]
+    assert found.numbers["replays"].tolist() == [-1, -1, -1]
+    assert len(Letters.of([])) == 0
+
+
+def test_a_header_that_is_no_number_is_no_offset() -> None:
+    letters = written(FAILED)
+    rows = letters.to_pylist()
+    rows[0]["headers"].append({"key": "kmr.offset", "value": b"many"})
+    assert letters_among(pa.RecordBatch.from_pylist(rows, schema=SCHEMA)).num_rows == 0
