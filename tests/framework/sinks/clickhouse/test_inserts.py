@@ -171,8 +171,8 @@ async def test_an_alter_that_fails_for_now_is_repeated_and_one_without_an_effect
 ) -> None:
     table = create_table(OFFSETS + ", `made` UInt8 MATERIALIZED 1")
     writer = await open_writer(table, url=proxy.url, evolve="add")
-    proxy.alter_faults = [341, "lose"]
-    for _ in range(2):
+    proxy.alter_faults = [341, 517, "lose"]
+    for _ in range(3):
         assert isinstance(await flush(writer, rows(0, 2, new=["a", "b"])), Retry)
     assert await writer.flush() == Flushed(poisoned=[])
     assert written(client, table, "new") == ["a", "b"]
