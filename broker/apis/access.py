@@ -14,11 +14,13 @@ from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+from anyio import to_thread
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i32
 
 from ..authorization.rules import CLUSTER, Operation, Resource
 from ..protocol.messages import default_message, entity_in, has_error_codes
+from ..turns import in_turns
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -88,25 +90,40 @@ class Call:
         """Call the handler without these elements of the request's list `field`, and add their refusals."""
         if not refused:
             return await self.answer()
-        rest = tuple(each for each in getattr(self.request, field) if each not in refused)
-        response = await self.answer(replace(self.request, **{field: rest}))
-        return self.add_refusals(response, refused)
+        elements = in_turns(getattr(self.request, field))
+        rest = [each async for each in elements if each not in refused]
+        response = await self.answer(replace(self.request, **{field: tuple(rest)}))
+        return await self.add_refusals(response, refused)
 
-    def add_refusals(self, response: Any, refused: Mapping[Any, ErrorCode]) -> Any:
+    async def add_refusals(self, response: Any, refused: Mapping[Any, ErrorCode]) -> Any:
         """Return the response with a refusal for each of these elements of the request."""
         name, element_type = response_list(self.api.response)
-        refusals = [refusal(element_type, each, code) for each, code in refused.items()]
+        refusals = await self.refusals(element_type, refused)
         return replace(response, **{name: (*getattr(response, name), *refusals)})
 
-    def visible(self, response: Any, field: str, resource: Resource) -> Any:
+    async def visible(self, response: Any, field: str, resource: Resource) -> Any:
         """Return the response with those elements of its list `field` that the client may describe."""
-        elements = getattr(response, field)
-        allowed = [e for e in elements if self.allows(Operation.DESCRIBE, resource, _name(e))]
+        elements = in_turns(getattr(response, field))
+        allowed = [e async for e in elements if self.allows(Operation.DESCRIBE, resource, _name(e))]
         return replace(response, **{field: tuple(allowed)})
 
-    def refuse(self, code: ErrorCode, elements: Iterable[Any] | None = None) -> Any:
+    async def refuse(self, code: ErrorCode, elements: Iterable[Any] | None = None) -> Any:
         """Refuse the whole request; `elements`: see `refusal`."""
-        return refusal(self.api.response, self.request, code, elements)
+        (response,) = await self.refusals(self.api.response, {self.request: code}, elements)
+        return response
+
+    async def refusals(
+        self,
+        response_type: Any,
+        refused: Mapping[Any, ErrorCode],
+        elements: Iterable[Any] | None = None,
+    ) -> list[Any]:
+        """Make a `refusal` of each, in another thread: they may list thousands of partitions."""
+
+        def refuse() -> list[Any]:
+            return [refusal(response_type, *each, elements) for each in refused.items()]
+
+        return await to_thread.run_sync(refuse, limiter=self.context.services.computing)
 
 
 AccessRule: TypeAlias = "Callable[[Call], Awaitable[Any]]"
@@ -136,11 +153,11 @@ class Access:
             name = getattr(call.request, field[0]) if field else CLUSTER
             if not call.allows(operation, resource, name):
                 elements = None if self.elements is None else self.elements(call.request)
-                return call.refuse(DENIED[resource], elements)
+                return await call.refuse(DENIED[resource], elements)
         if self.each is None:
             return await call.answer()
         refused = {}
-        for element in getattr(call.request, self.each[0]):
+        async for element in in_turns(getattr(call.request, self.each[0])):
             needs = list(self._needs(call, element))
             if needs and not any(call.allows(*each) for each in needs):
                 refused[element] = DENIED[needs[0].resource]

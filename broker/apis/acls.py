@@ -40,6 +40,7 @@ from ..authorization.rules import (
 )
 from ..errors import BrokerError, RequestError
 from ..protocol.messages import recast
+from ..turns import in_turns
 from .access import ALTER_CLUSTER, DESCRIBE_CLUSTER, OPERATION_CODES
 from .api import NO_THROTTLE, Outcome, api, result_or_refusal
 
@@ -120,17 +121,17 @@ def _selected(context: RequestContext, wanted: _Filter) -> list[Binding]:
 
 
 @api(DescribeAclsRequest, min_version=1, access=DESCRIBE_CLUSTER)
-def _describe(context: RequestContext, request: DescribeAclsRequest) -> DescribeAclsResponse:
+async def _describe(context: RequestContext, request: DescribeAclsRequest) -> DescribeAclsResponse:
     found = result_or_refusal(_selected, context, request)
     outcome, bindings = (found, []) if isinstance(found, Outcome) else (Outcome(), found)
     resources: dict[tuple[Any, ...], list[Binding]] = defaultdict(list)
-    for binding in bindings:
+    async for binding in in_turns(bindings):
         resources[binding.resource, binding.name, binding.prefixed].append(binding)
     return DescribeAclsResponse(
         throttle_time=NO_THROTTLE,
         error_code=outcome.code,
         error_message=outcome.message,
-        resources=tuple(map(_described, resources.values())),
+        resources=tuple([_described(each) async for each in in_turns(resources.values())]),
     )
 
 
@@ -161,28 +162,37 @@ def _described(bindings: list[Binding]) -> DescribeAclsResource:
 
 @api(CreateAclsRequest, min_version=1, access=ALTER_CLUSTER)
 async def _create(context: RequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
-    outcomes = [result_or_refusal(_binding, context, each) for each in request.creations]
+    outcomes = [
+        result_or_refusal(_binding, context, each) async for each in in_turns(request.creations)
+    ]
     added = [each for each in outcomes if isinstance(each, Binding)]
     done = await _change(context, added=added) if added else Outcome()
     results = [done if isinstance(each, Binding) else each for each in outcomes]
     return CreateAclsResponse(
         throttle_time=NO_THROTTLE,
         results=tuple(
-            AclCreationResult(error_code=each.code, error_message=each.message) for each in results
+            [
+                AclCreationResult(error_code=each.code, error_message=each.message)
+                async for each in in_turns(results)
+            ]
         ),
     )
 
 
 @api(DeleteAclsRequest, min_version=1, access=ALTER_CLUSTER)
 async def _delete(context: RequestContext, request: DeleteAclsRequest) -> DeleteAclsResponse:
-    outcomes = [result_or_refusal(_selected, context, each) for each in request.filters]
+    outcomes = [
+        result_or_refusal(_selected, context, each) async for each in in_turns(request.filters)
+    ]
     removed = {each for found in outcomes if isinstance(found, list) for each in found}
     done = await _change(context, removed=removed) if removed else Outcome()
     return DeleteAclsResponse(
         throttle_time=NO_THROTTLE,
         filter_results=tuple(
-            _deleted([], each) if isinstance(each, Outcome) else _deleted(each, done)
-            for each in outcomes
+            [
+                _deleted([], each) if isinstance(each, Outcome) else _deleted(each, done)
+                async for each in in_turns(outcomes)
+            ]
         ),
     )
 

@@ -62,14 +62,13 @@ from kio.static.primitive import i32, i64, u16
 
 from ..authorization.rules import Resource
 from ..errors import RequestError
+from ..turns import in_turns
 from .access import ALTER_CLUSTER, DESCRIBE_CLUSTER, EVERYONE, authorized_operations
 from .api import LEADER_EPOCH, NO_THROTTLE, api
 from .slices import answer_partitions
 from .topics import check_replicas
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from kio.schema.alter_partition_reassignments.v1.request import ReassignablePartition
     from kio.schema.describe_quorum.v2.request import PartitionData as RequestedPartition
 
@@ -184,7 +183,7 @@ async def _describe_log_dirs(
             DescribeLogDirsResult(
                 error_code=ErrorCode.none,
                 log_dir=str(directory),
-                topics=tuple(_log_sizes(context, request)),
+                topics=await _log_sizes(context, request),
                 total_bytes=i64(volume.f_blocks * volume.f_frsize),
                 usable_bytes=i64(volume.f_bavail * volume.f_frsize),
             ),
@@ -192,9 +191,9 @@ async def _describe_log_dirs(
     )
 
 
-def _log_sizes(
+async def _log_sizes(
     context: RequestContext, request: DescribeLogDirsRequest
-) -> Iterable[DescribeLogDirsTopic]:
+) -> tuple[DescribeLogDirsTopic, ...]:
     """Describe the partitions of the request, or all; as in Kafka, missing ones are left out."""
     topics = context.services.topics
     if request.topics is None:
@@ -206,22 +205,28 @@ def _log_sizes(
                 for index in wanted.partitions
                 if (partition := topics.partition(wanted.topic, index)) is not None
             ]
-            for wanted in request.topics
+            async for wanted in in_turns(request.topics)
         }
-    for name, partitions in found.items():
-        if partitions:
-            yield DescribeLogDirsTopic(
+    return tuple(
+        [
+            DescribeLogDirsTopic(
                 name=TopicName(name),
                 partitions=tuple(
-                    DescribeLogDirsPartition(
-                        partition_index=i32(partition.index),
-                        partition_size=i64(partition.log.size_bytes),
-                        offset_lag=i64(0),
-                        is_future_key=False,
-                    )
-                    for partition in partitions
+                    [
+                        DescribeLogDirsPartition(
+                            partition_index=i32(partition.index),
+                            partition_size=i64(partition.log.size_bytes),
+                            offset_lag=i64(0),
+                            is_future_key=False,
+                        )
+                        async for partition in in_turns(partitions)
+                    ]
                 ),
             )
+            async for name, partitions in in_turns(found.items())
+            if partitions
+        ]
+    )
 
 
 @api(
@@ -231,14 +236,14 @@ def _log_sizes(
         ALTER_CLUSTER, elements=lambda request: [t for e in request.dirs for t in e.topics]
     ),
 )
-def _alter_replica_log_dirs(
+async def _alter_replica_log_dirs(
     context: RequestContext, request: AlterReplicaLogDirsRequest
 ) -> AlterReplicaLogDirsResponse:
     results: dict[str, list[AlterReplicaLogDirPartitionResult]] = {}
     here = str(context.services.settings.data_dir.absolute())
     for directory in request.dirs:
-        for topic in directory.topics:
-            for index in topic.partitions:
+        async for topic in in_turns(directory.topics):
+            async for index in in_turns(topic.partitions):
                 if context.services.topics.partition(topic.name, index) is None:
                     code = ErrorCode.unknown_topic_or_partition
                 else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import kio.schema.offset_fetch.v7 as fetch_one
 import structlog
@@ -37,11 +37,11 @@ from ..authorization.rules import Operation, Resource
 from ..coordinators.group_types import GroupError, MemberIdentity
 from ..coordinators.offset_store import CommittedOffset
 from ..log.results import LogError
-from ..protocol.messages import recast
+from ..turns import in_turns
 from .access import Access, refusal, response_list
 from .api import NO_THROTTLE, api
 from .groups import group_error_code, group_outcome
-from .slices import Turns, answer_partitions
+from .slices import answer_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,7 +72,7 @@ async def _offset_commit(
     context: RequestContext, request: OffsetCommitRequest
 ) -> OffsetCommitResponse:
     """Respond when the offsets are stored as durably as --fsync demands."""
-    accepted, refused = check_offsets(context, request)
+    accepted, refused = await check_offsets(context, request)
     commit = context.services.groups.commit(
         request.group_id,
         MemberIdentity(request.member_id, request.group_instance_id),
@@ -102,15 +102,16 @@ async def commit_response(
     )
 
 
-def check_offsets(
+async def check_offsets(
     context: RequestContext, request: OffsetCommitRequest | TxnOffsetCommitRequest
 ) -> tuple[dict[TopicPartition, tuple[int, int, str]], dict[TopicPartition, ErrorCode]]:
     """Return the offsets to commit (offset, leader epoch, metadata), and the error codes of the others."""
     services = context.services
     accepted: dict[TopicPartition, tuple[int, int, str]] = {}
     refused: dict[TopicPartition, ErrorCode] = {}
-    for topic in request.topics:
-        for each in topic.partitions:
+    topics: tuple[Any, ...] = request.topics
+    async for topic in in_turns(topics):
+        async for each in in_turns(topic.partitions):
             partition = (topic.name, each.partition_index)
             metadata = each.committed_metadata or ""
             if services.topics.partition(*partition) is None:
@@ -133,18 +134,22 @@ _NOTHING_COMMITTED = CommittedOffset(offset=-1, leader_epoch=-1, metadata="", ti
 
 async def _offset_fetch_access(call: Call) -> Any:
     """Refuse groups that the client may not describe, and hide offsets of such topics."""
-    may = {each.group_id: _may_describe(call, each) for each in call.request.groups}
+    groups = call.request.groups
+    may = {each.group_id: _may_describe(call, each) async for each in in_turns(groups)}
     allowed = tuple(each for each in call.request.groups if may[each.group_id])
     response = await call.answer(replace(call.request, groups=allowed))
     asked = {group.group_id: group for group in allowed}
-    groups = [_without_hidden_topics(call, asked[each.group_id], each) for each in response.groups]
+    visible = [
+        await _without_hidden_topics(call, asked[each.group_id], each)
+        async for each in in_turns(response.groups)
+    ]
     _, element_type = response_list(call.api.response)
-    groups += [
+    visible += [
         refusal(element_type, group, ErrorCode.group_authorization_failed, elements=())
-        for group in call.request.groups
+        async for group in in_turns(groups)
         if not may[group.group_id]
     ]
-    return replace(response, groups=tuple(groups))
+    return replace(response, groups=tuple(visible))
 
 
 @api(OffsetFetchRequest, min_version=8, access=_offset_fetch_access)
@@ -152,23 +157,25 @@ async def _offset_fetch(
     context: RequestContext, request: OffsetFetchRequest
 ) -> OffsetFetchResponse:
     """From version 8 on a request is for several groups."""
-    groups = [await _group(context, each, stable=request.require_stable) for each in request.groups]
+    groups = [
+        await _group(context, each, stable=request.require_stable)
+        async for each in in_turns(request.groups)
+    ]
     return OffsetFetchResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
 
 
 async def _offset_fetch_one_access(call: Call) -> Any:
     if not _may_describe(call, call.request):
-        return call.refuse(ErrorCode.group_authorization_failed)
-    return _without_hidden_topics(call, call.request, await call.answer())
+        return await call.refuse(ErrorCode.group_authorization_failed)
+    return await _without_hidden_topics(call, call.request, await call.answer())
 
 
 @api(fetch_one.OffsetFetchRequest, min_version=1, access=_offset_fetch_one_access)
 async def _offset_fetch_one(
     context: RequestContext, request: fetch_one.OffsetFetchRequest
-) -> fetch_one.OffsetFetchResponse:
-    """Up to version 7 a request is for one group."""
-    group = await _group(context, request, stable=request.require_stable)
-    return cast("fetch_one.OffsetFetchResponse", recast(group, fetch_one.OffsetFetchResponse))
+) -> OffsetFetchResponseGroup:
+    """Up to version 7 a request, and its response, is for one group."""
+    return await _group(context, request, stable=request.require_stable)
 
 
 async def _group(context: RequestContext, asked: Any, *, stable: bool) -> OffsetFetchResponseGroup:
@@ -193,8 +200,7 @@ async def _group(context: RequestContext, asked: Any, *, stable: bool) -> Offset
         logger.error("offsets could not be read", group=asked.group_id, error=str(failure))
         error = ErrorCode.coordinator_not_available
     by_topic: defaultdict[str, list[OffsetFetchResponsePartitions]] = defaultdict(list)
-    turns = Turns()
-    for topic, index in dict.fromkeys(committed if wanted is None else wanted):
+    async for topic, index in in_turns(dict.fromkeys(committed if wanted is None else wanted)):
         found = committed.get((topic, index), _NOTHING_COMMITTED)
         code = error
         if (topic, index) in unstable:
@@ -209,7 +215,6 @@ async def _group(context: RequestContext, asked: Any, *, stable: bool) -> Offset
                 error_code=code,
             )
         )
-        await turns.give_way()
     return OffsetFetchResponseGroup(
         group_id=asked.group_id,
         topics=tuple(
@@ -224,16 +229,17 @@ def _may_describe(call: Call, group: Any) -> bool:
     return call.allows(Operation.DESCRIBE, Resource.GROUP, group.group_id)
 
 
-def _without_hidden_topics(call: Call, asked: Any, answer: Any) -> Any:
+async def _without_hidden_topics(call: Call, asked: Any, answer: Any) -> Any:
     """Refuse topics that the client may not describe; leave them out if it asked for all topics."""
-    topics = []
+    topics, refused = [], {}
     by_name = {each.name: each for each in asked.topics or ()}
-    for topic in answer.topics:
+    async for topic in in_turns(answer.topics):
         if call.allows(Operation.DESCRIBE, Resource.TOPIC, topic.name):
             topics.append(topic)
         elif asked.topics is not None:
-            wanted = by_name[topic.name]
-            topics.append(refusal(type(topic), wanted, ErrorCode.topic_authorization_failed))
+            refused[by_name[topic.name]] = ErrorCode.topic_authorization_failed
+    if refused:
+        topics += await call.refusals(OffsetFetchResponseTopics, refused)
     return replace(answer, topics=tuple(topics))
 
 
@@ -253,8 +259,8 @@ async def _offset_delete(
     services = context.services
     wanted = {
         (topic.name, partition.partition_index)
-        for topic in request.topics
-        for partition in topic.partitions
+        async for topic in in_turns(request.topics)
+        async for partition in in_turns(topic.partitions)
         if services.topics.partition(topic.name, partition.partition_index) is not None
     }
     try:

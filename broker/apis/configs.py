@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from kio.schema.alter_configs.v2 import AlterConfigsRequest, AlterConfigsResponse
 from kio.schema.alter_configs.v2.response import AlterConfigsResourceResponse
@@ -23,10 +23,7 @@ from kio.schema.describe_configs.v4.response import (
     DescribeConfigsSynonym,
 )
 from kio.schema.errors import ErrorCode
-from kio.schema.incremental_alter_configs.v1 import (
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsResponse,
-)
+from kio.schema.incremental_alter_configs.v1 import IncrementalAlterConfigsRequest
 from kio.schema.list_config_resources.v1 import (
     ListConfigResourcesRequest,
     ListConfigResourcesResponse,
@@ -38,7 +35,6 @@ from kmr.config.schema import settings_of
 
 from ..authorization.rules import Operation, Resource
 from ..errors import RequestError
-from ..protocol.messages import recast
 from ..topics.topic import check_topic_name
 from ..topics.topic_config import (
     TOPIC_SETTINGS,
@@ -49,9 +45,9 @@ from ..topics.topic_config import (
     default_log_config,
     describe_topic_config,
 )
+from ..turns import in_turns
 from .access import Access, Need
 from .api import NO_THROTTLE, Outcome, api, attempt, check_listed_once, result_or_refusal
-from .slices import answer_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -89,8 +85,8 @@ def _needs(operation: Operation, _: Call, resource: Any) -> Iterable[Need]:
 async def _describe_configs(
     context: RequestContext, request: DescribeConfigsRequest
 ) -> DescribeConfigsResponse:
-    results = await answer_each(partial(_describe, context, request), request.resources)
-    return DescribeConfigsResponse(throttle_time=NO_THROTTLE, results=results)
+    results = [_describe(context, request, each) async for each in in_turns(request.resources)]
+    return DescribeConfigsResponse(throttle_time=NO_THROTTLE, results=tuple(results))
 
 
 def _describe(
@@ -98,7 +94,7 @@ def _describe(
 ) -> DescribeConfigsResult:
     found = result_or_refusal(_entries, context, resource)
     outcome, entries = (found, []) if isinstance(found, Outcome) else (Outcome(), found)
-    keys = resource.configuration_keys
+    keys = set(resource.configuration_keys or ())
     return DescribeConfigsResult(
         error_code=outcome.code,
         error_message=outcome.message,
@@ -156,7 +152,7 @@ def _shown(entry: ConfigEntry, request: DescribeConfigsRequest) -> DescribeConfi
     ListConfigResourcesRequest,
     access=Access(whole=[(Operation.DESCRIBE_CONFIGS, Resource.CLUSTER)]),
 )
-def _list_config_resources(
+async def _list_config_resources(
     context: RequestContext, request: ListConfigResourcesRequest
 ) -> ListConfigResourcesResponse:
     """List the resources of the types in the request, or of all types; version 0 has client metrics only."""
@@ -173,9 +169,11 @@ def _list_config_resources(
         throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none if known else ErrorCode.unsupported_version,
         config_resources=tuple(
-            ConfigResource(resource_name=name, resource_type=i8(kind))
-            for kind, name in found
-            if known and kind in wanted
+            [
+                ConfigResource(resource_name=name, resource_type=i8(kind))
+                async for kind, name in in_turns(found)
+                if known and kind in wanted
+            ]
         ),
     )
 
@@ -287,11 +285,8 @@ async def _alter_configs(
 @api(IncrementalAlterConfigsRequest, access=_ALTERS)
 async def _incremental_alter_configs(
     context: RequestContext, request: IncrementalAlterConfigsRequest
-) -> IncrementalAlterConfigsResponse:
-    response = await _alter(context, request, partial(_increment, context))
-    return cast(
-        "IncrementalAlterConfigsResponse", recast(response, IncrementalAlterConfigsResponse)
-    )
+) -> AlterConfigsResponse:
+    return await _alter(context, request, partial(_increment, context))
 
 
 async def _alter(
@@ -317,7 +312,8 @@ async def _alter(
             await topics.configure(name, partial(change, resource))
 
     responses = []
-    for each in request.resources:
+    resources: tuple[Any, ...] = request.resources
+    async for each in in_turns(resources):
         outcome = await attempt(
             alter(each), "a topic could not be configured", topic=each.resource_name
         )

@@ -11,7 +11,6 @@ Differs from Kafka: this node coordinates every group and every transaction, and
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import kio.schema.find_coordinator.v3 as find_one
@@ -45,9 +44,9 @@ from ..coordinators.group_types import (
 )
 from ..log.results import LogError
 from ..protocol.messages import recast
+from ..turns import in_turns
 from .access import DENIED, Access, Need, authorized_operations
 from .api import NO_THROTTLE, api
-from .slices import answer_each
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
@@ -100,13 +99,16 @@ def _needs_describe(call: Call, key: str) -> Iterable[Need]:
 @api(
     FindCoordinatorRequest, min_version=4, access=Access(each=("coordinator_keys", _needs_describe))
 )
-def _find_coordinators(
+async def _find_coordinators(
     context: RequestContext, request: FindCoordinatorRequest
 ) -> FindCoordinatorResponse:
     return FindCoordinatorResponse(
         throttle_time=NO_THROTTLE,
         coordinators=tuple(
-            _coordinator(context, key, request.key_type) for key in request.coordinator_keys
+            [
+                _coordinator(context, key, request.key_type)
+                async for key in in_turns(request.coordinator_keys)
+            ]
         ),
     )
 
@@ -114,7 +116,7 @@ def _find_coordinators(
 async def _find_coordinator_access(call: Call) -> Any:
     for need in _needs_describe(call, call.request.key):
         if not call.allows(*need):
-            return call.refuse(DENIED[need.resource])
+            return await call.refuse(DENIED[need.resource])
     return await call.answer()
 
 
@@ -226,23 +228,25 @@ def _heartbeat(context: RequestContext, request: HeartbeatRequest) -> HeartbeatR
 
 
 @api(LeaveGroupRequest, min_version=3, access=_READS_GROUP)
-def _leave_group(context: RequestContext, request: LeaveGroupRequest) -> LeaveGroupResponse:
+async def _leave_group(context: RequestContext, request: LeaveGroupRequest) -> LeaveGroupResponse:
     groups = context.services.groups
     return LeaveGroupResponse(
         throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none,
         members=tuple(
-            MemberResponse(
-                member_id=member.member_id,
-                group_instance_id=member.group_instance_id,
-                error_code=group_error_code(
-                    groups.leave(
-                        request.group_id,
-                        MemberIdentity(member.member_id, member.group_instance_id),
-                    )
-                ),
-            )
-            for member in request.members
+            [
+                MemberResponse(
+                    member_id=member.member_id,
+                    group_instance_id=member.group_instance_id,
+                    error_code=group_error_code(
+                        groups.leave(
+                            request.group_id,
+                            MemberIdentity(member.member_id, member.group_instance_id),
+                        )
+                    ),
+                )
+                async for member in in_turns(request.members)
+            ]
         ),
     )
 
@@ -265,9 +269,11 @@ def _leave_group_alone(
 async def _describe_groups(
     context: RequestContext, request: DescribeGroupsRequest
 ) -> DescribeGroupsResponse:
-    describe = partial(_describe, context, operations=request.include_authorized_operations)
-    groups = await answer_each(describe, request.groups)
-    return DescribeGroupsResponse(throttle_time=NO_THROTTLE, groups=groups)
+    operations = request.include_authorized_operations
+    groups = [
+        _describe(context, each, operations=operations) async for each in in_turns(request.groups)
+    ]
+    return DescribeGroupsResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
 
 
 def _describe(context: RequestContext, group_id: GroupId, *, operations: bool) -> DescribedGroup:
@@ -304,11 +310,11 @@ async def _list_access(call: Call) -> Any:
     response = await call.answer()
     if call.allows(Operation.DESCRIBE, Resource.CLUSTER):
         return response
-    return call.visible(response, "groups", Resource.GROUP)
+    return await call.visible(response, "groups", Resource.GROUP)
 
 
 @api(ListGroupsRequest, access=_list_access)
-def _list_groups(context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
+async def _list_groups(context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
     """List the groups in one of the states and of one of the types (case is ignored), or all."""
     states = {state.lower() for state in request.states_filter}
     types = {kind.lower() for kind in request.types_filter}
@@ -316,15 +322,17 @@ def _list_groups(context: RequestContext, request: ListGroupsRequest) -> ListGro
         throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none,
         groups=tuple(
-            ListedGroup(
-                group_id=GroupId(group.id),
-                protocol_type=group.protocol_type,
-                group_state=group.state.value,
-                group_type=_CLASSIC,
-            )
-            for group in context.services.groups.groups()
-            if (not states or group.state.value.lower() in states)
-            and (not types or _CLASSIC in types)
+            [
+                ListedGroup(
+                    group_id=GroupId(group.id),
+                    protocol_type=group.protocol_type,
+                    group_state=group.state.value,
+                    group_type=_CLASSIC,
+                )
+                async for group in in_turns(context.services.groups.groups())
+                if (not states or group.state.value.lower() in states)
+                and (not types or _CLASSIC in types)
+            ]
         ),
     )
 
@@ -334,7 +342,7 @@ async def _delete_groups(
     context: RequestContext, request: DeleteGroupsRequest
 ) -> DeleteGroupsResponse:
     results = []
-    for group_id in request.groups_names:
+    async for group_id in in_turns(request.groups_names):
         deletion = context.services.groups.delete(group_id)
         code = await group_outcome(deletion, "a group could not be deleted", group_id)
         results.append(DeletableGroupResult(group_id=group_id, error_code=code))

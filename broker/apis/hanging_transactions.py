@@ -43,6 +43,7 @@ from ..coordinators.transaction_state import TransactionState
 from ..errors import shortened
 from ..log.producers import CoordinatorFenced, Marker, ProducerError, ProducerIdentity
 from ..log.results import LogError
+from ..turns import in_turns
 from .access import ALTER_CLUSTER, Access, refusal
 from .api import NO_THROTTLE, api
 from .slices import answer_partitions
@@ -104,18 +105,19 @@ def _producers(context: RequestContext, topic: str, index: i32) -> PartitionResp
 
 
 async def _list_access(call: Call) -> Any:
-    return call.visible(await call.answer(), "transaction_states", Resource.TRANSACTIONAL_ID)
+    return await call.visible(await call.answer(), "transaction_states", Resource.TRANSACTIONAL_ID)
 
 
 @api(ListTransactionsRequest, access=_list_access)
-def _list_transactions(
+async def _list_transactions(
     context: RequestContext, request: ListTransactionsRequest
 ) -> ListTransactionsResponse:
     coordinator = context.services.transactions
     now_ms = coordinator.now_ms()
 
+    producers, states = set(request.producer_id_filters), set(request.state_filters)
+
     def is_wanted(transaction: Transaction) -> bool:
-        producers, states = request.producer_id_filters, request.state_filters
         return (
             (not producers or transaction.producer.producer_id in producers)
             and (not states or transaction.state.value in states)
@@ -130,12 +132,15 @@ def _list_transactions(
         error_code=ErrorCode.none,
         unknown_state_filters=tuple(name for name in request.state_filters if name not in _STATES),
         transaction_states=tuple(
-            ListedTransaction(
-                transactional_id=TransactionalId(each.transactional_id),
-                producer_id=ProducerId(each.producer.producer_id),
-                transaction_state=each.state.value,
-            )
-            for each in filter(is_wanted, coordinator.transactions())
+            [
+                ListedTransaction(
+                    transactional_id=TransactionalId(each.transactional_id),
+                    producer_id=ProducerId(each.producer.producer_id),
+                    transaction_state=each.state.value,
+                )
+                async for each in in_turns(coordinator.transactions())
+                if is_wanted(each)
+            ]
         ),
     )
 
@@ -144,12 +149,14 @@ def _list_transactions(
     DescribeTransactionsRequest,
     access=Access(each=("transactional_ids", Operation.DESCRIBE, Resource.TRANSACTIONAL_ID)),
 )
-def _describe_transactions(
+async def _describe_transactions(
     context: RequestContext, request: DescribeTransactionsRequest
 ) -> DescribeTransactionsResponse:
     return DescribeTransactionsResponse(
         throttle_time=NO_THROTTLE,
-        transaction_states=tuple(_described(context, each) for each in request.transactional_ids),
+        transaction_states=tuple(
+            [_described(context, each) async for each in in_turns(request.transactional_ids)]
+        ),
     )
 
 
@@ -203,7 +210,7 @@ async def _write_markers(
     The transaction coordinator is not involved: it may not know the transaction.
     """
     return WriteTxnMarkersResponse(
-        markers=tuple([await _write(context, marker) for marker in request.markers])
+        markers=tuple([await _write(context, marker) async for marker in in_turns(request.markers)])
     )
 
 

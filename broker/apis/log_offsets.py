@@ -42,7 +42,7 @@ from ..log.results import LogError, OffsetOutOfRange
 from ..topics.topic import INTERNAL_TOPICS
 from .access import Access
 from .api import LEADER_EPOCH, NO_THROTTLE, api, read_error
-from .slices import Turns, answer_partitions
+from .slices import answer_partitions
 
 if TYPE_CHECKING:
     from kio.schema.delete_records.v2.request import DeleteRecordsPartition
@@ -84,15 +84,14 @@ async def _list_offsets(
     context: RequestContext, request: ListOffsetsRequest
 ) -> ListOffsetsResponse:
     committed = request.isolation_level == _READ_COMMITTED
-    turns = Turns()
-    topics = []
-    for topic in request.topics:
-        found = []
-        for wanted in topic.partitions:
-            found.append(await _offset(context, topic.name, wanted, committed=committed))
-            await turns.give_way()
-        topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=tuple(found)))
-    return ListOffsetsResponse(throttle_time=NO_THROTTLE, topics=tuple(topics))
+    return ListOffsetsResponse(
+        throttle_time=NO_THROTTLE,
+        topics=await answer_partitions(
+            ListOffsetsTopicResponse,
+            request.topics,
+            partial(_offset, context, committed=committed),
+        ),
+    )
 
 
 async def _offset(
@@ -187,17 +186,10 @@ _TO_HIGH_WATERMARK = -1
 async def _delete_records(
     context: RequestContext, request: DeleteRecordsRequest
 ) -> DeleteRecordsResponse:
-    results = {
-        (topic.name, each.partition_index): await _delete_below(context, topic.name, each)
-        for topic in request.topics
-        for each in topic.partitions
-    }
     return DeleteRecordsResponse(
         throttle_time=NO_THROTTLE,
         topics=await answer_partitions(
-            DeleteRecordsTopicResult,
-            request.topics,
-            lambda topic, wanted: results[topic, wanted.partition_index],
+            DeleteRecordsTopicResult, request.topics, partial(_delete_below, context)
         ),
     )
 

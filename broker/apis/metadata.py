@@ -8,7 +8,6 @@ Differs from Kafka: nothing.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -37,9 +36,9 @@ from ..authorization.rules import Operation, Resource
 from ..errors import RequestError
 from ..protocol.messages import recast
 from ..topics.topic import check_topic_name
+from ..turns import in_turns
 from .access import authorized_operations
 from .api import LEADER_EPOCH, NO_THROTTLE, api, attempt
-from .slices import Turns, answer_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,33 +61,21 @@ _NO_ID = UUID(int=0)
 async def _metadata_access(call: Call) -> Any:
     """Refuse topics that the client may not describe, or not create; leave them out of a list of all."""
     if _asks_for_all(call.context, call.request):
-        return call.visible(await call.answer(), "topics", Resource.TOPIC)
+        return await call.visible(await call.answer(), "topics", Resource.TOPIC)
     refused = {
         wanted: ErrorCode.topic_authorization_failed
-        for wanted in call.request.topics
+        async for wanted in in_turns(call.request.topics)
         if (name := topic_name(call.context, wanted)) is not None
         and not (_may_describe(call, name) and _may_create_on_demand(call, name))
     }
     if len(refused) == len(set(call.request.topics)) and call.context.api_version == 0:
         response = replace(await call.answer(), topics=())  # no topics in the request mean all
-        return call.add_refusals(response, refused)
+        return await call.add_refusals(response, refused)
     return await call.answer_without("topics", refused)
 
 
 @api(MetadataRequest, min_version=11, access=_metadata_access)
 async def _metadata(context: RequestContext, request: MetadataRequest) -> MetadataResponse:
-    services = context.services
-    operations = request.include_topic_authorized_operations
-    if _asks_for_all(context, request):
-        describe = partial(_describe, context, operations=operations)
-        topics = await answer_each(describe, list(services.topics))
-    else:
-        turns = Turns()
-        found = []
-        for wanted in request.topics or ():
-            found.append(await _find(context, request, wanted))
-            await turns.give_way()
-        topics = tuple(found)
     return MetadataResponse(
         throttle_time=NO_THROTTLE,
         brokers=(
@@ -96,11 +83,24 @@ async def _metadata(context: RequestContext, request: MetadataRequest) -> Metada
                 node_id=context.node_id, host=context.node_host, port=i32(context.node_port)
             ),
         ),
-        cluster_id=services.cluster_id,
+        cluster_id=context.services.cluster_id,
         controller_id=context.node_id,
-        topics=topics,
+        topics=await _topics(context, request),
         error_code=ErrorCode.none,
     )
+
+
+async def _topics(context: RequestContext, request: Any) -> tuple[MetadataResponseTopic, ...]:
+    """Describe the topics of a request of any version."""
+    if _asks_for_all(context, request):
+        operations = request.include_topic_authorized_operations
+        topics = list(context.services.topics)
+        found = [
+            await _describe(context, each, operations=operations) async for each in in_turns(topics)
+        ]
+    else:
+        found = [await _find(context, request, each) async for each in in_turns(request.topics)]
+    return tuple(found)
 
 
 def _asks_for_all(context: RequestContext, request: Any) -> bool:
@@ -126,7 +126,7 @@ async def _find(
             error = error or _why_missing(name)
     if topic is not None:
         operations = request.include_topic_authorized_operations
-        return _describe(context, topic, operations=operations)
+        return await _describe(context, topic, operations=operations)
     return MetadataResponseTopic(
         error_code=error, name=name, topic_id=wanted.topic_id, partitions=()
     )
@@ -144,7 +144,9 @@ def _why_missing(name: str) -> ErrorCode:
     return ErrorCode.unknown_topic_or_partition
 
 
-def _describe(context: RequestContext, topic: Topic, *, operations: bool) -> MetadataResponseTopic:
+async def _describe(
+    context: RequestContext, topic: Topic, *, operations: bool
+) -> MetadataResponseTopic:
     node = context.node_id
     return MetadataResponseTopic(
         error_code=ErrorCode.none,
@@ -152,15 +154,17 @@ def _describe(context: RequestContext, topic: Topic, *, operations: bool) -> Met
         topic_id=topic.topic_id,
         is_internal=topic.is_internal,
         partitions=tuple(
-            MetadataResponsePartition(
-                error_code=ErrorCode.none,
-                partition_index=i32(partition.index),
-                leader_id=node,
-                leader_epoch=LEADER_EPOCH,
-                replica_nodes=(node,),
-                isr_nodes=(node,),
-            )
-            for partition in topic.partitions
+            [
+                MetadataResponsePartition(
+                    error_code=ErrorCode.none,
+                    partition_index=i32(partition.index),
+                    leader_id=node,
+                    leader_epoch=LEADER_EPOCH,
+                    replica_nodes=(node,),
+                    isr_nodes=(node,),
+                )
+                async for partition in in_turns(topic.partitions)
+            ]
         ),
         topic_authorized_operations=authorized_operations(
             context, Resource.TOPIC, topic.name, wanted=operations
@@ -173,10 +177,14 @@ async def _metadata_of_cluster(
     context: RequestContext, request: v10.MetadataRequest
 ) -> v10.MetadataResponse:
     """Versions 8 to 10 also have the operations on the cluster, which DescribeCluster has since."""
-    newest = await _metadata.handler(context, recast(request, MetadataRequest))
-    response: v10.MetadataResponse = recast(newest, v10.MetadataResponse)
+    newest: MetadataResponse = await _metadata.handler(context, request)
+    topics = [
+        recast(each, v10.response.MetadataResponseTopic) async for each in in_turns(newest.topics)
+    ]
+    response: v10.MetadataResponse = recast(replace(newest, topics=()), v10.MetadataResponse)
     return replace(
         response,
+        topics=tuple(topics),
         cluster_authorized_operations=authorized_operations(
             context, Resource.CLUSTER, wanted=request.include_cluster_authorized_operations
         ),
@@ -215,23 +223,27 @@ async def _describe_access(call: Call) -> Any:
     """Describe only the topics that the client may describe; the first page refuses the others."""
     asked = [topic.name for topic in call.request.topics]
     names = asked or [topic.name for topic in call.context.services.topics]
-    allowed = tuple(TopicRequest(name=TopicName(e)) for e in names if _may_describe(call, e))
+    allowed = [
+        TopicRequest(name=TopicName(each))
+        async for each in in_turns(names)
+        if _may_describe(call, each)
+    ]
     if allowed:
-        response = await call.answer(replace(call.request, topics=allowed))
+        response = await call.answer(replace(call.request, topics=tuple(allowed)))
     else:  # a request without names would describe all topics
-        response = call.refuse(ErrorCode.none, elements=())
+        response = await call.refuse(ErrorCode.none, elements=())
     if call.request.cursor is not None:
         return response
     refused = {
         topic: ErrorCode.topic_authorization_failed
-        for topic in call.request.topics
+        async for topic in in_turns(call.request.topics)
         if not _may_describe(call, topic.name)
     }
-    return call.add_refusals(response, refused)
+    return await call.add_refusals(response, refused)
 
 
 @api(DescribeTopicPartitionsRequest, access=_describe_access)
-def _describe_topic_partitions(
+async def _describe_topic_partitions(
     context: RequestContext, request: DescribeTopicPartitionsRequest
 ) -> DescribeTopicPartitionsResponse:
     """Describe the topics of the request, or all, by name, from the cursor on, as many as fit on a page."""
@@ -248,7 +260,7 @@ def _describe_topic_partitions(
         )
     described: list[DescribeTopicPartitionsResponseTopic] = []
     next_cursor = None
-    for name in sorted(name for name in names if name >= first_name):
+    async for name in in_turns(sorted(name for name in names if name >= first_name)):
         topic = topics.get(name)
         if topic is None:
             described.append(_missing(name, _why_missing(name)))
@@ -256,7 +268,7 @@ def _describe_topic_partitions(
         start = first if name == first_name else 0
         end = min(len(topic.partitions), start + room)
         if start < end or not topic.partitions:
-            described.append(_describe_page(context, topic, range(start, end)))
+            described.append(await _describe_page(context, topic, range(start, end)))
             room -= end - start
         if end < len(topic.partitions):
             next_cursor = Cursor(topic_name=TopicName(name), partition_index=i32(end))
@@ -266,7 +278,7 @@ def _describe_topic_partitions(
     )
 
 
-def _describe_page(
+async def _describe_page(
     context: RequestContext, topic: Topic, indexes: Iterable[int]
 ) -> DescribeTopicPartitionsResponseTopic:
     node = context.node_id
@@ -276,17 +288,19 @@ def _describe_page(
         topic_id=topic.topic_id,
         is_internal=topic.is_internal,
         partitions=tuple(
-            DescribeTopicPartitionsResponsePartition(
-                error_code=ErrorCode.none,
-                partition_index=i32(index),
-                leader_id=node,
-                leader_epoch=LEADER_EPOCH,
-                replica_nodes=(node,),
-                isr_nodes=(node,),
-                eligible_leader_replicas=(),
-                last_known_elr=(),
-            )
-            for index in indexes
+            [
+                DescribeTopicPartitionsResponsePartition(
+                    error_code=ErrorCode.none,
+                    partition_index=i32(index),
+                    leader_id=node,
+                    leader_epoch=LEADER_EPOCH,
+                    replica_nodes=(node,),
+                    isr_nodes=(node,),
+                    eligible_leader_replicas=(),
+                    last_known_elr=(),
+                )
+                async for index in in_turns(indexes)
+            ]
         ),
         topic_authorized_operations=authorized_operations(context, Resource.TOPIC, topic.name),
     )

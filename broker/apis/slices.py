@@ -1,48 +1,22 @@
-"""Long answers in slices: other clients have their turns of the event loop in between."""
+"""Answers about the partitions of a request, in slices.
+
+Every handler goes through the lists of its request, and through those that it lists itself, by `in_turns`.
+"""
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import fields
-from time import monotonic
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from ..turns import in_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["SLICE_SECONDS", "Turns", "answer_each", "answer_partitions"]
+__all__ = ["answer_partitions"]
 
-SLICE_SECONDS = 0.005
-"""Time after which one request gives way to others."""
-
-Element = TypeVar("Element")
-Result = TypeVar("Result")
 Topic = TypeVar("Topic")
-
-
-class Turns:
-    """The turns of the event loop that one request takes."""
-
-    def __init__(self) -> None:
-        self._until = monotonic() + SLICE_SECONDS
-
-    async def give_way(self) -> None:
-        """Let others have the loop if this turn has taken long; call it between two elements."""
-        if monotonic() >= self._until:
-            await asyncio.sleep(0)
-            self._until = monotonic() + SLICE_SECONDS
-
-
-async def answer_each(
-    answer: Callable[[Element], Result], elements: Iterable[Element]
-) -> tuple[Result, ...]:
-    """Answer each element of a request; what `answer` reads may change between two of them."""
-    turns = Turns()
-    results = []
-    for each in elements:
-        results.append(answer(each))
-        await turns.give_way()
-    return tuple(results)
 
 
 async def answer_partitions(
@@ -50,16 +24,16 @@ async def answer_partitions(
 ) -> tuple[Topic, ...]:
     """Answer each partition of the topics of a request: `answer` is called with the topic's name and it.
 
-    In every request and response such a topic has two fields, the name and the list of partitions.
+    `answer` may be a coroutine function. In every request and response such a topic has two fields, the name
+    and the list of partitions.
     """
     name, partitions = (field.name for field in fields(cast("Any", topic_type)))
-    turns = Turns()
     answers = []
-    for asked in topics:
+    async for asked in in_turns(topics):
         topic, elements = (getattr(asked, field.name) for field in fields(asked))
         results = []
-        for each in elements:
-            results.append(answer(topic, each))
-            await turns.give_way()
+        async for each in in_turns(elements):
+            result = answer(topic, each)
+            results.append(await result if isawaitable(result) else result)
         answers.append(topic_type(**{name: topic, partitions: tuple(results)}))
     return tuple(answers)

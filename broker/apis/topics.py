@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from kio.schema.create_partitions.v3 import CreatePartitionsRequest, CreatePartitionsResponse
@@ -24,12 +24,11 @@ from kio.static.primitive import i8, i16, i32
 
 from ..authorization.rules import Operation, Resource
 from ..errors import RequestError
-from ..protocol.messages import recast
 from ..topics.topic_config import describe_topic_config
+from ..turns import in_turns
 from .access import Access, Need
 from .api import NO_THROTTLE, Outcome, api, attempt, check_listed_once
 from .metadata import topic_name
-from .slices import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -71,11 +70,10 @@ async def _create_topics(
     context: RequestContext, request: CreateTopicsRequest
 ) -> CreateTopicsResponse:
     times = Counter(str(topic.name) for topic in request.topics)
-    turns = Turns()
-    results = []
-    for wanted in request.topics:
-        results.append(await _create(context, wanted, times, validate_only=request.validate_only))
-        await turns.give_way()
+    results = [
+        await _create(context, each, times, validate_only=request.validate_only)
+        async for each in in_turns(request.topics)
+    ]
     return CreateTopicsResponse(throttle_time=NO_THROTTLE, topics=tuple(results))
 
 
@@ -170,7 +168,7 @@ async def _delete_topics(
     names = [each.name or topic_name(context, each) for each in request.topics]
     times = Counter(name for name in names if name is not None)
     results = []
-    for wanted, name in zip(request.topics, names, strict=True):
+    async for wanted, name in in_turns(zip(request.topics, names, strict=True)):
         topic = None if name is None else context.services.topics.get(name)
         topic_id = wanted.topic_id or (_NO_ID if topic is None else topic.topic_id)
         if (wanted.name is None) is (wanted.topic_id is None):
@@ -199,12 +197,11 @@ async def _delete_topics(
 )
 async def _delete_topics_by_name(
     context: RequestContext, request: v5.DeleteTopicsRequest
-) -> v5.DeleteTopicsResponse:
+) -> v6.DeleteTopicsResponse:
     named = tuple(DeleteTopicState(name=each, topic_id=None) for each in request.topic_names)
-    response = await _delete_topics.handler(
-        context, v6.DeleteTopicsRequest(topics=named, timeout=request.timeout)
-    )
-    return cast("v5.DeleteTopicsResponse", recast(response, v5.DeleteTopicsResponse))
+    newest = v6.DeleteTopicsRequest(topics=named, timeout=request.timeout)
+    response: v6.DeleteTopicsResponse = await _delete_topics.handler(context, newest)
+    return response
 
 
 async def _delete(context: RequestContext, name: str, times: Counter[str]) -> Outcome:
@@ -224,7 +221,7 @@ async def _create_partitions(
 ) -> CreatePartitionsResponse:
     times = Counter(str(topic.name) for topic in request.topics)
     results = []
-    for wanted in request.topics:
+    async for wanted in in_turns(request.topics):
         outcome = await attempt(
             _grow(context, wanted, times, validate_only=request.validate_only),
             "partitions could not be added",

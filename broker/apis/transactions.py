@@ -9,7 +9,7 @@ Differs from Kafka: the protocol of Kafka up to 3.9; no producer epoch for each 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from kio.schema.add_offsets_to_txn.v4 import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
@@ -24,7 +24,7 @@ from kio.schema.add_partitions_to_txn.v3.response import (
 from kio.schema.end_txn.v4 import EndTxnRequest, EndTxnResponse
 from kio.schema.errors import ErrorCode
 from kio.schema.init_producer_id.v5 import InitProducerIdRequest, InitProducerIdResponse
-from kio.schema.txn_offset_commit.v4 import TxnOffsetCommitRequest, TxnOffsetCommitResponse
+from kio.schema.txn_offset_commit.v4 import TxnOffsetCommitRequest
 from kio.schema.types import ProducerId, TopicName
 from kio.static.primitive import i16, i32
 
@@ -33,8 +33,8 @@ from ..coordinators.group_types import MemberIdentity
 from ..coordinators.transaction_state import NO_PRODUCER, TransactionError
 from ..log.producers import ProducerError, ProducerIdentity
 from ..log.results import LogError
-from ..protocol.messages import recast
 from ..topics.topic import INTERNAL_TOPICS
+from ..turns import in_turns
 from .access import Access
 from .api import NO_THROTTLE, api
 from .committed_offsets import check_offsets, commit_response
@@ -42,6 +42,8 @@ from .groups import group_outcome
 from .slices import answer_partitions
 
 if TYPE_CHECKING:
+    from kio.schema.offset_commit.v8 import OffsetCommitResponse
+
     from ..topics.topic import TopicPartition
     from .access import Call
     from .api import RequestContext
@@ -82,12 +84,12 @@ async def _init_access(call: Call) -> Any:
     transactional_id = call.request.transactional_id
     if transactional_id is not None:
         if not call.allows(Operation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id):
-            return call.refuse(ErrorCode.transactional_id_authorization_failed)
+            return await call.refuse(ErrorCode.transactional_id_authorization_failed)
     elif not (
         call.allows(Operation.WRITE, Resource.TOPIC, ANY_NAME)
         or call.allows(Operation.IDEMPOTENT_WRITE, Resource.CLUSTER)
     ):
-        return call.refuse(ErrorCode.cluster_authorization_failed)
+        return await call.refuse(ErrorCode.cluster_authorization_failed)
     return await call.answer()
 
 
@@ -136,18 +138,19 @@ async def _add_partitions_access(call: Call) -> Any:
     request = call.request
     transactional_id = request.v3_and_below_transactional_id
     if not call.allows(Operation.WRITE, Resource.TRANSACTIONAL_ID, transactional_id):
-        return call.refuse(ErrorCode.transactional_id_authorization_failed)
+        return await call.refuse(ErrorCode.transactional_id_authorization_failed)
     codes = {
         topic: (
             ErrorCode.operation_not_attempted
             if call.allows(Operation.WRITE, Resource.TOPIC, topic.name)
             else ErrorCode.topic_authorization_failed
         )
-        for topic in request.v3_and_below_topics
+        async for topic in in_turns(request.v3_and_below_topics)
     }
     if ErrorCode.topic_authorization_failed not in codes.values():
         return await call.answer()
-    return call.add_refusals(call.refuse(ErrorCode.none, elements=()), codes)
+    response = await call.refuse(ErrorCode.none, elements=())
+    return await call.add_refusals(response, codes)
 
 
 @api(AddPartitionsToTxnRequest, access=_add_partitions_access)
@@ -159,7 +162,7 @@ async def _add_partitions(
         (topic.name, index) for topic in request.v3_and_below_topics for index in topic.partitions
     ]
     refused = {}
-    for partition in partitions:
+    async for partition in in_turns(partitions):
         if partition[0] in INTERNAL_TOPICS:
             refused[partition] = ErrorCode.topic_authorization_failed
         elif context.services.topics.partition(*partition) is None:
@@ -215,12 +218,11 @@ async def _add_offsets(
 )
 async def _txn_offset_commit(
     context: RequestContext, request: TxnOffsetCommitRequest
-) -> TxnOffsetCommitResponse:
+) -> OffsetCommitResponse:
     """Respond when the offsets are stored as durably as --fsync demands."""
-    accepted, refused = check_offsets(context, request)
+    accepted, refused = await check_offsets(context, request)
     outcome = await _commit_offsets(context, request, accepted)
-    response = await commit_response(request, refused, outcome)
-    return cast("TxnOffsetCommitResponse", recast(response, TxnOffsetCommitResponse))
+    return await commit_response(request, refused, outcome)
 
 
 async def _commit_offsets(

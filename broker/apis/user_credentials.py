@@ -36,6 +36,7 @@ from kio.static.primitive import i8, i32
 from ..authorization.scram import MAX_ITERATIONS, MIN_ITERATIONS, credential_of
 from ..authorization.users import Alteration, is_user_name
 from ..errors import BrokerError, RequestError
+from ..turns import in_turns
 from .access import ALTER_CLUSTER, DESCRIBE_CLUSTER
 from .api import NO_THROTTLE, Outcome, api
 
@@ -60,7 +61,7 @@ _Asked: TypeAlias = ScramCredentialDeletion | ScramCredentialUpsertion
 
 
 @api(DescribeUserScramCredentialsRequest, access=replace(DESCRIBE_CLUSTER, elements=lambda _: ()))
-def _describe(
+async def _describe(
     context: RequestContext, request: DescribeUserScramCredentialsRequest
 ) -> DescribeUserScramCredentialsResponse:
     users = _by_name(context)
@@ -69,7 +70,9 @@ def _describe(
         throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none,
         error_message=None,
-        results=tuple(_described(name, users.get(name), times[name]) for name in times),
+        results=tuple(
+            [_described(name, users.get(name), times[name]) async for name in in_turns(times)]
+        ),
     )
 
 
@@ -111,7 +114,7 @@ async def _alter(
 ) -> AlterUserScramCredentialsResponse:
     asked: tuple[_Asked, ...] = (*request.deletions, *request.upsertions)
     outcomes: dict[str, Alteration | Outcome] = {}
-    for wanted in asked:
+    async for wanted in in_turns(asked):
         before = outcomes.get(wanted.name)
         if isinstance(before, Outcome):
             continue  # the first error of a user is returned
@@ -129,10 +132,12 @@ async def _alter(
     return AlterUserScramCredentialsResponse(
         throttle_time=NO_THROTTLE,
         results=tuple(
-            AlterUserScramCredentialsResult(
-                user=name, error_code=outcome.code, error_message=outcome.message
-            )
-            for name, outcome in results.items()
+            [
+                AlterUserScramCredentialsResult(
+                    user=name, error_code=outcome.code, error_message=outcome.message
+                )
+                async for name, outcome in in_turns(results.items())
+            ]
         ),
     )
 

@@ -11,6 +11,7 @@ from ..log.producers import Marker, ProducerError, build_marker
 from ..log.records import LEADER_EPOCH, parse_header
 from ..log.results import LogError
 from ..topics.topic import INTERNAL_TOPICS, OFFSETS_TOPIC
+from ..turns import in_turns
 from .transaction_state import TransactionState
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class MarkerWriter:
         """Append the marker; return the errors. `checked`: refuse a marker of an old coordinator."""
         failed: dict[Partition, ProducerError | LogError] = {}
         flushes: dict[Flush, list[Partition]] = {}
-        for partition in partitions:
+        async for partition in in_turns(partitions):
             now_ms = self._now_ms()
             batch = build_marker(marker, producer, timestamp_ms=now_ms)
             try:

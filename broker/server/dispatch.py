@@ -26,7 +26,6 @@ from ..apis.api import (
 )
 from ..apis.catalogue import unsupported_feature
 from ..apis.quotas import throttled
-from ..apis.slices import SLICE_SECONDS
 from ..authorization.rules import ANONYMOUS
 from ..protocol.cursor import MalformedRequest
 from ..protocol.headers import read_request_header, skip_header_tags
@@ -40,6 +39,7 @@ from ..protocol.messages import (
     response_type,
     write_message,
 )
+from ..turns import SLICE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

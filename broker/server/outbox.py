@@ -23,6 +23,10 @@ _COPIED_BYTES = 32 * 1024  # up to this size a copy is cheaper than keeping the 
 _MAX_WAITING = 64
 
 
+def _keep() -> None:
+    """Release a response that is in no pooled buffer."""
+
+
 class Outbox:
     """Sends all ready responses in one write, and large ones in slices as the client reads them.
 
@@ -101,10 +105,16 @@ class Outbox:
                 self._write(ready)
                 ready = []
                 self._begin_sending(correlation_id, response, flexible=flexible)
-            else:
-                body = cast("bytes | bytearray", response)
-                ready.append(response_frame_header(correlation_id, len(body), flexible=flexible))
+                continue
+            body = cast("bytes | bytearray", response)
+            ready.append(response_frame_header(correlation_id, len(body), flexible=flexible))
+            if len(body) <= _SLICE_BYTES:
                 ready.append(body)
+            else:
+                self._write(ready)
+                ready = []
+                self._sending = (Buffered(memoryview(body), _keep), 0)
+                self._continue_sending()
         self._write(ready)
 
     def _write(self, ready: list[bytes | bytearray]) -> None:

@@ -282,7 +282,7 @@ class Topics:
         return topic
 
     def _check_room(self, more: int) -> None:
-        existing = len(self.partitions)
+        existing = sum(len(each.partitions) for each in self._by_name.values())
         if existing + more > self._settings.max_partitions:
             raise RequestError(
                 ErrorCode.invalid_partitions,

@@ -1,33 +1,51 @@
-import asyncio
 import time
+from collections.abc import Awaitable, Callable
+from dataclasses import fields
+from typing import Any, get_args
 
+import pytest
 from kio.schema.list_offsets.v11.request import ListOffsetsPartition, ListOffsetsTopic
 from kio.schema.list_offsets.v11.response import (
     ListOffsetsPartitionResponse,
     ListOffsetsTopicResponse,
 )
 
-from kmr.broker.apis.slices import SLICE_SECONDS, answer_each, answer_partitions
-from kmr.broker.protocol.messages import default_message
+from kmr.broker import Broker, turns
+from kmr.broker.apis.api import Api
+from kmr.broker.apis.catalogue import SERVED
+from kmr.broker.apis.slices import answer_partitions
+from kmr.broker.protocol.messages import default_message, entity_in
+
+Connect = Callable[[Broker], Awaitable[Any]]
+
+ELEMENTS = 30
+AT_ONCE = {
+    "JoinGroup": "a member joins as a whole",
+    "SyncGroup": "the leader's assignment is given as a whole",
+    "ListGroups": "its lists are filters, made sets at once",
+    "ListTransactions": "its lists are filters, made sets at once",
+    "ListConfigResources": "its list is a filter, made a set at once",
+    "DescribeClientQuotas": "its list is one filter",
+    "ListPartitionReassignments": "the answer is empty",
+}
+"""APIs that handle the lists of a request in one step, which takes a few milliseconds at most."""
 
 
-async def test_other_tasks_run_between_two_slices() -> None:
-    turns = 0
-
-    async def other() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    def slow(number: int) -> int:
-        time.sleep(SLICE_SECONDS)
-        return -number
-
-    task = asyncio.create_task(other())
-    assert await answer_each(slow, range(5)) == (0, -1, -2, -3, -4)
-    assert turns == 5
-    task.cancel()
+def with_lists(entity_type: Any, number: int, elements: int) -> Any:
+    """An entity whose lists have so many elements, which differ, and these lists of one element each."""
+    values: dict[str, Any] = {}
+    for field in fields(entity_type):
+        kinds = (field.type, *get_args(field.type))
+        many = any(Ellipsis in (kind, *get_args(kind)) for kind in kinds)
+        nested = entity_in(field.type)
+        text = field.metadata.get("kafka_type") == "string"
+        if many and nested is not None:
+            values[field.name] = tuple(with_lists(nested, each, 1) for each in range(elements))
+        elif many:
+            values[field.name] = tuple(f"name-{e}" if text else e for e in range(elements))
+        elif text:
+            values[field.name] = f"name-{number}"
+    return default_message(entity_type, **values)
 
 
 async def test_partitions_are_answered_in_the_order_of_the_request() -> None:
@@ -54,3 +72,28 @@ async def test_partitions_are_answered_in_the_order_of_the_request() -> None:
         (1, 1),
         (0, 2),
     ]
+
+
+@pytest.mark.parametrize(
+    "api",
+    [each for each in SERVED if isinstance(each, Api) and each.name not in AT_ONCE],
+    ids=lambda api: f"{api.name}-{api.max_version}",
+)
+async def test_each_api_gives_way_between_the_elements_of_its_lists(
+    broker: Broker, connect: Connect, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = with_lists(api.request, 0, ELEMENTS)
+    lists = [each for f in fields(request) if isinstance(each := getattr(request, f.name), tuple)]
+    if not any(map(len, lists)):
+        return
+    client = await connect(broker)
+    asked = 0
+
+    def now() -> float:
+        nonlocal asked
+        asked += 1
+        return time.monotonic()
+
+    monkeypatch.setattr(turns, "monotonic", now)
+    await client.ask(request)
+    assert asked >= ELEMENTS
