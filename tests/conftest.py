@@ -47,14 +47,32 @@ def _ctrl_c_is_heard() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _processes_know_no_hypothesis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Processes that tests start are like those of users, where kio finds no hypothesis to import.
+_WITHOUT = """
+import sys
 
-    It would be a fifth of the start of a broker.
+sys.modules["hypothesis"] = None
+
+
+class NoPandas:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "pandas":
+            raise ModuleNotFoundError("No module named 'pandas'", name=name)
+
+
+if "run" in sys.orig_argv and "spark" not in sys.orig_argv:
+    sys.meta_path.insert(0, NoPandas)
+"""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _processes_know_what_users_install(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Processes that tests start find no hypothesis, which kio would import, and workers no pandas.
+
+    They would be a fifth of the start of a broker, and of a worker (pyarrow imports pandas if it can).
     """
     directory = tmp_path_factory.mktemp("site")
-    (directory / "sitecustomize.py").write_text("import sys\nsys.modules['hypothesis'] = None\n")
+    (directory / "sitecustomize.py").write_text(_WITHOUT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(directory), prepend=os.pathsep)
         yield

@@ -39,7 +39,6 @@ _LONG: Final = (
     "tests/framework/sinks/spark/end_to_end/test_process.py",
     "tests/framework/spark/end_to_end/test_cluster.py",
     "tests/framework/guarantees/test_exactly_once_properties.py",
-    "tests/framework/formats/test_kernels.py",
     "tests/interop/test_kill.py",
     "tests/packaging/test_distribution.py",
     "tests/broker/log/guarantees/test_damage.py",

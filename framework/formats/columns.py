@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Constants", "Row", "binary_column", "from_rows", "header_column", "number_column"]
+__all__ = [
+    "Constants",
+    "Row",
+    "binary_column",
+    "from_rows",
+    "header_column",
+    "number_column",
+]
 
 _LARGEST_MILLISECONDS = (2**63 - 1) // 1000
 _CACHED_ROWS = 1 << 16
@@ -95,16 +102,16 @@ def header_column(
 
     Header keys are UTF-8 by the protocol, but clients do not check that: invalid bytes become U+FFFD.
     """
-    lists, key_starts, key_offsets, value_starts, value_offsets, nulls = kernels.parse_headers(
-        data, starts, counts, pairs
-    )
+    lists, table, nulls = kernels.parse_headers(data, starts, counts, pairs)
+    key_starts, key_offsets, value_starts, value_offsets = table
+    key_starts, value_starts = key_starts[:pairs], value_starts[:pairs]
     keys = binary_column(data, key_starts, key_offsets, 0, _STRING)
     try:
         keys.validate(full=True)
     except pa.ArrowInvalid:
         raw: list[Any] = binary_column(data, key_starts, key_offsets, 0).to_pylist()
         keys = pa.array([key.decode("utf-8", "replace") for key in raw], _STRING)
-    values = binary_column(data, value_starts, value_offsets, int(nulls[0]))
+    values = binary_column(data, value_starts, value_offsets, nulls)
     absent = len(counts) - int(np.count_nonzero(counts))
     return pa.Array.from_buffers(
         _HEADERS,

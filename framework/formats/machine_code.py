@@ -1,0 +1,277 @@
+"""Machine code of compiled functions: made once by numba, and loaded from a file without it.
+
+Importing numba and its first call cost half a second of each start, and 60 MB of each process; loading what
+it has compiled costs 40 ms. A file holds for one source, one version of LLVM and one kind of processor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pkgutil
+import tempfile
+import zlib
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import llvmlite
+import llvmlite.binding as llvm
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = [
+    "BYTES",
+    "INT32S",
+    "INT32_TABLE",
+    "INT64S",
+    "INT64_TABLE",
+    "NUMBER",
+    "Kernel",
+    "called_by_kernels",
+    "load",
+]
+
+
+class Parameter(NamedTuple):
+    """An array that is contiguous in C's order; without dimensions a 64-bit integer."""
+
+    dtype: np.dtype[Any]
+    dimensions: int
+
+
+BYTES: Final = Parameter(np.dtype(np.uint8), 1)
+INT32S: Final = Parameter(np.dtype(np.int32), 1)
+INT64S: Final = Parameter(np.dtype(np.int64), 1)
+INT32_TABLE: Final = Parameter(np.dtype(np.int32), 2)
+INT64_TABLE: Final = Parameter(np.dtype(np.int64), 2)
+NUMBER: Final = Parameter(np.dtype(np.int64), 0)
+
+_DATA: Final = object.__basicsize__
+_SHAPE: Final = _DATA + 16
+"""Where an array object has the addresses of its data and of its shape; between them is `int nd`."""
+
+_OPTIONS: Final[dict[str, Any]] = {"nogil": True, "_nrt": False}
+"""Without numba's run time: the code allocates nothing, and needs no other code."""
+
+
+def called_by_kernels(function: Any) -> Any:
+    """Compile a function that the functions of its module call, as those are compiled."""
+    numba: Any = import_module("numba")
+    return numba.njit(**_OPTIONS)(function)
+
+
+class Kernel:
+    """A function of machine code, which runs without the GIL. Thread-safe."""
+
+    def __init__(self, name: str, parameters: Sequence[Parameter], address: int) -> None:
+        self._name = name
+        self._arrays = [(at, *each) for at, each in enumerate(parameters) if each.dimensions]
+        kinds = [ctypes.py_object if each.dimensions else ctypes.c_int64 for each in parameters]
+        self._call = ctypes.CFUNCTYPE(ctypes.c_int32, *kinds)(address)
+
+    def __call__(self, *arguments: int | NDArray[Any]) -> None:
+        """Run it; it writes its results into arrays.
+
+        Raises:
+            TypeError: an argument does not fit its parameter.
+            IndexError: an index is outside its array; only with NUMBA_BOUNDSCHECK.
+        """
+        for at, dtype, dimensions in self._arrays:
+            array: Any = arguments[at]
+            if array.dtype != dtype or array.ndim != dimensions or not array.flags.c_contiguous:
+                raise TypeError(f"{self._name}: argument {at}: not a {dtype} array in C's order")
+        if self._call(*arguments):
+            raise IndexError(f"{self._name}: an index is outside its array")
+
+
+def _entry(name: str, function: str, parameters: Sequence[Parameter]) -> str:
+    """Return the assembly of a C function that takes arrays as the objects that they are in Python.
+
+    It calls as numba calls: where to put the result, and an error; of an array its owners (none), number of
+    items, size of an item, address, shape and strides. Those are in the header of each array object
+    (`PyArrayObject_fields` in numpy's C API).
+    """
+    lines, passed, types = [], ["ptr %ignored", "ptr %ignored"], ["ptr", "ptr"]
+    for at, (dtype, dimensions) in enumerate(parameters):
+        if not dimensions:
+            passed.append(f"i64 %p{at}")
+            types.append("i64")
+            continue
+        lines += [
+            f"%data_at{at} = getelementptr i8, ptr %p{at}, i64 {_DATA}",
+            f"%data{at} = load ptr, ptr %data_at{at}",
+            f"%shape_at{at} = getelementptr i8, ptr %p{at}, i64 {_SHAPE}",
+            f"%shape{at} = load ptr, ptr %shape_at{at}",
+        ]
+        stride: int | str = dtype.itemsize
+        sizes: list[str] = []
+        strides: list[str] = []
+        items = "1"
+        for axis in reversed(range(dimensions)):
+            own = f"{at}_{axis}"
+            lines += [
+                f"%size_at{own} = getelementptr i64, ptr %shape{at}, i64 {axis}",
+                f"%size{own} = load i64, ptr %size_at{own}",
+                f"%items{own} = mul i64 {items}, %size{own}",
+                f"%next{own} = mul i64 {stride}, %size{own}",
+            ]
+            sizes.insert(0, f"i64 %size{own}")
+            strides.insert(0, f"i64 {stride}")
+            stride, items = f"%next{own}", f"%items{own}"
+        passed += ["ptr null", "ptr null", f"i64 {items}", f"i64 {dtype.itemsize}"]
+        passed += [f"ptr %data{at}", *sizes, *strides]
+        types += ["ptr", "ptr", "i64", "i64", "ptr", *["i64"] * (2 * dimensions)]
+    kinds = [f"{'ptr' if each.dimensions else 'i64'} %p{at}" for at, each in enumerate(parameters)]
+    return f"""
+        declare i32 @"{function}"({", ".join(types)})
+        define i32 @{_symbol(name)}({", ".join(kinds)}) {{
+          %ignored = alloca ptr
+          {chr(10).join(lines)}
+          %status = call i32 @"{function}"({", ".join(passed)})
+          ret i32 %status
+        }}"""
+
+
+def load(
+    module: str, signatures: Mapping[str, Sequence[Parameter]], depends_on: Sequence[str] = ()
+) -> dict[str, Kernel]:
+    """Load functions of a module, which is imported only to compile them.
+
+    The file with the code is below NUMBA_CACHE_DIR, or beside the source, or else in the user's cache
+    directory. Where none can be written, every process compiles, which takes seconds.
+
+    Args:
+        module: its full name; the functions return nothing.
+        signatures: by name, the parameters of each function.
+        depends_on: full names of modules whose constants are compiled in.
+    """
+    key = _key(module, signatures, depends_on)
+    code = None if key is None else _read(key)
+    if code is None:
+        code = _compile(module, signatures)
+        if key is not None:
+            _write(key, code)
+    engine = _engine()
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    _engines.append(engine)
+    return {
+        name: Kernel(name, parameters, engine.get_function_address(_symbol(name)))
+        for name, parameters in signatures.items()
+    }
+
+
+_engines: Final[list[llvm.ExecutionEngine]] = []
+"""They own the code."""
+
+
+def _symbol(name: str) -> str:
+    return f"kmr_{name}"
+
+
+def _machine() -> llvm.TargetMachine:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_default_triple()
+    features = llvm.get_host_cpu_features().flatten()
+    return target.create_target_machine(
+        llvm.get_host_cpu_name(), features, opt=3, codemodel="jitdefault", jit=True
+    )
+
+
+def _engine() -> llvm.ExecutionEngine:
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
+
+
+def _compile(module: str, signatures: Mapping[str, Sequence[Parameter]]) -> bytes:
+    """Return an object file that needs no other code but the C library's."""
+    numba: Any = import_module("numba")
+    source = import_module(module)
+    machine = _machine()
+    linked = llvm.parse_assembly("")
+    linked.triple = machine.triple
+    for name, parameters in signatures.items():
+        types = [
+            numba.types.Array(numba.from_dtype(p.dtype), p.dimensions, "C")
+            if p.dimensions
+            else numba.int64
+            for p in parameters
+        ]
+        function = numba.njit(
+            [numba.void(*types)], no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS
+        )(getattr(source, name))
+        (overload,) = function.overloads.values()
+        (assembly,) = function.inspect_llvm().values()
+        called = overload.fndesc.llvm_func_name
+        part = llvm.parse_assembly(assembly)
+        entry = llvm.parse_assembly(_entry(name, called, parameters))
+        is_called, calls = (
+            str(each.get_function(called).global_value_type) for each in (part, entry)
+        )
+        if is_called != calls:
+            raise RuntimeError(f"{name}: this version of numba calls functions in another way")
+        linked.link_in(part)
+        linked.link_in(entry)
+    missing = [f.name for f in linked.functions if f.is_declaration and not _is_known(f.name)]
+    if missing:
+        raise RuntimeError(f"{module}: the code needs functions of numba ({', '.join(missing)})")
+    code: bytes = machine.emit_object(linked)
+    return code
+
+
+def _is_known(name: str) -> bool:
+    return name.startswith("llvm.") or name in ("memset", "memcpy", "memmove")
+
+
+def _key(
+    module: str, signatures: Mapping[str, Sequence[Parameter]], depends_on: Sequence[str]
+) -> str | None:
+    """Return a name for the code of these sources on this machine; None: the sources cannot be read."""
+    parts = [llvmlite.__version__, llvm.get_process_triple(), llvm.get_host_cpu_name()]
+    parts += [llvm.get_host_cpu_features().flatten(), os.environ.get("NUMBA_BOUNDSCHECK", "")]
+    parts.append(repr(signatures))
+    sources = []
+    for name in (module, *depends_on, __name__):
+        package, _, file = name.rpartition(".")
+        try:
+            source = pkgutil.get_data(package, f"{file}.py")
+        except OSError:
+            return None
+        if source is None:
+            return None
+        sources.append(source)
+    whole = b"\0".join([*sources, *(part.encode() for part in parts)])
+    return f"{module.rpartition('.')[2]}-{len(whole):x}-{zlib.crc32(whole):08x}.o"
+
+
+def _directories() -> Iterator[Path]:
+    if "NUMBA_CACHE_DIR" in os.environ:
+        yield Path(os.environ["NUMBA_CACHE_DIR"])
+    yield Path(__file__).with_name("__pycache__")
+    yield Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "kmr"
+
+
+def _read(key: str) -> bytes | None:
+    """Return the code, if its checksum says that it is whole."""
+    for directory in _directories():
+        with suppress(OSError):
+            stored = (directory / key).read_bytes()
+            if zlib.crc32(stored[4:]) == int.from_bytes(stored[:4], "big"):
+                return stored[4:]
+    return None
+
+
+def _write(key: str, code: bytes) -> None:
+    for directory in _directories():
+        with suppress(OSError):
+            directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=directory, delete=False) as file:
+                file.write(zlib.crc32(code).to_bytes(4, "big") + code)
+            Path(file.name).replace(directory / key)  # whole, also beside other processes
+            return
