@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .errors import KmrError as KmrError
     from .errors import SinkError as SinkError
     from .errors import StrategyError as StrategyError
+    from .mapping.calls import Retries as Retries
     from .mapping.functions import map_batch as map_batch
     from .mapping.functions import map_record as map_record
     from .record import SCHEMA as SCHEMA

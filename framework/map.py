@@ -9,7 +9,7 @@ import anyio
 
 from .delivery.failures import failed_records
 from .delivery.ranges import subtract_ranges
-from .mapping.executor import LONGEST
+from .mapping.executor import LONGEST, LONGEST_WINDOW
 from .mapping.results import bytes_made
 from .mapping.stop import Stop
 from .observe.status import StageStatus
@@ -167,6 +167,7 @@ class MapStage:
         self._stop = Stop()
         started = anyio.current_time()
         timer: asyncio.TimerHandle | None = None
+        longest = LONGEST if self._strategy.map_spec.calls is None else LONGEST_WINDOW
 
         def begin() -> None:
             self._mapping_since = anyio.current_time()
@@ -174,7 +175,7 @@ class MapStage:
 
         def wait() -> None:
             nonlocal timer
-            timer = asyncio.get_running_loop().call_later(LONGEST, expire)
+            timer = asyncio.get_running_loop().call_later(longest, expire)
 
         def expire() -> None:
             self._stop.expire()
@@ -203,6 +204,7 @@ class MapStage:
             self._ledgers.charge(whole, made, mapped=batch.nbytes)
             self._mapped_to = batch.last + 1
         self._metrics.map_seconds.observe(anyio.current_time() - started)
+        self._metrics.map_retries.inc(mapped.retries)
         await self._send(batch, whole, mapped)
         return rest
 

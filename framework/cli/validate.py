@@ -147,6 +147,7 @@ class MapOutline(msgspec.Struct, frozen=True):
         columns: `name: type` of each declared column; None when they are inferred.
         value: the format of values; None: bytes.
         key: the format of keys; None: bytes.
+        options: concurrency, retries and limits of the calls, in words.
     """
 
     function: str | None
@@ -155,12 +156,14 @@ class MapOutline(msgspec.Struct, frozen=True):
     columns: tuple[str, ...] | None
     value: str | None = None
     key: str | None = None
+    options: str = ""
 
     def call(self) -> str:
         """Return how the function is called, in words."""
         if self.function is None:
             return "the columns of the value are the rows"
-        return f"one call per {self.per}, {'async' if self.is_async else 'sync'}"
+        options = f", {self.options}" if self.options else ""
+        return f"one call per {self.per}, {'async' if self.is_async else 'sync'}{options}"
 
     def formats(self) -> str:
         """Return the formats of value and key, in words; empty if the map gets bytes."""
@@ -231,6 +234,7 @@ def outline_of(path: str, strategy: Strategy) -> Outline:
             else tuple(f"{field.name}: {field.type}" for field in schema),
             value=None if strategy.value is None else str(strategy.value),
             key=None if strategy.key is None else str(strategy.key),
+            options="" if spec.calls is None else spec.calls.describe(),
         ),
         reduce=tuple(_reducer(stage, reducer) for stage, reducer in strategy.stages.items()),
         reduce_err=None

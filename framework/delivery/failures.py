@@ -42,7 +42,8 @@ def failed_records(batch: Batch, failures: Sequence[Failure], stage: str, genera
     """Make rows of the records of a batch that failed in the map."""
     offsets = np.array([failure.offset for failure in failures], dtype=np.int64)
     reasons = [failure.reason for failure in failures]
-    return _rows(batch, offsets, reasons, stage, 1, generation)
+    attempts = [failure.attempts for failure in failures]
+    return _rows(batch, offsets, reasons, stage, attempts, generation)
 
 
 def original_records(rows: Rows, reason: str, stage: str, attempt: int) -> list[Rows]:
@@ -66,7 +67,9 @@ def original_records(rows: Rows, reason: str, stage: str, attempt: int) -> list[
         if ranges and wanted.any():
             failed = offsets[wanted]
             reasons = [reason] * len(failed)
-            found.append(_rows(batch, failed, reasons, stage, attempt, ranges[0].generation))
+            found.append(
+                _rows(batch, failed, reasons, stage, [attempt] * len(failed), ranges[0].generation)
+            )
     if not found:
         raise SinkError(
             f"{stage}: refused rows of {rows.ranges} ({reason}) have no sources; keep them in Poisoned.rows"
@@ -79,7 +82,7 @@ def _rows(
     offsets: NDArray[np.int64],
     reasons: list[str],
     stage: str,
-    attempt: int,
+    attempts: list[int],
     generation: int,
 ) -> Rows:
     """Make rows of `FAILED_SCHEMA` of the records of a batch at these offsets."""
@@ -88,7 +91,7 @@ def _rows(
         *batch.records.take(pa.array(at, pa.int64())).columns,
         pa.array(reasons, pa.string()),
         pa.array([stage] * len(reasons), pa.string()),
-        pa.array([attempt] * len(reasons), pa.int32()),
+        pa.array(attempts, pa.int32()),
     ]
     whole = Range(batch.topic, batch.partition, batch.first, batch.last, generation)
     return Rows(

@@ -6,6 +6,7 @@ import math
 import os
 import pickle
 import sys
+from contextlib import nullcontext
 from functools import cache, partial
 from io import StringIO
 from threading import Event, Thread
@@ -31,11 +32,14 @@ if TYPE_CHECKING:
     from ..settings import ExecutorKind
     from .functions import MapSpec
 
-__all__ = ["LONGEST", "Executor"]
+__all__ = ["LONGEST", "LONGEST_WINDOW", "Executor"]
 
 LONGEST: Final = 1.0
 """Seconds after which a per-record map ends before its next record, so that its rows go on, and a drain,
 a rebalance or a lost partition does not wait for the rest of the batch."""
+
+LONGEST_WINDOW: Final = 10.0
+"""The same for a map with several calls at a time: at its end they wait for the slowest one."""
 
 
 class Executor:
@@ -89,7 +93,9 @@ class Executor:
         if self.kind == "inline":
             records = batch.records
         elif self.kind == "thread" and not spec.is_async:
-            async with self._limiter:
+            # The threads of concurrent calls wait most of the time.
+            is_concurrent = spec.calls is not None and spec.calls.concurrency > 1
+            async with nullcontext() if is_concurrent else self._limiter:
                 on_begin()
                 return await run_in_thread(
                     lambda: apply(function, batch.records, spec, stop),

@@ -18,6 +18,8 @@ from ..record import SCHEMA
 from ..service.threads import run_in_thread
 from ..values.schemas import row_type
 from .annotations import row_class_of
+from .calls import CallOptions
+from .concurrency import Repeated, make_calls, make_calls_async
 from .inputs import RAW, Inputs
 from .results import NO_OFFSETS, Failure, MapResult, from_columns, from_rows, join, rows_of
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ..values.schemas import RowType
+    from .calls import Retries
+    from .concurrency import Outcome
     from .inputs import Arguments
     from .stop import Stop
 
@@ -54,6 +58,7 @@ class MapSpec:
         schema: the columns that a per-record function returns; None infers them from each batch.
         row_class: the class of the rows that a per-record function returns, if its annotation names one.
         inputs: how records become the arguments.
+        calls: how the calls of a per-record function are made; None: one after the other, each once.
     """
 
     per: Literal["record", "batch", "value"]
@@ -61,6 +66,7 @@ class MapSpec:
     schema: pa.Schema | None = None
     row_class: type | None = None
     inputs: Inputs = RAW
+    calls: CallOptions | None = None
 
     @property
     def row_type(self) -> RowType | None:
@@ -71,9 +77,22 @@ class MapSpec:
 @overload
 def map_record(function: F) -> F: ...
 @overload
-def map_record(*, schema: pa.Schema | None = None) -> Callable[[F], F]: ...
 def map_record(
-    function: F | None = None, *, schema: pa.Schema | None = None
+    *,
+    schema: pa.Schema | None = None,
+    concurrency: int = 1,
+    retry: Retries | None = None,
+    timeout: float | None = None,
+    rate_limit: float | None = None,
+) -> Callable[[F], F]: ...
+def map_record(
+    function: F | None = None,
+    *,
+    schema: pa.Schema | None = None,
+    concurrency: int = 1,
+    retry: Retries | None = None,
+    timeout: float | None = None,
+    rate_limit: float | None = None,
 ) -> F | Callable[[F], F]:
     """Mark a function that is called with one record at a time.
 
@@ -92,13 +111,32 @@ def map_record(
             was fetched, so a value may fit in one batch and not in another: ClickHouse and other sinks
             with typed columns refuse such values themselves, and reducers that join batches let most
             values decide again. Only with a schema a record always has the same fate.
+        concurrency: how many records of a partition are mapped at a time: in tasks if the function is
+            `async def`, else in threads. Rows keep the order of their records.
+        retry: which calls are repeated before the record counts as failed.
+        timeout: seconds for one call, which then fails with TimeoutError. Only for `async def`: a thread
+            cannot be stopped, so give a plain function's client its own timeout.
+        rate_limit: the most calls in a second, repetitions included. It holds for each process: for a
+            worker, but with `executor = "process"` and on Spark for each of their processes.
+
+    Raises:
+        StrategyError: an option is not allowed.
     """
+    options = CallOptions(concurrency, retry, timeout, rate_limit)
+    calls = None if options == CallOptions() else options
 
     def mark(function: F) -> F:
         row_class = row_class_of(function) if schema is None else None
         if row_class is not None:
             row_type(row_class)
-        setattr(function, MARK, MapSpec("record", _is_async(function), schema, row_class))
+        is_async = _is_async(function)
+        if timeout is not None and not is_async:
+            raise StrategyError(
+                f"timeout={timeout:g} needs an async function: a thread cannot be stopped; "
+                "set a timeout of the client that the function uses"
+            )
+        spec = MapSpec("record", is_async, schema, row_class, calls=calls)
+        setattr(function, MARK, spec)
         return function
 
     return mark if function is None else mark(function)
@@ -148,7 +186,15 @@ def apply(
         return _unmapped(records)
     if function is None:
         return (spec or VALUES).inputs.rows(records)
-    calls = _prepare(function, records, spec, stop)
+    spec = spec or spec_of(function)
+    if spec.calls is not None:
+        arguments = spec.inputs.arguments(records)
+        outcomes = make_calls(function, arguments.calls, spec.calls, stop)
+        return _collect(function, spec, arguments, outcomes)
+    return _run(_prepare(function, records, spec, stop), function)
+
+
+def _run(calls: Calls, function: Callable[..., Any]) -> MapResult:
     try:
         arguments = next(calls)
         while True:
@@ -182,18 +228,23 @@ async def apply_async(
     """
     if stop is not None and stop.requested:
         return _unmapped(records)
+    spec = spec or spec_of(function)
+    if spec.calls is not None:
+        arguments = await run_in_thread(spec.inputs.arguments, records, abandon_on_cancel=True)
+        outcomes = await make_calls_async(function, arguments.calls, spec.calls, stop)
+        return _collect(function, spec, arguments, outcomes)
     calls = await run_in_thread(
         lambda: _prepare(function, records, spec, stop), abandon_on_cancel=True
     )
     try:
-        arguments = next(calls)
+        values = next(calls)
         while True:
             try:
-                result = await function(*arguments)
+                result = await function(*values)
             except Exception as error:  # noqa: BLE001
-                arguments = calls.throw(error)
+                values = calls.throw(error)
             else:
-                arguments = calls.send(result)
+                values = calls.send(result)
     except StopIteration as end:
         mapped: MapResult = end.value
         return mapped
@@ -207,17 +258,23 @@ def _unmapped(records: pa.RecordBatch) -> MapResult:
 Calls = Generator[tuple[Any, ...], Any, MapResult]
 
 
+def _collect(
+    function: Callable[..., Any], spec: MapSpec, arguments: Arguments, outcomes: list[Outcome]
+) -> MapResult:
+    """Convert the outcomes of the first calls to columns."""
+    del arguments.calls[len(outcomes) :]
+    left = iter(outcomes)
+    mapped = _run(_record_calls(function, spec, arguments, None), lambda *_: next(left).get())
+    return replace(mapped, retries=sum(each.attempts - 1 for each in outcomes))
+
+
 def _prepare(
-    function: Callable[..., Any],
-    records: pa.RecordBatch,
-    spec: MapSpec | None,
-    stop: Stop | None,
+    function: Callable[..., Any], records: pa.RecordBatch, spec: MapSpec, stop: Stop | None
 ) -> Calls:
     """Decode the values; yield the arguments of each call, and receive its result or its exception.
 
     This leaves only the call itself to `apply` and `apply_async`.
     """
-    spec = spec or spec_of(function)
     if spec.per == "record":
         return _record_calls(function, spec, spec.inputs.arguments(records), stop)
     return _batch_calls(function, *spec.inputs.columns(records))
@@ -247,15 +304,21 @@ def _record_calls(
         except StrategyError:
             raise
         except Exception as error:  # noqa: BLE001
-            failures.append(Failure(offset, reason_of(error)))
+            failures.append(_failure(offset, error))
     rest = None
-    if stop is not None and stop.requested and arguments.offsets and offset < arguments.offsets[-1]:
+    if arguments.offsets and offset < arguments.offsets[-1]:  # the calls were stopped
         rest = arguments.offsets[0] if offset < 0 else offset + 1
         failures = [failure for failure in failures if failure.offset < rest]
     if arguments.failures:
         failures.sort()
     mapped = from_rows(row_type or spec.schema, rows, offsets, failures)
     return mapped if rest is None else replace(mapped, rest=rest)
+
+
+def _failure(offset: int, error: Exception) -> Failure:
+    if isinstance(error, Repeated):
+        return Failure(offset, reason_of(error.error), error.attempts)
+    return Failure(offset, reason_of(error))
 
 
 def _batch_calls(

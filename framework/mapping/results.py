@@ -43,6 +43,7 @@ class Failure(NamedTuple):
 
     offset: int
     reason: str
+    attempts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +56,14 @@ class MapResult:
         failures: the records that failed, ascending by offset.
         rest: the first offset that was not mapped, because the map was stopped (`kmr.mapping.stop`); None
             if all were.
+        retries: the number of calls that were repeated.
     """
 
     table: pa.Table | None
     offsets: NDArray[np.int64]
     failures: tuple[Failure, ...] = ()
     rest: int | None = None
+    retries: int = 0
 
 
 def from_rows(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
+import anyio
+
 if TYPE_CHECKING:
-    from collections.abc import MutableSequence
+    from collections import deque
     from typing import Any
 
 __all__ = ["Stop"]
@@ -16,28 +19,53 @@ class Stop:
 
     The map takes its calls out of a queue, and `request` empties it: looking at a flag before each record
     would cost more.
-
-    Attributes:
-        requested: whether `request` was called.
     """
 
     def __init__(self) -> None:
-        self.requested = False
-        self._pending: MutableSequence[Any] | None = None
+        self._pending: list[Any] | deque[Any] | None = None
+        self._requested = threading.Event()
+        self._sleeping: set[anyio.CancelScope] = set()
+
+    @property
+    def requested(self) -> bool:
+        """Whether `request` was called."""
+        return self._requested.is_set()
 
     def request(self) -> None:
-        """End the map; from any thread, at any time, any number of times."""
-        self.requested = True
+        """End the map, and pauses between its calls; any number of times.
+
+        From any thread; from that of the event loop if the map runs there.
+        """
+        self._requested.set()
+        self.expire()
+        for scope in list(self._sleeping):
+            scope.cancel()
+
+    def expire(self) -> None:
+        """End the map if its calls have begun: each makes at least one, however slow the decoding is.
+
+        A call that is to be repeated is repeated.
+        """
         if self._pending is not None:
             self._pending.clear()
 
-    def expire(self) -> None:
-        """End the map if its calls have begun; each map makes at least one, however slow the decoding is."""
-        if self._pending is not None:
-            self.request()
-
-    def watch(self, pending: MutableSequence[Any]) -> None:
-        """Let `request` empty this queue; it is emptied at once if that was called before."""
+    def watch(self, pending: list[Any] | deque[Any]) -> None:
+        """Let `request` and `expire` empty this queue; emptied at once if `request` was called before."""
         self._pending = pending
         if self.requested:
             pending.clear()
+
+    def sleep(self, seconds: float) -> bool:
+        """Block the thread for so long, or until `request`; return whether that was called."""
+        return seconds > 0 and self._requested.wait(seconds)
+
+    async def sleep_async(self, seconds: float) -> bool:
+        """Sleep for so long, or until `request`; return whether that was called."""
+        with anyio.CancelScope() as scope:
+            self._sleeping.add(scope)
+            try:
+                if not self.requested:
+                    await anyio.sleep(seconds)
+            finally:
+                self._sleeping.discard(scope)
+        return self.requested

@@ -59,6 +59,7 @@ class Metrics:
             "From the newest timestamp of a batch until the batch is settled.",
         )
         self.map_seconds = histogram("map_seconds", "Time in the map function, per batch.")
+        self.map_retries = counter("map_retries", "Calls of the map function that were repeated.")
         self.flush_records = histogram(
             "reduce_flush_records", "Rows of one flush.", "stage", buckets=_ROWS
         )

@@ -176,6 +176,7 @@ class DriverReducers:
         metrics.consumed.labels(report.topic).inc(report.records)
         metrics.settled.labels(report.topic).inc(max(0, report.last - report.first + 1))
         metrics.map_seconds.observe(report.map_seconds)
+        metrics.map_retries.inc(report.map_retries)
         if report.max_timestamp_ms >= 0:
             metrics.latency.observe(max(0.0, time.time() - report.max_timestamp_ms / 1000))
         self._observe(report)

@@ -124,6 +124,7 @@ class TaskReport(msgspec.Struct, omit_defaults=True):
         retries: the number of repeated flushes, by stage.
         max_timestamp_ms: the timestamp of the newest record, -1 without records.
         map_seconds: the time spent in the map function.
+        map_retries: the number of its calls that were repeated.
         error: class and message of the KmrError that stopped the task.
     """
 
@@ -136,6 +137,7 @@ class TaskReport(msgspec.Struct, omit_defaults=True):
     retries: dict[str, int] = {}
     max_timestamp_ms: int = -1
     map_seconds: float = 0.0
+    map_retries: int = 0
     error: tuple[str, str] | None = None
 
 

@@ -183,6 +183,7 @@ class _Work:
             report.map_seconds += time.monotonic() - begun
             report.records += len(batch.records)
             report.max_timestamp_ms = max(report.max_timestamp_ms, batch.max_timestamp_ms)
+        report.map_retries += sum(part.retries for part in parts)
         mapped = join(parts)
         failed = []
         for batch in chunk.batches:

@@ -79,6 +79,22 @@ async def test_a_coroutine_function_is_always_awaited_on_the_event_loop(kind: Ex
     assert set(mapped.table.column("thread").to_pylist()) == {threading.get_ident()}
 
 
+@map_record(concurrency=3)
+def together(record: Record) -> dict[str, int]:
+    return {"others": BARRIER.wait(timeout=20)}
+
+
+BARRIER = threading.Barrier(3)
+
+
+async def test_concurrent_calls_wait_for_no_processor() -> None:
+    executor = Executor("thread", 1)
+    async with executor._limiter:
+        mapped = await executor.map(together, spec_of(together), BATCH)
+    assert mapped.table is not None
+    assert set(mapped.table.column("others").to_pylist()) == {0, 1, 2}
+
+
 TALKATIVE = """
 import logging
 from kmr import map_record

@@ -12,6 +12,7 @@ import pytest
 
 from kmr import Json, Record, Strategy, StrategyError, Text, map_batch, map_record
 from kmr.mapping.functions import apply, apply_async
+from kmr.mapping.results import Failure
 from kmr.testing import Journal, MemoryWriter, batch_of
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def test_without_a_map_the_columns_of_the_value_are_the_rows() -> None:
     result = mapped()
     assert rows(result) == [{"path": "/a", "status": 200}, {"path": "/c", "status": 500}]
     assert result.offsets.tolist() == [10, 13]
-    assert result.failures == ((11, REASON),)
+    assert result.failures == (Failure(11, REASON),)
 
 
 def test_a_per_batch_map_gets_typed_columns_beside_those_of_the_record() -> None:
@@ -81,13 +82,13 @@ def test_a_per_batch_map_gets_typed_columns_beside_those_of_the_record() -> None
         *("path", "status", "topic", "partition", "offset", "timestamp", "key", "headers")
     ]
     assert result.offsets.tolist() == [13]
-    assert result.failures == ((11, REASON),)
+    assert result.failures == (Failure(11, REASON),)
 
 
 def test_a_per_record_map_gets_an_object_of_the_users_type() -> None:
     result = mapped(map=path_of)
     assert rows(result) == [{"path": "/a"}, {"path": "/c"}]
-    assert result.failures == ((11, REASON),)
+    assert result.failures == (Failure(11, REASON),)
 
 
 async def test_a_per_record_map_may_take_the_record_too_and_be_async() -> None:
@@ -115,7 +116,7 @@ def test_a_failure_of_the_map_and_one_of_a_value_come_in_the_order_of_offsets() 
 def test_tombstones_are_dropped_or_failed_as_the_strategy_says(function: object) -> None:
     assert [f.offset for f in mapped(map=function).failures] == [11]
     failed = mapped(map=function, tombstones="fail").failures
-    assert failed == ((11, REASON), (12, "value: null (a tombstone)"))
+    assert failed == (Failure(11, REASON), Failure(12, "value: null (a tombstone)"))
 
 
 def test_a_tombstone_may_be_a_row_of_nulls_beside_its_key() -> None:

@@ -13,6 +13,7 @@ NAMES = {
     "kmr_failed_records",
     "kmr_inflight_bytes",
     "kmr_reduce_flush_retrying_seconds",
+    "kmr_map_retries",
     "kmr_map_seconds",
     "kmr_offset_resets",
     "kmr_rebalances",
