@@ -213,7 +213,7 @@ LONG: Final = (
         Shape([_group("exactly-once", 3, evolve=True)], partitions=12, rate=1_000, links=True),
         (*_CRASHES, "drop-answers", "drop-answer-and-kill", "restart-worker"),
         rounds=2,
-        between=10_000,
+        between=20_000,
         patience=180,
     ),
     Scenario(

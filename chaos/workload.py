@@ -40,7 +40,7 @@ Mode = Literal[
 ID_BYTES: Final = 20
 """A record's value begins with its id, in so many decimal digits."""
 
-CHANGE_EVERY: Final = 3_000
+CHANGE_EVERY: Final = 2_500
 """With `evolve`, the ids of so many records are in a column of their own, `v0`, `v1`, ...,"""
 
 LAST_CHANGE: Final = 99
