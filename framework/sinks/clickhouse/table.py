@@ -266,7 +266,8 @@ async def read_table(connection: Connection, database: str, name: str) -> Table:
         example = one_line(create_table(database, name, _EXAMPLE, Layout()))
         raise MissingTable(
             f"There is no table {database}.{name}. Create it with the columns that your map returns, "
-            f"for example: {example}"
+            f"for example: {example}; kmr clickhouse create-table STRATEGY prints it for columns that are "
+            "declared, or those of a --sample"
         )
     engine = found[0]["engine"]
     columns = tuple(
