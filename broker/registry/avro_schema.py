@@ -51,11 +51,16 @@ class AvroSchema(ParsedSchema):
                 make_avsc_object(json.loads(each.text), names)
             self._document = json.loads(text)
             self.schema = make_avsc_object(self._document, names)
-            self.text = _dumps(_Writer().schema(self._document, None))
+            self._text = _dumps(_Writer().schema(self._document, None))
         except (AvroException, ValueError, TypeError, AttributeError, KeyError) as error:
             raise invalid_schema(str(error)) from error
         except RecursionError as error:
             raise invalid_schema("it is nested too deeply") from error
+
+    @property
+    def text(self) -> str:
+        """See `ParsedSchema.text`."""
+        return self._text
 
     def normalized(self) -> str:
         """See `ParsedSchema.normalized`: users' properties and aliases are sorted."""

@@ -46,6 +46,7 @@ _REQUESTS: Final = frozenset(
         "",
     )
 )
+_MAX_BODY_BYTES: Final = 16 * 1024 * 1024
 _CONTEXT: Final = "."
 _LEVELS: Final = (
     "Invalid compatibility level. Valid values are none, backward, forward, full, backward_transitive,"
@@ -135,8 +136,13 @@ class Call:
         content_type = self._request.headers.get("content-type", "").partition(";")[0].strip()
         if content_type.lower() not in _REQUESTS:
             raise RegistryError(415, f"HTTP 415 Unsupported Media Type: {content_type}")
+        data = bytearray()
+        async for chunk in self._request.stream():
+            data += chunk
+            if len(data) > _MAX_BODY_BYTES:
+                raise RegistryError(413, f"the body has more than {_MAX_BODY_BYTES} bytes")
         try:
-            return msgspec.json.decode(await self._request.body(), type=kind)
+            return msgspec.json.decode(data, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise RegistryError(400, f"the body is not a valid request: {error}") from error
 

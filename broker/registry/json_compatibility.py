@@ -89,7 +89,10 @@ class Node(NamedTuple):
 
 def incompatibilities(reader: Node, writer: Node) -> list[str]:
     """Return why the reader's schema does not accept everything that the writer's does."""
-    return [incompatibility(*each) for each in _Comparison().compare(reader, writer, "#/")]
+    try:
+        return [incompatibility(*each) for each in _Comparison().compare(reader, writer, "#/")]
+    except RecursionError:
+        return [incompatibility("TOO_DEEP", "the schemas are nested too deeply to be compared")]
 
 
 class _Difference(NamedTuple):
@@ -314,7 +317,11 @@ def _values(schema: dict[str, Any]) -> list[Any] | None:
 def _refused_values(reader: Node, values: list[Any], at: str) -> Iterator[_Difference]:
     validator = Draft7Validator({})
     for each in values:
-        if any(validator.descend(each, reader.schema, resolver=reader.resolver)):
+        try:
+            accepted = not any(validator.descend(each, reader.schema, resolver=reader.resolver))
+        except re.error:
+            accepted = False
+        if not accepted:
             yield _Difference("ENUM_ARRAY_NARROWED", f"the value {each!r} at {at} is refused")
 
 
@@ -384,10 +391,17 @@ def _property(node: Node, name: str) -> Node:
     """Return the schema of a property that may have this name: its own, a pattern's, or that of others."""
     found = [_mapping(node, "properties")[name]] if name in _mapping(node, "properties") else []
     patterns = _mapping(node, "patternProperties").items()
-    found += [schema for pattern, schema in patterns if re.search(pattern, name)]
+    found += [schema for pattern, schema in patterns if _matches(pattern, name)]
     if not found:
         return _part(node, "additionalProperties")
     return node.child(found[0] if len(found) == 1 else {"allOf": found})
+
+
+def _matches(pattern: str, name: str) -> bool:
+    try:
+        return re.search(pattern, name) is not None
+    except re.error:  # valid in JavaScript only: it may match
+        return True
 
 
 def _pattern_property(node: Node, pattern: str) -> Node:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final
 
-from jsonschema import Draft7Validator
+from jsonschema import Draft7Validator, FormatChecker
 from jsonschema.exceptions import SchemaError
 from jsonschema.validators import validator_for
 from jsonschema_specifications import REGISTRY
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["JsonSchema"]
 
+_NO_FORMATS: Final = FormatChecker(())
+"""Patterns are JavaScript's: Python does not know all of them."""
 _ROOT: Final = "kmr:schema"
 """The base of relative references of a schema without `$id`."""
 
@@ -43,7 +45,10 @@ class JsonSchema(ParsedSchema):
         try:
             self._document = json.loads(text)
             if isinstance(self._document, dict):
-                validator_for(self._document, default=Draft7Validator).check_schema(self._document)
+                validator = validator_for(self._document, default=Draft7Validator)
+                validator.check_schema(  # type: ignore[call-arg]  # its stub lacks the parameter
+                    self._document, format_checker=_NO_FORMATS
+                )
             elif not isinstance(self._document, bool):
                 raise invalid_schema("it is neither an object nor true nor false")
             resource = _resource(self._document)
@@ -64,7 +69,11 @@ class JsonSchema(ParsedSchema):
         except RecursionError as error:
             raise invalid_schema("it is nested too deeply") from error
         self.root = Node(self._document, resolver)
-        self.text = json.dumps(self._document, separators=(",", ":"), ensure_ascii=False)
+
+    @property
+    def text(self) -> str:
+        """See `ParsedSchema.text`."""
+        return json.dumps(self._document, separators=(",", ":"), ensure_ascii=False)
 
     def normalized(self) -> str:
         """See `ParsedSchema.normalized`: the properties of objects are sorted."""

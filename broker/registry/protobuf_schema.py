@@ -7,6 +7,7 @@ import binascii
 import subprocess
 import sys
 import tempfile
+from functools import cached_property
 from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
@@ -31,7 +32,7 @@ __all__ = ["ProtobufSchema", "compile_files"]
 
 _NAME: Final = "default.proto"
 """The name of the file: a schema has none."""
-_SECONDS: Final = 30
+_SECONDS: Final = 10
 
 
 class ProtobufSchema(ParsedSchema):
@@ -43,20 +44,25 @@ class ProtobufSchema(ParsedSchema):
 
     def __init__(self, text: str, dependencies: Sequence[Dependency] = ()) -> None:
         """Raises RegistryError if the schema is invalid."""
+        self._dependencies = dependencies
         serialized = _descriptor(text)
-        if serialized is None:
-            *imported, self.file = compile_files(text, dependencies)
-            self.text = _text(self.file, imported)
-            if not _equal(self.file, compile_files(self.text, dependencies)[-1]):
-                self.text = text  # it has something that we cannot write
-        else:
+        if serialized is not None:
             imports = "".join(f'import "{name}";\n' for name in serialized.dependency)
             imported = compile_files(f'syntax = "proto3";\n{imports}', dependencies)[:-1]
-            self.text = _text(serialized, imported)
-            *imported, self.file = compile_files(self.text, dependencies)
-            if not _equal(self.file, serialized):
-                raise invalid_schema("the descriptor has no equal text; send the .proto file")
-        self._files = Files([*imported, self.file])
+            text = _text(serialized, imported)
+        *self._imported, self.file = compile_files(text, dependencies)
+        if serialized is not None and not _equal(self.file, serialized):
+            raise invalid_schema("the descriptor has no equal text; send the .proto file")
+        self._given = text
+        self._files = Files([*self._imported, self.file])
+
+    @cached_property
+    def text(self) -> str:
+        """See `ParsedSchema.text`: as it was given, if it has something that we cannot write."""
+        text = _text(self.file, self._imported)
+        if text == self._given or _equal(self.file, compile_files(text, self._dependencies)[-1]):
+            return text
+        return self._given
 
     def normalized(self) -> str:
         """See `ParsedSchema.normalized`: the text is in its normal form."""
@@ -96,9 +102,12 @@ def compile_files(text: str, dependencies: Sequence[Dependency]) -> list[FileDes
             file.write_text(content)
         command = [sys.executable, "-I", "-m", "grpc_tools.protoc", f"-I{root}", *_includes()]
         command += ["--include_imports", f"--descriptor_set_out={out}", str(root / _NAME)]
-        done = subprocess.run(  # noqa: S603  no part of it is a client's
-            command, capture_output=True, text=True, timeout=_SECONDS, check=False
-        )
+        try:
+            done = subprocess.run(  # noqa: S603  no part of it is a client's
+                command, capture_output=True, text=True, timeout=_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise invalid_schema(f"protoc takes more than {_SECONDS} seconds") from None
         if done.returncode:
             reason = done.stderr.replace(f"{root}/", "").replace(f"{_NAME}:", "line ").strip()
             raise invalid_schema(reason or f"protoc ended with {done.returncode}")

@@ -174,7 +174,7 @@ class Registry:
     async def serialized(self, value: SchemaValue) -> str | None:
         """Return the binary form of a schema in base64; None if its type has none."""
         parsed = await self._parsed(type_of(value), value.schema, references_of(value))
-        return parsed.serialized()
+        return await self._in_thread(parsed.serialized)
 
     # -- deleting ----------------------------------------------------------------------------------
 
@@ -308,9 +308,9 @@ class Registry:
         schema_type = request.schemaType or AVRO
         references = tuple(self._resolved(each) for each in request.references or ())
         parsed = await self._parsed(schema_type, request.schema, references)
-        text = parsed.text
-        if normalize or self._normalizes(subject):
-            text = await self._in_thread(parsed.normalized)
+        normalize = normalize or self._normalizes(subject)
+        text = await self._in_thread(lambda: parsed.normalized() if normalize else parsed.text)
+        if normalize:
             references = tuple(sorted(references, key=lambda each: each.name))
         value = SchemaValue(
             subject="",

@@ -35,14 +35,15 @@ class Dependency(NamedTuple):
 
 
 class ParsedSchema(ABC):
-    """A valid schema; made by `parse_schema`.
+    """A valid schema; made by `parse_schema`. Its members may take CPU time: use them in a thread."""
 
-    Attributes:
-        text: the schema in its canonical form, which is stored: what does not change its meaning, such as
-            white space, is the same in equal schemas.
-    """
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """The schema in its canonical form, which is stored.
 
-    text: str
+        What does not change its meaning, such as white space, is the same in equal schemas.
+        """
 
     @abstractmethod
     def normalized(self) -> str:
@@ -52,7 +53,7 @@ class ParsedSchema(ABC):
     def incompatibilities(self, writer: ParsedSchema) -> list[str]:
         """Return why a reader with this schema cannot read what `writer` (of the same type) has written.
 
-        Empty if it can read everything. Takes CPU time: call it in a thread.
+        Empty if it can read everything.
         """
 
     def serialized(self) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -26,7 +27,7 @@ class Rest:
         self, method: str, path: str, body: Any = None, **headers: str
     ) -> tuple[int, Any]:
         """Send one request; `path` is sent as it is."""
-        data = None if body is None else json.dumps(body).encode()
+        data = None if body is None else BytesIO(json.dumps(body).encode())
         answer = await self.session.request(method, path, data=data, headers=headers)
         return answer.status, json.loads(await answer.read())
 

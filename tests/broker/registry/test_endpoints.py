@@ -126,6 +126,11 @@ REFUSED: list[tuple[str, str, Any, int, int]] = [
 ]
 
 
+async def test_a_body_that_is_too_large_is_refused(rest: Rest) -> None:
+    body = {"schema": " " * 17 * 1024 * 1024}
+    assert await rest.refused("POST", "/subjects/s/versions", body) == (413, 413)
+
+
 async def test_requests_that_cannot_be_served_get_confluents_codes(rest: Rest) -> None:
     await rest.register("known", '"int"')
     found = [

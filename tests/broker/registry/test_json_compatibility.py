@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import traceback
 from typing import Any
 
 import pytest
@@ -120,6 +122,13 @@ CASES: list[tuple[Any, Any, str]] = [
     ({"not": TEXT}, {"not": {"type": ["string", "null"]}}, ""),
     ({"not": {"type": ["string", "null"]}}, {"not": TEXT}, "NOT_TYPE_EXTENDED"),
     ({"if": TEXT, "then": {"maxLength": 3}}, {}, "KEYWORD_CHANGED"),
+    # patterns that only JavaScript knows
+    (
+        {**closed(), "patternProperties": {r"^\p{L}$": TEXT}},
+        {**closed(a=TEXT), "patternProperties": {r"^\p{L}$": TEXT}},
+        "",
+    ),
+    ({"pattern": r"^\p{L}$"}, {"const": "a"}, "ENUM_ARRAY_NARROWED"),
     # references
     (recursive(x=NUMBER), recursive(x=INTEGER), ""),
     (recursive(x=INTEGER), recursive(x=NUMBER), "TYPE_NARROWED"),
@@ -141,6 +150,20 @@ def test_a_reader_accepts_what_a_writer_allows(reader: Any, writer: Any, kind: s
     found = JsonSchema(json.dumps(reader)).incompatibilities(JsonSchema(json.dumps(writer)))
     assert bool(found) is bool(kind), found
     assert kind in "".join(found)
+
+
+def test_schemas_that_are_nested_too_deeply_are_incompatible() -> None:
+    deep: dict[str, Any] = TEXT
+    for _ in range(20):
+        deep = {"type": "array", "items": {"anyOf": [deep]}}
+    one, other = (JsonSchema(json.dumps({**deep, "title": title})) for title in "ab")
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(sum(1 for _ in traceback.walk_stack(None)) + 80)
+    try:
+        found = one.incompatibilities(other)
+    finally:
+        sys.setrecursionlimit(limit)
+    assert "TOO_DEEP" in found[0]
 
 
 def test_every_schema_accepts_its_own_documents() -> None:
