@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import types
 from pathlib import Path
 
 import pyarrow as pa
@@ -56,3 +58,14 @@ def test_the_statement_for_the_table_of_the_example_is_that_of_its_page(
     assert len(types) == 15
     for arrow, clickhouse in types:
         assert column_type(eval(arrow, {"pa": pa})) == clickhouse
+
+
+def test_the_code_of_the_page_about_typed_values_runs() -> None:
+    page = (ROOT / "docs" / "typed-values.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    module = types.ModuleType("typed_values")
+    sys.modules["typed_values"] = module  # where msgspec looks for the names of annotations
+    try:
+        exec("\n".join(blocks), module.__dict__)
+    finally:
+        del sys.modules["typed_values"]

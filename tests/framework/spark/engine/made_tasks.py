@@ -16,6 +16,8 @@ from kmr.spark.engine.task import run_task
 from kmr.testing import batch_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kmr.record import Record
     from kmr.reducers.reducer import FlushResult
 
@@ -44,7 +46,7 @@ class PickySink(Collecting):
         return Flushed()
 
 
-def task(strategy: Strategy, values: list[bytes], *, partition: int = 0) -> pa.Table:
+def task(strategy: Strategy, values: Sequence[bytes | None], *, partition: int = 0) -> pa.Table:
     batch = batch_of("t", partition, 10, values)
     wanted = Range("t", partition, 10, batch.last)
     plan = TaskPlan.of(strategy, CONTEXT)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -11,7 +13,7 @@ pytest.importorskip("pyspark")
 
 from pyspark import TaskContext
 
-from kmr import Strategy, map_record
+from kmr import Json, Record, Strategy, map_batch, map_record
 from kmr.record import Range
 from kmr.reducers.collect import Collecting
 from kmr.reducers.reducer import Flushed
@@ -25,7 +27,6 @@ from tests.framework.spark.engine.made_tasks import CONTEXT, SCHEMA, parse, task
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kmr.record import Record
     from kmr.reducers.reducer import FlushResult
 
 
@@ -42,6 +43,40 @@ def test_a_task_reports_what_it_read_and_the_records_that_failed(tmp_path: Path)
         {"offset": 12, "reason": "ValueError: poisoned", "attempt": 1}
     ]
     assert len((tmp_path / "out").read_text().splitlines()) == 2
+
+
+class Hit(msgspec.Struct):
+    path: str
+    status: int
+
+
+@pytest.mark.parametrize("per", ["value", "batch", "record", "async record"])
+def test_a_task_decodes_values_by_the_format_of_the_strategy(tmp_path: Path, per: str) -> None:
+    @map_batch
+    def batch(hits: pa.RecordBatch) -> pa.RecordBatch:
+        return hits.select(["path", "status", "offset"])
+
+    @map_record
+    def record(hit: Hit) -> Hit:
+        return hit
+
+    @map_record
+    async def later(hit: Hit, record: Record) -> Hit:
+        return Hit(hit.path, record.offset)
+
+    maps = {"value": None, "batch": batch, "record": record, "async record": later}
+    out = tmp_path / "out"
+    strategy = Strategy(value=Json(Hit), map=maps[per], reduce=[StreamWriter(str(out))])
+    bad = b'{"path":"/b","status":"x"}'
+    table = task(strategy, [b'{"path":"/a","status":10}', bad, None])
+    (report,) = read_reports(table)
+    assert (report.last, report.error) == (12, None)
+    (failed,) = read_failures(table, "map")
+    assert failed.table.select(["offset", "value", "reason"]).to_pylist() == [
+        {"offset": 11, "value": bad, "reason": "field status: expected int, got str"}
+    ]
+    (line,) = out.read_text().splitlines()
+    assert json.loads(line).items() >= {"path": "/a", "status": 10}.items()
 
 
 @map_record
