@@ -343,7 +343,7 @@ def _connection(settings: ClusterSettings) -> ConnectionConfig:
 
 
 async def _look(config: ConnectionConfig, topic: str) -> Box:
-    """Read the whole topic, and keep only what is needed to choose letters."""
+    """Read the whole topic; keep places and headers, not keys and values."""
     tables: list[pa.Table] = []
     passes: list[Pass] = []
     ends: Counter[int] = Counter()
@@ -428,7 +428,7 @@ def _new_pass(
 
 
 def _announce(box: Box, chosen: NDArray[np.bool_], done: str, *, dry_run: bool) -> bool:
-    """Print what is chosen; return whether to go on."""
+    """Say how many letters are chosen, if it is none or a dry run; return whether to go on."""
     console = plain_console()
     count = int(chosen.sum())
     if not count:

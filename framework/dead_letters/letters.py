@@ -196,7 +196,7 @@ def _short(header: str) -> str:
 
 
 def _integers(column: pa.Array[Any]) -> pa.Array[Any]:
-    """Parse text; -1 for null and for what is no number."""
+    """Parse text; -1 for null and for text that is no number."""
     texts = column.cast(pa.string())
     digits = pc.match_substring_regex(texts, r"^-?\d{1,18}$")
     numbers: pa.Array[Any] = pc.fill_null(pc.if_else(digits, texts, "-1"), "-1").cast(pa.int64())
