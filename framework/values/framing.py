@@ -10,6 +10,8 @@ import numpy as np
 from ..formats.kernels import compiled
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pyarrow as pa
     from numpy.typing import NDArray
 
@@ -29,8 +31,9 @@ Number = TypeVar("Number", bound=np.generic)
 PREFIX: Final = 5
 """Bytes before a value."""
 
-NULL, UNFRAMED = -1, -2
-"""In place of the id of a schema: the value is null; it does not begin with an id."""
+NULL, UNFRAMED, OTHER_MESSAGE = -1, -2, -3
+"""In place of the id of a schema: the value is null; it does not begin with an id. In place of the size of a
+prefix also: the value is another message of its schema."""
 
 
 class RawValues(NamedTuple):
@@ -94,3 +97,56 @@ def _schema_ids(data: NDArray[np.uint8], offsets: NDArray[np.int32]) -> NDArray[
             number = (number << 8) | np.int64(data[at + np.uint64(i)])
         ids[row] = number
     return ids
+
+
+def message_prefix(path: Sequence[int]) -> bytes:
+    """Return the bytes between the id and a Protobuf message: which message of its schema it is.
+
+    Args:
+        path: the position of the message type in its file, and in each type that it is inside of.
+    """
+    if list(path) == [0]:
+        return b"\0"
+    return b"".join(_zigzag(number) for number in (len(path), *path))
+
+
+def _zigzag(number: int) -> bytes:
+    number *= 2  # none is negative
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*out, number))
+
+
+def prefix_sizes(values: RawValues, path: Sequence[int]) -> NDArray[np.int64]:
+    """Return the bytes before each Protobuf message, `NULL`, `UNFRAMED`, or `OTHER_MESSAGE`."""
+    expected = [np.frombuffer(message_prefix(path), np.uint8)]
+    if list(path) == [0]:  # the long form of the same
+        expected.append(np.frombuffer(b"\2\0", np.uint8))
+    sizes = np.full(len(values.offsets) - 1, OTHER_MESSAGE, np.int64)
+    for bytes_ in expected:
+        _prefix_sizes(values.data, values.offsets, bytes_, sizes)
+    if values.nulls is not None:
+        sizes[values.nulls] = NULL
+    return sizes
+
+
+@compiled
+def _prefix_sizes(
+    data: NDArray[np.uint8],
+    offsets: NDArray[np.int32],
+    expected: NDArray[np.uint8],
+    sizes: NDArray[np.int64],
+) -> None:
+    for row in range(len(sizes)):
+        at = np.uint64(offsets[row])
+        size = offsets[row + 1] - offsets[row]
+        if size <= PREFIX or data[at] != 0:
+            sizes[row] = UNFRAMED
+        elif size >= PREFIX + len(expected):
+            same = True
+            for i in range(len(expected)):
+                same &= data[at + np.uint64(PREFIX + i)] == expected[i]
+            if same:
+                sizes[row] = PREFIX + len(expected)

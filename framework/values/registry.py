@@ -63,6 +63,10 @@ class _Registered(msgspec.Struct, frozen=True):
     id: int
 
 
+class _Version(msgspec.Struct, frozen=True):
+    version: int
+
+
 class _Refusal(msgspec.Struct, frozen=True):
     error_code: int = 0
     message: str = ""
@@ -169,15 +173,21 @@ class Registry:
         with local.lock:
             number = local.registered.get((subject, schema))
             if number is None:
-                body = {
-                    "schema": schema.schema,
-                    "schemaType": schema.schema_type,
-                    "references": schema.references,
-                }
                 path = f"/subjects/{quote(subject, safe='')}/versions"
-                number = self._ask("POST", path, _Registered, body).id
+                number = self._ask("POST", path, _Registered, _body(schema)).id
                 local.registered[subject, schema] = number
             return number
+
+    def version_of(self, subject: str, schema: RegisteredSchema) -> int:
+        """Return the version of a registered schema.
+
+        Raises:
+            UnknownSchema: the subject does not have it.
+            RegistryError: the registry does not answer, or refuses us.
+        """
+        path = f"/subjects/{quote(subject, safe='')}"
+        found: _Version = self._ask("POST", path, _Version, _body(schema))
+        return found.version
 
     def _ask(self, method: str, path: str, answer: type[Any], body: object = None) -> Any:
         try:
@@ -239,6 +249,14 @@ class Registry:
         if self.certificate_file is not None:
             context.load_cert_chain(self.certificate_file, self.key_file)
         return context
+
+
+def _body(schema: RegisteredSchema) -> dict[str, object]:
+    return {
+        "schema": schema.schema,
+        "schemaType": schema.schema_type,
+        "references": schema.references,
+    }
 
 
 class _Local:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["CHILD", "LEVEL", "Bad", "Column", "Kind", "Layout", "Slots"]
+__all__ = ["CHILD", "LEVEL", "Bad", "Column", "Kind", "Layout", "Slots", "null_row"]
 
 LEVEL, CHILD = 0, 1
 """Columns of `Layout.table`."""
@@ -34,13 +34,14 @@ Bad: TypeAlias = "Callable[[Column, NDArray[np.int64], str], None]"
 
 Kind: TypeAlias = Literal[
     "null", "integer", "float", "double", "boolean", "text", "bytes", "fixed", "decimal", "struct",
-    "list", "map",
+    "list", "map", "instant", "wrapper",
 ]  # fmt: skip
 
 # pyarrow's stubs distinguish array types that are all the same here.
 _pa: Any = pa
 _FIRST_CAPACITY: Final = 1024
 _WORD: Final = 64  # bits of a slot
+_LARGEST_SECONDS: Final = 2**63 // 10**6 - 1
 _LARGEST = 2**31 - 1  # bytes of a column of text
 
 
@@ -52,7 +53,8 @@ class Column:
         first: the number of its first slot column; -1 for nulls, and for the columns of the values together.
         words: how many slot columns it has: several for a decimal.
         level: what its rows are.
-        children: the fields of a struct; the items of a list; the key and the value of a map.
+        children: the fields of a struct; the items of a list; the key and the value of a map; the seconds and
+            nanoseconds of an instant; the one field of a wrapper.
     """
 
     kind: Kind
@@ -67,7 +69,7 @@ class Column:
         """Yield the slot columns to make null so that it is null: its own and those of its fields."""
         if self.first >= 0:
             yield from range(self.first, self.first + self.words)
-        if self.kind == "struct":
+        if self.kind in {"struct", "instant", "wrapper"}:
             for child in self.children:
                 yield from child.nullable()
 
@@ -93,7 +95,11 @@ class Layout:
 
     def child_level(self, column: Column) -> int:
         """Return the level of the items of a list or map."""
-        return self._columns[column.first][CHILD]
+        return self.child_of(column.first)
+
+    def child_of(self, column: int) -> int:
+        """Return the level of the items of a slot column; -1 if it is not a list."""
+        return self._columns[column][CHILD]
 
     @property
     def table(self) -> NDArray[np.int64]:
@@ -268,6 +274,22 @@ def _struct(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> 
     )
 
 
+def _instant(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+    seconds, nanos = (slots.of(child.first) for child in column.children)
+    valid = slots.is_valid(column.first)
+    wrong = valid & ((np.abs(seconds) > _LARGEST_SECONDS) | (nanos < 0) | (nanos >= 10**9))
+    if wrong.any():
+        bad(column, np.flatnonzero(wrong), "the timestamp is out of range")
+        seconds, nanos = np.where(wrong, 0, seconds), np.where(wrong, 0, nanos)
+    micros = np.where(valid, seconds * 10**6 + nanos // 1000, 0)
+    return _fixed_width(slots, column, micros)
+
+
+def _wrapper(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+    (inner,) = column.children
+    return slots.array(inner, data, bad)
+
+
 def _list(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
     offsets = _offsets(slots, column)
     children = [slots.array(child, data, bad) for child in column.children]
@@ -300,7 +322,27 @@ _BUILDERS: Final[dict[Kind, Callable[[Slots, Column, NDArray[np.uint8], Bad], Ar
     "struct": _struct,
     "list": _list,
     "map": _list,
+    "instant": _instant,
+    "wrapper": _wrapper,
 }
+
+
+@compiled
+def null_row(
+    row: int,
+    columns: Ints,
+    bases: Ints,
+    slots: Ints,
+    valid: NDArray[np.uint8],
+    cursors: Ints,
+) -> None:
+    """Make all columns of level 0 null in a row; lists begin and end at the number of items so far."""
+    for column in range(len(columns)):
+        if columns[column, LEVEL] == 0:
+            slot = np.uint64(bases[column] + row)
+            child = columns[column, CHILD]
+            slots[slot] = cursors[child] if child >= 0 else 0
+            valid[slot] = 0
 
 
 @compiled

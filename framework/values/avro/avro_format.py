@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import fastavro
 import msgspec
@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import StrategyError
-from ..framing import NULL, PREFIX, UNFRAMED, RawValues, prefix, raw_values, read_only, schema_ids
+from ..framing import NULL, PREFIX, UNFRAMED, RawValues, prefix, raw_values, schema_ids
 from ..reasons import reason_of_value
 from ..registry import RegisteredSchema, Registry, UnknownSchema
 from ..schemas import row_type
-from ..slots import Bad, Column, Slots
+from ..slot_decoding import Target, decode_slots
 from ..value_format import Decoded, DecodedObjects, ValueFormat
 from . import kernel
 from .arrow_schema import avro_schema, schema_of_type, to_datums
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..schemas import RowType
+    from ..slots import Slots
 
 __all__ = ["Avro"]
 
@@ -218,46 +219,40 @@ class _Decoder:
         prefix_size: int,
         failures: dict[int, str],
     ) -> Decoded:
-        """Run the programs; values that turn out to be wrong afterwards are left out, and it runs again."""
+        program = self.program
+        target = Target(program.layout, program.columns, program.schema)
         code, tables, pool = self._code
-        data = values.data
-        if len(pool):
-            data = read_only(np.concatenate([data, pool]))
-        columns = self.program.columns
-        while True:
-            slots = Slots(self.program.layout, len(entries))
-            statuses = np.zeros(len(entries), np.uint8)
-            details = np.empty((len(entries), 2), np.int64)
-            row = 0
-            while True:
-                row, full = kernel.run(
-                    data, values.offsets, prefix_size, entries, code, tables, len(values.data),
-                    self._columns, slots.bases, slots.capacities, slots.values, slots.valid,
-                    slots.cursors, statuses, details, row,
-                )  # fmt: skip
-                if full < 0:
-                    break
-                slots.grow(full)
-            for failed in np.flatnonzero(statuses).tolist():
-                path, found = details[failed].tolist()
-                reason = kernel.REASONS[statuses[failed]].format(found)
-                failures[failed] = f"{self.program.code.paths[path]}: {reason}"
-            wrong: dict[int, str] = {}
-            arrays = [slots.array(each, data, _marker(slots, wrong)) for each in columns.values()]
-            if not wrong:
-                batch = pa.RecordBatch.from_arrays(arrays, schema=self.program.schema)
-                return Decoded(batch, failures)
-            failures |= wrong
-            entries = entries.copy()
-            entries[list(wrong)] = NULL
+        running = _Running(code, tables, prefix_size, self._columns, program.code.paths)
+        return decode_slots(running, target, values, pool, entries, failures)
 
 
-def _marker(slots: Slots, wrong: dict[int, str]) -> Bad:
-    def mark(column: Column, items: NDArray[np.int64], reason: str) -> None:
-        for row in slots.rows_of(column, items).tolist():
-            wrong.setdefault(row, f"field {column.path}: {reason}")
+class _Running(NamedTuple):
+    """The kernel with its program; entries are addresses."""
 
-    return mark
+    code: NDArray[np.int64]
+    tables: NDArray[np.int64]
+    prefix_size: int
+    columns: NDArray[np.int64]
+    paths: list[str]
+
+    def run(
+        self,
+        data: NDArray[np.uint8],
+        values: RawValues,
+        entries: NDArray[np.int64],
+        slots: Slots,
+        statuses: NDArray[np.uint8],
+        details: NDArray[np.int64],
+        row: int,
+    ) -> tuple[int, int]:
+        return kernel.run(
+            data, values.offsets, self.prefix_size, entries, self.code, self.tables, len(values.data),
+            self.columns, slots.bases, slots.capacities, slots.values, slots.valid, slots.cursors,
+            statuses, details, row,
+        )  # fmt: skip
+
+    def reason(self, status: int, place: int, found: int) -> str:
+        return f"{self.paths[place]}: {kernel.REASONS[status].format(found)}"
 
 
 def _parsed(registry: Registry, registered: RegisteredSchema) -> tuple[Schema, NamedTypes]:

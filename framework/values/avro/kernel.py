@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...formats.kernels import Int, Ints, compiled
-from ..slots import CHILD, LEVEL
+from ..slots import CHILD, LEVEL, null_row
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -422,11 +422,6 @@ def run(  # noqa: C901  one loop: a call for each instruction would cost more th
         if is_null:
             for level in range(1, len(cursors)):
                 cursors[level] = saved[level]
-            for column in range(len(columns)):
-                if columns[column, LEVEL] == 0:
-                    slot = np.uint64(bases[column] + row)
-                    child = columns[column, CHILD]
-                    slots[slot] = cursors[child] if child >= 0 else zero
-                    valid[slot] = 0
+            null_row(row, columns, bases, slots, valid, cursors)
     cursors[0] = len(entries)
     return len(entries), -1

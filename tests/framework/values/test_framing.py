@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from kmr.values.framing import NULL, UNFRAMED, prefix, raw_values, schema_ids
+from kmr.values.framing import (
+    NULL,
+    OTHER_MESSAGE,
+    UNFRAMED,
+    message_prefix,
+    prefix,
+    prefix_sizes,
+    raw_values,
+    schema_ids,
+)
 
 
 def test_the_id_of_each_value_is_read() -> None:
@@ -20,3 +29,15 @@ def test_the_id_of_each_value_is_read() -> None:
 def test_a_column_without_values_has_no_ids() -> None:
     assert schema_ids(raw_values(pa.array([], pa.binary()))).tolist() == []
     assert schema_ids(raw_values(pa.array([b"x"], pa.binary())[:0])).tolist() == []
+
+
+def test_the_position_of_a_message_in_its_file_is_between_id_and_value() -> None:
+    assert message_prefix([0]) == b"\0"
+    assert message_prefix([1]) == b"\2\2"
+    assert message_prefix([2, 100]) == b"\4\4\xc8\x01"
+    values = [prefix(1) + each for each in (b"\0x", b"\2\0x", b"\2\2x", b"\4\4\xc8\x01", b"\4")]
+    raw = raw_values(pa.array([*values, None, b"\0"], pa.binary()))
+    other = OTHER_MESSAGE
+    assert prefix_sizes(raw, [0]).tolist() == [6, 7, other, other, other, NULL, UNFRAMED]
+    assert prefix_sizes(raw, [1]).tolist() == [other, other, 7, other, other, NULL, UNFRAMED]
+    assert prefix_sizes(raw, [2, 100]).tolist() == [other] * 3 + [9, other, NULL, UNFRAMED]

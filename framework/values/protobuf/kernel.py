@@ -1,0 +1,425 @@
+"""The compiled part of decoding Protobuf: one loop over tags for all message types, without the GIL.
+
+`messages.py` makes tables of a descriptor. The loop writes into slots, which `..slots` turns into Arrow
+columns. Every length is checked against the end of its message before it is used: with any input, `run` ends,
+and reads and writes only inside its arrays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...formats.kernels import Int, Ints, compiled
+from ..slots import CHILD, LEVEL, null_row
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Columns of the table of messages: its fields (sorted by number), and the defaults of their columns.
+FIRST_FIELD, FIELDS, FIRST_DEFAULT, DEFAULTS = range(4)
+MESSAGE_WIDTH = 4
+
+# Columns of the table of fields. CLEAR and CLEARS: the columns of the other fields of a oneof.
+# REPEATED: its items are a level. MESSAGE: the row of its type in the table of messages.
+# ENUM and ENUMS: the numbers of an enum's values, and their names in the pool.
+NUMBER, OP, TO, AT, REPEATED, MESSAGE, CLEAR, CLEARS, ENUM, ENUMS = range(10)
+FIELD_WIDTH = 10
+
+# Columns of the table of defaults.
+COLUMN, VALUE, VALID, HOW = range(4)
+DEFAULT_WIDTH = 4
+AS_IS, CURSOR, PIECE = range(3)
+"""HOW: VALUE is the slot; it is the level whose number of rows is the slot; it is a piece of the pool."""
+
+# Operations. The first ones are varints, then those of 8 and of 4 bytes, then those with a length.
+INT64, INT32, SINT64, SINT32, BOOLEAN, ENUMERATION, FIXED64, FIXED32, BYTES, SUBMESSAGE = range(10)
+
+_VARINT, _I64, _LEN, _START, _STOP, _I32 = range(6)  # wire types
+
+(
+    OK,
+    BAD_TAG,
+    BAD_VARINT,
+    BAD_LENGTH,
+    BAD_END,
+    BAD_WIRE_TYPE,
+    BAD_GROUP,
+    BAD_ENUM,
+    BAD_ONEOF,
+) = range(9)
+REASONS = (
+    "",
+    "there is no field number where one should be",
+    "the value ends inside it, or it is longer than 10 bytes",
+    "its length ({}) is beyond the end of the message",
+    "the value ends inside it",
+    "wire type {} does not exist",
+    "a group does not end",
+    "the enum has no value {}",
+    "the oneof is set more than once, with a message that has lists",
+)
+
+DEPTH = 64
+_RUNNING = -1
+
+
+@compiled
+def _varint(data: NDArray[np.uint8], position: Int, end: Int) -> tuple[Int, Int]:
+    """Read a varint before `end`; return it and the position after it, -1 if there is none."""
+    if position >= end:
+        return np.uint64(0), np.int64(-1)
+    byte = np.uint64(data[np.uint64(position)])
+    position += 1
+    if byte < np.uint64(0x80):  # most are of one byte
+        return byte, position
+    value: Int = byte & np.uint64(0x7F)
+    shift = np.uint64(7)
+    while position < end and shift < np.uint64(70):
+        byte = np.uint64(data[np.uint64(position)])
+        position += 1
+        value |= (byte & np.uint64(0x7F)) << shift
+        if byte < np.uint64(0x80):
+            return value, position
+        shift += np.uint64(7)
+    return np.uint64(0), np.int64(-1)
+
+
+@compiled
+def _little(data: NDArray[np.uint8], position: Int, size: int) -> Int:
+    """Read a little-endian number; the caller has checked the bounds."""
+    value = np.uint64(0)
+    for i in range(size):
+        value |= np.uint64(data[np.uint64(position + i)]) << np.uint64(8 * i)
+    return value
+
+
+@compiled
+def _wire_type(op: Int) -> Int:
+    if op <= ENUMERATION:
+        return _VARINT
+    if op == FIXED64:
+        return _I64
+    return _I32 if op == FIXED32 else _LEN
+
+
+@compiled
+def _scalar(data: NDArray[np.uint8], position: Int, end: Int, op: Int) -> tuple[Int, Int]:
+    """Read a number; the position after it is -1 if there is none."""
+    if op <= ENUMERATION:
+        value, position = _varint(data, position, end)
+        if op == INT64:
+            return np.int64(value), position
+        if op == BOOLEAN:
+            return np.int64(value != np.uint64(0)), position
+        if op == SINT64:
+            return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), position
+        if op == SINT32:
+            value = value & np.uint64(0xFFFFFFFF)
+            return np.int64(value >> np.uint64(1)) ^ -np.int64(value & np.uint64(1)), position
+        return np.int64(np.int32(np.uint32(value))), position
+    size = 8 if op == FIXED64 else 4
+    if end - position < size:
+        return np.int64(0), np.int64(-1)
+    if op == FIXED64:
+        return np.int64(_little(data, position, 8)), position + 8
+    return np.int64(_little(data, position, 4)), position + 4
+
+
+@compiled
+def _name(number: Int, table: Ints, first: Int, count: Int) -> Int:
+    """Return the piece of an enum's name; -1 if it has no such value."""
+    low = np.int64(first)
+    high = first + count
+    while low < high:
+        middle = (low + high) >> 1
+        found = table[np.uint64(middle), np.uint64(0)]
+        if found == number:
+            return table[np.uint64(middle), np.uint64(1)]
+        if found < number:
+            low = middle + 1
+        else:
+            high = middle
+    return np.int64(-1)
+
+
+@compiled
+def _skip(  # noqa: C901  it is one loop too
+    data: NDArray[np.uint8], position: Int, end: Int, wire: Int, number: Int
+) -> tuple[Int, int]:
+    """Return the position after an unknown field (-1 if there is none), and the status."""
+    stack = np.empty(DEPTH, np.int64)
+    top = 0
+    while True:
+        if wire == _VARINT:
+            _, position = _varint(data, position, end)
+            if position < 0:
+                return position, BAD_VARINT
+        elif wire in (_I64, _I32):
+            position += 8 if wire == _I64 else 4
+            if position > end:
+                return np.int64(-1), BAD_END
+        elif wire == _LEN:
+            size, position = _varint(data, position, end)
+            if position < 0:
+                return position, BAD_VARINT
+            if size > np.uint64(end - position):
+                return np.int64(-1), BAD_LENGTH
+            position += np.int64(size)
+        elif wire == _START:
+            if top == DEPTH:
+                return np.int64(-1), BAD_GROUP
+            stack[np.uint64(top)] = number
+            top += 1
+        elif wire == _STOP:
+            if top == 0 or stack[np.uint64(top - 1)] != number:
+                return np.int64(-1), BAD_GROUP
+            top -= 1
+        else:
+            return np.int64(-1), BAD_WIRE_TYPE
+        if top == 0:
+            return position, OK
+        tag, position = _varint(data, position, end)
+        if position < 0:
+            return position, BAD_GROUP
+        wire = np.int64(tag & np.uint64(7))
+        number = np.int64(tag >> np.uint64(3))
+
+
+@compiled
+def _write_defaults(
+    message: Ints,
+    defaults: Ints,
+    pool: int,
+    columns: Ints,
+    bases: Ints,
+    slots: Ints,
+    valid: NDArray[np.uint8],
+    cursors: Ints,
+) -> None:
+    for i in range(message[FIRST_DEFAULT], message[FIRST_DEFAULT] + message[DEFAULTS]):
+        at = np.uint64(i)
+        column = defaults[at, COLUMN]
+        slot = np.uint64(bases[column] + cursors[columns[column, LEVEL]])
+        value = defaults[at, VALUE]
+        if defaults[at, HOW] == CURSOR:
+            value = cursors[value]
+        elif defaults[at, HOW] == PIECE:
+            value += np.int64(pool) << 32
+        slots[slot] = value
+        valid[slot] = defaults[at, VALID]
+
+
+@compiled
+def run(  # noqa: C901  one loop: a call for each field would cost more than the field
+    data: NDArray[np.uint8],
+    offsets: Ints,
+    entries: Ints,
+    messages: Ints,
+    fields: Ints,
+    defaults: Ints,
+    enums: Ints,
+    clears: Ints,
+    pool: int,
+    columns: Ints,
+    bases: Ints,
+    capacities: Ints,
+    slots: Ints,
+    valid: NDArray[np.uint8],
+    cursors: Ints,
+    statuses: NDArray[np.uint8],
+    details: Ints,
+    first: int,
+) -> tuple[int, int]:
+    """Decode the values from row `first` on.
+
+    Args:
+        data: the bytes of all values, and from `pool` on those of the names of enums.
+        offsets: where each value begins in `data`, and where the last one ends.
+        entries: the bytes to leave out before each value; -1 for a null.
+        messages: the types; the first is that of the values.
+        fields: their fields.
+        defaults: the slots of a message before its fields are read.
+        enums: numbers and names of values of enums.
+        clears: the columns that become null when a field of a oneof is read.
+        pool: see `data`.
+        columns: the level of each column, and the level of its items if it is a list.
+        bases: the first slot of each column.
+        capacities: the number of rows that fit, for each level.
+        slots: written: a slot for each row of each column.
+        valid: written: whether the slot is not null.
+        cursors: the number of rows of each level so far.
+        statuses: written: why a row failed.
+        details: written for a row that failed: the field (-1: none), and the number that its reason tells.
+
+    Returns:
+        The row at which it stopped, and the level whose capacity is used up (-1: all rows are done).
+    """
+    ends = np.empty(DEPTH, np.int64)
+    types = np.empty(DEPTH, np.int64)
+    items = np.empty(DEPTH, np.int64)  # the level of which the message is an item; -1: of none
+    saved = np.empty_like(cursors)
+    for row in range(first, len(entries)):
+        for level in range(len(cursors)):
+            saved[level] = cursors[level]
+        cursors[0] = row
+        top = 0
+        status = _RUNNING if entries[row] >= 0 else OK
+        failed = bool(entries[row] < 0)
+        position = np.int64(offsets[row]) + entries[row]
+        end = np.int64(offsets[row + 1])
+        type_ = np.int64(0)
+        at = np.int64(-1)
+        found = np.int64(0)
+        hint = messages[0, FIRST_FIELD]
+        if status == _RUNNING:
+            _write_defaults(messages[0], defaults, pool, columns, bases, slots, valid, cursors)
+        while status == _RUNNING:
+            if position == end:
+                if top == 0:
+                    status = OK
+                    continue
+                top -= 1
+                if items[np.uint64(top)] >= 0:
+                    cursors[items[np.uint64(top)]] += 1
+                end = ends[np.uint64(top)]
+                type_ = types[np.uint64(top)]
+                hint = messages[type_, FIRST_FIELD]
+                continue
+            tag, position = _varint(data, position, end)
+            number = np.int64(tag >> np.uint64(3))
+            wire = np.int64(tag & np.uint64(7))
+            if position < 0 or number == 0 or number > 0x1FFFFFFF:
+                status = BAD_TAG
+                at = np.int64(-1)
+            else:
+                low = messages[type_, FIRST_FIELD]
+                stop = low + messages[type_, FIELDS]
+                at = np.int64(-1)
+                if hint < stop and fields[np.uint64(hint), NUMBER] == number:
+                    at = np.int64(hint)  # fields are mostly in order
+                else:
+                    high = stop
+                    while low < high:
+                        middle = (low + high) >> 1
+                        if fields[np.uint64(middle), NUMBER] < number:
+                            low = middle + 1
+                        else:
+                            high = middle
+                    if low < stop and fields[np.uint64(low), NUMBER] == number:
+                        at = np.int64(low)
+                op = np.int64(-1)
+                repeated = np.int64(-1)
+                if at >= 0:
+                    op = fields[np.uint64(at), OP]
+                    repeated = fields[np.uint64(at), REPEATED]
+                packed = bool(repeated >= 0 and wire == _LEN and op < BYTES)
+                if at < 0 or not (packed or wire == _wire_type(op)):
+                    position, skipped = _skip(data, position, end, wire, number)
+                    if skipped != OK:
+                        status = skipped
+                        found = wire
+                else:
+                    line = np.uint64(at)
+                    hint = at if repeated >= 0 else at + 1
+                    for i in range(fields[line, CLEAR], fields[line, CLEAR] + fields[line, CLEARS]):
+                        column = clears[np.uint64(i)]
+                        slot = np.uint64(bases[column] + cursors[columns[column, LEVEL]])
+                        if columns[column, CHILD] >= 0:
+                            if valid[slot]:
+                                status = BAD_ONEOF
+                        else:
+                            slots[slot] = 0
+                        valid[slot] = 0
+                    base = bases[fields[line, TO]]
+                    level = fields[line, AT]
+                    if status != _RUNNING:
+                        pass
+                    elif op >= BYTES or packed:
+                        length, position = _varint(data, position, end)
+                        found = np.int64(length)
+                        if position < 0:
+                            status = BAD_VARINT
+                        elif length > np.uint64(end - position):
+                            status = BAD_LENGTH
+                        elif packed:
+                            last = position + found
+                            while position < last and status == _RUNNING:
+                                if cursors[level] >= capacities[level]:
+                                    for each in range(len(cursors)):
+                                        cursors[each] = saved[each]
+                                    return row, level
+                                found, position = _scalar(data, position, last, op)
+                                if position < 0:
+                                    status = BAD_VARINT
+                                    break
+                                value = found
+                                if op == ENUMERATION:
+                                    value = _name(
+                                        found, enums, fields[line, ENUM], fields[line, ENUMS]
+                                    )
+                                    if value < 0:
+                                        status = BAD_ENUM
+                                    value += np.int64(pool) << 32
+                                slot = np.uint64(base + cursors[level])
+                                slots[slot] = value
+                                valid[slot] = 1
+                                cursors[level] += 1
+                        else:
+                            if repeated >= 0 and cursors[level] >= capacities[level]:
+                                for each in range(len(cursors)):
+                                    cursors[each] = saved[each]
+                                return row, level
+                            slot = np.uint64(base + cursors[level])
+                            if op == BYTES:
+                                slots[slot] = (position << 32) | found
+                                valid[slot] = 1
+                                position += found
+                                if repeated >= 0:
+                                    cursors[level] += 1
+                            else:
+                                ends[np.uint64(top)] = end
+                                types[np.uint64(top)] = type_
+                                items[np.uint64(top)] = repeated
+                                top += 1
+                                end = position + found
+                                type_ = np.int64(fields[line, MESSAGE])
+                                hint = messages[type_, FIRST_FIELD]
+                                # A message that occurs twice is merged.
+                                if repeated >= 0 or not valid[slot]:
+                                    valid[slot] = 1
+                                    _write_defaults(
+                                        messages[type_], defaults, pool, columns, bases, slots, valid,
+                                        cursors,
+                                    )  # fmt: skip
+                    else:
+                        if repeated >= 0 and cursors[level] >= capacities[level]:
+                            for each in range(len(cursors)):
+                                cursors[each] = saved[each]
+                            return row, level
+                        found, position = _scalar(data, position, end, op)
+                        if position < 0:
+                            status = BAD_VARINT
+                        value = found
+                        if op == ENUMERATION and status == _RUNNING:
+                            value = _name(found, enums, fields[line, ENUM], fields[line, ENUMS])
+                            if value < 0:
+                                status = BAD_ENUM
+                            value += np.int64(pool) << 32
+                        slot = np.uint64(base + cursors[level])
+                        slots[slot] = value
+                        valid[slot] = 1
+                        if repeated >= 0:
+                            cursors[level] += 1
+            if status > OK:
+                statuses[row] = status
+                details[row, 0] = at
+                details[row, 1] = found
+                failed = True
+        if failed:
+            for level in range(1, len(cursors)):
+                cursors[level] = saved[level]
+            null_row(row, columns, bases, slots, valid, cursors)
+    cursors[0] = len(entries)
+    return len(entries), -1

@@ -1,0 +1,277 @@
+"""The value format `Protobuf`: decoding by a message type, and encoding for writers."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+import numpy as np
+import pyarrow as pa
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+
+from ...errors import StrategyError
+from ..framing import (
+    NULL,
+    OTHER_MESSAGE,
+    UNFRAMED,
+    RawValues,
+    message_prefix,
+    prefix,
+    prefix_sizes,
+    raw_values,
+)
+from ..registry import Reference, RegisteredSchema, Registry
+from ..slot_decoding import Target, decode_slots
+from ..value_format import Decoded, ValueFormat
+from . import kernel
+from .messages import WRAPPERS, Messages, Tables
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from google.protobuf.descriptor import FileDescriptor
+    from google.protobuf.message import Message
+    from numpy.typing import NDArray
+
+    from ..slots import Slots
+
+__all__ = ["Protobuf"]
+
+_WELL_KNOWN: Final = "google/protobuf/"  # every registry has these files
+
+
+class Protobuf(ValueFormat):
+    """Values that are messages of one type, with Confluent's wire format if there is a registry.
+
+    The columns are the fields of the type; fields of a value that the type does not have are skipped.
+    `kmr.values.protobuf.messages` has the rules of defaults and presence.
+
+    Args:
+        message: a generated class, its descriptor, or a generated module with one message.
+        registry: the registry, or its URL. Reading needs only the message type: values begin with a
+            schema id and with the position of the message in its file. Writers register that file.
+        subject: where writers register it; `TOPIC-value` by default.
+
+    Raises:
+        StrategyError: there is no such message, or it has no columns.
+    """
+
+    def __init__(
+        self,
+        message: type[Message] | Descriptor | ModuleType,
+        *,
+        registry: Registry | str | None = None,
+        subject: str | None = None,
+    ) -> None:
+        self._registry = Registry(registry) if isinstance(registry, str) else registry
+        self._subject = subject
+        descriptor = _descriptor(message)
+        self._name = descriptor.full_name
+        # Not the class: where values are decoded, its module may be missing.
+        files: dict[str, bytes] = {}
+        _collect(descriptor.file, files)
+        self._files = list(files.values())
+        self._local = _Local()
+        Messages(descriptor)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The fields of the message type."""
+        return self._local.get(self._files, self._name).messages.schema
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        """Decode values; one that is damaged, or another message of its schema, fails alone."""
+        type_ = self._local.get(self._files, self._name)
+        raw = raw_values(values)
+        failures: dict[int, str] = {}
+        if self._registry is not None:
+            entries = prefix_sizes(raw, type_.path)
+            for status, reason in _UNREADABLE.items():
+                rows = np.flatnonzero(entries == status)
+                failures.update(dict.fromkeys(rows.tolist(), reason.format(self._name)))
+                entries[rows] = NULL
+        else:
+            entries = np.zeros(len(raw.offsets) - 1, np.int64)
+            if raw.nulls is not None:
+                entries[raw.nulls] = NULL
+        messages = type_.messages
+        target = Target(messages.layout, messages.columns, messages.schema)
+        running = _Running(type_.tables, type_.columns, messages.paths)
+        return decode_slots(running, target, raw, type_.tables.pool, entries, failures)
+
+    def encode(self, rows: pa.Table, topic: str) -> pa.BinaryArray:
+        """Encode rows; registers the file of the message at the first call for a topic.
+
+        Takes some microseconds a row.
+
+        Raises:
+            StrategyError: a value does not fit the message type.
+            RegistryError: the registry refuses it, or does not answer.
+        """
+        type_ = self._local.get(self._files, self._name)
+        first = b""
+        if self._registry is not None:
+            subject = self._subject or f"{topic}-value"
+            number = _register(self._registry, subject, type_.descriptor.file)
+            first = prefix(number) + message_prefix(type_.path)
+        make = GetMessageClass(type_.descriptor)
+        encoded = []
+        for number, row in enumerate(rows.to_pylist()):
+            try:
+                message = make(**_arguments(type_.descriptor, row))
+                encoded.append(first + message.SerializeToString())
+            except (TypeError, ValueError, AttributeError) as error:
+                raise StrategyError(
+                    f"Protobuf: row {number} does not fit {self._name}: {error}"
+                ) from error
+        return pa.array(encoded, pa.binary())
+
+
+_UNREADABLE: Final = {
+    UNFRAMED: "the value does not begin with the id of a schema (a zero byte and 4 bytes)",
+    OTHER_MESSAGE: "the value is another message of its schema than {}",
+}
+
+
+class _Type(NamedTuple):
+    descriptor: Descriptor
+    messages: Messages
+    tables: Tables
+    columns: NDArray[np.int64]
+    path: list[int]
+
+
+class _Local:
+    """The message type of one process; a copy by pickle has none."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._type: _Type | None = None
+
+    def get(self, files: list[bytes], name: str) -> _Type:
+        with self._lock:
+            if self._type is None:
+                pool = DescriptorPool()
+                for file in files:
+                    pool.AddSerializedFile(file)
+                descriptor = pool.FindMessageTypeByName(name)
+                messages = Messages(descriptor)
+                tables, columns = messages.tables(), messages.layout.table
+                self._type = _Type(descriptor, messages, tables, columns, _path(descriptor))
+            return self._type
+
+    def __reduce__(self) -> tuple[type[_Local], tuple[()]]:
+        return _Local, ()
+
+
+class _Running(NamedTuple):
+    """The kernel with its tables; entries are the sizes of prefixes."""
+
+    tables: Tables
+    columns: NDArray[np.int64]
+    paths: list[str]
+
+    def run(
+        self,
+        data: NDArray[np.uint8],
+        values: RawValues,
+        entries: NDArray[np.int64],
+        slots: Slots,
+        statuses: NDArray[np.uint8],
+        details: NDArray[np.int64],
+        row: int,
+    ) -> tuple[int, int]:
+        tables = self.tables
+        return kernel.run(
+            data, values.offsets, entries, tables.messages, tables.fields, tables.defaults, tables.enums,
+            tables.clears, len(values.data), self.columns, slots.bases, slots.capacities, slots.values,
+            slots.valid, slots.cursors, statuses, details, row,
+        )  # fmt: skip
+
+    def reason(self, status: int, place: int, found: int) -> str:
+        subject = "the value" if place < 0 else f"field {self.paths[place]}"
+        return f"{subject}: {kernel.REASONS[status].format(found)}"
+
+
+def _descriptor(message: type[Message] | Descriptor | ModuleType) -> Descriptor:
+    if isinstance(message, Descriptor):
+        return message
+    found = getattr(message, "DESCRIPTOR", None)
+    if isinstance(found, Descriptor):
+        return found
+    types = getattr(found, "message_types_by_name", None)
+    if types is None:
+        raise StrategyError(f"Protobuf: {message!r} is not a message type; give a generated class")
+    if len(types) != 1:
+        raise StrategyError(
+            f"Protobuf: {getattr(message, '__name__', message)} has the messages {', '.join(types)}; "
+            "give one of the classes"
+        )
+    return cast("Descriptor", next(iter(types.values())))
+
+
+def _collect(file: FileDescriptor, found: dict[str, bytes]) -> None:
+    """Add the serialized descriptors of a file, and before it those that it imports."""
+    for each in file.dependencies:
+        if each.name not in found:
+            _collect(each, found)
+    found[file.name] = file.serialized_pb
+
+
+def _path(descriptor: Descriptor) -> list[int]:
+    """Return the position of a type in its file, and in each type that it is inside of."""
+    outer = descriptor.containing_type
+    if outer is None:
+        return [list(descriptor.file.message_types_by_name).index(descriptor.name)]
+    return [*_path(outer), [each.name for each in outer.nested_types].index(descriptor.name)]
+
+
+def _register(registry: Registry, subject: str, file: FileDescriptor) -> int:
+    """Register a file, after those that it imports, which have their names as subjects."""
+    return registry.register(subject, _schema(registry, file))
+
+
+def _schema(registry: Registry, file: FileDescriptor) -> RegisteredSchema:
+    references = []
+    for each in file.dependencies:
+        if not each.name.startswith(_WELL_KNOWN):
+            _register(registry, each.name, each)
+            version = registry.version_of(each.name, _schema(registry, each))
+            references.append(Reference(each.name, each.name, version))
+    text = base64.b64encode(file.serialized_pb).decode()
+    return RegisteredSchema(text, "PROTOBUF", tuple(references))
+
+
+def _arguments(descriptor: Descriptor, row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row as arguments of the message's class: without nulls, maps as dicts, messages as dicts."""
+    fields = descriptor.fields_by_name
+    unknown = row.keys() - fields.keys()
+    if unknown:
+        raise ValueError(f"{descriptor.full_name} has no field {', '.join(sorted(unknown))}")
+    arguments: dict[str, Any] = {}
+    for name, value in row.items():
+        if value is None:
+            continue
+        type_ = fields[name].message_type
+        if type_ is None:
+            arguments[name] = value
+        elif type_.GetOptions().map_entry:
+            of_value = type_.fields_by_name["value"].message_type
+            arguments[name] = {
+                key: each if of_value is None else _argument(of_value, each)
+                for key, each in dict(value).items()
+            }
+        elif fields[name].is_repeated:
+            arguments[name] = [_argument(type_, each) for each in value]
+        else:
+            arguments[name] = _argument(type_, value)
+    return arguments
+
+
+def _argument(type_: Descriptor, value: Any) -> Any:
+    if type_.full_name in WRAPPERS:
+        return {"value": value}
+    return _arguments(type_, value) if isinstance(value, dict) else value

@@ -1,0 +1,119 @@
+"""`Protobuf` with and without a registry: which message it is, writing, and what is refused."""
+
+from __future__ import annotations
+
+import datetime as dt
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from anyio.to_thread import run_sync
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+from google.protobuf import struct_pb2, timestamp_pb2
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.message_factory import GetMessageClass
+
+from kmr import Protobuf, Registry, StrategyError
+
+from .types import POOL, All, Other, field
+
+if TYPE_CHECKING:
+    from kmr.broker import Broker
+
+
+def rows_of(format_: Protobuf, *values: bytes | None) -> tuple[list[Any], dict[int, str]]:
+    columns, failures = format_.decode(pa.array(values, pa.binary()))
+    assert columns.schema == format_.schema
+    return columns.to_pylist(), failures
+
+
+def test_a_copy_by_pickle_needs_no_generated_module() -> None:
+    format_ = pickle.loads(pickle.dumps(Protobuf(Other)))
+    assert format_.schema == pa.schema({})
+    copy = pickle.loads(pickle.dumps(Protobuf(All)))
+    assert rows_of(copy, All(f_int32=5).SerializeToString())[0][0]["f_int32"] == 5
+
+
+def test_a_module_with_one_message_stands_for_it() -> None:
+    value = timestamp_pb2.Timestamp(seconds=5).SerializeToString()
+    assert rows_of(Protobuf(timestamp_pb2), value) == ([{"seconds": 5, "nanos": 0}], {})
+    with pytest.raises(StrategyError, match="has the messages Struct, Value, ListValue"):
+        Protobuf(struct_pb2)
+    with pytest.raises(StrategyError, match="not a message type"):
+        Protobuf(dt)
+
+
+async def test_values_of_confluents_serializer_are_read_and_other_messages_fail(
+    broker_with_registry: Broker,
+) -> None:
+    def work() -> None:
+        url = str(broker_with_registry.registry_url)
+        client = SchemaRegistryClient({"url": url})
+        context = SerializationContext("t", MessageField.VALUE)
+        values = [
+            ProtobufSerializer(type(message), client)(message, context)
+            for message in (All(f_string="x"), Other())
+        ]
+        rows, failures = rows_of(Protobuf(All, registry=url), *values, b"hello!", None)
+        assert rows[0]["f_string"] == "x"
+        assert failures == {
+            1: "the value is another message of its schema than t.All",
+            2: "the value does not begin with the id of a schema (a zero byte and 4 bytes)",
+        }
+
+    await run_sync(work)
+
+
+async def test_what_a_writer_encodes_is_read_back(broker_with_registry: Broker) -> None:
+    table = pa.table(
+        {
+            "f_int64": [1, None],
+            "f_bytes": [b"\xff", b""],
+            "color": ["RED", None],
+            "at": pa.array(
+                [dt.datetime(2026, 1, 2, tzinfo=dt.UTC), None], pa.timestamp("us", "UTC")
+            ),
+            "wrapped": [7, None],
+            "counts": pa.array([[("k", 1)], []], pa.map_(pa.string(), pa.int64())),
+            "inners": [[{"n": 1, "tags": ["x"]}], None],
+        }
+    )
+
+    def work() -> None:
+        registry = Registry(str(broker_with_registry.registry_url))
+        format_ = Protobuf(All, registry=registry)
+        rows, failures = rows_of(format_, *format_.encode(table, "out").to_pylist())
+        assert failures == {}
+        assert [{name: row[name] for name in table.column_names} for row in rows] == [
+            table.to_pylist()[0],
+            {**table.to_pylist()[1], "f_int64": 0, "color": "NONE", "inners": []},
+        ]
+        assert registry.by_version("out-value").schema_type == "PROTOBUF"
+
+    await run_sync(work)
+
+
+async def test_files_that_are_imported_are_registered_before(broker_with_registry: Broker) -> None:
+    file = FileDescriptorProto(name="outer.proto", package="t", syntax="proto3")
+    file.dependency.append("all.proto")
+    field(file.message_type.add(name="Outer"), "inner", "message", 1, of=".t.Inner")
+    POOL.AddSerializedFile(file.SerializeToString())
+    outer = GetMessageClass(POOL.FindMessageTypeByName("t.Outer"))
+
+    def work() -> None:
+        registry = Registry(str(broker_with_registry.registry_url))
+        Protobuf(outer, registry=registry).encode(pa.table({"inner": [{"n": 1}]}), "out")
+        (reference,) = registry.by_version("out-value").references
+        assert (reference.name, reference.subject, reference.version) == ("all.proto",) * 2 + (1,)
+
+    await run_sync(work)
+
+
+def test_rows_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(StrategyError, match=r"row 0 does not fit t.All: .*no field nothing"):
+        Protobuf(All).encode(pa.table({"nothing": [1]}), "t")
+    with pytest.raises(StrategyError, match=r"row 1 does not fit t.All"):
+        Protobuf(All).encode(pa.table({"f_int32": [1, 2**40]}), "t")
