@@ -2,8 +2,8 @@
 
 A field without presence has its default where a value does not have the field; one with presence is null
 (`optional`, a message, a member of a oneof, proto2). Enums are text. A `google.protobuf.Timestamp` is a
-timestamp in microseconds, a wrapper such as `google.protobuf.Int64Value` a nullable column. A repeated field is
-a list, never null; a map keeps the entries as they were written.
+timestamp in microseconds, a wrapper such as `google.protobuf.Int64Value` a nullable column. A repeated
+field is a list, never null; a map keeps the entries as they were written.
 """
 
 from __future__ import annotations

@@ -51,12 +51,12 @@ async def test_values_of_confluents_serializer_are_read_and_other_messages_fail(
 ) -> None:
     def work() -> None:
         url = str(broker_with_registry.registry_url)
-        client = SchemaRegistryClient({"url": url})
         context = SerializationContext("t", MessageField.VALUE)
-        values = [
-            ProtobufSerializer(type(message), client)(message, context)
-            for message in (All(f_string="x"), Other())
-        ]
+        with SchemaRegistryClient({"url": url}) as client:
+            values = [
+                ProtobufSerializer(type(message), client)(message, context)
+                for message in (All(f_string="x"), Other())
+            ]
         rows, failures = rows_of(Protobuf(All, registry=url), *values, b"hello!", None)
         assert rows[0]["f_string"] == "x"
         assert failures == {
