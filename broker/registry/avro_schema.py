@@ -10,6 +10,7 @@ from avro.errors import AvroException
 from avro.name import Names
 from avro.schema import make_avsc_object
 
+from .avro_defaults import check_defaults
 from .error_codes import invalid_schema
 from .schema_types import ParsedSchema, incompatibility
 
@@ -51,6 +52,7 @@ class AvroSchema(ParsedSchema):
                 make_avsc_object(json.loads(each.text), names)
             self._document = json.loads(text)
             self.schema = make_avsc_object(self._document, names)
+            check_defaults(self.schema)
             self._text = _dumps(_Writer().schema(self._document, None))
         except (AvroException, ValueError, TypeError, AttributeError, KeyError) as error:
             raise invalid_schema(str(error)) from error
