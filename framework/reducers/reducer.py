@@ -74,7 +74,8 @@ class Context:
         session: the `SparkSession` to write with, in the driver of the Spark engine; None elsewhere.
         generations: the generation of each partition's offsets, kept up to date; a part of every
             deduplication token. A partition that is missing has generation 0.
-        schema_of: returns the columns of the rows that reach a stage; None if they are not known yet.
+        schema_of: returns the columns of the rows that reach a stage; None if they are not known yet. It
+            may block.
     """
 
     group: str
@@ -87,11 +88,6 @@ class Context:
     generations: Mapping[TopicPartition, int] = field(default_factory=dict)
     schema_of: Callable[[str], pa.Schema | None] = _unknown
     strategy: str = ""
-
-    @property
-    def schema(self) -> pa.Schema | None:
-        """The columns of the rows that reach the reducer; None if they are not known yet."""
-        return self.schema_of(self.stage)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import structlog
 from ...errors import KmrError, SinkError, StrategyError, UnexpectedDuplicate
 from ...reducers.collect import Collecting
 from ...reducers.reducer import Empty, Flushed, Retry
+from ...service.threads import run_in_thread
 from ..planning import MAX_BLOCK_ROWS, Insert, plan_inserts
 from .client import Target, classify, connect_async
 from .ddl import Layout, create_table, one_line
@@ -278,7 +279,8 @@ class ClickHouseWriter(Collecting):
         try:
             return await read_table(connection, target.database, name)
         except MissingTable:
-            declared = context.schema
+            # In a thread, because it may ask a schema registry, or call the user's map.
+            declared = await run_in_thread(context.schema_of, context.stage)
             if declared is None and not self.create:
                 raise
             statement = self.create_statement(declared)
