@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LEADER_EPOCH",
     "NO_THROTTLE",
+    "SMALL_BYTES",
     "AdvertisedVersions",
     "AnyApi",
     "Api",
@@ -79,6 +80,9 @@ NO_THROTTLE: Final = i32Timedelta.parse(timedelta(0))
 
 LEADER_EPOCH: Final = i32(0)
 """The epoch of every partition: there is one node, so leadership never changes."""
+
+SMALL_BYTES: Final = 8 * 1024
+"""A request of this size is read in the time of a slice, however many elements it has."""
 
 _STORAGE_FAILED: Final = "the broker's disk failed; its log has the reason"
 

@@ -9,9 +9,11 @@ Differs from Kafka: every fetch is a full one (no sessions), and racks have no e
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from anyio import to_thread
 from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v12 import FetchRequest
 
@@ -25,12 +27,13 @@ from ..protocol.fetch_response import (
 )
 from ..protocol.messages import read_message, request_type
 from ..topics.topic import Watch
-from .api import LEADER_EPOCH, Buffered, RawApi, read_error
+from ..turns import in_turns
+from .api import LEADER_EPOCH, SMALL_BYTES, Buffered, RawApi, read_error
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
-    from kio.schema.fetch.v12.request import FetchPartition
+    from kio.schema.fetch.v12.request import FetchPartition, FetchTopic
 
     from ..log.records import BatchHeader
     from ..topics.topic import Partition
@@ -60,7 +63,7 @@ class _Wanted(NamedTuple):
         return self.partition is not None and not self.error and self.offset < self.limit
 
 
-_Topics = list[tuple[str, list[_Wanted]]]
+_Topics = Sequence[tuple[str, Sequence[_Wanted]]]
 
 
 class _Added(NamedTuple):
@@ -84,10 +87,33 @@ class _Filled(NamedTuple):
     needed_bytes: int = 0
 
 
+class _Filling:
+    """A response that is being written into `buffer`, with the sums over its partitions so far."""
+
+    def __init__(self, buffer: memoryview, version: int, topics: _Topics) -> None:
+        self.buffer = buffer
+        self.writer = FetchResponseWriter(buffer, version, len(topics))
+        self.size = 0
+        self.has_more = False
+        self.needed_bytes = 0
+
+
 def _fetch(context: RequestContext, body: memoryview) -> RawResponse | Awaitable[RawResponse]:
-    message = read_message(request_type(KEY, context.api_version), body)
-    fetch = _Fetch(context, cast("FetchRequest", message))
+    if len(body) > SMALL_BYTES:
+        return _fetch_many(context, bytes(body))
+    fetch = _Fetch(context, _read(context, body))
     return fetch.answer_now() or fetch.answer_later()
+
+
+async def _fetch_many(context: RequestContext, body: bytes) -> RawResponse:
+    """Fetch from so many partitions that reading the request alone takes long."""
+    limiter = context.services.computing
+    request = await to_thread.run_sync(_read, context, memoryview(body), limiter=limiter)
+    return await _Fetch(context, request).answer_later()
+
+
+def _read(context: RequestContext, body: memoryview) -> FetchRequest:
+    return cast("FetchRequest", read_message(request_type(KEY, context.api_version), body))
 
 
 class _Fetch:
@@ -95,17 +121,13 @@ class _Fetch:
 
     def __init__(self, context: RequestContext, request: FetchRequest) -> None:
         services = context.services
+        self._context = context
         self._version = context.api_version
         self._requests = services.requests
         self._request = request
         self._registry = services.topics
         self._buffers = services.response_buffers
         self._max_bytes = min(request.max_bytes, services.settings.fetch_max_bytes)
-        self._forbidden = {
-            topic.topic
-            for topic in request.topics
-            if not context.allows(Operation.READ, Resource.TOPIC, topic.topic)
-        }
         self._read_committed = request.isolation_level == _READ_COMMITTED
         self._overhead = fetch_response_overhead(
             [topic.topic for topic in request.topics],
@@ -118,17 +140,30 @@ class _Fetch:
         self._added: list[tuple[Partition, int, int]] = []
         self._errors: list[int] = []
 
+    @property
+    def _wants_session(self) -> bool:
+        if self._version < _FIRST_WITH_SESSIONS:
+            return False
+        return self._request.session_epoch not in _FULL_FETCH
+
     def answer_now(self) -> RawResponse:
         """Return the response; None if it has to wait."""
-        if self._version >= _FIRST_WITH_SESSIONS and self._request.session_epoch not in _FULL_FETCH:
+        if self._wants_session:
             return self._no_session()
-        topics = self._look_up()
+        topics = [(topic.topic, list(self._looking_up(topic))) for topic in self._request.topics]
         if not self._is_due(topics):
             return None
         buffer = self._buffers.take(self._buffer_size(topics))
         if buffer is None:
             return None
-        filled = self._fill(buffer, topics)
+        filling = _Filling(buffer, self._version, topics)
+        try:
+            for _ in self._adding(filling, topics):
+                pass
+        except BaseException:
+            self._buffers.put(buffer)
+            raise
+        filled = self._filled(filling)
         if filled.needed_bytes or not (filled.has_more or self._suffices(topics, filled.size)):
             filled.response.release()
             return None
@@ -136,8 +171,10 @@ class _Fetch:
 
     async def answer_later(self) -> RawResponse:
         """Return the response when there are enough records, or when the client's `max_wait` is over."""
+        if self._wants_session:
+            return self._no_session()
         while True:
-            topics = self._look_up()
+            topics = await self._look_up()
             missing = int(self._request.min_bytes)
             if self._is_due(topics):
                 topics, filled = await self._fill_when_possible(topics)
@@ -158,8 +195,15 @@ class _Fetch:
         size = self._buffer_size(topics)
         while True:
             buffer = self._buffers.take(size) or await self._buffers.wait(size)
-            topics = self._look_up()
-            filled = self._fill(buffer, topics)
+            try:
+                topics = await self._look_up()
+                filling = _Filling(buffer, self._version, topics)
+                async for _ in in_turns(self._adding(filling, topics)):
+                    pass
+            except BaseException:
+                self._buffers.put(buffer)
+                raise
+            filled = self._filled(filling)
             if not filled.needed_bytes:
                 return topics, filled
             filled.response.release()
@@ -167,16 +211,22 @@ class _Fetch:
 
     # -- looking up --------------------------------------------------------------------------------
 
-    def _look_up(self) -> _Topics:
+    async def _look_up(self) -> _Topics:
         return [
-            (topic.topic, [self._look_up_partition(topic.topic, each) for each in topic.partitions])
-            for topic in self._request.topics
+            (topic.topic, [each async for each in in_turns(self._looking_up(topic))])
+            async for topic in in_turns(self._request.topics)
         ]
 
-    def _look_up_partition(self, topic: str, wanted: FetchPartition) -> _Wanted:
+    def _looking_up(self, topic: FetchTopic) -> Iterator[_Wanted]:
+        """Look up the partitions of a topic, one at each step."""
+        allowed = self._context.allows(Operation.READ, Resource.TOPIC, topic.topic)
+        for each in topic.partitions:
+            yield self._look_up_partition(topic.topic, each, allowed=allowed)
+
+    def _look_up_partition(self, topic: str, wanted: FetchPartition, *, allowed: bool) -> _Wanted:
         partition = self._registry.partition(topic, wanted.partition)
         error, limit = ErrorCode.none, 0
-        if topic in self._forbidden:
+        if not allowed:
             partition, error = None, ErrorCode.topic_authorization_failed
         elif partition is None:
             error = ErrorCode.unknown_topic_or_partition
@@ -226,31 +276,30 @@ class _Fetch:
         )
         return self._overhead + min(wanted, max(self._max_bytes - self._overhead, 0))
 
-    def _fill(self, buffer: memoryview, topics: _Topics) -> _Filled:
-        """Write the response, which owns the buffer from then on."""
-        try:
-            return self._fill_topics(buffer, topics)
-        except BaseException:
-            self._buffers.put(buffer)
-            raise
-
-    def _fill_topics(self, buffer: memoryview, topics: _Topics) -> _Filled:
-        writer = FetchResponseWriter(buffer, self._version, len(topics))
-        release = partial(self._buffers.put, buffer)
-        room = len(buffer) - self._overhead
-        size, has_more = 0, False
+    def _adding(self, filling: _Filling, topics: _Topics) -> Iterator[None]:
+        """Write the response, one partition at each step; end early if the buffer is too small."""
+        room = len(filling.buffer) - self._overhead
         self._added.clear()
         self._errors.clear()
         for name, partitions in topics:
-            writer.topic(name, len(partitions))
+            filling.writer.topic(name, len(partitions))
             for wanted in partitions:
-                added = self._fill_partition(writer, wanted, size, room)
+                added = self._fill_partition(filling.writer, wanted, filling.size, room)
                 if added.needed_bytes:
-                    return _Filled(Buffered(buffer, release), needed_bytes=added.needed_bytes)
-                size += added.size
-                has_more = has_more or added.has_more
-            writer.end_topic()
-        return _Filled(Buffered(writer.end(), release), size, has_more)
+                    filling.needed_bytes = added.needed_bytes
+                    return
+                filling.size += added.size
+                filling.has_more = filling.has_more or added.has_more
+                yield
+            filling.writer.end_topic()
+
+    def _filled(self, filling: _Filling) -> _Filled:
+        """Return the response, which owns the buffer from now on."""
+        release = partial(self._buffers.put, filling.buffer)
+        if filling.needed_bytes:
+            return _Filled(Buffered(filling.buffer, release), needed_bytes=filling.needed_bytes)
+        response = Buffered(filling.writer.end(), release)
+        return _Filled(response, filling.size, filling.has_more)
 
     def _fill_partition(
         self, writer: FetchResponseWriter, wanted: _Wanted, size: int, room: int
@@ -282,7 +331,12 @@ class _Fetch:
                 span = partition.log.read_into(wanted.offset, records)
         except (LogError, OSError) as error:
             writer.position = start
-            self._no_records(writer, wanted._replace(error=read_error(partition, error)))
+            code = (
+                ErrorCode.unknown_topic_or_partition  # deleted since it was looked up
+                if partition.closed
+                else read_error(partition, error)
+            )
+            self._no_records(writer, wanted._replace(error=code))
             return _Added()
         added = span.size
         if span.next_offset > wanted.limit:

@@ -18,6 +18,7 @@ from kio.schema.errors import ErrorCode
 from ..apis import handshake, produce
 from ..apis.access import authorized
 from ..apis.api import (
+    SMALL_BYTES,
     Api,
     CloseConnection,
     RawApi,
@@ -51,10 +52,6 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "Client", "Dispatcher"]
 
 logger = structlog.get_logger(__name__)
-
-
-_SMALL_BYTES = 8 * 1024
-"""A request of this size is read in the time of a slice, however many elements it has."""
 
 
 class Client:
@@ -212,7 +209,7 @@ def _handle(
 ) -> RawResponse | Awaitable[RawResponse]:
     request: Any = body
     if isinstance(api, Api):
-        if len(body) > _SMALL_BYTES:
+        if len(body) > SMALL_BYTES:
             return _handle_large(api, context, bytes(body))
         request = _read(api, context.api_version, body)
     handler: Callable[[RequestContext, Any], Any] = api.handler
@@ -264,6 +261,8 @@ async def _handle_later(
         return encoded
     except CloseConnection:
         raise
+    except MalformedRequest as error:
+        raise CloseConnection(str(error)) from None
     except Exception as error:  # noqa: BLE001  a bug in one handler must not stop the broker
         return _internal_error(api, context, error)
 

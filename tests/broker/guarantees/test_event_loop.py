@@ -131,7 +131,17 @@ def describe_configs(count: int) -> dict[str, Any]:
     return {"resources": [{"resource_type": 2, "resource_name": "t"}] * (count // 20)}
 
 
+def fetch(count: int) -> dict[str, Any]:
+    partitions = [{"partition": each, "partition_max_bytes": 1} for each in range(count)]
+    return {
+        "topics": [{"topic": "t", "partitions": partitions}],
+        "session_epoch": -1,
+        "max_bytes": 1,
+    }
+
+
 LARGE = {
+    "Fetch": (1, 12, fetch),
     "ListOffsets": (2, 7, list_offsets),
     "OffsetFetch": (9, 8, offset_fetch),
     "OffsetCommit": (8, 8, offset_commit),
