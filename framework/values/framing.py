@@ -6,25 +6,20 @@ import struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..formats.kernels import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import pyarrow as pa
     from numpy.typing import NDArray
 
 __all__ = [
-    "NULL",
-    "PREFIX",
-    "UNFRAMED",
-    "RawValues",
-    "prefix",
-    "raw_values",
-    "read_only",
-    "schema_ids",
-]
+    "NO_SCHEMA_ID", "NULL", "OTHER_MESSAGE", "PREFIX", "UNFRAMED", "RawValues", "message_prefix", "prefix",
+    "prefix_sizes", "raw_values", "read_only", "schema_ids", "unframe",
+]  # fmt: skip
 
 Number = TypeVar("Number", bound=np.generic)
 
@@ -46,6 +41,10 @@ class RawValues(NamedTuple):
     data: NDArray[np.uint8]
     offsets: NDArray[np.int32]
     nulls: NDArray[np.bool_] | None
+
+
+NO_SCHEMA_ID: Final = "the value does not begin with the id of a schema (a zero byte and 4 bytes)"
+"""The reason of an `UNFRAMED` value."""
 
 
 def raw_values(values: pa.BinaryArray) -> RawValues:
@@ -97,6 +96,16 @@ def _schema_ids(data: NDArray[np.uint8], offsets: NDArray[np.int32]) -> NDArray[
             number = (number << 8) | np.int64(data[at + np.uint64(i)])
         ids[row] = number
     return ids
+
+
+def unframe(values: pa.BinaryArray) -> tuple[pa.BinaryArray, dict[int, str]]:
+    """Take the prefixes off; values without one become null, and their rows are the failures."""
+    ids = schema_ids(raw_values(values))
+    failures = dict.fromkeys(np.flatnonzero(ids == UNFRAMED).tolist(), NO_SCHEMA_ID)
+    rest: Any = pc.binary_slice(values, PREFIX)
+    if failures:
+        rest = pc.if_else(pa.array(ids >= 0), rest, None)
+    return rest, failures
 
 
 def message_prefix(path: Sequence[int]) -> bytes:

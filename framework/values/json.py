@@ -10,21 +10,49 @@ import numpy as np
 import pyarrow as pa
 
 from .json_columns import places_of, plan_of, splice, walk
+from .registry import RegisteredSchema, Registry
 from .schemas import row_type
 from .typed import TypedFormat
-from .value_format import Decoded
+from .value_format import Decoded, DecodedObjects
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from .schemas import RowType
 
 __all__ = ["Json"]
 
 
 class Json(TypedFormat):
-    """Values that are JSON objects of one type."""
+    """Values that are JSON objects of one type, with Confluent's wire format if there is a registry.
+
+    Args:
+        type: see `TypedFormat`.
+        registry: the registry, or its URL. Reading needs only the type: values begin with a schema id.
+            Writers register the JSON schema of the type.
+        subject: where writers register it; `TOPIC-value` by default.
+
+    Raises:
+        StrategyError: a field has no type of column.
+    """
+
+    def __init__(
+        self,
+        type: type | pa.Schema,  # noqa: A002  the user's word
+        *,
+        registry: Registry | str | None = None,
+        subject: str | None = None,
+    ) -> None:
+        super().__init__(type)
+        self._registry = Registry(registry) if isinstance(registry, str) else registry
+        self._subject = subject
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         """Decode values to columns: most without the interpreter lock, what is unusual by msgspec."""
+        if self._registry is not None:
+            values, unframed = _unframe(values)
+            decoded, failed = Json(self.type).decode(values)
+            return Decoded(decoded, failed | unframed)
         plan = plan_of(self.type)
         if plan is None or not len(values):
             return super().decode(values)
@@ -39,6 +67,32 @@ class Json(TypedFormat):
                 for fast, slow in zip(columns, by_msgspec.columns, strict=True)
             ]
         return Decoded(pa.RecordBatch.from_arrays(columns, schema=self.schema), failures)
+
+    def decode_objects(self, values: pa.BinaryArray) -> DecodedObjects:
+        """Decode values to objects; see `ValueFormat.decode_objects`."""
+        if self._registry is None:
+            return super().decode_objects(values)
+        values, unframed = _unframe(values)
+        objects, failed = Json(self.type).decode_objects(values)
+        return DecodedObjects(objects, failed | unframed)
+
+    def encode(self, rows: pa.Table, topic: str) -> pa.BinaryArray:
+        """Encode each row as a JSON object; registers the type's schema at the first call for a topic.
+
+        Times are ISO 8601, decimals text, bytes base64.
+
+        Raises:
+            RegistryError: the registry refuses the schema, or does not answer.
+        """
+        first = b""
+        if self._registry is not None:
+            from .framing import prefix
+
+            schema = RegisteredSchema(msgspec.json.encode(_json_schema(self.rows)).decode(), "JSON")
+            subject = self._subject or f"{topic}-value"
+            first = prefix(self._registry.register(subject, schema))
+        objects: list[Any] = rows.to_pylist(maps_as_pydicts="strict")
+        return pa.array([first + msgspec.json.encode(each) for each in objects], pa.binary())
 
     @property
     def decoder(self) -> Callable[[Any], Any]:
@@ -58,3 +112,16 @@ def _decoder(source: type | pa.Schema) -> Callable[[Any], Any]:
         decode: Callable[[Any], Any] = rows.cls.model_validate_json  # type: ignore[attr-defined]
         return decode
     return msgspec.json.Decoder(rows.cls).decode
+
+
+def _unframe(values: pa.BinaryArray) -> tuple[pa.BinaryArray, dict[int, str]]:
+    from .framing import unframe  # it imports numba, which most users of JSON do not need
+
+    return unframe(values)
+
+
+def _json_schema(rows: RowType) -> dict[str, Any]:
+    if rows.is_pydantic:
+        schema: dict[str, Any] = rows.cls.model_json_schema()  # type: ignore[attr-defined]
+        return schema
+    return msgspec.json.schema(rows.cls)

@@ -10,13 +10,15 @@ import ssl
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import msgspec
-import urllib3
 
 from ..errors import KmrError
+
+if TYPE_CHECKING:
+    import urllib3
 
 __all__ = [
     "Reference", "RegisteredSchema", "Registry", "RegistryError", "RegistryUnavailable", "SchemaKind",
@@ -190,6 +192,8 @@ class Registry:
         return found.version
 
     def _ask(self, method: str, path: str, answer: type[Any], body: object = None) -> Any:
+        import urllib3  # takes time to import, and most workers have no registry
+
         try:
             response = self._local.pool(self).request(
                 method,
@@ -235,6 +239,8 @@ class Registry:
         return UnknownSchema(text) if refusal.error_code // 100 == 404 else RegistryError(text)
 
     def _headers(self) -> dict[str, str]:
+        import urllib3
+
         headers = {"Accept": _CONTENT, "Content-Type": _CONTENT}
         if self.token is not None:
             headers["Authorization"] = f"Bearer {self.token}"
@@ -270,6 +276,8 @@ class _Local:
         self._pool: urllib3.PoolManager | None = None
 
     def pool(self, registry: Registry) -> urllib3.PoolManager:
+        import urllib3
+
         with self.lock:
             if self._pool is None:
                 try:

@@ -12,7 +12,16 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import StrategyError
-from ..framing import NULL, PREFIX, UNFRAMED, RawValues, prefix, raw_values, schema_ids
+from ..framing import (
+    NO_SCHEMA_ID,
+    NULL,
+    PREFIX,
+    UNFRAMED,
+    RawValues,
+    prefix,
+    raw_values,
+    schema_ids,
+)
 from ..reasons import reason_of_value
 from ..registry import RegisteredSchema, Registry, UnknownSchema
 from ..schemas import row_type
@@ -67,6 +76,10 @@ class Avro(ValueFormat):
         self._local = _Local()
         if self._given is not None:
             parse(self._given, {})
+
+    def __str__(self) -> str:
+        shown = getattr(self._type, "__qualname__", self._subject) or "..."
+        return f"Avro({shown})"
 
     @property
     def schema(self) -> pa.Schema:
@@ -189,7 +202,7 @@ class _Decoder:
     def _entry(self, registry: Registry, number: int) -> int | str:
         """Return the address of the program for the schema of an id, or why there is none."""
         if number == UNFRAMED:
-            return "the value does not begin with the id of a schema (a zero byte and 4 bytes)"
+            return NO_SCHEMA_ID
         known = self._entries.get(number)
         if known is not None:
             return known

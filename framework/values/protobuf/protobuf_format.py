@@ -14,6 +14,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from ...errors import StrategyError
 from ..framing import (
+    NO_SCHEMA_ID,
     NULL,
     OTHER_MESSAGE,
     UNFRAMED,
@@ -77,6 +78,9 @@ class Protobuf(ValueFormat):
         self._local = _Local()
         Messages(descriptor)
 
+    def __str__(self) -> str:
+        return f"Protobuf({self._name})"
+
     @property
     def schema(self) -> pa.Schema:
         """The fields of the message type."""
@@ -131,7 +135,7 @@ class Protobuf(ValueFormat):
 
 
 _UNREADABLE: Final = {
-    UNFRAMED: "the value does not begin with the id of a schema (a zero byte and 4 bytes)",
+    UNFRAMED: NO_SCHEMA_ID,
     OTHER_MESSAGE: "the value is another message of its schema than {}",
 }
 

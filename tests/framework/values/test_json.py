@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import datetime as dt
 import pickle
+from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
 import pytest
+from anyio.to_thread import run_sync
 
-from kmr import Json
+from kmr import Json, Registry
 from kmr.errors import StrategyError
+
+if TYPE_CHECKING:
+    from kmr.broker import Broker
 
 
 class Hit(msgspec.Struct):
@@ -95,3 +100,29 @@ def test_a_type_that_cannot_be_columns_is_refused_at_once() -> None:
 def test_a_format_says_its_name() -> None:
     assert str(Json(Hit)) == "Json(Hit)"
     assert str(Json(pa.schema([]))) == "Json(Schema)"
+
+
+async def test_with_a_registry_values_begin_with_a_schema_id(broker_with_registry: Broker) -> None:
+    def work() -> None:
+        registry = Registry(str(broker_with_registry.registry_url))
+        format_ = Json(Point, registry=registry)
+        table = pa.table({"x": [1, 2]})
+        first, second = format_.encode(table, "points").to_pylist()
+        assert msgspec.json.decode(registry.by_version("points-value").schema)["$defs"]["Point"]
+        assert first is not None
+        values: pa.BinaryArray = pa.array(
+            [first, b'{"x":3}', None, first[:-1], second], pa.binary()
+        )
+        columns, failures = format_.decode(values)
+        assert columns.column("x").to_pylist() == [1, None, None, None, 2]
+        assert sorted(failures) == [1, 3]
+        assert failures[1].startswith("the value does not begin with the id of a schema")
+        objects, failures = format_.decode_objects(values)
+        assert objects == [Point(1), None, None, None, Point(2)]
+        assert sorted(failures) == [1, 3]
+
+    await run_sync(work)
+
+
+class Point(msgspec.Struct):
+    x: int

@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Any
 import fastavro
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from anyio.to_thread import run_sync
 
-from kmr import Avro, Registry, StrategyError
+from kmr import Avro, Record, Registry, Strategy, StrategyError, map_batch, map_record
+from kmr.mapping.functions import apply
+from kmr.mapping.results import Failure
+from kmr.testing import Journal, MemoryWriter, batch_of
 from kmr.values.framing import prefix
 from kmr.values.registry import RegisteredSchema
 
@@ -274,3 +278,31 @@ def test_a_schema_that_contains_itself_has_no_columns_but_can_be_left_out() -> N
     }
     with pytest.raises(StrategyError, match="field next: Node contains itself"):
         _ = Avro(node).schema
+
+
+@map_batch
+def server_errors(items: pa.RecordBatch) -> pa.RecordBatch:
+    return items.filter(pc.field("status") >= 500)
+
+
+@map_record
+def path_of(item: Item, record: Record) -> dict[str, Any]:
+    return {"path": item.path, "offset": record.offset}
+
+
+def test_maps_get_the_columns_or_the_objects_and_a_damaged_value_is_a_failed_record() -> None:
+    values = [encoded(HIT, {"path": "/a", "status": 200}), b"\x09", None]
+    values.append(encoded(HIT, {"path": "/b", "status": 500}))
+    records = batch_of("t", 3, 10, values).records
+    failure = Failure(11, "field path: its length (-5) is negative, or beyond the end of the value")
+    cases: list[tuple[Any, list[tuple[str, int]]]] = [
+        (server_errors, [("/b", 13)]),
+        (path_of, [("/a", 10), ("/b", 13)]),
+    ]
+    for function, expected in cases:
+        made = Strategy(value=Avro(Item), map=function, reduce=[MemoryWriter(Journal())])
+        result = apply(made.map, records, made.map_spec)
+        assert result.failures == (failure,)
+        assert result.table is not None
+        rows = result.table.to_pylist()
+        assert [(row["path"], row["offset"]) for row in rows] == expected
