@@ -385,10 +385,10 @@ class RebalanceStorm(Fault):
 
 
 class ShortStorm(RebalanceStorm):
-    """The same, three times each."""
+    """The same, twice each."""
 
     name = "short-storm"
-    restarts = 3
+    restarts = 2
 
 
 FAULTS: dict[str, Fault] = {

@@ -151,16 +151,11 @@ SHORT: Final = (
         ("hanging-map", "sink-past-deadline"),
     ),
     Scenario(
-        "reset",
-        "the rows are deleted, and the group reads everything again: each row is there once more",
-        Shape([_group("exactly-once", 1, dead="table")]),
-        ("reset-offsets",),
-    ),
-    Scenario(
-        "hostile",
-        "a client that sends oversized, false, endless and broken requests beside the normal load",
-        Shape([_group("exactly-once", 1)], rate=5_000),
-        ("hostile-client",),
+        "hostile-and-reset",
+        "a client that sends oversized, false, endless and broken requests beside the normal load; the rows "
+        "are deleted, and the group reads everything again: each row is there once more",
+        Shape([_group("exactly-once", 1, dead="table")], rate=5_000),
+        ("hostile-client", "reset-offsets"),
     ),
     Scenario(
         "commit-after-insert",

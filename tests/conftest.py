@@ -18,6 +18,7 @@ import hypothesis
 import pytest
 import structlog
 
+from tests.examples import PROFILE, examples
 from tests.schedule import pytest_collection_modifyitems, pytest_xdist_make_scheduler
 
 if TYPE_CHECKING:
@@ -28,10 +29,12 @@ if TYPE_CHECKING:
 __all__ = ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]
 
 # Tests share the machine, so the time of one example says nothing. The suite tries the same examples in
-# every run, so that it is green or red for a reason; `make search` tries others.
-hypothesis.settings.register_profile("same examples", deadline=None, derandomize=True)
-hypothesis.settings.register_profile("search", deadline=None)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same examples"))
+# every run, so that it is green or red for a reason; `make search` tries others, and more.
+hypothesis.settings.register_profile(
+    "same examples", deadline=None, derandomize=True, max_examples=examples(100)
+)
+hypothesis.settings.register_profile("search", deadline=None, max_examples=examples(100))
+hypothesis.settings.load_profile(PROFILE)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from kmr.broker.coordinators.group_types import (
     MemberIdentity,
     SyncResult,
 )
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from tests.broker.coordinators.conftest import Answer, GroupBench
@@ -301,5 +302,6 @@ def test_the_invariants_hold_in_any_order_of_events(make_bench: type[GroupBench]
             super().__init__(make_bench())
 
     run_state_machine_as_test(
-        Machine, settings=settings(max_examples=150, stateful_step_count=40, deadline=None)
+        Machine,
+        settings=settings(max_examples=examples(150), stateful_step_count=40, deadline=None),
     )

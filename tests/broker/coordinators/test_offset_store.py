@@ -31,6 +31,7 @@ from kmr.broker.log.producers import Marker, ProducerIdentity
 from kmr.broker.log.records import NewRecord, build_batch, parse_header
 from kmr.broker.log.results import LogFailed
 from kmr.broker.topics.topic import TopicPartition
+from tests.examples import examples
 
 CONFIG = LogConfig(fsync="os")
 
@@ -376,7 +377,7 @@ def test_the_store_equals_a_dict_in_any_order_of_operations(
             super().__init__(tmp_path_factory.mktemp("offsets"))
 
     run_state_machine_as_test(
-        Machine, settings=settings(max_examples=50, stateful_step_count=30, deadline=None)
+        Machine, settings=settings(max_examples=examples(50), stateful_step_count=30, deadline=None)
     )
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kio.schema.api_versions.v0 import ApiVersionsRequest
 
 from kmr.broker import Broker
+from tests.examples import examples
 
 Start = Callable[..., Awaitable[Broker]]
 Connect = Callable[[Broker], Awaitable[Any]]
@@ -188,7 +189,9 @@ async def test_a_malformed_request_closes_the_connection(
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(150),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     st.one_of(

@@ -8,6 +8,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from kmr.delivery.ledger import InflightBatch, Ledger, Ledgers
 from kmr.record import Batch, Range, TopicPartition
 from kmr.testing import batch_of
+from tests.examples import examples
 
 P0 = TopicPartition("t", 0)
 
@@ -74,7 +75,9 @@ class LedgerMachine(RuleBasedStateMachine):
         assert [(d.first, d.last) for d in self.done] == expected
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+LedgerMachine.TestCase.settings = settings(
+    max_examples=examples(150), stateful_step_count=30, deadline=None
+)
 test_the_ledger_agrees_with_a_set_of_offsets = LedgerMachine.TestCase
 
 

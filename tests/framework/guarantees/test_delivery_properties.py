@@ -29,6 +29,7 @@ from kmr.testing import (
     batch_of,
 )
 from kmr.worker import Worker
+from tests.examples import examples
 
 from ..workers import locate
 
@@ -194,7 +195,7 @@ def release(journal: Journal) -> None:
         journal.hold = None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(schedules)
 def test_every_record_is_delivered_once_through_any_schedule(
     schedule: list[tuple[Any, ...]],
@@ -204,7 +205,7 @@ def test_every_record_is_delivered_once_through_any_schedule(
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(schedules)
 @example(
     [  # rows of both partitions in one flush of the first reducer; then one of them is lost
@@ -224,7 +225,7 @@ def test_every_record_is_delivered_once_through_a_chain_of_reducers(
 
 @pytest.mark.parametrize("chained", [False, True])
 def test_every_record_is_delivered_once_through_a_drain_with_rebalances(chained: bool) -> None:
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=examples(50), deadline=None)
     @given(schedules, endings)
     def delivers(schedule: list[tuple[Any, ...]], ending: list[tuple[Any, ...]]) -> None:
         anyio.run(

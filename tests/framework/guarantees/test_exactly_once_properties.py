@@ -33,6 +33,7 @@ from kmr.testing import (
     batch_of,
 )
 from kmr.worker import Worker
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -396,7 +397,7 @@ async def run(schedule: list[tuple[Any, ...]], *, chained: bool) -> None:
         life.worker.shutdown("done")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(schedules)
 @example(DRAIN_THAT_OUTLASTS_A_REBALANCE)
 def test_every_row_is_in_the_sink_once_through_any_schedule(
@@ -407,7 +408,7 @@ def test_every_row_is_in_the_sink_once_through_any_schedule(
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(schedules)
 @example(DRAIN_THAT_OUTLASTS_A_REBALANCE)
 def test_every_row_is_in_the_sink_once_through_a_chain_of_reducers(

@@ -21,6 +21,7 @@ from kmr.broker.log.records import (
     split_batches,
 )
 from kmr.broker.log.swap import commit_swap
+from tests.examples import examples
 
 CONFIG = LogConfig(
     cleanup_policy="compact",
@@ -213,5 +214,5 @@ class CompactionMachine(RuleBasedStateMachine):
 
 def test_the_latest_value_of_every_key_is_always_there() -> None:
     machine: Any = CompactionMachine.TestCase
-    machine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+    machine.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
     machine().runTest()

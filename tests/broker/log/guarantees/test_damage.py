@@ -13,6 +13,7 @@ from kmr.broker.log.log_config import LogConfig
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.records import CODECS
 from kmr.broker.log.results import Appended, LogCorrupt, OffsetOutOfRange
+from tests.examples import examples
 
 Append = Callable[..., Appended]
 
@@ -119,7 +120,7 @@ def test_a_log_of_which_only_indexes_are_left_hands_out_no_offset_again(
     log.close()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data(), clean=st.booleans(), times=st.integers(min_value=1, max_value=3))
 def test_a_damaged_log_returns_appended_batches_or_reports_the_damage(
     written: Written, append: Append, data: st.DataObject, times: int, *, clean: bool

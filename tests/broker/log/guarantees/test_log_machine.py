@@ -19,6 +19,7 @@ from kmr.broker.log.log_config import LogConfig
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.records import NewRecord, build_batch, split_batches
 from kmr.broker.log.results import LogFailed, OffsetOutOfRange
+from tests.examples import examples
 
 CONFIG = LogConfig(segment_bytes=700, index_interval_bytes=150, retention_ms=-1)
 TIMES = st.integers(min_value=0, max_value=9)
@@ -291,5 +292,5 @@ class LogMachine(RuleBasedStateMachine):
 
 def test_a_log_is_always_a_prefix_of_the_appended_batches() -> None:
     machine: Any = LogMachine.TestCase
-    machine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+    machine.settings = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
     machine().runTest()
