@@ -244,15 +244,18 @@ def spark(quick_jvms: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     from kmr.spark.runtime.session import open_session
 
     directory = tmp_path_factory.mktemp("spark")
-    session = open_session(
-        "local[2]",
-        settings={
-            "spark.driver.extraJavaOptions": f"-Dderby.system.home={directory}",
-            "spark.sql.shuffle.partitions": "2",
-            "spark.sql.warehouse.dir": str(directory / "warehouse"),
-            "spark.local.dir": str(directory / "local"),
-        },
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SPARK_HOME", raising=False)  # `open_session` makes a lean one
+        session = open_session(
+            "local[2]",
+            settings={
+                "spark.driver.extraJavaOptions": f"-Dderby.system.home={directory}",
+                "spark.sql.shuffle.partitions": "2",
+                "spark.sql.warehouse.dir": str(directory / "warehouse"),
+                "spark.local.dir": str(directory / "local"),
+            },
+            planning_only=True,
+        )
     yield session
     session.stop()
     gateway: Any = SparkContext._gateway

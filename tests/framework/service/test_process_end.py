@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -36,6 +37,37 @@ def test_the_process_ends_at_the_deadline_unless_it_ends_before(end: str) -> Non
         timeout=60,
     )
     assert (done.returncode, done.stderr) == ENDS[end]
+
+
+SIGNALLED = """
+import os, signal, sys, time
+from kmr.service.deadline import Deadline
+from kmr.service.process_end import ProcessEnd
+
+def asked(name):
+    print(name, flush=True)
+
+number = signal.Signals[sys.argv[1]]
+ProcessEnd(Deadline(60), asked, str).arm()
+while True:  # a second signal right after the first counts as the same
+    os.kill(os.getpid(), number)
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_asks_for_a_shutdown_and_the_second_one_ends_the_process(
+    number: signal.Signals,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, number.name],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (128 + number, f"{number.name}\n")
+    assert f"second signal ({number.name})" in done.stderr
 
 
 def test_output_that_nobody_reads_does_not_keep_the_process() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pyspark
 import pytest
 
@@ -22,6 +22,8 @@ from kmr.spark.runtime.session import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import SparkSession
 
 
@@ -55,31 +57,22 @@ def test_a_session_on_another_master_is_refused(spark: SparkSession) -> None:
     assert spark.range(1).count() == 1
 
 
-SESSION = """
-import os, pyarrow
-from kmr.spark.runtime.session import open_session
+@pytest.mark.slow
+def test_tasks_of_a_local_session_import_pyspark_from_where_it_is_installed(
+    spark: SparkSession,
+) -> None:
+    def where(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"file": [pyspark.__file__]})
 
-def where(batches):
-    import pyspark
-    for _ in batches:
-        yield pyarrow.RecordBatch.from_pydict({"file": [pyspark.__file__]})
-
-session = open_session("local[1]", planning_only=True)
-assert "SPARK_HOME" not in os.environ
-print(session.conf.get("spark.driver.defaultJavaOptions"))
-print(session.range(1).mapInArrow(where, "file string").collect()[0].file)
-session.stop()
-"""
+    assert "SPARK_HOME" not in os.environ
+    (row,) = spark.range(0, 1, 1, 1).mapInArrow(where, "file string").collect()
+    assert row.file == pyspark.__file__
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_jvms")
-def test_tasks_of_a_local_session_import_pyspark_from_where_it_is_installed() -> None:
-    environ = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
-    done = subprocess.run(
-        [sys.executable, "-c", SESSION], env=environ, stdout=subprocess.PIPE, text=True, check=True
-    )
-    assert done.stdout.splitlines() == ["-XX:TieredStopAtLevel=1", pyspark.__file__]
+def test_a_session_that_only_plans_has_one_compiler(spark: SparkSession) -> None:
+    assert spark.conf.get("spark.driver.defaultJavaOptions") == "-XX:TieredStopAtLevel=1"
 
 
 TRACEBACK = """[STREAM_FAILED] Query terminated with exception: Job aborted
