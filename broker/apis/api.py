@@ -129,6 +129,7 @@ class RequestContext:
     Attributes:
         node_host, node_port: the address by which this client reaches the broker.
         mute: stops reading from the client's connection for a number of seconds.
+        close: closes the client's connection, and logs the reason.
         sasl: the client's authentication, until it is complete.
     """
 
@@ -141,6 +142,7 @@ class RequestContext:
     principal: str
     services: Services
     mute: Callable[[float], None]
+    close: Callable[[str], None]
     sasl: SaslExchange | None = None
 
     @property

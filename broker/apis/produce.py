@@ -103,7 +103,7 @@ def _produce(context: RequestContext, body: memoryview) -> RawResponse:
             topic_results.append(result)
 
     if not request.acks:
-        _close_on_failure(results)
+        _close_on_failure(context, results, flush, [each[0] for each in appended])
         return None
     if flush is None:
         return write_produce_response(results, version)
@@ -229,14 +229,29 @@ def _code(error: Exception) -> ErrorCode:
     return next(code for kind, code in _ERRORS if isinstance(error, kind))
 
 
-def _close_on_failure(results: list[tuple[str, list[PartitionResult]]]) -> None:
-    """With acks=0 a client notices a failure only if its connection is closed."""
+def _close_on_failure(
+    context: RequestContext,
+    results: list[tuple[str, list[PartitionResult]]],
+    flush: Flush | None,
+    appended: list[Partition],
+) -> None:
+    """With acks=0 a client notices a failure, now or of the write, only if its connection is closed."""
     for topic, partitions in results:
         for result in partitions:
             if result.error:
                 raise CloseConnection(
                     f"produce with acks = 0 failed: {topic}-{result.partition_index}: {result.message}"
                 )
+
+    def close_if_failed() -> None:
+        if flush is not None and (failed := [each for each in appended if each in flush.failed]):
+            code = int(ErrorCode.kafka_storage_error)
+            context.services.requests.of(KEY).errors[code] += len(failed)
+            reason = f"{failed[0].topic}-{failed[0].index}: {flush.failed[failed[0]]}"
+            context.close(shortened(f"produce with acks = 0 failed: {reason}"))
+
+    if flush is not None:
+        flush.then(close_if_failed)
 
 
 PRODUCE = RawApi(ProduceRequest, min_version=0, handler=_produce)

@@ -68,7 +68,7 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._host = host
         self._transport: asyncio.Transport
-        self._client = Client(host, "", 0, mute=self._mute)
+        self._client = Client(host, "", 0, mute=self._mute, close=self._close_for)
         self._lost = False
         self._finishing = False
         self._last_progress = self._loop.time()
@@ -234,6 +234,10 @@ class Connection(asyncio.BufferedProtocol):
         self._send()
         if not self._lost:
             self._drop(reason)
+
+    def _close_for(self, reason: str) -> None:
+        if not self._lost:
+            self.abort(reason)
 
     def _drop(self, reason: str) -> None:
         self._server.metrics.connections_aborted.inc()

@@ -58,18 +58,26 @@ class Client:
     """The client of a connection, and the address by which it reaches this broker.
 
     `sasl` is its authentication, until that is complete. `mute` stops reading from the connection for a
-    number of seconds. `contexts` holds one context for each API and version that it used.
+    number of seconds, `close` closes it and logs a reason. `contexts` holds one context for each API and
+    version that it used.
     """
 
-    __slots__ = ("contexts", "host", "mute", "node_host", "node_port", "principal", "sasl")
+    __slots__ = ("close", "contexts", "host", "mute", "node_host", "node_port", "principal", "sasl")
 
     def __init__(
-        self, host: str, node_host: str, node_port: int, *, mute: Callable[[float], None]
+        self,
+        host: str,
+        node_host: str,
+        node_port: int,
+        *,
+        mute: Callable[[float], None],
+        close: Callable[[str], None],
     ) -> None:
         self.host = host
         self.node_host = node_host
         self.node_port = node_port
         self.mute = mute
+        self.close = close
         self.principal = ANONYMOUS
         self.sasl: SaslExchange | None = None
         self.contexts: dict[tuple[int, int], RequestContext] = {}
@@ -152,6 +160,7 @@ class Dispatcher:
                 services=self._services,
                 sasl=client.sasl,
                 mute=client.mute,
+                close=client.close,
             )
             client.contexts[key, version] = context
         response = route.handle(context, frame[body:])

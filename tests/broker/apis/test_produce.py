@@ -340,3 +340,21 @@ async def test_a_real_client_gets_an_error_for_a_large_message(broker: Broker) -
     largest = 1_048_588 - 61 - 20
     assert (await producer.send_and_wait("t", b"x" * largest, partition=0)).offset == 0
     await producer.stop()
+
+
+async def test_a_failed_write_closes_the_connection_of_a_producer_that_wants_no_answer(
+    broker: Broker, connect: Connect, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: PartitionLog) -> None:
+        raise LogFailed("no space left on device")
+
+    await broker.topics.create("t", 1)
+    topics = [{"name": "t", "partition_data": [{"index": 0, "records": batch(b"a")}]}]
+    client, other = await connect(broker), await connect(broker)
+    with monkeypatch.context() as patch:
+        patch.setattr(PartitionLog, "flush_pending", fail)
+        await client.send(client.message(PRODUCE, 8, acks=0, topic_data=topics))
+        async with asyncio.timeout(10):
+            assert await client.is_closed_by_broker()
+    answer = await other.call(PRODUCE, 8, acks=-1, topic_data=topics)
+    assert answer.responses[0].partition_responses[0].error_code is ErrorCode.none
