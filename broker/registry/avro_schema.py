@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from avro.compatibility import ReaderWriterCompatibilityChecker, SchemaCompatibilityType
-from avro.errors import AvroException
+from avro.errors import AvroException, IgnoredLogicalType
 from avro.name import Names
 from avro.schema import make_avsc_object
 
@@ -16,6 +17,8 @@ from .schema_types import ParsedSchema, incompatibility
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from avro.schema import Schema
 
     from .schema_types import Dependency
 
@@ -46,12 +49,12 @@ class AvroSchema(ParsedSchema):
 
     def __init__(self, text: str, dependencies: Sequence[Dependency] = ()) -> None:
         """Raises RegistryError if the schema is invalid."""
-        names = Names()
         try:
-            for each in dependencies:
-                make_avsc_object(json.loads(each.text), names)
             self._document = json.loads(text)
-            self.schema = make_avsc_object(self._document, names)
+            # A logical type that the library does not know is a property like any other.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", IgnoredLogicalType)
+                self.schema = _parse(self._document, dependencies)
             check_defaults(self.schema)
             self._text = _dumps(_Writer().schema(self._document, None))
         except (AvroException, ValueError, TypeError, AttributeError, KeyError) as error:
@@ -78,6 +81,13 @@ class AvroSchema(ParsedSchema):
         kinds = ", ".join(dict.fromkeys(each.name.upper() for each in found.incompatibilities))
         messages, places = "; ".join(sorted(found.messages)), ", ".join(sorted(found.locations))
         return [incompatibility(kinds, f"at {places}: {messages}")]
+
+
+def _parse(document: object, dependencies: Sequence[Dependency]) -> Schema:
+    names = Names()
+    for each in dependencies:
+        make_avsc_object(json.loads(each.text), names)
+    return make_avsc_object(document, names)
 
 
 def _dumps(document: object) -> str:

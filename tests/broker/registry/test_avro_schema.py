@@ -28,6 +28,7 @@ X, Y = {"name": "x", "type": "int"}, {"name": "y", "type": "string", "default": 
     [
         ({"type": "string"}, '"string"'),
         ({"type": "int", "logicalType": "date"}, '{"type":"int","logicalType":"date"}'),
+        ({"type": "long", "logicalType": "x"}, '{"type":"long","logicalType":"x"}'),
         (["null", {"type": "long"}], '["null","long"]'),
         ({"items": {"type": "int"}, "type": "array"}, '{"type":"array","items":"int"}'),
         (
