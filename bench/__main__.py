@@ -104,6 +104,7 @@ async def main() -> None:
             await measure(children, directory, console, options.rounds, options.scale)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+    await part("bench.typed", "--rounds", str(options.rounds), "--scale", str(options.scale))
     await part("bench.broker", "--rounds", str(options.rounds), "--scale", str(options.scale))
     await part("bench.idle")
     await part("bench.fairness")

@@ -92,6 +92,11 @@ def kmr(
             max_rows=FLUSH_ROWS,
             max_age=0.5,
         )
+    return run_worker(job, Strategy(function, [sink]))
+
+
+def run_worker(job: Job, strategy: Strategy) -> float:
+    """Run a worker until the watermarks have passed all records; return the seconds."""
     settings = Settings(
         topics=(job.topic,), group=job.group, bootstrap_servers=job.bootstrap_servers
     )
@@ -100,7 +105,7 @@ def kmr(
     freeze_modules()
 
     async def run() -> float:
-        worker = Worker(Strategy(function, [sink]), settings)
+        worker = Worker(strategy, settings)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(worker.run)
             await worker.ready()

@@ -27,6 +27,7 @@ from .reducers.reducer import Context
 from .service.deadline import Deadline, end_shields
 from .service.process import freeze_modules, keep_freed_memory
 from .service.process_end import ExitCode, ProcessEnd, exit_now
+from .service.threads import run_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -70,6 +71,7 @@ class Worker:
         consumer: Consumer | None = None,
     ) -> None:
         strategy.refuse_loop(settings.topics, settings.bootstrap_servers)
+        self._inputs = strategy.map_spec.inputs
         self._settings = settings
         self.metrics = metrics or Metrics()
         self._consumer: Consumer = consumer or KafkaConsumer(
@@ -198,6 +200,7 @@ class Worker:
                 prepare=settings.prepare_table,
             )
         )
+        await run_in_thread(self._inputs.warm_up)
         await self._consumer.start(self._events)
 
     async def _wait_for_broker(self) -> None:

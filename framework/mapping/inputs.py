@@ -104,6 +104,12 @@ class Inputs:
             *(name for name in _BESIDE if name != "key" or self.key is None),
         ]
 
+    def warm_up(self) -> None:
+        """Let the formats load what they decode with. Call it in a thread."""
+        for each in (self.value, self.key):
+            if each is not None:
+                each.warm_up()
+
     def columns(self, records: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Failure]]:
         """Return the columns for a per-batch function, without the records that cannot be decoded."""
         if self.value is None and self.key is None:

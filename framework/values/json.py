@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from .json_columns import places_of, plan_of, splice, walk
 from .registry import RegisteredSchema, Registry
 from .schemas import row_type
 from .typed import TypedFormat
@@ -53,6 +52,13 @@ class Json(TypedFormat):
             values, unframed = _unframe(values)
             decoded, failed = Json(self.type).decode(values)
             return Decoded(decoded, failed | unframed)
+        from .json_columns import (  # numba: only where values are decoded
+            places_of,
+            plan_of,
+            splice,
+            walk,
+        )
+
         plan = plan_of(self.type)
         if plan is None or not len(values):
             return super().decode(values)
@@ -67,6 +73,10 @@ class Json(TypedFormat):
                 for fast, slow in zip(columns, by_msgspec.columns, strict=True)
             ]
         return Decoded(pa.RecordBatch.from_arrays(columns, schema=self.schema), failures)
+
+    def warm_up(self) -> None:
+        """Load the compiled code; see `ValueFormat.warm_up`."""
+        self.decode(pa.array([b"{}"], pa.binary()))
 
     def decode_objects(self, values: pa.BinaryArray) -> DecodedObjects:
         """Decode values to objects; see `ValueFormat.decode_objects`."""
@@ -115,7 +125,7 @@ def _decoder(source: type | pa.Schema) -> Callable[[Any], Any]:
 
 
 def _unframe(values: pa.BinaryArray) -> tuple[pa.BinaryArray, dict[int, str]]:
-    from .framing import unframe  # it imports numba, which most users of JSON do not need
+    from .framing import unframe  # it imports numba
 
     return unframe(values)
 

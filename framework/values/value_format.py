@@ -67,6 +67,12 @@ class ValueFormat(ABC):
             KmrError: no value can be decoded now or later. The worker ends with the message.
         """
 
+    def warm_up(self) -> None:  # noqa: B027  not every format has to
+        """Load what the first `decode` would have to load, such as compiled code; by default nothing.
+
+        Called in a thread, before the first batch is fetched. It connects to nothing.
+        """
+
     def decode_objects(self, values: pa.BinaryArray) -> DecodedObjects:
         """Decode the values of one batch to one object each: by default a dict of the columns.
 

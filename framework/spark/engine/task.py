@@ -244,7 +244,8 @@ def _prepare(
 ) -> Iterator[pa.RecordBatch]:
     # Spark would print an error with its stack trace.
     with suppress(Exception):
-        _open_plan(plan.payload)
+        strategy = _open_plan(plan.payload).strategy
+        strategy.map_spec.inputs.warm_up()
         batch_decoder.warm_up()
         shared_client(config).partitions()
     yield from rows  # all of them: Spark ends a process that has not read its input

@@ -200,3 +200,15 @@ def test_the_schema_of_the_rows_is_known_before_the_first_record() -> None:
     assert strategy(map=with_keep).row_schema == pa.schema(
         [pa.field("path", pa.string(), nullable=False)]
     )
+
+
+def test_formats_load_what_they_need_before_the_first_batch() -> None:
+    class Slow(Text):
+        warm = 0
+
+        def warm_up(self) -> None:
+            self.warm += 1
+
+    value, key = Slow(), Slow()
+    strategy(value=value, key=key).map_spec.inputs.warm_up()
+    assert (value.warm, key.warm) == (1, 1)
