@@ -121,6 +121,7 @@ class Pipeline:
         context = replace(
             context, generations=self.committer.generations, schema_of=self._strategy.schema_of
         )
+        await self._executor.open(self._strategy)
         await self._lanes.open(context)
         if self._error_stage is not None:
             await self._error_stage.open(replace(context, stage=ERROR_STAGE))
@@ -138,6 +139,7 @@ class Pipeline:
         for partition in list(self._maps):
             self.stop_partition(partition)
         async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._executor.close)
             if self._error_stage is not None:
                 stack.push_async_callback(self._error_stage.close)
             stack.push_async_callback(self._lanes.close)

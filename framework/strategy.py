@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from .delivery.failures import FAILED_SCHEMA
 from .errors import StrategyError
-from .mapping.annotations import parameters_of
+from .mapping.annotations import check_resources, parameters_of
 from .mapping.functions import VALUES, schema_of_batch_map, spec_of
 from .mapping.inputs import Inputs, Tombstones
 from .reducers.reducer import Delivery, Reducer
@@ -16,6 +16,7 @@ from .values.value_format import ValueFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     import pyarrow as pa
 
@@ -87,6 +88,10 @@ class Strategy:
         tombstones: what happens to a record whose value is null, with `value=`: `drop` it, as if the map had
             filtered it; map it with `null` in the columns of the value (a per-record map gets None); or
             `fail`: it goes to `reduce_err`.
+        resources: what the map needs and each process opens once, such as a pool of connections: a function
+            that returns an async context manager. The map has a parameter named `resources`, which gets
+            the value of `async with`. A worker closes them at its end. A process of Spark keeps them until
+            Spark kills it. With `executor = "process"` the map must be `async def`: it runs in the worker.
 
     Raises:
         StrategyError: a part is missing, of the wrong type, or does not fit another part.
@@ -100,6 +105,7 @@ class Strategy:
     value: ValueFormat | None = None
     key: ValueFormat | None = None
     tombstones: Tombstones = "drop"
+    resources: Callable[[], AbstractAsyncContextManager[Any]] | None = None
     map_spec: MapSpec = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -154,6 +160,7 @@ class Strategy:
                 "a strategy needs map=, value= or both: without a map, the columns of the value are the rows"
             )
         spec = VALUES if self.map is None else spec_of(self.map)
+        check_resources(self.map, given=self.resources is not None)
         inputs = Inputs(self.value, self.key, self.tombstones)
         if spec.per == "record":
             if self.key is not None:
@@ -232,6 +239,7 @@ class Strategy:
         """
         parts = {
             "map": self.map,
+            "resources": self.resources,
             "value": self.value,
             "key": self.key,
             "reduce_err": self.reduce_err,

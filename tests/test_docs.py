@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import re
 import sys
 import types
 from pathlib import Path
 
+import anyio
 import pyarrow as pa
 import pytest
 
 from kmr.cli.clickhouse import create_table
+from kmr.record import TopicPartition
+from kmr.settings import Settings
 from kmr.sinks.clickhouse.ddl import column_type
+from kmr.testing import Journal, MemoryConsumer, MemoryWriter, batch_of
+from kmr.worker import Worker
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("C*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -69,3 +76,27 @@ def test_the_code_of_the_page_about_typed_values_runs() -> None:
         exec("\n".join(blocks), module.__dict__)
     finally:
         del sys.modules["typed_values"]
+
+
+async def test_the_example_of_slow_maps_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "slow-maps.md").read_text(encoding="utf-8")
+    (tmp_path / "slow_maps.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    strategy = importlib.import_module("slow_maps").strategy
+    strategy.validate()
+    journal, consumer = Journal(), MemoryConsumer()
+    consumer.put(batch_of("t", 0, 0, [b"x" * size for size in range(200)]))
+    worker = Worker(
+        dataclasses.replace(strategy, reduce=[MemoryWriter(journal, max_rows=200)]),
+        Settings(topics=("t",), group="g"),
+        consumer=consumer,
+    )
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(worker.run)
+        await consumer.started.wait()
+        await consumer.rebalance([TopicPartition("t", 0)])
+        await journal.until(lambda j: j.count == 200)
+        worker.shutdown("the test is over")
+    assert journal.rows() == [{"offset": size, "answer": size} for size in range(200)]

@@ -178,6 +178,12 @@ def _map_sample(strategy: Strategy, file: Path) -> pa.Schema:
     import pyarrow as pa
 
     from ..mapping.functions import apply, apply_async
+
+    if strategy.resources is not None:
+        raise StrategyError(
+            "--sample: the map needs resources=, which are not opened here; declare its columns with "
+            "schema= or a return annotation"
+        )
     from ..record import SCHEMA
 
     try:

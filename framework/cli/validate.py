@@ -148,6 +148,7 @@ class MapOutline(msgspec.Struct, frozen=True):
         value: the format of values; None: bytes.
         key: the format of keys; None: bytes.
         options: concurrency, retries and limits of the calls, in words.
+        resources: the function that opens what the map needs; None if there is none.
     """
 
     function: str | None
@@ -157,13 +158,16 @@ class MapOutline(msgspec.Struct, frozen=True):
     value: str | None = None
     key: str | None = None
     options: str = ""
+    resources: str | None = None
 
     def call(self) -> str:
         """Return how the function is called, in words."""
         if self.function is None:
             return "the columns of the value are the rows"
         options = f", {self.options}" if self.options else ""
-        return f"one call per {self.per}, {'async' if self.is_async else 'sync'}{options}"
+        resources = f", resources of {self.resources}" if self.resources else ""
+        kind = "async" if self.is_async else "sync"
+        return f"one call per {self.per}, {kind}{options}{resources}"
 
     def formats(self) -> str:
         """Return the formats of value and key, in words; empty if the map gets bytes."""
@@ -235,6 +239,9 @@ def outline_of(path: str, strategy: Strategy) -> Outline:
             value=None if strategy.value is None else str(strategy.value),
             key=None if strategy.key is None else str(strategy.key),
             options="" if spec.calls is None else spec.calls.describe(),
+            resources=None
+            if strategy.resources is None
+            else getattr(strategy.resources, "__qualname__", repr(strategy.resources)),
         ),
         reduce=tuple(_reducer(stage, reducer) for stage, reducer in strategy.stages.items()),
         reduce_err=None

@@ -7,6 +7,7 @@ guarantees, and where it begins again after a crash, is the work of the engine.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,6 +55,7 @@ def replay_of(
         reduce_err=strategy.reduce_err,
         err_limit=strategy.err_limit,
         delivery=strategy.delivery,
+        resources=strategy.resources,
     )
 
 
@@ -91,12 +93,16 @@ class _LetterMap:
         self._chosen = chosen
         setattr(self, MARK, MapSpec("batch", spec.is_async))
 
-    def __call__(self, letters: pa.RecordBatch) -> Any:
+    def __call__(self, letters: pa.RecordBatch, **resources: Any) -> Any:
         """Return the `MapResult` of the letters that are chosen."""
+        function = self._bound(resources)
         return _joined(
-            part.of_letters(apply(self._function, part.records, self._spec))
+            part.of_letters(apply(function, part.records, self._spec))
             for part in self._parts(letters)
         )
+
+    def _bound(self, resources: dict[str, Any]) -> Any:
+        return partial(self._function, **resources) if resources else self._function
 
     def _parts(self, letters: pa.RecordBatch) -> Iterator[_Part]:
         if not len(letters):
@@ -123,9 +129,10 @@ class _LetterMap:
 
 
 class _AsyncLetterMap(_LetterMap):
-    async def __call__(self, letters: pa.RecordBatch) -> MapResult:
+    async def __call__(self, letters: pa.RecordBatch, **resources: Any) -> MapResult:
         parts = list(self._parts(letters))
-        mapped = [await apply_async(self._function, part.records, self._spec) for part in parts]
+        function = self._bound(resources)
+        mapped = [await apply_async(function, part.records, self._spec) for part in parts]
         return _joined(part.of_letters(each) for part, each in zip(parts, mapped, strict=True))
 
 

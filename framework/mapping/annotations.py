@@ -14,7 +14,7 @@ from ..values.schemas import is_row_class
 if TYPE_CHECKING:
     from .inputs import Parameters
 
-__all__ = ["parameters_of", "row_class_of"]
+__all__ = ["RESOURCES", "check_resources", "parameters_of", "row_class_of"]
 
 _SEVERAL: Final = (list, tuple, Sequence, Iterable, Iterator, Generator)
 
@@ -40,6 +40,36 @@ def _row_classes(annotation: Any) -> set[type]:
     return set()
 
 
+RESOURCES: Final = "resources"
+"""The name of the parameter that gets the resources of the strategy."""
+
+
+def check_resources(function: object, *, given: bool) -> None:
+    """Check that a map function and its strategy agree about resources.
+
+    Args:
+        given: the strategy has `resources=`.
+
+    Raises:
+        StrategyError: only one of them has resources.
+    """
+    name = getattr(function, "__qualname__", repr(function))
+    try:
+        parameter = inspect.signature(function).parameters.get(RESOURCES)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # compiled code without a signature, or no function
+        parameter = None
+    if given and parameter is None:
+        raise StrategyError(
+            f"resources= needs a map with a parameter named resources; map={name} has none"
+        )
+    if given or parameter is None or parameter.kind is parameter.VAR_KEYWORD:
+        return
+    if parameter.default is parameter.empty:
+        raise StrategyError(
+            f"map={name} has a parameter named resources, but the strategy has no resources="
+        )
+
+
 def parameters_of(function: object, *, decoded: bool) -> Parameters:
     """Return what a per-record function is called with: `f(record)`, `f(value)` or `f(value, record)`.
 
@@ -51,9 +81,10 @@ def parameters_of(function: object, *, decoded: bool) -> Parameters:
     """
     name = getattr(function, "__qualname__", repr(function))
     try:
-        parameters = list(inspect.signature(function).parameters.values())  # type: ignore[arg-type]
+        signature = inspect.signature(function)  # type: ignore[arg-type]
     except (TypeError, ValueError):  # compiled code without a signature
         return "value" if decoded else "record"
+    parameters = [each for each in signature.parameters.values() if each.name != RESOURCES]
     positional = [
         each
         for each in parameters

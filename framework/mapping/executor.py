@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import anyio
 from anyio import to_process
 
+from ..errors import StrategyError
 from ..observe.logs import setup_logs
 from ..service.process import end_with_parent
 from ..service.threads import run_in_thread
 from ..settings import LogSettings
 from .functions import apply, apply_async
+from .resources import OpenResources
 from .results import NO_OFFSETS, MapResult
 from .stop import Stop
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     from ..record import Batch
     from ..settings import ExecutorKind
+    from ..strategy import Strategy
     from .functions import MapSpec
 
 __all__ = ["LONGEST", "LONGEST_WINDOW", "Executor"]
@@ -64,6 +67,24 @@ class Executor:
         self._logs = logs or LogSettings()
         self._limiter = anyio.CapacityLimiter(workers or os.cpu_count() or 1)
         self._unlimited = anyio.CapacityLimiter(math.inf)
+        self._resources: OpenResources | None = None
+
+    async def open(self, strategy: Strategy) -> None:
+        """Open the resources of a strategy, if it has any. Raises StrategyError if that fails."""
+        if strategy.resources is None:
+            return
+        if self.kind == "process" and not strategy.map_spec.is_async:
+            raise StrategyError(
+                "resources= cannot be opened in the processes of executor='process': use "
+                "executor='thread', or an async map"
+            )
+        self._resources = OpenResources(strategy.resources)
+        await self._resources.open()
+
+    async def close(self) -> None:
+        """Close the resources, also after a failure. Raises StrategyError if that fails."""
+        if self._resources is not None:
+            await self._resources.close()
 
     async def map(
         self,
@@ -90,6 +111,8 @@ class Executor:
             StrategyError: the function returned a value that cannot become rows.
             CorruptRecords: the batch cannot be decoded.
         """
+        if self._resources is not None and function is not None:
+            function = self._resources.bind(function)
         if self.kind == "inline":
             records = batch.records
         elif self.kind == "thread" and not spec.is_async:

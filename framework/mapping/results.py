@@ -357,4 +357,5 @@ def bytes_made(batch: Batch, mapped: MapResult) -> int:
 
 
 def _name(function: object) -> str:
+    function = getattr(function, "func", function)  # of a partial with its resources
     return str(getattr(function, "__qualname__", function))

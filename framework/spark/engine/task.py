@@ -25,6 +25,7 @@ from ...delivery.ranges import subtract_ranges
 from ...errors import KmrError
 from ...formats import batch_decoder
 from ...mapping.functions import apply, apply_async
+from ...mapping.resources import OpenResources
 from ...mapping.results import join
 from ...record import Range, Rows
 from ...service.process import freeze_modules, keep_freed_memory
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
+    from ...mapping.functions import MapSpec
     from ...record import Batch
     from ...reducers.reducer import Context
     from ...strategy import Strategy
@@ -63,10 +65,12 @@ class _OpenPlan(NamedTuple):
     """A strategy with the opened reducers of its tasks.
 
     Attributes:
+        function: the map, with its resources if it has any.
         gathers: the driver has reducers, so the rows of the chain go there.
     """
 
     strategy: Strategy
+    function: Callable[..., Any] | None
     chain: Chain
     gathers: bool
 
@@ -79,8 +83,18 @@ def _open_plan(payload: bytes) -> _OpenPlan:
     placement = place_reducers(strategy.stages)
     chain = Chain(placement.tasks)
     _start(_open_chain(chain, context)).result()
+    function = strategy.map
+    if function is not None and strategy.resources is not None:
+        function = _start(_bind_resources(function, strategy.resources)).result()
     freeze_modules()  # Spark collects garbage after every task too
-    return _OpenPlan(strategy, chain, bool(placement.driver))
+    return _OpenPlan(strategy, function, chain, bool(placement.driver))
+
+
+async def _bind_resources(function: Callable[..., Any], factory: Any) -> Callable[..., Any]:
+    """Open the resources of the map. They stay open as long as the process, which Spark kills."""
+    resources = OpenResources(factory)
+    await resources.open()
+    return resources.bind(function)
 
 
 async def _open_chain(chain: Chain, context: Context) -> None:
@@ -118,11 +132,11 @@ def run_task(
     work = _Work(report, schema)
     replayed = _is_replayed(plan)
     try:
-        strategy, chain, gathers = _open_plan(plan.payload)
+        strategy, function, chain, gathers = _open_plan(plan.payload)
         writing: Future[ChainResult] | None = None
         try:
             for chunk in cut_chunks(batches):
-                rows, failed = work.map(strategy, chunk)
+                rows, failed = work.map(function, strategy.map_spec, chunk)
                 if writing is not None:
                     yield from work.take_result(writing.result(), gathers=gathers)
                     writing = None
@@ -168,14 +182,15 @@ class _Work:
         self._report = report
         self._schema = schema
 
-    def map(self, strategy: Strategy, chunk: Chunk) -> tuple[Rows | None, list[Rows]]:
+    def map(
+        self, function: Callable[..., Any] | None, spec: MapSpec, chunk: Chunk
+    ) -> tuple[Rows | None, list[Rows]]:
         """Map a chunk; return its rows in one piece, and the records that the map failed on."""
         report = self._report
         report.last = chunk.last
         parts = []
         for batch in chunk.batches:
             begun = time.monotonic()
-            function, spec = strategy.map, strategy.map_spec
             if spec.is_async and function is not None:
                 parts.append(_start(apply_async(function, batch.records, spec)).result())
             else:

@@ -56,6 +56,7 @@ def test_validate_prints_json_for_programs(kmr: Callable[..., Any], folder: Path
         "value": None,
         "key": None,
         "options": "",
+        "resources": None,
     }
     assert [stage["reducer"] for stage in outline["reduce"]] == ["Batcher", "Collect"]
     assert outline["reduce_err"]["max_age"] == 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,3 +108,16 @@ def test_only_the_error_sink_of_a_replay_may_write_to_the_topic_of_letters() -> 
     loop = Strategy(map=locate, reduce=[KafkaWriter("dead", bootstrap_servers=servers)])
     with pytest.raises(StrategyError, match="writes to topic dead"):
         replay_of(loop, {}).refuse_loop(["dead"], servers)
+
+
+def test_a_replay_gives_the_map_its_resources() -> None:
+    @map_record
+    def annotated(record: Record, resources: str) -> dict[str, Any]:
+        return {"pool": resources}
+
+    letters = letters_for(("t", 0, 7))
+    strategy = Strategy(annotated, [SINK], resources=lambda: nullcontext("open"))
+    replay = replay_of(strategy, everything(letters))
+    assert replay.resources is strategy.resources
+    mapped = replay.map(letters, resources="open")  # type: ignore[misc]  # there is a map
+    assert rows_by_letter(mapped) == [(0, ("open",))]

@@ -1,0 +1,63 @@
+"""What a map needs and a process opens once: a connection pool, a model, a cache."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..errors import StrategyError, reason_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+
+__all__ = ["OpenResources"]
+
+
+class OpenResources:
+    """The resources of a strategy in this process, on its event loop.
+
+    One task opens and closes them: some context managers must not be left by another.
+
+    Calls: `open`; `bind` any number of times; `close`, also after a failure.
+    """
+
+    def __init__(self, factory: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
+        self._factory = factory
+        self._closing = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._value: Any = None
+
+    async def open(self) -> None:
+        """Open the resources. Raises StrategyError if that fails."""
+        opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._hold(opened))
+        try:
+            self._value = await opened
+        except Exception as error:
+            raise StrategyError(f"resources= cannot be opened: {reason_of(error)}") from error
+        except BaseException:
+            self._task.cancel()
+            raise
+
+    async def _hold(self, opened: asyncio.Future[Any]) -> None:
+        try:
+            async with self._factory() as value:
+                opened.set_result(value)
+                await self._closing.wait()
+        except Exception as error:
+            if opened.done():
+                raise StrategyError(f"resources= cannot be closed: {reason_of(error)}") from error
+            opened.set_exception(error)
+
+    def bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the map with its parameter `resources` filled in."""
+        return partial(function, resources=self._value)
+
+    async def close(self) -> None:
+        """Close the resources, if they are open. Raises StrategyError if that fails."""
+        task, self._task = self._task, None
+        if task is not None and not task.done():
+            self._closing.set()
+            await task
