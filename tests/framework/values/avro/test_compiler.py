@@ -7,7 +7,7 @@ from typing import Any
 
 import fastavro
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kmr.values.avro.program import Program
@@ -145,6 +145,7 @@ def test_a_record_that_contains_itself_is_skipped() -> None:
 
 
 @given(st.integers(-(10**9), 10**9), st.integers(1, 9))
+@settings(max_examples=20)
 def test_decimals_may_be_fixed(unscaled: int, extra: int) -> None:
     size = 4 + extra
     fixed = {"type": "fixed", "name": "D", "size": size, "logicalType": "decimal", "precision": 11}

@@ -31,7 +31,7 @@ def decode(
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_values_of_any_schema_are_what_fastavro_reads(data: st.DataObject) -> None:
     schema = data.draw(records())
     encoded = [encode(schema, each) for each in data.draw(st.lists(values(schema), max_size=4))]
@@ -42,7 +42,7 @@ def test_values_of_any_schema_are_what_fastavro_reads(data: st.DataObject) -> No
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_values_resolved_to_another_schema_are_what_fastavro_reads(data: st.DataObject) -> None:
     writer = data.draw(records())
     reader = data.draw(readers(writer))
@@ -54,7 +54,7 @@ def test_values_resolved_to_another_schema_are_what_fastavro_reads(data: st.Data
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_of_damaged_values_those_that_pass_are_what_fastavro_reads(data: st.DataObject) -> None:
     schema = data.draw(records())
     good = encode(schema, data.draw(values(schema)))
