@@ -38,15 +38,12 @@ _LONG: Final = (
     "tests/demo/test_demo.py",
     "tests/framework/sinks/spark/end_to_end/test_process.py",
     "tests/framework/spark/end_to_end/test_cluster.py",
-    "tests/framework/guarantees/test_exactly_once_properties.py",
     "tests/interop/test_kill.py",
     "tests/packaging/test_distribution.py",
-    "tests/broker/log/guarantees/test_damage.py",
-    "tests/framework/guarantees/test_delivery_properties.py",
     "tests/interop/test_transactions.py",
     "tests/framework/guarantees/test_signals_and_exit_codes.py",
 )
-"""Files of more than 15 seconds, in the order of their starts."""
+"""Files of more than 12 seconds, in the order of their starts."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

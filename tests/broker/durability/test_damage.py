@@ -78,7 +78,7 @@ async def test_a_damaged_file_is_made_up_for_or_somebody_is_told(
         # After a kill a log may have had no checkpoint yet.
         if clean or (path.name, damage) != ("checkpoint", _remove)
     ]
-    for number in moments(len(cases) - 1, 7):
+    for number in moments(len(cases) - 1, 13):
         path, damage = cases[number]
         damaged = tmp_path / "damaged"
         shutil.copytree(intact, damaged)

@@ -346,7 +346,7 @@ async def test_a_disk_that_fails_at_any_operation_loses_nothing_that_was_acknowl
 ) -> None:
     none = Fault(0, set(), 0)
     await survive(tools, tmp_path / "none", none, goes_on=True)
-    for first in moments(none.count, 17):
+    for first in moments(none.count, 41):
         try:
             await survive(tools, tmp_path / f"{first}", Fault(first, kinds, code), goes_on=goes_on)
         except Exception as error:

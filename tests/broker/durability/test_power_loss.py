@@ -100,7 +100,7 @@ async def test_acknowledged_work_of_all_clients_survives_any_power_loss(
     with Disk(root) as disk:
         history = await tools.work(disk)
     assert survivors(disk.journal, disk.now, disk.base, EVERYTHING) == read_tree(root)
-    crashed = crashes(disk, moments(disk.now, 29), None)
+    crashed = crashes(disk, moments(disk.now, 53), None)
     assert await audit(tools, history, crashed, tmp_path, durable=True) > 10
 
 
@@ -111,7 +111,7 @@ async def test_without_a_sync_a_power_loss_leaves_a_prefix_of_the_sent_records(
 ) -> None:
     with Disk(root) as disk:
         history = await tools.work(disk, fsync, fsync_interval=0.01)
-    crashed = crashes(disk, moments(disk.now, 61), None)
+    crashed = crashes(disk, moments(disk.now, 113), None)
     assert await audit(tools, history, crashed, tmp_path, fsync=fsync, durable=False) > 10
 
 
@@ -122,7 +122,7 @@ async def test_without_a_sync_a_kill_takes_back_nothing_that_was_acknowledged(
 ) -> None:
     with Disk(root) as disk:
         history = await tools.work(disk, fsync, fsync_interval=0.01)
-    crashed = crashes(disk, moments(disk.now, 71), EVERYTHING)
+    crashed = crashes(disk, moments(disk.now, 127), EVERYTHING)
     assert await audit(tools, history, crashed, tmp_path, fsync=fsync, durable=True) > 10
 
 

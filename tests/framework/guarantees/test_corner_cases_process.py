@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kmr.broker import Broker
     from kmr.testing import StartBroker
 
-PARTITIONS, CHUNK, STOPS = 4, 500, 3
+PARTITIONS, CHUNK, STOPS = 4, 500, 2
 AFTER_ALL = 240  # seconds; for a machine that does much else
 
 STRATEGY = """
