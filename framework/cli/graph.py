@@ -31,10 +31,10 @@ def draw(outline: Outline, form: Format) -> str:
     mapped = outline.map
     name = "none" if mapped.function is None else mapped.function.rpartition(".")[2]
     per = f"{'async, ' if mapped.is_async else ''}per {mapped.per}"
-    what = (mapped.formats(), *([per] if mapped.function is not None else []))
+    what = [mapped.formats(), per if mapped.function is not None else ""]
     main: list[Box] = [
         ("consumer", "polls, pauses, seeks"),
-        (f"map {name}", *(line for line in what if line)),
+        (f"map {name}", ", ".join(filter(None, what))),
         *(_box(reducer) for reducer in outline.reduce),
         ("commit", "the watermark of each partition"),
     ]

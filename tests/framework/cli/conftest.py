@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 STRATEGY = """
 import sys
 
+import msgspec
 import pyarrow as pa
+from kmr import Json, Text
 from kmr.reducers.collect import Batcher, Collect
 from kmr.mapping.functions import map_batch, map_record
 from kmr.sinks import KafkaWriter
@@ -45,6 +47,12 @@ strategy = Strategy(
     reduce_err=StreamWriter(sys.stderr, max_rows=None, max_bytes=None),
     err_limit=ErrorLimit(100),
 )
+class Hit(msgspec.Struct):
+    path: str
+    status: int
+
+
+typed = Strategy(value=Json(Hit), key=Text(), reduce=[Collect(nothing)], reduce_err=StreamWriter(sys.stderr))
 bare = Strategy(map=passed, reduce=[Collect(nothing)])
 loop = Strategy(map=passed, reduce=[KafkaWriter("orders")])
 unpicklable = Strategy(map=passed, reduce=[Collect(lambda table: None)])

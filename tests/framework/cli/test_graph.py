@@ -32,6 +32,13 @@ def test_lines_connect_the_map_the_error_sink_and_the_commit(
     assert failures[column] == "┐"
 
 
+def test_the_format_of_values_stands_with_the_map(kmr: Callable[..., Any], folder: Path) -> None:
+    lines = kmr("graph", "flow:typed").out.splitlines()
+    at = next(at for at, line in enumerate(lines) if line.startswith("│ map none "))
+    assert "failures" in lines[at]
+    assert lines[at + 1].startswith("│ value: Json(Hit), key: Text ")
+
+
 def test_without_error_sink_nothing_is_drawn_beside_the_chain(
     kmr: Callable[..., Any], folder: Path
 ) -> None:

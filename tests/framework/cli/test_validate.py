@@ -46,6 +46,17 @@ def test_without_error_sink_the_first_failure_stops_the_worker(
     assert "one call per batch, sync" in output.out
 
 
+def test_validate_prints_the_formats_and_the_columns_of_a_strategy_without_a_map(
+    kmr: Callable[..., Any], folder: Path
+) -> None:
+    assert kmr("validate", "flow:typed").out.splitlines()[2:6] == [
+        "map         none",
+        "            the columns of the value are the rows",
+        "            value: Json(Hit), key: Text",
+        "            columns: path: string, status: int64, key: string",
+    ]
+
+
 def test_validate_prints_json_for_programs(kmr: Callable[..., Any], folder: Path) -> None:
     outline = json.loads(kmr("validate", "flow", "--json").out)
     assert outline["map"] == {
