@@ -1,8 +1,8 @@
 """Compile programs of `kernel.py`: how values of a writer's schema are read as a reader's schema.
 
-The rules are Avro's ("Schema Resolution" of its specification), with four additions for readers that are
+The rules are Avro's ("Schema Resolution" of its specification), with five additions for readers that are
 user types: names of records are compared only to choose a branch of a union, an enum may be read as string,
-a fixed as bytes, and times in one unit as times in another.
+a fixed as bytes, times in one unit as times in another, and decimals as decimals of a larger scale.
 """
 
 from __future__ import annotations
@@ -288,11 +288,12 @@ class Compiler:
         kinds = type_of(w), type_of(r)
         size = w["size"] if kinds[0] == "fixed" else -1
         if logical_of(r) == "decimal":
-            written = logical_of(w) == "decimal"
-            same_scale = not written or w.get("scale", 0) == r.get("scale", 0)
-            if not same_scale or (written and w["precision"] > r["precision"]):
-                raise self._misfit(w, r, path)
-            self._emit(kernel.DECIMAL, column, column.words, size)
+            power = 0
+            if logical_of(w) == "decimal":
+                power = r.get("scale", 0) - w.get("scale", 0)
+                if power < 0 or w["precision"] + power > r["precision"]:
+                    raise self._misfit(w, r, path)
+            self._emit(kernel.DECIMAL, column, column.words | power << 8, size)
         elif (kinds[1] == "fixed" and size != r["size"]) or kinds == ("fixed", "string"):
             raise self._misfit(w, r, path)
         elif size >= 0:

@@ -33,7 +33,7 @@ OP, TO, AT, A, B, FIELD, WIDTH = range(7)
     BOOLEAN,
     BYTES,
     FIXED,  # A bytes
-    DECIMAL,  # A words of 64 bits; B bytes, or -1: their number comes first
+    DECIMAL,  # A & 255 words of 64 bits, times 10 ** (A >> 8); B bytes, or -1: their number comes first
     ENUM,  # A symbols, each a piece of the pool in `tables` from B, or -1
     UNION,  # A branches, each an address in `tables` from B
     JUMP,  # to A
@@ -149,6 +149,26 @@ def _decimal(
         )
     top = np.uint64(slots[np.uint64(at[words - 1])])
     return bool(top >> np.uint64(63) == sign & np.uint64(1))
+
+
+@compiled
+def _scale_up(words: Int, power: Int, slots: Ints, at: Ints) -> bool:
+    """Multiply a number of several words by 10, `power` times; False if it does not fit."""
+    low = np.uint64(0xFFFFFFFF)
+    half = np.uint64(32)
+    for _ in range(power):
+        # The product with 10 fits if the five highest bits are equal.
+        top = slots[np.uint64(at[words - 1])] >> 59
+        if top != 0 and top != -1:
+            return False
+        carry = np.uint64(0)
+        for word in range(words):
+            slot = np.uint64(slots[np.uint64(at[word])])
+            first = (slot & low) * np.uint64(10) + carry
+            second = (slot >> half) * np.uint64(10) + (first >> half)
+            slots[np.uint64(at[word])] = np.int64((second << half) | (first & low))
+            carry = second >> half
+    return True
 
 
 @compiled
@@ -331,10 +351,13 @@ def run(  # noqa: C901  one loop: a call for each instruction would cost more th
                     status = BAD_LENGTH
                     found = size
                 else:
-                    for word in range(code[at, A]):
+                    count = code[at, A] & 0xFF
+                    for word in range(count):
                         words[word] = bases[code[at, TO] + word] + cursors[code[at, AT]]
                         valid[np.uint64(words[word])] = 1
-                    if not _decimal(data, position, size, code[at, A], slots, words):
+                    if not _decimal(data, position, size, count, slots, words) or not _scale_up(
+                        count, code[at, A] >> 8, slots, words
+                    ):
                         status = BAD_DECIMAL
                     position += size
             elif op == VALID:

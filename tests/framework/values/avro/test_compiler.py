@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from io import BytesIO
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from kmr.values.avro.program import Program
 from kmr.values.avro.schema import Unresolvable, parse
 
+from .generated import encode
 from .test_kernel import decode
 
 
@@ -152,3 +154,18 @@ def test_decimals_may_be_fixed(unscaled: int, extra: int) -> None:
     raw = unscaled.to_bytes(size, "big", signed=True)
     rows, failures = decode([raw], record(fixed))
     assert (int(rows[0]["f0"]), failures) == (unscaled, {})
+
+
+@given(st.integers(-(10**18) + 1, 10**18 - 1))
+@settings(max_examples=20)
+def test_decimals_are_read_with_a_larger_scale(unscaled: int) -> None:
+    small = {"type": "bytes", "logicalType": "decimal", "precision": 18, "scale": 2}
+    for precision, scale in ((38, 18), (76, 50)):
+        large = {**small, "precision": precision, "scale": scale}
+        found, failures = one(small, large, Decimal(unscaled).scaleb(-2))
+        assert (found, failures) == (Decimal(unscaled).scaleb(-2), {})
+    tiny = {**small, "precision": 20}
+    oversized = encode(record("bytes"), {"f0": (2**100).to_bytes(13, "big")})
+    assert decode([oversized], record(tiny), record({**tiny, "precision": 38, "scale": 18}))[1] == {
+        0: "field f0: the decimal has too many digits"
+    }
