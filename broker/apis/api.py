@@ -58,6 +58,7 @@ __all__ = [
     "AdvertisedVersions",
     "AnyApi",
     "Api",
+    "Borrowing",
     "Buffered",
     "CloseConnection",
     "Deferred",
@@ -188,6 +189,13 @@ class Deferred:
 
 
 @dataclass(frozen=True, slots=True)
+class Borrowing:
+    """A response that is made of the request's bytes over several turns: they stay as they are until then."""
+
+    response: Awaitable[RawResponse]
+
+
+@dataclass(frozen=True, slots=True)
 class Buffered:
     """A response body in a pooled buffer; `release` returns the buffer after the response is sent.
 
@@ -198,7 +206,7 @@ class Buffered:
     release: Callable[[], None]
 
 
-RawResponse: TypeAlias = bytes | bytearray | Deferred | Buffered | None
+RawResponse: TypeAlias = bytes | bytearray | Deferred | Buffered | Borrowing | None
 """The bytes of a response's body, now or later; None when the client wants no response."""
 
 
@@ -233,7 +241,8 @@ class _Versions:
 class RawApi(_Versions):
     """An API whose handler reads and writes its messages itself.
 
-    The handler may modify the bytes that it is given until the end of the event-loop turn. It checks access
+    The handler may modify the bytes that it is given until the end of the event-loop turn, or of what it
+    returns as `Borrowing`. It checks access
     itself (`RequestContext.allows`).
     """
 

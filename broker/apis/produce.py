@@ -7,9 +7,11 @@ Versions 0 to 2 are advertised but refused: they carry older record formats.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from anyio import to_thread
 from kio.schema.errors import ErrorCode
 from kio.schema.produce.v11 import ProduceRequest
 
@@ -34,16 +36,20 @@ from ..log.records import (
 )
 from ..log.results import LogFailed
 from ..log.validation import validate_batches
+from ..protocol.cursor import TooManyElements
 from ..protocol.produce_frames import (
     PartitionResult,
     read_produce_request,
     write_produce_response,
 )
 from ..topics.topic import INTERNAL_TOPICS
-from .api import CloseConnection, Deferred, RawApi
+from ..turns import in_turns
+from .api import Borrowing, CloseConnection, Deferred, RawApi
 from .transactions import transaction_error_code
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ..log.records import BatchHeader
     from ..protocol.produce_frames import ProduceFrame
     from ..storage.group_commit import Flush
@@ -59,6 +65,7 @@ not advertise them (kio has no messages for them)."""
 
 _FIRST_WITH_TRANSACTION_ABORTABLE = 11
 _ACKS = (-1, 0, 1)
+_FEW_ELEMENTS = 500  # topics and partitions that are appended to in one turn
 _ERRORS: tuple[tuple[type[Exception], ErrorCode], ...] = (
     (TruncatedBatch, ErrorCode.invalid_record),  # before its base class
     (CorruptBatch, ErrorCode.corrupt_message),
@@ -75,50 +82,126 @@ _REFUSALS = tuple(kind for kind, _ in _ERRORS)
 
 
 def _produce(context: RequestContext, body: memoryview) -> RawResponse:
+    try:
+        request = read_produce_request(body, context.api_version, _FEW_ELEMENTS)
+    except TooManyElements:
+        return Borrowing(_produce_many(context, body))
+    produce = _Produce(context, request)
+    for _ in produce.appending():
+        pass
+    return produce.answer()
+
+
+async def _produce_many(context: RequestContext, body: memoryview) -> RawResponse:
+    """Append the records of many partitions in several turns: each turn has its own flush."""
+    limiter = context.services.computing
     version = context.api_version
-    request = read_produce_request(body, version)
-    refusal = _refusal(context, request)
-    now_ms = int(time.time() * 1000)
-    flush: Flush | None = None
-    results: list[tuple[str, list[PartitionResult]]] = []
-    appended: list[tuple[Partition, list[PartitionResult], int]] = []
-    for topic, partitions in request.topics:
-        topic_results: list[PartitionResult] = []
-        results.append((topic, topic_results))
-        topic_refusal = refusal or _forbidden(context, topic)
-        for index, records in partitions:
-            if topic_refusal is not None:
-                result = _failed(index, *topic_refusal)
-            elif (
-                partition := context.services.topics.partition(topic, index)
-            ) is None or topic in INTERNAL_TOPICS:
-                result = _no_partition(topic, index)
-            else:
-                result = _append(context, request.transactional_id, partition, records, now_ms)
-                if not result.error:
-                    flush = context.services.group_commit.add(partition, len(records or b""))
-                    appended.append((partition, topic_results, len(topic_results)))
-            if result.error:
-                _count_error(context, result)
-            topic_results.append(result)
+    request = await to_thread.run_sync(read_produce_request, body, version, limiter=limiter)
+    produce = _Produce(context, request)
+    async for _ in in_turns(produce.appending()):
+        pass
+    return await produce.answer_later()
 
-    if not request.acks:
-        _close_on_failure(context, results, flush, [each[0] for each in appended])
-        return None
-    if flush is None:
-        return write_produce_response(results, version)
-    written = flush
 
-    def after_failure() -> bytearray:
-        for partition, topic_results, at in appended:
-            if partition in written.failed:
-                topic_results[at] = _failed(
-                    partition.index, ErrorCode.kafka_storage_error, str(written.failed[partition])
-                )
-                _count_error(context, topic_results[at])
-        return write_produce_response(results, version)
+class _Produce:
+    """One request: exhaust `appending`, then call `answer`, or `answer_later` if it took several turns."""
 
-    return Deferred(written, write_produce_response(results, version), after_failure)
+    def __init__(self, context: RequestContext, request: ProduceFrame) -> None:
+        self._context = context
+        self._request = request
+        self._results: list[tuple[str, list[PartitionResult]]] = []
+        self._appended: list[tuple[Partition, list[PartitionResult], int]] = []
+        self._flushes: dict[Flush, None] = {}
+
+    def appending(self) -> Iterator[None]:
+        """Append the records of one partition at each step."""
+        context, request = self._context, self._request
+        refusal = _refusal(context, request)
+        now_ms = int(time.time() * 1000)
+        for topic, partitions in request.topics:
+            results: list[PartitionResult] = []
+            self._results.append((topic, results))
+            topic_refusal = refusal or _forbidden(context, topic)
+            for index, records in partitions:
+                if topic_refusal is not None:
+                    result = _failed(index, *topic_refusal)
+                elif (
+                    partition := context.services.topics.partition(topic, index)
+                ) is None or topic in INTERNAL_TOPICS:
+                    result = _no_partition(topic, index)
+                else:
+                    result = _append(context, request.transactional_id, partition, records, now_ms)
+                    if not result.error:
+                        flush = context.services.group_commit.add(partition, len(records or b""))
+                        self._flushes[flush] = None
+                        self._appended.append((partition, results, len(results)))
+                if result.error:
+                    _count_error(context, result)
+                results.append(result)
+                yield
+
+    def answer(self) -> RawResponse:
+        """Return the response, for when the records are written."""
+        flush = next(iter(self._flushes), None)
+        if not self._request.acks:
+            self._close_on_failure()
+            if flush is not None:
+                flush.then(self._close_on_failed_write)
+            return None
+        if flush is None:
+            return self._encoded()
+        return Deferred(flush, self._encoded(), self._after_failure)
+
+    async def answer_later(self) -> RawResponse:
+        """Return the response when the records are written."""
+        for flush in self._flushes:
+            written = asyncio.Event()
+            flush.then(written.set)
+            await written.wait()
+        if not self._request.acks:
+            self._close_on_failure()
+            self._close_on_failed_write()
+            return None
+        self._refuse_failed()
+        limiter = self._context.services.computing
+        return await to_thread.run_sync(self._encoded, limiter=limiter)
+
+    def _encoded(self) -> bytearray:
+        return write_produce_response(self._results, self._context.api_version)
+
+    def _after_failure(self) -> bytearray:
+        self._refuse_failed()
+        return self._encoded()
+
+    def _refuse_failed(self) -> None:
+        failed = self._failed_writes()
+        for partition, results, at in self._appended if failed else ():
+            if partition in failed:
+                code = ErrorCode.kafka_storage_error
+                results[at] = _failed(partition.index, code, str(failed[partition]))
+                _count_error(self._context, results[at])
+
+    def _failed_writes(self) -> dict[Partition, LogFailed]:
+        return {where: error for each in self._flushes for where, error in each.failed.items()}
+
+    def _close_on_failure(self) -> None:
+        """With acks=0 a client notices a failure only if its connection is closed."""
+        for topic, partitions in self._results:
+            for result in partitions:
+                if result.error:
+                    raise CloseConnection(
+                        f"produce with acks = 0 failed: {topic}-{result.partition_index}:"
+                        f" {result.message}"
+                    )
+
+    def _close_on_failed_write(self) -> None:
+        writes = self._failed_writes()
+        failed = [each for each, _, _ in self._appended if each in writes]
+        if failed:
+            code = int(ErrorCode.kafka_storage_error)
+            self._context.services.requests.of(KEY).errors[code] += len(failed)
+            reason = f"{failed[0].topic}-{failed[0].index}: {writes[failed[0]]}"
+            self._context.close(shortened(f"produce with acks = 0 failed: {reason}"))
 
 
 def _append(
@@ -227,31 +310,6 @@ def _count_error(context: RequestContext, result: PartitionResult) -> None:
 
 def _code(error: Exception) -> ErrorCode:
     return next(code for kind, code in _ERRORS if isinstance(error, kind))
-
-
-def _close_on_failure(
-    context: RequestContext,
-    results: list[tuple[str, list[PartitionResult]]],
-    flush: Flush | None,
-    appended: list[Partition],
-) -> None:
-    """With acks=0 a client notices a failure, now or of the write, only if its connection is closed."""
-    for topic, partitions in results:
-        for result in partitions:
-            if result.error:
-                raise CloseConnection(
-                    f"produce with acks = 0 failed: {topic}-{result.partition_index}: {result.message}"
-                )
-
-    def close_if_failed() -> None:
-        if flush is not None and (failed := [each for each in appended if each in flush.failed]):
-            code = int(ErrorCode.kafka_storage_error)
-            context.services.requests.of(KEY).errors[code] += len(failed)
-            reason = f"{failed[0].topic}-{failed[0].index}: {flush.failed[failed[0]]}"
-            context.close(shortened(f"produce with acks = 0 failed: {reason}"))
-
-    if flush is not None:
-        flush.then(close_if_failed)
 
 
 PRODUCE = RawApi(ProduceRequest, min_version=0, handler=_produce)

@@ -30,7 +30,7 @@ from ..protocol.fetch_response import empty_fetch_response, set_fetch_throttle
 from ..protocol.produce_frames import set_produce_throttle
 from . import fetch, produce
 from .access import Access
-from .api import NO_THROTTLE, Buffered, Deferred, api
+from .api import NO_THROTTLE, Borrowing, Buffered, Deferred, api
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -113,6 +113,16 @@ def throttled(api: RawApi, quotas: Quotas, metrics: Metrics) -> RawApi:
 def _throttled_produce(api: RawApi, rate: Rate, throttled_seconds: Metric) -> RawApi:
     def handle(context: RequestContext, body: memoryview) -> RawResponse:
         response = cast("RawResponse", api.handler(context, body))
+        if isinstance(response, Borrowing):
+            return Borrowing(later(context, body, response.response))
+        return throttle(context, body, response)
+
+    async def later(
+        context: RequestContext, body: memoryview, response: Awaitable[RawResponse]
+    ) -> RawResponse:
+        return throttle(context, body, await response)
+
+    def throttle(context: RequestContext, body: memoryview, response: RawResponse) -> RawResponse:
         seconds = rate.use(context.quota_owner, len(body))
         if not seconds:
             return response

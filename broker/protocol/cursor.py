@@ -10,7 +10,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-__all__ = ["MAX_ELEMENTS", "Cursor", "MalformedRequest", "write_uvarint"]
+__all__ = ["MAX_ELEMENTS", "Cursor", "MalformedRequest", "TooManyElements", "write_uvarint"]
 
 MAX_ELEMENTS: Final = 20_000
 """Limit of the elements of all arrays, and of the tagged fields, of one request together. Clients need a few
@@ -26,19 +26,26 @@ class MalformedRequest(Exception):
     """The bytes are not a request of the version in its header."""
 
 
+class TooManyElements(MalformedRequest):
+    """The request has more elements than the cursor may read."""
+
+
 class Cursor:
-    """A position in `view` that moves forward with every read, and counts elements up to MAX_ELEMENTS.
+    """A position in `view` that moves forward with every read, and counts elements up to `max_elements`.
 
     `compact` selects the encoding of flexible versions: lengths as unsigned varints plus one. Every method
     raises MalformedRequest instead of reading beyond the end.
     """
 
-    __slots__ = ("_elements", "_end", "_view", "position")
+    __slots__ = ("_elements", "_end", "_max_elements", "_view", "position")
 
-    def __init__(self, view: memoryview, position: int = 0) -> None:
+    def __init__(
+        self, view: memoryview, position: int = 0, max_elements: int = MAX_ELEMENTS
+    ) -> None:
         self._view = view
         self._end = len(view)
         self._elements = 0
+        self._max_elements = max_elements
         self.position = position
 
     def int8(self) -> int:
@@ -113,8 +120,8 @@ class Cursor:
 
     def _count(self, elements: int) -> None:
         self._elements += elements
-        if self._elements > MAX_ELEMENTS:
-            raise MalformedRequest(f"it has more than {MAX_ELEMENTS} elements")
+        if self._elements > self._max_elements:
+            raise TooManyElements(f"it has more than {self._max_elements} elements")
 
     def _advance(self, size: int) -> int:
         at = self.position

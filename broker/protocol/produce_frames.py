@@ -9,7 +9,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from .cursor import Cursor, write_uvarint
+from .cursor import MAX_ELEMENTS, Cursor, write_uvarint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,10 +55,12 @@ class PartitionResult(NamedTuple):
     record_errors: Sequence[tuple[int, str]] = ()
 
 
-def read_produce_request(body: memoryview, version: int) -> ProduceFrame:
-    """Read a request; raise MalformedRequest."""
+def read_produce_request(
+    body: memoryview, version: int, max_elements: int = MAX_ELEMENTS
+) -> ProduceFrame:
+    """Read a request; raise MalformedRequest, TooManyElements for more than `max_elements`."""
     compact = version >= 9
-    cursor = Cursor(body)
+    cursor = Cursor(body, max_elements=max_elements)
     transactional_id = cursor.string(compact=compact) if version >= 3 else None
     acks = cursor.int16()
     timeout_ms = cursor.int32()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import structlog
 
-from ..apis.api import Buffered, CloseConnection, Deferred
+from ..apis.api import Borrowing, Buffered, CloseConnection, Deferred
 from ..authorization.sasl import SaslExchange
 from ..protocol.headers import MIN_REQUEST_BYTES
 from .dispatch import Client
@@ -91,6 +91,7 @@ class Connection(asyncio.BufferedProtocol):
 
         # answering
         self._task: asyncio.Task[RawResponse] | None = None  # the handler that is running
+        self._borrowed: list[memoryview] | None = None  # buffers that it still needs
         self._waiting: Answer | None = None  # and the request that it answers
         self._outbox: Outbox
         self._writable = True
@@ -135,7 +136,7 @@ class Connection(asyncio.BufferedProtocol):
             self._memory.cancel()
         for buffer in (self._chunk, self._partial, self._unread and self._unread[0]):
             if buffer is not None:
-                self._group_commit.after_write(partial(self._buffers.put, buffer))
+                self._release(buffer)
         self._chunk = self._partial = self._unread = None
         if self._muted is not None:
             self._muted.cancel()
@@ -302,6 +303,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _release(self, buffer: memoryview) -> None:
         """Return a buffer to the pool once the log has written the records in it."""
+        if self._borrowed is not None:
+            self._borrowed.append(buffer)
+            return
         self._group_commit.after_write(partial(self._buffers.put, buffer))
 
     def _keep_partial(self, rest: memoryview, wanted: int) -> None:
@@ -406,6 +410,9 @@ class Connection(asyncio.BufferedProtocol):
             self.abort(str(error))
             return
         response = answer.response
+        if isinstance(response, Borrowing):
+            self._borrowed = []
+            response = response.response
         if iscoroutine(response):
             self._send()
             self._waiting = answer
@@ -420,6 +427,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _answered(self, answer: Answer, began: float, task: asyncio.Task[RawResponse]) -> None:
         self._task = self._waiting = None
+        borrowed, self._borrowed = self._borrowed, None
+        for buffer in borrowed or ():
+            self._release(buffer)
         if task.cancelled():
             return
         error = task.exception()

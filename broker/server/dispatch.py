@@ -20,6 +20,7 @@ from ..apis.access import authorized
 from ..apis.api import (
     SMALL_BYTES,
     Api,
+    Borrowing,
     CloseConnection,
     RawApi,
     RawResponse,
@@ -228,6 +229,8 @@ def _handle(
         raise
     except Exception as error:  # noqa: BLE001  a bug in one handler must not stop the broker
         return _internal_error(api, context, error)
+    if isinstance(response, Borrowing):
+        return Borrowing(_handle_later(api, context, response.response))
     if iscoroutine(response):
         return _handle_later(api, context, response)
     return _encode(api, context, response)

@@ -167,6 +167,23 @@ async def test_a_request_with_many_elements_lets_others_have_the_loop(
         await client.receive(request, correlation_id)
 
 
+@pytest.mark.loop_guard(milliseconds=50)
+async def test_a_produce_request_of_many_partitions_lets_others_have_the_loop(
+    broker: Broker, connect: Connect, batch: Batch, loop_guard: LoopGuard
+) -> None:
+    await broker.topics.create("t", 1)
+    client = await connect(broker)
+    partitions = [{"index": 0, "records": batch(b"x%d" % each)} for each in range(MANY)]
+    topics = [{"name": "t", "partition_data": partitions}]
+    loop_guard.violations.clear()
+    answer = await client.call(PRODUCE, 8, acks=-1, topic_data=topics)
+    results = answer.responses[0].partition_responses
+    assert [each.base_offset for each in results] == list(range(MANY))
+    log = broker.topics.get("t").partitions[0].log  # type: ignore[union-attr]
+    assert log.next_offset == MANY
+    assert b"x%d" % (MANY - 1) in bytes(log.read(MANY - 1, 1000, min_one=True).data)
+
+
 async def test_a_request_has_fewer_elements_than_would_keep_others_waiting(
     broker: Broker, connect: Connect
 ) -> None:
