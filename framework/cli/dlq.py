@@ -16,7 +16,6 @@ from aiokafka import AIOKafkaProducer
 from cyclopts import App, Parameter
 from msgspec.structs import replace as changed
 from numpy.typing import NDArray
-from rich.text import Text
 
 from ..config.flags import Given, settings_flags
 from ..dead_letters.letters import CONTROL_HEADER, HEADERS, Letters, letters_among, original_records
@@ -33,7 +32,7 @@ from ..settings import CLUSTER, WORKER, ClusterSettings, LogSettings, Settings
 from ..sinks.kafka.writer import RecordWriter
 from ..strategy import Strategy
 from .offsets import milliseconds
-from .output import plain_console, plain_table, print_json
+from .output import plain_console, print_json
 from .strategies import load_strategy
 
 __all__ = ["app"]
@@ -163,25 +162,10 @@ def list_letters(
     console.print(f"{topic}: {int(box.open.sum()):,} open letters, {settled:,} settled or copies")
     if not summaries:
         return
-    table = plain_table(
-        "Letters",
-        "Stage",
-        "First",
-        "Last",
-        "Replays",
-        "Reason",
-        left=("Stage", "First", "Last", "Reason"),
-    )
     for each in summaries[:_MOST_ROWS]:
-        table.add_row(
-            f"{each.letters:,}",
-            Text(each.stage),
-            Text(_moment(each.first), no_wrap=True),
-            Text(_moment(each.last), no_wrap=True),
-            f"{each.replays:,}" if each.replays > 0 else "",
-            Text(each.reason),
-        )
-    console.print(table)
+        replayed = f", replayed up to {each.replays} times" if each.replays > 0 else ""
+        written = f"{_moment(each.first)} to {_moment(each.last)}"
+        console.print(f"{each.letters:>11,}  {each.stage}  {written}{replayed}: {each.reason}")
     if len(summaries) > _MOST_ROWS:
         console.print(f"and {len(summaries) - _MOST_ROWS:,} more reasons: see --json")
 
