@@ -26,6 +26,8 @@ from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryWriter
 from kmr.worker import Worker
 
+from ..workers import until_mapped
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
@@ -212,6 +214,7 @@ async def test_a_drain_that_a_rebalance_does_not_wait_for_ends_with_the_partitio
         with anyio.fail_after(AFTER_ALL):
             tasks.start_soon(drain)
             await slow.until(lambda j: j.attempts == 1)
+            await until_mapped(first, 40)  # the drain drops other records
             first.shutdown("leaves")
             tasks.start_soon(second.run)
             await second.ready()  # the rebalance has ended, and the first flush still hangs
