@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import logging
 import os
 import re
@@ -22,7 +23,7 @@ from tests.examples import PROFILE, examples
 from tests.schedule import pytest_collection_modifyitems, pytest_xdist_make_scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -35,6 +36,17 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("search", deadline=None, max_examples=examples(100))
 hypothesis.settings.load_profile(PROFILE)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while modules are imported, and none of what they keep from then on."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture
