@@ -28,6 +28,7 @@ from kio.static.primitive import i32, i32Timedelta
 from ..authorization.rules import ANONYMOUS, CLUSTER, Question
 from ..errors import RequestError, shortened
 from ..log.results import LogError, OffsetOutOfRange
+from ..protocol.cursor import MAX_ELEMENTS
 from ..protocol.messages import response_type
 
 if TYPE_CHECKING:
@@ -121,6 +122,11 @@ class Services:
     users: Users | None = None  # None: clients need not authenticate by SASL
     authorizer: Authorizer | None = None  # None: every operation is allowed
     quotas: Quotas | None = None  # None: no limits
+
+    @property
+    def max_elements(self) -> int:
+        """Limit of the elements of one request: it may name all partitions, with their topics."""
+        return max(MAX_ELEMENTS, 3 * self.settings.max_partitions)
 
 
 @dataclass(frozen=True, slots=True)

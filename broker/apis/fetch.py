@@ -113,7 +113,8 @@ async def _fetch_many(context: RequestContext, body: bytes) -> RawResponse:
 
 
 def _read(context: RequestContext, body: memoryview) -> FetchRequest:
-    return cast("FetchRequest", read_message(request_type(KEY, context.api_version), body))
+    message_type = request_type(KEY, context.api_version)
+    return cast("FetchRequest", read_message(message_type, body, context.services.max_elements))
 
 
 class _Fetch:

@@ -96,7 +96,8 @@ async def _produce_many(context: RequestContext, body: memoryview) -> RawRespons
     """Append the records of many partitions in several turns: each turn has its own flush."""
     limiter = context.services.computing
     version = context.api_version
-    request = await to_thread.run_sync(read_produce_request, body, version, limiter=limiter)
+    most = context.services.max_elements
+    request = await to_thread.run_sync(read_produce_request, body, version, most, limiter=limiter)
     produce = _Produce(context, request)
     async for _ in in_turns(produce.appending()):
         pass

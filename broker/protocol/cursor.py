@@ -13,8 +13,8 @@ from typing import Final
 __all__ = ["MAX_ELEMENTS", "Cursor", "MalformedRequest", "TooManyElements", "write_uvarint"]
 
 MAX_ELEMENTS: Final = 20_000
-"""Limit of the elements of all arrays, and of the tagged fields, of one request together. Clients need a few
-thousand: they name each partition once, with its topic."""
+"""Usual limit of the elements of all arrays, and of the tagged fields, of one request together. Clients name
+each partition once, with its topic: brokers of more partitions have a larger limit."""
 
 _NULL = -1
 _INT8 = Struct(">b").unpack_from

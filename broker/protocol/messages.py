@@ -15,7 +15,7 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 from kio.serial.errors import SerialError
 
-from .cursor import MalformedRequest
+from .cursor import MAX_ELEMENTS, MalformedRequest
 from .structure import check_structure
 
 if TYPE_CHECKING:
@@ -56,10 +56,12 @@ def response_type(key: int, version: int) -> Any:
     return load_response_schema(key, version)
 
 
-def read_message(message_type: type[Any], body: memoryview) -> Any:
+def read_message(
+    message_type: type[Any], body: memoryview, max_elements: int = MAX_ELEMENTS
+) -> Any:
     """Read one message from the beginning of `body`. Raise MalformedRequest."""
     try:
-        checked = check_structure(message_type, body.toreadonly())
+        checked = check_structure(message_type, body.toreadonly(), max_elements)
         message, _ = entity_reader(message_type)(checked, 0)
     except (SerialError, ValueError, OverflowError, MalformedRequest) as error:
         raise MalformedRequest(f"not a {message_type.__name__}: {error}") from error

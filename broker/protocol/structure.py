@@ -11,7 +11,7 @@ from dataclasses import Field, fields, is_dataclass
 from functools import cache
 from typing import Any, Final, NamedTuple, get_args
 
-from .cursor import Cursor, MalformedRequest, write_uvarint
+from .cursor import MAX_ELEMENTS, Cursor, MalformedRequest, write_uvarint
 
 __all__ = ["check_structure"]
 
@@ -28,13 +28,15 @@ _SIZES: Final = {
 }
 
 
-def check_structure(message_type: Any, body: memoryview) -> memoryview | bytes:
+def check_structure(
+    message_type: Any, body: memoryview, max_elements: int = MAX_ELEMENTS
+) -> memoryview | bytes:
     """Return the message without tagged fields that its schema does not have.
 
     Raise MalformedRequest if it ends too early, if an array is null that must not be, or if it has more than
-    `MAX_ELEMENTS` elements.
+    `max_elements`.
     """
-    walk = _Walk(body)
+    walk = _Walk(body, max_elements)
     walk.entity(_layout(message_type))
     return walk.without_unknown_tags()
 
@@ -61,9 +63,9 @@ _Piece = int | str | _Array | _Entity | _Nullable
 class _Walk:
     """A pass over one message."""
 
-    def __init__(self, body: memoryview) -> None:
+    def __init__(self, body: memoryview, max_elements: int) -> None:
         self._body = body
-        self._cursor = Cursor(body)
+        self._cursor = Cursor(body, max_elements=max_elements)
         self._kept = bytearray()  # the body up to `_kept_to`, without unknown tags
         self._kept_to = 0
 

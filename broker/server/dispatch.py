@@ -221,7 +221,7 @@ def _handle(
     if isinstance(api, Api):
         if len(body) > SMALL_BYTES:
             return _handle_large(api, context, bytes(body))
-        request = _read(api, context.api_version, body)
+        request = _read(api, context, body)
     handler: Callable[[RequestContext, Any], Any] = api.handler
     try:
         response = handler(context, request)
@@ -236,17 +236,16 @@ def _handle(
     return _encode(api, context, response)
 
 
-def _read(api: Api, version: int, body: memoryview) -> Any:
-    return recast(read_message(request_type(api.key, version), body), api.request)
+def _read(api: Api, context: RequestContext, body: memoryview) -> Any:
+    message_type = request_type(api.key, context.api_version)
+    return recast(read_message(message_type, body, context.services.max_elements), api.request)
 
 
 async def _handle_large(api: Api, context: RequestContext, body: bytes) -> RawResponse:
     """Handle a request with many elements: reading it takes long, and runs in another thread."""
     limiter = context.services.computing
     try:
-        request = await to_thread.run_sync(
-            _read, api, context.api_version, memoryview(body), limiter=limiter
-        )
+        request = await to_thread.run_sync(_read, api, context, memoryview(body), limiter=limiter)
     except MalformedRequest as error:
         raise CloseConnection(str(error)) from None
 

@@ -194,3 +194,11 @@ async def test_a_request_has_fewer_elements_than_would_keep_others_waiting(
     )
     await client.send(request)
     assert await client.is_closed_by_broker()
+
+
+async def test_a_broker_of_more_partitions_takes_requests_with_more_elements(
+    start: Start, connect: Connect
+) -> None:
+    client = await connect(await start(max_partitions=7_000))
+    answer = await client.call(LIST_OFFSETS, 7, **list_offsets(20_500))
+    assert len(answer.topics[0].partitions) == 20_500
