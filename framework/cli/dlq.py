@@ -274,7 +274,11 @@ def replay(
         Print which letters would be replayed.
     """
     settings = given.load(
-        topics=(topic,), group="kmr-dlq", until_caught_up=True, auto_offset_reset="earliest"
+        topics=(topic,),
+        group="kmr-dlq",
+        until_caught_up=True,
+        auto_offset_reset="earliest",
+        executor="thread",
     )
     if (settings.strategy is None) == (to_topic is None) and not (resume and to_topic is None):
         raise SettingsError("give either --strategy module:attribute or --to-topic")

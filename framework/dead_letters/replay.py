@@ -6,7 +6,7 @@ guarantees, and where it begins again after a crash, is the work of the engine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..reducers.reducer import Reducer
-
 __all__ = ["Replay", "replay_of"]
 
 
@@ -37,26 +35,20 @@ class Replay(Strategy):
         without.refuse_loop(topics, bootstrap_servers)
 
 
-def replay_of(
-    strategy: Strategy,
-    chosen: Mapping[int, NDArray[np.int64]],
-    *,
-    reduce: Iterable[Reducer] | None = None,
-) -> Replay:
+def replay_of(strategy: Strategy, chosen: Mapping[int, NDArray[np.int64]]) -> Replay:
     """Return a strategy that applies `strategy` to the records of the chosen letters.
 
     Args:
         chosen: the offsets of letters, ascending, by partition of their topic. Others are filtered.
     """
     kind = _AsyncLetterMap if strategy.map_spec.is_async else _LetterMap
-    return Replay(
-        map=kind(strategy.map, strategy.map_spec, chosen),
-        reduce=tuple(strategy.reduce if reduce is None else reduce),
-        reduce_err=strategy.reduce_err,
-        err_limit=strategy.err_limit,
-        delivery=strategy.delivery,
-        resources=strategy.resources,
-    )
+    same = {each.name: getattr(strategy, each.name) for each in fields(strategy) if each.init}
+    changed = {
+        "map": kind(strategy.map, strategy.map_spec, chosen),
+        "value": None,  # the user's map decodes the records' values, not the letters'
+        "key": None,
+    }
+    return Replay(**same | changed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,8 +14,9 @@ from kmr.dead_letters.replay import replay_of
 from kmr.errors import StrategyError
 from kmr.mapping.functions import apply, apply_async, map_batch, map_record
 from kmr.sinks import DeadLetterWriter, KafkaWriter
-from kmr.strategy import Strategy
+from kmr.strategy import ErrorLimit, Strategy
 from kmr.testing import Journal, MemoryWriter
+from kmr.values.json import Json
 
 from .test_letters import FAILED, written
 
@@ -21,6 +24,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kmr.record import Record
+
+
+class Order(msgspec.Struct):
+    number: int
+
 
 SINK = MemoryWriter(Journal())
 
@@ -121,3 +129,26 @@ def test_a_replay_gives_the_map_its_resources() -> None:
     assert replay.resources is strategy.resources
     mapped = replay.map(letters, resources="open")  # type: ignore[misc]  # there is a map
     assert rows_by_letter(mapped) == [(0, ("open",))]
+
+
+def test_everything_but_map_and_formats_is_that_of_the_strategy() -> None:
+    strategy = Strategy(
+        value=Json(Order),
+        reduce=[SINK],
+        reduce_err=DeadLetterWriter("dead"),
+        err_limit=ErrorLimit(3),
+        delivery="at-most-once",
+    )
+    replay = replay_of(strategy, {})
+    for name in {each.name for each in fields(Strategy)} - {"map", "map_spec", "value", "key"}:
+        assert getattr(replay, name) == getattr(strategy, name)
+
+
+def test_values_with_a_format_are_decoded_as_in_the_strategy() -> None:
+    strategy = Strategy(value=Json(Order), reduce=[SINK])
+    letters = written(FAILED | {"value": b'{"number": 1}'}, FAILED | {"value": b"{}", "offset": 42})
+    replay = replay_of(strategy, everything(letters))
+    assert replay.map is not None
+    mapped = apply(replay.map, letters, replay.map_spec)
+    assert rows_by_letter(mapped) == [(0, (1,))]
+    assert [failure.offset for failure in mapped.failures] == [1]
