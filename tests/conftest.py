@@ -75,7 +75,7 @@ class NoPandas:
             raise ModuleNotFoundError("No module named 'pandas'", name=name)
 
 
-if "run" in sys.orig_argv and "spark" not in sys.orig_argv:
+if "run" in sys.orig_argv and "spark" not in " ".join(sys.orig_argv):
     sys.meta_path.insert(0, NoPandas)
 """
 

@@ -146,7 +146,7 @@ def connect_server(directory: Path, port: int) -> Iterator[int]:
 
 
 def test_a_client_writes_through_a_server_and_continues_after_its_restart(tmp_path: Path) -> None:
-    pytest.importorskip("grpc")
+    pytest.importorskip("grpc_status")
     (tmp_path / "client.py").write_text(CLIENT)
     with connect_server(tmp_path, 0) as port:
         client = subprocess.Popen(
