@@ -62,9 +62,7 @@ class Outcome:
 class _Window:
     """The calls of one batch: those that have not begun, and the outcomes of the others."""
 
-    def __init__(
-        self, calls: Sequence[tuple[Any, ...]], options: CallOptions, stop: Stop | None
-    ) -> None:
+    def __init__(self, calls: Sequence[Any], options: CallOptions, stop: Stop | None) -> None:
         self.stop = stop or Stop()
         self.size = min(options.concurrency, len(calls))
         self._options = options
@@ -105,7 +103,7 @@ class _Window:
 
 def make_calls(
     function: Callable[..., Any],
-    calls: Sequence[tuple[Any, ...]],
+    calls: Sequence[Any],
     options: CallOptions,
     stop: Stop | None,
 ) -> list[Outcome]:
@@ -121,7 +119,7 @@ def make_calls(
 
     def work() -> None:
         while (taken := window.next()) is not None:
-            number, arguments = taken
+            number, argument = taken
             attempts, pause = 0, window.turn()
             while True:
                 if window.stop.sleep(pause):
@@ -129,7 +127,7 @@ def make_calls(
                 attempts += 1
                 outcome = Outcome(attempts)
                 try:
-                    outcome.result = _listed(function(*arguments))
+                    outcome.result = _listed(function(argument))
                 except BaseException as error:  # noqa: BLE001  raised by `Outcome.get`
                     outcome.error = error
                 again = window.done(number, outcome)
@@ -151,25 +149,25 @@ def make_calls(
 
 async def make_calls_async(
     function: Callable[..., Awaitable[Any]],
-    calls: Sequence[tuple[Any, ...]],
+    calls: Sequence[Any],
     options: CallOptions,
     stop: Stop | None,
 ) -> list[Outcome]:
     """Call a coroutine function with each of the arguments, in tasks. See `make_calls`."""
     window = _Window(calls, options, stop)
 
-    async def call(arguments: tuple[Any, ...]) -> Any:
+    async def call(argument: Any) -> Any:
         if options.timeout is None:
-            return _listed(await function(*arguments))
+            return _listed(await function(argument))
         with anyio.move_on_after(options.timeout) as scope:
-            return _listed(await function(*arguments))
+            return _listed(await function(argument))
         if scope.cancelled_caught:
             raise TimeoutError(f"the call took longer than timeout={options.timeout:g} s")
         raise AssertionError("unreachable")
 
     async def work() -> None:
         while (taken := window.next()) is not None:
-            number, arguments = taken
+            number, argument = taken
             attempts, pause = 0, window.turn()
             while True:
                 if pause and await window.stop.sleep_async(pause):
@@ -177,7 +175,7 @@ async def make_calls_async(
                 attempts += 1
                 outcome = Outcome(attempts)
                 try:
-                    outcome.result = await call(arguments)
+                    outcome.result = await call(argument)
                 except Exception as error:  # noqa: BLE001  raised by `Outcome.get`
                     outcome.error = error
                 again = window.done(number, outcome)

@@ -189,21 +189,21 @@ def apply(
     spec = spec or spec_of(function)
     if spec.calls is not None:
         arguments = spec.inputs.arguments(records)
-        outcomes = make_calls(function, arguments.calls, spec.calls, stop)
+        outcomes = make_calls(spec.inputs.caller(function), arguments.calls, spec.calls, stop)
         return _collect(function, spec, arguments, outcomes)
-    return _run(_prepare(function, records, spec, stop), function)
+    return _run(_prepare(function, records, spec, stop), spec.inputs.caller(function))
 
 
-def _run(calls: Calls, function: Callable[..., Any]) -> MapResult:
+def _run(calls: Calls, function: Callable[[Any], Any]) -> MapResult:
     try:
-        arguments = next(calls)
+        argument = next(calls)
         while True:
             try:
-                result = function(*arguments)
+                result = function(argument)
             except Exception as error:  # noqa: BLE001  the user's function may raise anything
-                arguments = calls.throw(error)
+                argument = calls.throw(error)
             else:
-                arguments = calls.send(result)
+                argument = calls.send(result)
     except StopIteration as end:
         mapped: MapResult = end.value
         return mapped
@@ -229,22 +229,23 @@ async def apply_async(
     if stop is not None and stop.requested:
         return _unmapped(records)
     spec = spec or spec_of(function)
+    call = spec.inputs.caller(function)
     if spec.calls is not None:
         arguments = await run_in_thread(spec.inputs.arguments, records, abandon_on_cancel=True)
-        outcomes = await make_calls_async(function, arguments.calls, spec.calls, stop)
+        outcomes = await make_calls_async(call, arguments.calls, spec.calls, stop)
         return _collect(function, spec, arguments, outcomes)
     calls = await run_in_thread(
         lambda: _prepare(function, records, spec, stop), abandon_on_cancel=True
     )
     try:
-        values = next(calls)
+        argument = next(calls)
         while True:
             try:
-                result = await function(*values)
+                result = await call(argument)
             except Exception as error:  # noqa: BLE001
-                values = calls.throw(error)
+                argument = calls.throw(error)
             else:
-                values = calls.send(result)
+                argument = calls.send(result)
     except StopIteration as end:
         mapped: MapResult = end.value
         return mapped
@@ -255,7 +256,7 @@ def _unmapped(records: pa.RecordBatch) -> MapResult:
     return MapResult(None, NO_OFFSETS, rest=rest)
 
 
-Calls = Generator[tuple[Any, ...], Any, MapResult]
+Calls = Generator[Any, Any, MapResult]
 
 
 def _collect(
@@ -264,14 +265,14 @@ def _collect(
     """Convert the outcomes of the first calls to columns."""
     del arguments.calls[len(outcomes) :]
     left = iter(outcomes)
-    mapped = _run(_record_calls(function, spec, arguments, None), lambda *_: next(left).get())
+    mapped = _run(_record_calls(function, spec, arguments, None), lambda _: next(left).get())
     return replace(mapped, retries=sum(each.attempts - 1 for each in outcomes))
 
 
 def _prepare(
     function: Callable[..., Any], records: pa.RecordBatch, spec: MapSpec, stop: Stop | None
 ) -> Calls:
-    """Decode the values; yield the arguments of each call, and receive its result or its exception.
+    """Decode the values; yield the argument of each call, and receive its result or its exception.
 
     This leaves only the call itself to `apply` and `apply_async`.
     """
@@ -329,7 +330,7 @@ def _batch_calls(
     while todo:
         part = todo.pop()
         try:
-            result = yield (part,)
+            result = yield part
         except StrategyError:
             raise
         except Exception as error:  # noqa: BLE001

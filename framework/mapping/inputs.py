@@ -13,7 +13,7 @@ from ..record import SCHEMA, to_records
 from .results import Failure, MapResult
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
@@ -35,12 +35,12 @@ class Arguments(NamedTuple):
 
     Attributes:
         offsets: that of each call.
-        calls: the arguments of each call.
+        calls: the argument of each call, see `Inputs.caller`.
         failures: the records that could not be decoded: there is no call for them.
     """
 
     offsets: list[int]
-    calls: list[tuple[Any, ...]]
+    calls: list[Any]
     failures: list[Failure]
 
 
@@ -130,15 +130,24 @@ class Inputs:
         table = pa.Table.from_batches([decoded]) if len(decoded) else None
         return MapResult(table, offsets, tuple(failures))
 
+    def caller(self, function: Callable[..., Any]) -> Callable[[Any], Any]:
+        """Return the function as one of a single argument: that of `arguments`, or a batch.
+
+        Only two parameters need a tuple for each record: the garbage collector looks at each of them.
+        """
+        if self.parameters != "value and record":
+            return function
+        return lambda pair: function(*pair)
+
     def arguments(self, records: pa.RecordBatch) -> Arguments:
-        """Return the arguments of each call of a per-record function."""
+        """Return the argument of each call of a per-record function; a pair for two parameters."""
         offsets: Any = records.column("offset").to_pylist()
         if self.value is None:
-            return Arguments(offsets, list(zip(to_records(records))), [])
+            return Arguments(offsets, to_records(records), [])
         values: Any = records.column("value")
         objects, failures = self.value.decode_objects(values)
         good, failed = self._settle_nulls(values, failures, records)
-        calls: Iterable[tuple[Any, ...]] = zip(objects)
+        calls: Iterable[Any] = objects
         if self.parameters == "value and record":
             calls = zip(objects, to_records(records), strict=True)
         if good is None:
