@@ -131,7 +131,8 @@ class Executor:
             )
         if spec.is_async and function is not None:
             on_begin()
-            return await apply_async(function, records, spec, stop)
+            in_thread = self.kind != "inline"
+            return await apply_async(function, records, spec, stop, decode_in_thread=in_thread)
         if self.kind == "process":
             async with self._limiter:
                 if stop is not None and stop.requested:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Generator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import pyarrow as pa
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound="Callable[..., Any]")
+T = TypeVar("T")
 MARK = "__kmr_map__"
 
 
@@ -214,14 +216,15 @@ async def apply_async(
     records: pa.RecordBatch,
     spec: MapSpec | None = None,
     stop: Stop | None = None,
+    *,
+    decode_in_thread: bool = True,
 ) -> MapResult:
     """Apply a marked coroutine function to the records of one batch, one call after the other.
-
-    Values are decoded in a thread.
 
     Args:
         spec: how it is called; None: as it is marked.
         stop: as for `apply`.
+        decode_in_thread: decode the values in a thread, not on the event loop.
 
     Raises:
         StrategyError: the function returned a value that cannot become rows.
@@ -230,13 +233,15 @@ async def apply_async(
         return _unmapped(records)
     spec = spec or spec_of(function)
     call = spec.inputs.caller(function)
+
+    async def prepare(step: Callable[[], T]) -> T:
+        return await run_in_thread(step, abandon_on_cancel=True) if decode_in_thread else step()
+
     if spec.calls is not None:
-        arguments = await run_in_thread(spec.inputs.arguments, records, abandon_on_cancel=True)
+        arguments = await prepare(partial(spec.inputs.arguments, records))
         outcomes = await make_calls_async(call, arguments.calls, spec.calls, stop)
         return _collect(function, spec, arguments, outcomes)
-    calls = await run_in_thread(
-        lambda: _prepare(function, records, spec, stop), abandon_on_cancel=True
-    )
+    calls = await prepare(partial(_prepare, function, records, spec, stop))
     try:
         argument = next(calls)
         while True:
