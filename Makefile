@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 # Else each of the hundreds of processes that tests start would compile the project anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test search check bench chaos interop interop-kafka clean
+.PHONY: help demo docs test search check bench chaos interop interop-kafka clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -11,11 +11,15 @@ demo: ## one strategy on real data: workers with rebalances, then Spark; both ch
 	@tools/install demo
 	@.venv/bin/python -m demo
 
+docs: ## the documentation site, in site/
+	@tools/install docs
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build
+
 test: ## the checks and the whole test suite
-	@tools/install dev demo
+	@tools/install dev demo docs
 	@tools/kcat
 	@$(MAKE) --no-print-directory check
-	.venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder
+	.venv/bin/pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 search: ## the property tests with new random examples; `make test` repeats the same ones
 	@tools/install dev demo
@@ -45,4 +49,4 @@ interop-kafka: ## the framework against Apache Kafka itself, fetched from Maven 
 	@.venv/bin/python -m interop.kafka $(ARGS)
 
 clean: ## remove everything that was built, and the demo's files
-	rm -rf .venv .kmr build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .kmr build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

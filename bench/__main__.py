@@ -104,10 +104,13 @@ async def main() -> None:
             await measure(children, directory, console, options.rounds, options.scale)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+    await part("bench.workers", "--rounds", str(options.rounds), "--scale", str(options.scale))
     await part("bench.typed", "--rounds", str(options.rounds), "--scale", str(options.scale))
+    await part("bench.values")
     await part("bench.broker", "--rounds", str(options.rounds), "--scale", str(options.scale))
     await part("bench.idle")
     await part("bench.fairness")
+    await part("bench.calls")
     spark = ["--rounds", str(options.rounds)]
     await part("bench.spark_engine", *spark, "--scale", str(options.scale))
     await part("bench.spark_sink", *spark)

@@ -12,13 +12,13 @@ import asyncio
 import json
 import resource
 import sys
-import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import pyarrow as pa  # noqa: TC002  a user would write the annotations too
 
+from bench.process import Stopwatch, Taken
 from kmr import Empty, Flushed, Reducer, Rows, Settings, Strategy, Worker, map_batch, map_record
 from kmr.record import Record  # noqa: TC001
 from kmr.service.process import freeze_modules, keep_freed_memory
@@ -26,6 +26,8 @@ from kmr.sinks import ClickHouseWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from arroyo.types import BaseValue, Message
 
     from kmr.reducers.reducer import FlushResult
 
@@ -78,7 +80,7 @@ class NullWriter(Reducer):
 
 def kmr(
     job: Job, function: Callable[..., Any], delivery: Literal["at-least-once"] | None = None
-) -> float:
+) -> Taken:
     """This project's worker, until the watermarks have passed all records.
 
     Into ClickHouse it delivers exactly once unless `delivery` says otherwise.
@@ -95,38 +97,39 @@ def kmr(
     return run_worker(job, Strategy(function, [sink]))
 
 
-def run_worker(job: Job, strategy: Strategy) -> float:
-    """Run a worker until the watermarks have passed all records; return the seconds."""
+def run_worker(job: Job, strategy: Strategy) -> Taken:
+    """Run a worker until the watermarks have passed all records."""
     settings = Settings(
         topics=(job.topic,), group=job.group, bootstrap_servers=job.bootstrap_servers
     )
 
     keep_freed_memory()  # as `kmr run` does
-    freeze_modules()
 
-    async def run() -> float:
+    async def run() -> Taken:
         worker = Worker(strategy, settings)
+        watch = Stopwatch()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(worker.run)
             await worker.ready()
+            freeze_modules()  # as `kmr run` does
             while worker.status().consumed == 0:  # noqa: ASYNC110  samples the clock
                 await anyio.sleep(0.001)
-            started = time.perf_counter()
+            watch.begin()
             while worker.status().settled < job.records:  # noqa: ASYNC110
-                await anyio.sleep(0.01)
-            seconds = time.perf_counter() - started
+                await anyio.sleep(0.02)  # a status takes a tenth of a millisecond
+            taken = watch.taken()
             worker.shutdown("done")
-        return seconds
+        return taken
 
     return anyio.run(run)
 
 
-def getmany(job: Job) -> float:
+def getmany(job: Job) -> Taken:
     """What one would write by hand: aiokafka's getmany, a loop over records, inserts of the same size."""
     from aiokafka import AIOKafkaConsumer, TopicPartition
     from clickhouse_connect import get_async_client
 
-    async def run() -> float:
+    async def run() -> Taken:
         consumer = AIOKafkaConsumer(
             job.topic,
             bootstrap_servers=job.bootstrap_servers,
@@ -138,11 +141,11 @@ def getmany(job: Job) -> float:
         client = await get_async_client(dsn=job.clickhouse_url) if job.clickhouse_url else None
         rows: list[tuple[int, int, int]] = []
         offsets: dict[TopicPartition, int] = {}
-        seen, started = 0, 0.0
+        seen, watch = 0, Stopwatch()
         while seen < job.records:
             fetched = await consumer.getmany(timeout_ms=200)
-            if fetched and not started:
-                started = time.perf_counter()
+            if fetched:
+                watch.begin()
             for partition, records in fetched.items():
                 rows.extend((r.partition, r.offset, r.timestamp // 1000) for r in records)
                 offsets[partition] = records[-1].offset + 1
@@ -159,36 +162,26 @@ def getmany(job: Job) -> float:
                     )
                 await consumer.commit(offsets)
                 rows = []
-        seconds = time.perf_counter() - started
+        taken = watch.taken()
         await consumer.stop()
         if client is not None:
             await client.close()
-        return seconds
+        return taken
 
     return asyncio.run(run())
 
 
-def arroyo(job: Job) -> float:
+def arroyo(job: Job) -> Taken:
     """sentry-arroyo: a map of each message, and a reduce into batches of the same size."""
     import clickhouse_connect
-    from arroyo.backends.kafka import KafkaConsumer
-    from arroyo.backends.kafka.configuration import build_kafka_consumer_configuration
-    from arroyo.commit import IMMEDIATE
-    from arroyo.processing import StreamProcessor
-    from arroyo.processing.strategies import (
-        CommitOffsets,
-        ProcessingStrategyFactory,
-        Reduce,
-        RunTask,
-    )
-    from arroyo.types import BaseValue, Message, Topic
+    from arroyo.processing.strategies import CommitOffsets, Reduce, RunTask
 
-    state: dict[str, Any] = {"seen": 0, "started": 0.0}
+    watch = Stopwatch()
+    seen = 0
     client = clickhouse_connect.get_client(dsn=job.clickhouse_url) if job.clickhouse_url else None
 
     def locate(message: Message[Any]) -> tuple[int, int, float]:
-        if not state["started"]:
-            state["started"] = time.perf_counter()
+        watch.begin()
         value = message.value
         return value.partition.index, value.offset, value.timestamp.timestamp()
 
@@ -199,6 +192,7 @@ def arroyo(job: Job) -> float:
         return rows
 
     def write(message: Message[list[tuple[int, int, float]]]) -> int:
+        nonlocal seen
         rows = message.payload
         if client is not None:
             columns = [list(column) for column in zip(*rows, strict=True)]
@@ -210,16 +204,41 @@ def arroyo(job: Job) -> float:
                 column_type_names=["UInt32", "UInt64", "DateTime"],
                 column_oriented=True,
             )
-        state["seen"] += len(rows)
-        if state["seen"] >= job.records:
-            state["seconds"] = time.perf_counter() - state["started"]
-            processor.signal_shutdown()
+        seen += len(rows)
         return len(rows)
+
+    def strategy(commit: Any) -> Any:
+        batches = Reduce(FLUSH_ROWS, 0.5, collect, list, RunTask(write, CommitOffsets(commit)))
+        return RunTask(locate, batches)
+
+    return run_arroyo(job, strategy, watch, lambda: seen >= job.records)
+
+
+def run_arroyo(
+    job: Job,
+    strategy: Callable[[Any], Any],
+    watch: Stopwatch,
+    is_done: Callable[[], bool],
+) -> Taken:
+    """Run sentry-arroyo's processor, with a strategy made of its `commit`, until all is done."""
+    from arroyo.backends.kafka import KafkaConsumer
+    from arroyo.backends.kafka.configuration import build_kafka_consumer_configuration
+    from arroyo.commit import IMMEDIATE
+    from arroyo.processing import StreamProcessor
+    from arroyo.processing.strategies import ProcessingStrategyFactory
+    from arroyo.types import Topic
+
+    found: list[Taken] = []
 
     class Factory(ProcessingStrategyFactory):  # type: ignore[misc]
         def create_with_partitions(self, commit: Any, partitions: Any) -> Any:
-            batches = Reduce(FLUSH_ROWS, 0.5, collect, list, RunTask(write, CommitOffsets(commit)))
-            return RunTask(locate, batches)
+            def committed(*args: Any, **kwargs: Any) -> None:
+                commit(*args, **kwargs)
+                if is_done() and not found:
+                    found.append(watch.taken())
+                    processor.signal_shutdown()
+
+            return strategy(committed)
 
     consumer = KafkaConsumer(
         build_kafka_consumer_configuration(
@@ -236,10 +255,10 @@ def arroyo(job: Job) -> float:
         commit_policy=IMMEDIATE,
     )
     processor.run()
-    return float(state["seconds"])
+    return found[0]
 
 
-CONTENDERS: dict[str, Callable[[Job], float]] = {
+CONTENDERS: dict[str, Callable[[Job], Taken]] = {
     "kmr per batch": lambda job: kmr(job, per_batch),
     "kmr per batch, at least once": lambda job: kmr(job, per_batch, "at-least-once"),
     "kmr per record": lambda job: kmr(job, per_record),
@@ -249,7 +268,7 @@ CONTENDERS: dict[str, Callable[[Job], float]] = {
 
 
 def main() -> None:
-    """Run one contender; prints records, seconds, and the process's peak memory in MB."""
+    """Run one contender; prints records, seconds of wall and processor, and the peak memory in MB."""
     parser = argparse.ArgumentParser()
     parser.add_argument("name", choices=CONTENDERS)
     for option in ("bootstrap-servers", "topic", "group"):
@@ -259,9 +278,9 @@ def main() -> None:
     options = vars(parser.parse_args())
     name = options.pop("name")
     job = Job(**options)
-    seconds = CONTENDERS[name](job)
+    taken = CONTENDERS[name](job)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    json.dump({"name": name, "seconds": seconds, "peak_mb": peak, **asdict(job)}, sys.stdout)
+    json.dump({"name": name, **taken._asdict(), "peak_mb": peak, **asdict(job)}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """`python -m bench.typed`: JSON events are decoded, filtered, and dropped or written to ClickHouse.
 
-Of 9 fields 6 are used; events with status 404 are filtered; 8 columns are written. The clock runs from
-the first record received to the last one settled, the CPU time includes the start.
+`bench.hits` has the contenders. Wall and processor time are those from the first record received to the last
+one settled.
 """
 
 from __future__ import annotations
@@ -9,166 +9,55 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
-from dataclasses import asdict
-from datetime import datetime
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import clickhouse_connect
-import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
 from rich.console import Console
-from rich.table import Table
 
-from bench.consume import FLUSH_ROWS, Job, NullWriter, run_worker
+from bench.consume import Job
+from bench.hits import CONTENDERS, DDL, TABLE
+from bench.process import Taken
+from bench.table import print_table
 from demo.processes import Children, free_port
-from kmr import Json, Record, Strategy, map_batch, map_record
 from kmr.broker.client import BatchProducer
-from kmr.sinks import ClickHouseWriter
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PARTITIONS = 4
-TABLE = "hits"
-COLUMNS = ["ts", "path", "status", "ms", "bytes", "country", "partition", "offset"]
-DDL = (
-    f"CREATE TABLE {TABLE} (ts DateTime64(6, 'UTC'), path String, status Int64, ms Nullable(Float64), "
-    "bytes Int64, country LowCardinality(String), `partition` UInt32, `offset` UInt64) "
-    "ENGINE = MergeTree ORDER BY (partition, offset) "
-    "SETTINGS non_replicated_deduplication_window = 10000"
+BASE = "confluent-kafka and msgspec by hand"
+RECORDS = dict(
+    zip(CONTENDERS, (300_000, 600_000, 2_000_000, 2_000_000, 400_000, 60_000), strict=True)
 )
+"""The slow contenders get fewer records."""
+
+SIZES = {200: 1.0, 1_500: 0.15}
+"""Bytes of a value, and the share of the records."""
 
 
-class Hit(msgspec.Struct):
-    """The fields that are used."""
+@dataclass(frozen=True)
+class Row:
+    """One line of the results."""
 
-    ts: datetime
-    path: str
-    status: int
-    ms: float | None
-    bytes: int
-    country: str
-
-
-class Row(msgspec.Struct):
-    """What is written."""
-
-    ts: datetime
-    path: str
-    status: int
-    ms: float | None
-    bytes: int
-    country: str
-    partition: int
-    offset: int
+    size: int
+    sink: str
+    name: str
+    records: int
 
 
-@map_record
-def by_hand(record: Record) -> dict[str, Any] | None:
-    """What everybody writes first."""
-    hit = json.loads(record.value or b"null")
-    if hit["status"] == 404:
-        return None
-    return {
-        "ts": datetime.fromisoformat(hit["ts"]),
-        "path": hit["path"],
-        "status": hit["status"],
-        "ms": hit["ms"],
-        "bytes": hit["bytes"],
-        "country": hit["country"],
-        "partition": record.partition,
-        "offset": record.offset,
-    }
-
-
-@map_record
-def typed(hit: Hit, record: Record) -> Row | None:
-    """The same with types."""
-    if hit.status == 404:
-        return None
-    return Row(
-        hit.ts,
-        hit.path,
-        hit.status,
-        hit.ms,
-        hit.bytes,
-        hit.country,
-        record.partition,
-        record.offset,
-    )
-
-
-@map_batch
-def columns(hits: pa.RecordBatch) -> pa.RecordBatch:
-    """The same as columns."""
-    return hits.select(COLUMNS).filter(pc.field("status") != 404)
-
-
-def kmr(job: Job, function: Callable[..., Any], value: Json | None = None) -> float:
-    """This project's worker."""
-    sink: Any = NullWriter()
-    if job.clickhouse_url is not None:
-        sink = ClickHouseWriter(TABLE, url=job.clickhouse_url, max_rows=FLUSH_ROWS, max_age=0.5)
-    return run_worker(job, Strategy(map=function, value=value, reduce=[sink]))
-
-
-def loop(job: Job) -> float:
-    """The loop by hand: confluent-kafka's consume, msgspec, inserts by columns."""
-    from confluent_kafka import Consumer
-
-    decode = msgspec.json.Decoder(Hit).decode
-    client = clickhouse_connect.get_client(dsn=job.clickhouse_url) if job.clickhouse_url else None
-    consumer = Consumer(
-        {
-            "bootstrap.servers": job.bootstrap_servers,
-            "group.id": job.group,
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-        }
-    )
-    consumer.subscribe([job.topic])
-    rows: list[tuple[Any, ...]] = []
-    seen, started = 0, 0.0
-    while seen < job.records:
-        messages = consumer.consume(10_000, timeout=0.2)
-        if messages and not started:
-            started = time.perf_counter()
-        for message in messages:
-            hit = decode(message.value() or b"")
-            if hit.status != 404:
-                rows.append((*msgspec.structs.astuple(hit), message.partition(), message.offset()))
-        seen += len(messages)
-        if len(rows) >= FLUSH_ROWS or (rows and seen >= job.records):
-            if client is not None:
-                client.insert(
-                    TABLE,
-                    [list(column) for column in zip(*rows, strict=True)],
-                    column_names=COLUMNS,
-                    column_oriented=True,
-                )
-            consumer.commit(asynchronous=False)
-            rows = []
-    seconds = time.perf_counter() - started
-    consumer.close()
-    return seconds
-
-
-CONTENDERS: dict[str, Callable[[Job], float]] = {
-    "kmr per record, json.loads": lambda job: kmr(job, by_hand),
-    "kmr per record, Json(Hit)": lambda job: kmr(job, typed, Json(Hit)),
-    "kmr per batch, Json(Hit)": lambda job: kmr(job, columns, Json(Hit)),
-    "confluent-kafka and msgspec by hand": loop,
-}
+def rows(scale: float) -> list[Row]:
+    """Return all lines."""
+    return [
+        Row(size, sink, name, round(max(records * share, 40_000) * scale))
+        for size, share in SIZES.items()
+        for sink in ("none", "ClickHouse")
+        for name, records in RECORDS.items()
+    ]
 
 
 def events(count: int, size: int) -> list[bytes]:
@@ -209,8 +98,7 @@ async def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds; the medians count")
     parser.add_argument("--scale", type=float, default=1.0, help="fewer or more records")
     options = parser.parse_args()
-    sizes = {200: round(1_000_000 * options.scale), 1_500: round(300_000 * options.scale)}
-    console = Console()
+    table = rows(options.scale)
     with tempfile.TemporaryDirectory(prefix="kmr-bench-typed-") as directory:
         async with Children(Path(directory) / "logs") as children:
             ports = free_port(), free_port()
@@ -226,62 +114,63 @@ async def main() -> None:
             await children.wait_for_port(broker, ports[0])
             await children.wait_for_port(clickhouse, ports[1])
             address, url = f"127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}"
-            for size, records in sizes.items():
-                await fill(address, f"events-{size}", size, records)
-            await anyio.to_thread.run_sync(measure, console, address, url, sizes, options.rounds)
+            for size in SIZES:
+                most = max(row.records for row in table if row.size == size)
+                await fill(address, f"events-{size}", size, most)
+            await anyio.to_thread.run_sync(measure, address, url, table, options.rounds)
 
 
-def measure(console: Console, address: str, url: str, sizes: dict[int, int], rounds: int) -> None:
+def measure(address: str, url: str, table: list[Row], rounds: int) -> None:
     """Run every contender `rounds` times in turn; print the table."""
-    found: dict[tuple[int, str, str], list[dict[str, Any]]] = {}
+    console = Console()
+    found: dict[Row, list[Taken]] = {row: [] for row in table}
     for number in range(1, rounds + 1):
-        for size, records in sizes.items():
-            for sink in ("null", "ClickHouse"):
-                for name in CONTENDERS:
-                    console.print(f"[dim]round {number}: {name}, {size} bytes, {sink}[/dim]")
-                    done = consume(name, address, url if sink != "null" else None, size, records)
-                    found.setdefault((size, sink, name), []).append(done)
-    shown = Table(header_style="dim")
-    for heading in ("contender", "bytes", "sink", "records/s", "min .. max", "MB/s", "CPU us"):
-        shown.add_column(heading, justify="left" if heading == "contender" else "right")
-    for (size, sink, name), runs in found.items():
-        rates = [run["records"] / run["seconds"] for run in runs]
-        rate = statistics.median(rates)
-        cpu = statistics.median(run["cpu"] / run["records"] for run in runs) * 1e6
-        shown.add_row(
-            *(name, str(size), sink, f"{rate:,.0f}", f"{min(rates):,.0f} .. {max(rates):,.0f}"),
-            *(f"{rate * size / 1e6:.0f}", f"{cpu:.2f}"),
+        for row in table:
+            console.print(
+                f"[dim]round {number}/{rounds}: {row.name}, {row.size} bytes -> {row.sink}[/dim]",
+                highlight=False,
+            )
+            found[row].append(consume(row, address, url if row.sink != "none" else None))
+    rates = {
+        row: statistics.median(row.records / taken.seconds for taken in runs)
+        for row, runs in found.items()
+    }
+    base = {(row.size, row.sink): rate for row, rate in rates.items() if row.name == BASE}
+    lines = []
+    for row, runs in found.items():
+        rate = rates[row]
+        all_rates = [row.records / taken.seconds for taken in runs]
+        cpu = statistics.median(taken.cpu / row.records for taken in runs) * 1e6
+        lines.append(
+            [
+                *(row.name, f"{row.size:,}", row.sink, f"{rate:,.0f}"),
+                f"{min(all_rates):,.0f} .. {max(all_rates):,.0f}",
+                *(f"{rate * row.size / 1e6:,.0f}", f"{cpu:.2f}"),
+                f"{rate / base[row.size, row.sink]:.1f}",
+            ]
         )
-    console.print(shown)
+    print_table(
+        f"JSON events of 9 fields, {PARTITIONS} partitions; CPU of the consumer's process alone",
+        ["contender", "bytes", "sink", "records/s", "min .. max", "MB/s", "CPU us", "x by hand"],
+        lines,
+        text=("contender", "sink"),
+    )
 
 
-def consume(name: str, address: str, url: str | None, size: int, records: int) -> dict[str, Any]:
+def consume(row: Row, address: str, url: str | None) -> Taken:
     """Run one contender once, in a process of its own."""
     if url is not None:
         client = clickhouse_connect.get_client(dsn=url)
         client.command(f"DROP TABLE IF EXISTS {TABLE}")
         client.command(DDL)
-    job = Job(address, f"events-{size}", uuid.uuid4().hex, records, url)
-    command = [sys.executable, "-m", "bench.typed", "--run", name, json.dumps(asdict(job))]
+    job = Job(address, f"events-{row.size}", uuid.uuid4().hex, row.records, url)
+    command = [sys.executable, "-m", "bench.hits", row.name, json.dumps(asdict(job))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
-        raise SystemExit(f"bench: {name} failed:\n{done.stderr[-2_000:]}")
+        raise SystemExit(f"bench: {row.name} failed:\n{done.stderr[-2_000:]}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
-def run(name: str, job: str) -> None:
-    """Consume; print records, seconds, and the CPU time of the process, its start included."""
-    given = Job(**json.loads(job))
-    before = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = CONTENDERS[name](given)
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    cpu = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
-    json.dump({"records": given.records, "seconds": seconds, "cpu": cpu}, sys.stdout)
+    return Taken(**result)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--run"]:
-        run(*sys.argv[2:4])
-    else:
-        anyio.run(main)
+    anyio.run(main)

@@ -1,29 +1,37 @@
 """Decoding of values, on one core: `python -m bench.values` prints records/s and ratios.
 
-The same 10-field events in Avro and in Protobuf become Arrow columns by kmr, and Python objects by fastavro
-and by google.protobuf (all fields read). Times are processor time of the thread, the best of several rounds,
-contenders in turn. The last column has two threads at a time: 2.0 where the interpreter lock is never held.
+Events in JSON (185 bytes, 9 fields, of which 6 are used), Avro and Protobuf (10 fields) become Arrow columns
+by kmr, and Python objects by the usual libraries. Times are processor time of the thread, the best of several
+rounds, contenders in turn. The last column has two threads at a time: 2.0 where the interpreter lock is never
+held, and both cores are free. A second table has the maps of `bench.hits` alone, on batches of 5,000 records.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import fastavro
+import msgspec
 import pyarrow as pa
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
-from rich.console import Console
-from rich.table import Table
 
-from kmr import Avro, Protobuf
+from bench.consume import NullWriter
+from bench.hits import Hit, by_hand, columns, typed
+from bench.table import print_table
+from bench.typed import events as json_events
+from kmr import Avro, Json, Protobuf, Strategy, map_record
+from kmr.mapping.functions import apply
+from kmr.testing import batch_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
 
 ROWS = 131_072
 SLOW_ROWS = 20_000
+BATCH = 5_000
 METHODS = ["GET", "POST", "PUT"]
 SCHEMA = {
     "type": "record",
@@ -57,13 +66,12 @@ PROTOBUF = {
 
 @dataclass(frozen=True)
 class Contest:
-    """One format: our way, and the usual way for one value."""
+    """One format: our way, and the usual ways for one value."""
 
     name: str
-    rival: str
     format: ValueFormat
     values: list[bytes]
-    read: Callable[[bytes], object]
+    rivals: dict[str, Callable[[bytes], object]]
 
 
 def events(rows: int) -> list[dict[str, Any]]:
@@ -86,6 +94,15 @@ def events(rows: int) -> list[dict[str, Any]]:
     ]
 
 
+def json_() -> Contest:
+    """JSON, beside the standard library and msgspec."""
+    rivals: dict[str, Callable[[bytes], object]] = {
+        "msgspec": msgspec.json.Decoder(Hit).decode,
+        "json": json.loads,
+    }
+    return Contest("JSON", Json(Hit), json_events(ROWS, 185), rivals)
+
+
 def avro(rows: list[dict[str, Any]]) -> Contest:
     """Avro without a registry, beside fastavro."""
     schema = fastavro.parse_schema(SCHEMA)
@@ -98,7 +115,7 @@ def avro(rows: list[dict[str, Any]]) -> Contest:
     def read(value: bytes) -> object:
         return fastavro.schemaless_reader(BytesIO(value), schema, None)
 
-    return Contest("Avro", "fastavro", Avro(SCHEMA), values, read)
+    return Contest("Avro", Avro(SCHEMA), values, {"fastavro": read})
 
 
 def protobuf(rows: list[dict[str, Any]]) -> Contest:
@@ -124,23 +141,33 @@ def protobuf(rows: list[dict[str, Any]]) -> Contest:
         parsed = hit.FromString(value)
         return [getattr(parsed, name) for name in names]
 
-    return Contest("Protobuf", "google.protobuf", Protobuf(hit), values, read)
+    return Contest("Protobuf", Protobuf(hit), values, {"google.protobuf": read})
 
 
-def measure(contest: Contest, rounds: int) -> tuple[float, float, float]:
-    """Return seconds per record of ours and of theirs, and the speed-up by a second thread."""
+@dataclass(frozen=True)
+class Measured:
+    """Seconds per record of ours and of each rival, and the speed-up by a second thread."""
+
+    ours: float
+    rivals: dict[str, float]
+    speedup: float
+
+
+def measure(contest: Contest, rounds: int) -> Measured:
+    """Let all decode in turn."""
     column: pa.BinaryArray = pa.array(contest.values, pa.binary())
     slow = contest.values[:SLOW_ROWS]
 
     def decode() -> None:
         contest.format.decode(column)
 
-    def read() -> None:
-        for value in slow:
-            contest.read(value)
+    def read(rival: str) -> None:
+        for _ in map(contest.rivals[rival], slow):
+            pass
 
     decode()  # compiles
-    ours, theirs, one, two = [], [], [], []
+    ours, one, two = [], [], []
+    theirs: dict[str, list[float]] = {rival: [] for rival in contest.rivals}
     with ThreadPoolExecutor(2) as threads:
 
         def both() -> None:
@@ -149,10 +176,12 @@ def measure(contest: Contest, rounds: int) -> tuple[float, float, float]:
 
         for _ in range(rounds):
             ours.append(_seconds(decode, time.thread_time) / len(column))
-            theirs.append(_seconds(read, time.thread_time) / len(slow))
+            for rival, found in theirs.items():
+                found.append(_seconds(partial(read, rival), time.thread_time) / len(slow))
             one.append(_seconds(decode, time.perf_counter))
             two.append(_seconds(both, time.perf_counter))
-    return min(ours), min(theirs), 2 * min(one) / min(two)
+    best = {rival: min(found) for rival, found in theirs.items()}
+    return Measured(min(ours), best, 2 * min(one) / min(two))
 
 
 def _seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
@@ -166,21 +195,57 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
     rounds: int = parser.parse_args().rounds
-    rows = events(ROWS)
-    table = Table(title="10-field events to columns, one core", title_justify="left")
-    for heading in ("format", "contender", "records/s", "ns/record", "ratio", "two threads"):
-        table.add_column(heading, justify="left" if heading in ("format", "contender") else "right")
-    for contest in (avro(rows), protobuf(rows)):
-        ours, theirs, speedup = measure(contest, rounds)
-        table.add_row(
-            contest.name, "kmr, to columns", f"{1 / ours:,.0f}", f"{ours * 1e9:,.0f}",
-            f"{theirs / ours:.1f}", f"{speedup:.1f}",
-        )  # fmt: skip
-        table.add_row(
-            contest.name, f"{contest.rival}, to objects", f"{1 / theirs:,.0f}", f"{theirs * 1e9:,.0f}",
-            "1.0", "",
-        )  # fmt: skip
-    Console().print(table)
+    made = events(ROWS)
+    lines = []
+    for contest in (json_(), avro(made), protobuf(made)):
+        found = measure(contest, rounds)
+        lines.append(
+            _line(contest.name, "kmr, to columns", found.ours, "1.0", f"{found.speedup:.1f}")
+        )
+        for rival, seconds in found.rivals.items():
+            ratio = f"{seconds / found.ours:.1f}"
+            lines.append(_line(contest.name, f"{rival}, to objects", seconds, ratio, ""))
+    print_table(
+        "Values to columns or objects, one core",
+        ["format", "decoder", "values/s", "ns", "times our time", "two threads"],
+        lines,
+        text=("format", "decoder"),
+    )
+    print_maps(rounds)
+
+
+def print_maps(rounds: int) -> None:
+    """Measure the maps alone: values in, rows out."""
+    records = batch_of("bench", 0, 0, json_events(BATCH, 180)).records
+    value = Json(Hit)
+    maps = {
+        "per record, `json.loads`": Strategy(map=by_hand, reduce=[NullWriter()]),
+        "per record with the `Record`": Strategy(map=typed, value=value, reduce=[NullWriter()]),
+        "per record": Strategy(map=_wanted, value=value, reduce=[NullWriter()]),
+        "per batch": Strategy(map=columns, value=value, reduce=[NullWriter()]),
+        "none": Strategy(value=value, reduce=[NullWriter()]),
+    }
+    best = dict.fromkeys(maps, float("inf"))
+    for _ in range(4 * rounds):
+        for name, strategy in maps.items():
+            work = partial(apply, strategy.map, records, strategy.map_spec)
+            best[name] = min(best[name], _seconds(work, time.thread_time) / BATCH)
+    slowest = max(best.values())
+    lines = [
+        [name, f"{1 / each:,.0f}", f"{each * 1e9:,.0f}", f"{slowest / each:.1f}"]
+        for name, each in best.items()
+    ]
+    headings = ["map", "records/s", "ns", "times as fast"]
+    print_table("Maps of JSON events alone, one core", headings, lines, text=("map",))
+
+
+@map_record
+def _wanted(hit: Hit) -> Hit | None:
+    return None if hit.status == 404 else hit
+
+
+def _line(name: str, who: str, seconds: float, *rest: str) -> list[str]:
+    return [name, who, f"{1 / seconds:,.0f}", f"{seconds * 1e9:,.0f}", *rest]
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from .storage.group_commit import SYNC_THREADS, GroupCommit
 from .storage.storage import Storage
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Awaitable, Callable
     from types import TracebackType
 
@@ -81,7 +82,8 @@ class Broker:
 
     @property
     def registry_url(self) -> str | None:
-        """Base URL of the schema registry, such as `http://127.0.0.1:8081`; None: not served."""
+        """Base URL of the schema registry, such as `http://127.0.0.1:8081`, with TLS `https`;
+        None: not served."""
         return self._registry_url
 
     @property
@@ -164,7 +166,7 @@ class Broker:
             await stack.enter_async_context(transactions)
             stack.callback(topics.stop)
             stack.callback(server.stop)
-            await self._serve_registry(stack, services)
+            await self._serve_registry(stack, services, tls)
             server.listen(listener)
 
             tasks.start_soon(
@@ -199,7 +201,9 @@ class Broker:
         await stack.enter_async_context(server)
         self._http_url = server.url
 
-    async def _serve_registry(self, stack: AsyncExitStack, services: Services) -> None:
+    async def _serve_registry(
+        self, stack: AsyncExitStack, services: Services, tls: ssl.SSLContext | None
+    ) -> None:
         settings = self.settings
         if settings.registry_port is None:
             return
@@ -209,8 +213,10 @@ class Broker:
             raise BrokerError(str(error)) from error
         from .registry.server import serve_registry  # starlette takes time to import
 
-        server = await serve_registry(settings.http_host, settings.registry_port, services)
+        server = await serve_registry(settings.http_host, settings.registry_port, services, tls)
         await stack.enter_async_context(server)
+        self.metrics.registry.register(server.metrics)
+        stack.callback(self.metrics.registry.unregister, server.metrics)
         self._registry_url = server.url
 
 

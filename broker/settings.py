@@ -88,7 +88,10 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = None
     http_host: Annotated[
         str,
-        about("Address of the HTTP port and of the registry; any but loopback needs --insecure."),
+        about(
+            "Address of the HTTP port and of the registry; any but loopback needs --insecure, the registry "
+            "alone TLS and users."
+        ),
     ] = "127.0.0.1"
 
     tls_certificate: Annotated[
@@ -309,13 +312,12 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                     "(--insecure) to allow it",
                 )
             if self.registry_port is not None:
-                raise Conflict(
-                    ("http_host",),
-                    f"http_host {self.http_host!r} lets other machines use the schema registry without "
-                    "encryption; set insecure (--insecure) to allow it",
-                )
-        if is_loopback(self.host):
-            return
+                self._check_open_to_others("http_host", "use the schema registry")
+        if not is_loopback(self.host):
+            self._check_open_to_others("host", "connect")
+
+    def _check_open_to_others(self, name: str, what: str) -> None:
+        """Raise Conflict if other machines could do something without encryption or authentication."""
         missing = []
         if self.tls_certificate is None:
             missing.append(
@@ -328,9 +330,10 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             )
         if missing:
             raise Conflict(
-                ("host",),
-                f"host {self.host!r} lets other machines connect, without {'; without '.join(missing)}; "
-                "or set insecure (--insecure) to let any client read and write everything",
+                (name,),
+                f"{name} {getattr(self, name)!r} lets other machines {what}, without "
+                f"{'; without '.join(missing)}; or set insecure (--insecure) to let any client read and "
+                "write everything",
             )
 
 

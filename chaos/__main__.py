@@ -17,6 +17,7 @@ import anyio
 from rich.console import Console
 
 from chaos.course import carry_out
+from chaos.letters import KILLS, LETTERS, replay_under_kills
 from chaos.report import write_report
 from chaos.scenarios import LONG, SCENARIOS, SHORT, SLOW
 from chaos.services import ServiceFailed
@@ -54,6 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 130
         else:
             verdicts.append(run.verdict)
+    if options.long and not options.scenario:
+        console.print(
+            f"\n[bold]letters[/]: {LETTERS:,} dead letters, their replay killed {KILLS} times"
+        )
+        whole = anyio.run(replay_under_kills, LETTERS, KILLS, console.print)
+        verdicts.append("ok" if whole else "violated")
+        console.print(f"[bold]letters: {verdicts[-1]}[/]")
     return 0 if set(verdicts) == {"ok"} else 1
 
 

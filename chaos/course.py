@@ -98,7 +98,7 @@ async def carry_out(
         await site.stop_workers()
         await site.view.until_seen()
         for spec in site.groups:
-            await collect(site.clickhouse_url, site.bootstrap_servers, spec, recorder)
+            await collect(site.places, site.bootstrap_servers, spec, recorder)
         await site.clean_up()
         verify["until"] = time.time_ns()
     history = recorder.history()

@@ -8,19 +8,21 @@ from random import Random
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import anyio
+from anyio import to_thread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from chaos.postgres import PostgresServer
     from chaos.proxies import Link
     from chaos.services import Service
     from chaos.site import Site, Worker
 
 __all__ = ["FAULTS", "Fault", "Need", "Strike", "own", "plan", "way"]
 
-T = TypeVar("T", bound="Link")
-Need = Literal["broker", "clickhouse", "links", "peers"]
-"""Of a site: a broker of its own, a ClickHouse of its own, proxies, two workers in a group."""
+T = TypeVar("T", bound="Link | PostgresServer")
+Need = Literal["broker", "clickhouse", "postgres", "links", "peers"]
+"""Of a site: a broker, a ClickHouse or a PostgreSQL of its own, proxies, two workers in a group."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,38 @@ class KillClickHouseAndWorkers(KillClickHouseWriting):
         await _kill_and_start_in_order(
             [own(site.clickhouse)], [worker.service for worker in site.workers]
         )
+
+
+class KillPostgres(Fault):
+    """SIGKILL of PostgreSQL and all of its sessions, started again on the same directory."""
+
+    name = "kill-postgres"
+    needs = frozenset({"postgres"})
+
+    async def strike(self, site: Site, random: Random) -> str:
+        """See `Fault.strike`."""
+        server = way(site.postgres)
+        await to_thread.run_sync(server.kill)
+        await to_thread.run_sync(server.start)
+        return "PostgreSQL"
+
+
+class KillPostgresAndWorkers(KillPostgres):
+    """SIGKILL of PostgreSQL and of every worker: new ones ask for ranges of which no answer came."""
+
+    name = "kill-postgres-and-workers"
+
+    async def strike(self, site: Site, random: Random) -> str:
+        """See `Fault.strike`."""
+        async with anyio.create_task_group() as tasks:
+            for worker in site.workers:
+                tasks.start_soon(worker.service.kill)
+            tasks.start_soon(to_thread.run_sync, way(site.postgres).kill)
+        await to_thread.run_sync(way(site.postgres).start)
+        async with anyio.create_task_group() as tasks:
+            for worker in site.workers:
+                tasks.start_soon(worker.service.start)
+        return "PostgreSQL and every worker"
 
 
 class KillEverything(Fault):
@@ -401,6 +435,8 @@ FAULTS: dict[str, Fault] = {
         KillClickHouseWriting(),
         KillClickHouseAndWorkers(),
         KillEverything(),
+        KillPostgres(),
+        KillPostgresAndWorkers(),
         PauseWorker(),
         LateInsert(),
         DropAnswers(),
@@ -442,7 +478,7 @@ def own(service: Service | None) -> Service:
 
 
 def way(link: T | None) -> T:
-    """A way of a worker. Raises ValueError if the site has none."""
+    """A way of a worker, or a PostgreSQL. Raises ValueError if the site has none."""
     if link is None:
-        raise ValueError("this site has no links")
+        raise ValueError("this site has none")
     return link

@@ -10,6 +10,7 @@ from chaos.hanging import DEADLINE, HangingMap, SinkPastDeadline
 from chaos.hostile import HostileClient
 from chaos.resets import ResetOffsets
 from chaos.shape import GroupSpec, Shape
+from chaos.together import KillOneOfMany, RollWorkers
 from chaos.verdicts import Delivery, Promise
 from chaos.workload import Workload
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from chaos.faults import Fault, Need
     from chaos.shape import Outside
-    from chaos.workload import Mode
+    from chaos.workload import Mode, Sink
 
 __all__ = ["EVERY_FAULT", "LONG", "SCENARIOS", "SHORT", "SLOW", "Scenario"]
 
@@ -26,7 +27,10 @@ MIB: Final = 1024 * 1024
 
 EVERY_FAULT: Final[dict[str, Fault]] = FAULTS | {
     fault.name: fault
-    for fault in (HangingMap(), SinkPastDeadline(), HostileClient(), ResetOffsets())
+    for fault in (
+        *(HangingMap(), SinkPastDeadline(), HostileClient(), ResetOffsets()),
+        *(KillOneOfMany(), RollWorkers()),
+    )
 }
 
 
@@ -74,9 +78,11 @@ class Scenario:
             lacking.add("broker")
         if outside.clickhouse_url is not None:
             lacking.add("clickhouse")
+        if all(spec.workload.sink != "postgres" for spec in self.shape.groups):
+            lacking.add("postgres")
         if not self.shape.links:
             lacking.add("links")
-        if any(spec.workers < 2 for spec in self.shape.groups):
+        if any(spec.commands < 2 for spec in self.shape.groups):
             lacking.add("peers")
         return [name for name in self.faults if self.fault(name).needs & lacking]
 
@@ -101,12 +107,21 @@ def _group(
     chain: bool = False,
     engine: Literal["worker", "spark"] = "worker",
     evolve: bool = False,
+    results: str = "",
+    sink: Sink = "clickhouse",
+    together: bool = False,
 ) -> GroupSpec:
     table = f"chaos_{name}"
     dead_letters = f"chaos-{name}-dead" if dead == "topic" else ""
     dead_table = f"{table}_dead" if dead == "table" else ""
-    workload = Workload(table, mode, dead_table, dead_letters, chain=chain, evolve=evolve)
-    return GroupSpec(name, workload, workers, engine)
+    workload = Workload(
+        *(table, mode, dead_table, dead_letters),
+        chain=chain,
+        evolve=evolve,
+        topic=results,
+        sink=sink,
+    )
+    return GroupSpec(name, workload, workers, engine, together)
 
 
 _CRASHES: Final = ("kill-worker", "kill-broker", "kill-clickhouse", "kill-everything")
@@ -114,14 +129,16 @@ _NETWORK: Final = (
     *("late-insert", "drop-answers", "drop-answer-and-kill", "cut-worker"),
     *("slow-sink", "hanging-sink"),
 )
+_WORKERS: Final = ("kill-worker", "restart-worker", "kill-broker", "short-storm")
+_POSTGRES: Final = ("kill-postgres", "kill-postgres-and-workers", "pause-worker", *_WORKERS)
 _PATIENT: Final = ("pause-worker", "silent-network")
 
 SHORT: Final = (
     Scenario(
         "crashes",
-        "SIGKILL of workers, broker, ClickHouse and all at once; a full disk",
-        Shape([_group("exactly-once")]),
-        (*_CRASHES, "disk-full"),
+        "SIGKILL of one worker of a command, of broker, ClickHouse, and everything at once; a full disk",
+        Shape([_group("exactly-once", together=True)]),
+        ("kill-one-of-many", *_CRASHES[1:], "disk-full"),
     ),
     Scenario(
         "network",
@@ -175,16 +192,67 @@ SHORT: Final = (
 
 SLOW: Final = (
     Scenario(
+        "postgres",
+        "into PostgreSQL: SIGKILL of it, of workers and the broker; a suspended worker; rebalances",
+        Shape([_group("exactly-once", sink="postgres")]),
+        _POSTGRES,
+    ),
+    Scenario(
+        "parquet",
+        "into Parquet files: SIGKILL of workers and the broker, rebalances",
+        Shape([_group("exactly-once", sink="parquet")]),
+        _WORKERS,
+    ),
+    Scenario(
         "spark",
         "the Spark engine, while ClickHouse is killed in its INSERTs, and the engine too",
         Shape([_group("exactly-once", 1, dead="table", engine="spark")], links=True),
         ("kill-clickhouse-and-workers", "kill-clickhouse-writing", "kill-worker"),
         patience=240,
     ),
+    Scenario(
+        "topic-to-topic",
+        "rows go to a topic, in transactions that commit their offsets: SIGKILL of workers and broker, "
+        "suspended workers, restarts of all",
+        Shape([_group("exactly-once", 3, results="chaos-results")]),
+        ("kill-worker", "kill-broker", "pause-worker", "short-storm"),
+    ),
 )
 """Short ones that take minutes: the test suite does not run them."""
 
 LONG: Final = (
+    Scenario(
+        "postgres-storm",
+        "into PostgreSQL: everything that kills, suspends and restarts, five times",
+        Shape([_group("exactly-once", 4, sink="postgres")], partitions=12),
+        _POSTGRES,
+        rounds=5,
+        patience=180,
+    ),
+    Scenario(
+        "parquet-storm",
+        "into Parquet files: workers and the broker are killed and restarted, five times",
+        Shape([_group("exactly-once", 4, sink="parquet")], partitions=12),
+        _WORKERS,
+        rounds=5,
+        patience=180,
+    ),
+    Scenario(
+        "spark-ranges",
+        "two engines of Spark, into PostgreSQL and into Parquet files, are killed, and PostgreSQL too",
+        Shape(
+            [
+                _group("exactly-once", 1, sink="postgres", name="one", engine="spark"),
+                _group("exactly-once", 1, sink="parquet", name="two", engine="spark"),
+            ],
+            partitions=4,
+            rate=500,
+        ),
+        ("kill-worker", "kill-postgres", "kill-postgres-and-workers", "restart-worker"),
+        rounds=2,
+        between=500,
+        patience=300,
+    ),
     Scenario(
         "everything",
         "every fault, three times",
@@ -193,6 +261,15 @@ LONG: Final = (
         rounds=3,
         between=5_000,
         patience=180,
+    ),
+    Scenario(
+        "one-command",
+        "kmr run --workers 3: single workers, the supervisor and everything are killed and restarted, all "
+        "workers are replaced one by one",
+        Shape([_group("exactly-once", 3, together=True)], partitions=12),
+        ("kill-one-of-many", "roll-workers", "restart-worker", *_CRASHES),
+        rounds=3,
+        between=3_000,
     ),
     Scenario(
         "torn-inserts",
@@ -236,6 +313,17 @@ LONG: Final = (
             *("drop-answers", "drop-answer-and-kill", "slow-sink", "hanging-sink"),
         ),
         patience=300,
+    ),
+    Scenario(
+        "topic-to-topic-storm",
+        "rows go to a topic in transactions: crashes, suspended and parted workers, a full disk, three times",
+        Shape([_group("exactly-once", 4, results="chaos-results")], partitions=16, links=True),
+        (
+            *("kill-worker", "kill-broker", "kill-everything", *_PATIENT, "cut-worker"),
+            *("short-storm", "restart-worker", "disk-full"),
+        ),
+        rounds=3,
+        patience=180,
     ),
     Scenario(
         "at-least-once",

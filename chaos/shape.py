@@ -18,6 +18,7 @@ class GroupSpec:
     """A consumer group: what it does, and with how many workers.
 
     Attributes:
+        together: the workers are those of one command, `kmr run --workers`, instead of one each.
         engine: `spark`: each worker is an engine of its own, so there is one; it is no member of the group.
     """
 
@@ -25,6 +26,12 @@ class GroupSpec:
     workload: Workload
     workers: int = 2
     engine: Literal["worker", "spark"] = "worker"
+    together: bool = False
+
+    @property
+    def commands(self) -> int:
+        """How many commands run the workers."""
+        return 1 if self.together else self.workers
 
     def with_suffix(self, suffix: str) -> GroupSpec:
         """The same under other names."""

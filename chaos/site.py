@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, for_code
+from anyio import to_thread
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from chaos import tables
 from chaos.kafka_link import KafkaLink
+from chaos.postgres import PostgresServer
 from chaos.producers import Load
 from chaos.proxies import HttpLink
 from chaos.services import START_TIMEOUT, ServiceFailed, Services, free_port
 from chaos.view import View, watch_memory
-from chaos.workload import HANG
+from chaos.workload import FILES, HANG
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -32,17 +34,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Site", "Worker"]
 
-SESSION_TIMEOUT: Final = 6.0  # seconds; the shortest that brokers accept
-_WORKER_FLAGS: Final = (
-    *("--session-timeout", f"{SESSION_TIMEOUT:g}", "--heartbeat-interval", "0.3"),
-    *("--commit-interval", "0.3"),
-)
+_SESSION_TIMEOUT: Final = 3.0
+"""Seconds: after every kill of a worker, its group waits for so long."""
+_SHORTEST_ELSEWHERE: Final = 6.0
+"""Seconds: the shortest session timeout that a broker accepts by default."""
+_WORKER_FLAGS: Final = ("--heartbeat-interval", "0.3", "--commit-interval", "0.3")
+_RESULT_PARTITIONS: Final = 3
 _SPARK_FLAGS: Final = ("--trigger", "500ms", "--max-offsets-per-trigger", "10000")
+
+
+def _together(name: str, workers: int) -> tuple[str, ...]:
+    # Named members: a command that is killed and started again has the same ones.
+    return ("--workers", str(workers), "--group-instance-id", name)
 
 
 @dataclass(eq=False)
 class Worker:
-    """A worker's process, and its ways to the broker and to ClickHouse.
+    """A worker's process, or that of the supervisor of several, and its ways to the broker and to ClickHouse.
 
     Attributes:
         hang: a file; when there is one, the map of the worker takes it away and hangs.
@@ -98,6 +106,7 @@ class Site:
         self.workers: list[Worker] = []
         self.broker: Service | None = None
         self.clickhouse: Service | None = None
+        self.postgres: PostgresServer | None = None
         self.topic = f"chaos{outside.suffix}"
         self._outside = outside
         self._stack = AsyncExitStack()
@@ -195,7 +204,7 @@ class Site:
         await self._start_services()
         await self._create_topics()
         for spec in self.groups:
-            await tables.create(self.clickhouse_url, spec.workload)
+            await tables.create(self.places, spec.workload)
         await self._declare_workers(stack)
         self._tasks: TaskGroup = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(self._tasks.cancel_scope.cancel)
@@ -214,12 +223,19 @@ class Site:
         if self._outside.bootstrap_servers is None:
             host, _, port = self.bootstrap_servers.rpartition(":")
             data = str(self._directory / "broker")
-            flags = ("--data", data, "--host", host, "--port", port, "--no-auto-create-topics")
+            flags = (
+                *("--data", data, "--host", host, "--port", port, "--no-auto-create-topics"),
+                *("--group-min-session-timeout", f"{_SESSION_TIMEOUT:g}"),
+            )
             self.broker = self._services.add(
                 "broker", lambda: ["broker", "serve", *flags], ready_line="listening on"
             )
             await self.broker.start()
-        if self._outside.clickhouse_url is None:
+        if any(spec.workload.sink == "postgres" for spec in self.groups):
+            server = PostgresServer()
+            self._stack.push_async_callback(to_thread.run_sync, server.__exit__)
+            self.postgres = await to_thread.run_sync(server.__enter__)
+        if self._outside.clickhouse_url is None and self._has_clickhouse:
             port = self.clickhouse_url.rpartition(":")[2]
             path = str(self._directory / "clickhouse")
             self.clickhouse = self._services.add(
@@ -236,15 +252,31 @@ class Site:
                 await tables.drop(self.clickhouse_url, spec.workload)
         if self._outside.bootstrap_servers is not None:
             async with self.admin() as admin:
-                await admin.delete_topics([self.topic, *self._dead_topics()])
+                await admin.delete_topics([self.topic, *self._dead_topics(), *self._results()])
+
+    @property
+    def _has_clickhouse(self) -> bool:
+        return any(
+            spec.workload.sink == "clickhouse" or spec.workload.dead_table for spec in self.groups
+        )
+
+    @property
+    def places(self) -> tables.Places:
+        """Where the groups write to."""
+        url = "" if self.postgres is None else self.postgres.url
+        return tables.Places(self.clickhouse_url, url, self._directory / "files")
 
     def _dead_topics(self) -> list[str]:
         return sorted(spec.workload.dead_topic for spec in self.groups if spec.workload.dead_topic)
+
+    def _results(self) -> list[str]:
+        return [spec.workload.topic for spec in self.groups if spec.workload.topic]
 
     async def _create_topics(self) -> None:
         replicas = self._outside.replicas
         topics = [NewTopic(self.topic, self.shape.partitions, replicas)]
         topics += [NewTopic(name, 1, replicas) for name in self._dead_topics()]
+        topics += [NewTopic(name, _RESULT_PARTITIONS, replicas) for name in self._results()]
         async with self.admin() as admin:
             answer = await admin.create_topics(topics)
         for name, code, *_ in answer.topic_errors:
@@ -262,7 +294,7 @@ class Site:
 
     async def _declare_workers(self, stack: AsyncExitStack) -> None:
         for spec in self.groups:
-            for number in range(1, spec.workers + 1):
+            for number in range(1, spec.commands + 1):
                 kafka, clickhouse = None, None
                 bootstrap_servers, url = self.bootstrap_servers, self.clickhouse_url
                 if self.shape.links:
@@ -279,7 +311,8 @@ class Site:
         arguments = [
             *("run", "chaos.workload:strategy", "--topic", self.topic, "--group", spec.name),
             *("--bootstrap-servers", bootstrap_servers, "--isolation-level", "read_committed"),
-            *(self._spark_flags(name) if spec.engine == "spark" else _WORKER_FLAGS),
+            *(self._spark_flags(name) if spec.engine == "spark" else self._worker_flags()),
+            *(_together(name, spec.workers) if spec.together else ()),
             *self.shape.flags,
         ]
         service = self._services.add(
@@ -288,13 +321,19 @@ class Site:
             ready_line="Setting Spark log level" if spec.engine == "spark" else '"assigned"',
             waits=False,
             KMR_CLICKHOUSE_URL=url,
-            **{HANG: str(self._hang(name))},
+            KMR_POSTGRES_URL=self.places.postgres,
+            **{HANG: str(self._hang(name)), FILES: str(self.places.files)},
             **spec.workload.environment(),
         )
         return service
 
     def _hang(self, name: str) -> Path:
         return self._directory / f"hang-{name}"
+
+    def _worker_flags(self) -> list[str]:
+        ours = self._outside.bootstrap_servers is None
+        timeout = _SESSION_TIMEOUT if ours else _SHORTEST_ELSEWHERE
+        return ["--session-timeout", f"{timeout:g}", *_WORKER_FLAGS]
 
     def _spark_flags(self, name: str) -> list[str]:
         checkpoint = str(self._directory / f"checkpoint-{name}")

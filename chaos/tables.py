@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import aiokafka
 import anyio
 import clickhouse_connect
+import msgspec
+import psycopg
 import pyarrow as pa
+import pyarrow.parquet as pq
+from anyio import to_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from clickhouse_connect.driver.asyncclient import AsyncClient
 
@@ -19,9 +25,11 @@ if TYPE_CHECKING:
     from chaos.shape import GroupSpec
     from chaos.workload import Workload
 
-__all__ = ["collect", "create", "drop", "forget_rows"]
+__all__ = ["Places", "collect", "create", "drop", "forget_rows"]
 
+_COLUMNS: Final = ("topic", "partition", "offset", "id", "time")
 _TIMEOUT: Final = 60.0
+_POLL: Final = 0.2
 _DDL: Final = (
     "CREATE TABLE {name} (`topic` LowCardinality(String), `partition` UInt32, `offset` UInt64, {id}"
     # one value for all rows of an INSERT: when it began
@@ -31,8 +39,29 @@ _DDL: Final = (
 )
 
 
-async def create(url: str, workload: Workload) -> None:
+_POSTGRES_DDL: Final = (
+    'CREATE TABLE {name} (topic text, partition int, "offset" bigint, id bigint, '
+    "inserted timestamptz DEFAULT now())"  # the start of the transaction
+)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where rows can go: the URLs of the servers, and the directory of Parquet files."""
+
+    clickhouse: str
+    postgres: str
+    files: Path
+
+
+async def create(places: Places, workload: Workload) -> None:
     """Make the tables of a workload."""
+    if workload.sink == "postgres":
+        async with await psycopg.AsyncConnection.connect(places.postgres) as connection:
+            await connection.execute(_POSTGRES_DDL.format(name=workload.table).encode())
+    if workload.sink != "clickhouse":
+        return
+    url = places.clickhouse
     async with _client(url) as client:
         own = "" if workload.evolve else "`id` UInt64, "
         await client.command(_DDL.format(name=workload.table, id=own))
@@ -54,14 +83,24 @@ async def forget_rows(url: str, workload: Workload) -> None:
             await client.command(f"ALTER TABLE {name} DELETE WHERE 1 SETTINGS mutations_sync = 2")
 
 
-async def collect(url: str, bootstrap_servers: str, spec: GroupSpec, recorder: Recorder) -> None:
+async def collect(
+    places: Places, bootstrap_servers: str, spec: GroupSpec, recorder: Recorder
+) -> None:
     """Read the rows that a group has written; log unreadable ones with the reason."""
     workload = spec.workload
-    for name, source in (("rows", workload.table), ("dead", workload.dead_table)):
+    if workload.topic:
+        try:
+            with anyio.fail_after(_TIMEOUT):
+                table = await _results(bootstrap_servers, workload.topic)
+            recorder.table("rows", _of_group(table, spec.name))
+        except Exception as error:  # noqa: BLE001  a verdict of its own
+            recorder.unread(f"rows/{spec.name}", f"{type(error).__name__}: {error}")
+    tables = ("" if workload.topic else workload.table, workload.dead_table)
+    for name, source in zip(("rows", "dead"), tables, strict=True):
         if source:
             try:
                 with anyio.fail_after(_TIMEOUT):
-                    table = await _read(url, source, workload if name == "rows" else None)
+                    table = await _read(places, source, workload if name == "rows" else None)
                 recorder.table(name, _of_group(table, spec.name))
             except Exception as error:  # noqa: BLE001  a verdict of its own
                 recorder.unread(f"{name}/{spec.name}", f"{type(error).__name__}: {error}")
@@ -74,39 +113,101 @@ async def collect(url: str, bootstrap_servers: str, spec: GroupSpec, recorder: R
             recorder.unread(f"dead/{spec.name}", f"{type(error).__name__}: {error}")
 
 
-async def _read(url: str, table: str, workload: Workload | None) -> pa.Table:
+async def _read(places: Places, table: str, workload: Workload | None) -> pa.Table:
+    if workload is not None and workload.sink == "postgres":
+        return await _read_postgres(places.postgres, table)
+    if workload is not None and workload.sink == "parquet":
+        return await to_thread.run_sync(_read_files, places.files / table)
     columns = "topic, partition, offset, "
     if workload is not None:
         columns += "coalesce(COLUMNS('^v[0-9]+$')) AS id, " if workload.evolve else "id, "
-    async with _client(url) as client:
+    async with _client(places.clickhouse) as client:
         found: pa.Table = await client.query_arrow(
             f"SELECT {columns} toUnixTimestamp64Nano(inserted) AS time FROM {table}"  # noqa: S608
         )
     return found
 
 
+async def _read_postgres(url: str, table: str) -> pa.Table:
+    sql = (
+        'SELECT topic, partition, "offset", id, '  # noqa: S608  our own table
+        f"(extract(epoch FROM inserted) * 1000000)::bigint * 1000 FROM {table}"
+    )
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        rows = await (await connection.execute(sql.encode())).fetchall()
+    columns = zip(*rows, strict=True) if rows else [()] * len(_COLUMNS)
+    return pa.table(dict(zip(_COLUMNS, map(pa.array, map(list, columns)), strict=True)))
+
+
+def _read_files(directory: Path) -> pa.Table:
+    """The rows of each file; their time is that of the file."""
+    tables = []
+    for path in sorted(directory.glob("[!_.]*.parquet")):
+        rows = pq.ParquetFile(path).read()
+        time = pa.repeat(pa.scalar(path.stat().st_mtime_ns), rows.num_rows)
+        tables.append(rows.append_column("time", time).select(list(_COLUMNS)))
+    return pa.concat_tables(tables)
+
+
 async def _dead_letters(bootstrap_servers: str, topic: str) -> pa.Table:
     """What `DeadLetterWriter` wrote: the record's place is in its headers."""
     columns: dict[str, list[Any]] = {"topic": [], "partition": [], "offset": [], "time": []}
-    consumer = aiokafka.AIOKafkaConsumer(
-        bootstrap_servers=bootstrap_servers, auto_offset_reset="earliest"
+    async for message in _messages(bootstrap_servers, topic, "read_uncommitted"):
+        headers = dict(message.headers)
+        columns["topic"].append(headers["kmr.topic"].decode())
+        columns["partition"].append(int(headers["kmr.partition"]))
+        columns["offset"].append(int(headers["kmr.offset"]))
+        columns["time"].append(message.timestamp * 1_000_000)
+    return pa.table(columns)
+
+
+async def _results(bootstrap_servers: str, topic: str) -> pa.Table:
+    """What `KafkaWriter` wrote and committed."""
+    rows = [
+        msgspec.json.decode(message.value) | {"time": message.timestamp * 1_000_000}
+        async for message in _messages(bootstrap_servers, topic, "read_committed")
+    ]
+    columns = ("topic", "partition", "offset", "id", "time")
+    return pa.table({name: [row[name] for row in rows] for name in columns})
+
+
+async def _messages(bootstrap_servers: str, topic: str, level: str) -> AsyncIterator[Any]:
+    """Everything in a topic; waits until no transaction is open there, if only committed ones are read."""
+    ends = await _end_offsets(bootstrap_servers, topic, "read_uncommitted")
+    while await _end_offsets(bootstrap_servers, topic, level) != ends:  # noqa: ASYNC110
+        await anyio.sleep(_POLL)
+    async with _consumer(bootstrap_servers, level) as consumer:
+        for partition, end in ends.items():
+            consumer.assign([partition])
+            await consumer.seek_to_beginning(partition)
+            while await consumer.position(partition) < end:
+                for message in await _fetched(consumer):
+                    yield message
+
+
+async def _fetched(consumer: Any) -> list[Any]:
+    found = await consumer.getmany(timeout_ms=1_000)
+    return [message for messages in found.values() for message in messages]
+
+
+async def _end_offsets(bootstrap_servers: str, topic: str, level: str) -> dict[Any, int]:
+    async with _consumer(bootstrap_servers, level) as consumer:
+        numbers = await consumer._client._wait_on_metadata(topic)  # noqa: SLF001  no public method waits
+        partitions = [aiokafka.TopicPartition(topic, number) for number in sorted(numbers)]
+        ends: dict[Any, int] = await consumer.end_offsets(partitions)
+        return ends
+
+
+@asynccontextmanager
+async def _consumer(bootstrap_servers: str, level: str) -> AsyncIterator[Any]:
+    consumer: Any = aiokafka.AIOKafkaConsumer(
+        bootstrap_servers=bootstrap_servers, isolation_level=level
     )
     await consumer.start()
     try:
-        partition = aiokafka.TopicPartition(topic, 0)
-        consumer.assign([partition])
-        end = (await consumer.end_offsets([partition]))[partition]
-        while await consumer.position(partition) < end:
-            for messages in (await consumer.getmany(timeout_ms=1_000)).values():
-                for message in messages:
-                    headers = dict(message.headers)
-                    columns["topic"].append(headers["kmr.topic"].decode())
-                    columns["partition"].append(int(headers["kmr.partition"]))
-                    columns["offset"].append(int(headers["kmr.offset"]))
-                    columns["time"].append(message.timestamp * 1_000_000)
+        yield consumer
     finally:
         await consumer.stop()
-    return pa.table(columns)
 
 
 def _of_group(table: pa.Table, group: str) -> pa.Table:

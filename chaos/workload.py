@@ -15,7 +15,13 @@ import pyarrow.compute as pc
 
 from chaos.unguarded import CommitAfterInsert, ResumeFromMax
 from kmr import Batcher, Strategy, map_batch
-from kmr.sinks import ClickHouseWriter, DeadLetterWriter
+from kmr.sinks import (
+    ClickHouseWriter,
+    DeadLetterWriter,
+    KafkaWriter,
+    ParquetWriter,
+    PostgresWriter,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,9 +29,11 @@ if TYPE_CHECKING:
     from kmr import Reducer
 
 __all__ = [
+    "FILES",
     "HANG",
     "ID_BYTES",
     "Mode",
+    "Sink",
     "Workload",
     "identify",
     "identify_anew",
@@ -36,6 +44,8 @@ Mode = Literal[
     "exactly-once", "at-least-once", "at-most-once", "commit-after-insert", "resume-from-max"
 ]
 """How the strategy delivers; the last two have the guarantee switched off."""
+
+Sink = Literal["clickhouse", "postgres", "parquet"]
 
 ID_BYTES: Final = 20
 """A record's value begins with its id, in so many decimal digits."""
@@ -49,8 +59,12 @@ LAST_CHANGE: Final = 99
 HANG: Final = "CHAOS_HANG"
 """The variable with a file's path: the map of the process that finds the file hangs."""
 
+FILES: Final = "KMR_CHAOS_FILES"
+"""The variable with the directory below which Parquet files are written."""
+
 _PREFIX: Final = "CHAOS_"
 _FOR_EVER: Final = 1e6
+_TRANSACTION_TIMEOUT: Final = 3.0  # seconds, below the session timeout
 
 
 @dataclass(frozen=True)
@@ -66,6 +80,8 @@ class Workload:
         sink_timeout: seconds for one INSERT, then it is tried again.
         chain: two reducers, one that collects batches and one that writes them.
         evolve: rows get new columns all the time, which the writer adds to the table.
+        topic: where rows go instead, in transactions that commit their offsets too.
+        sink: what the table is in: a directory of its name, with `parquet`.
     """
 
     table: str
@@ -77,6 +93,8 @@ class Workload:
     sink_timeout: float = 5.0
     chain: bool = False
     evolve: bool = False
+    topic: str = ""
+    sink: Sink = "clickhouse"
 
     def environment(self) -> dict[str, str]:
         """The worker's environment variables for it."""
@@ -102,7 +120,7 @@ class Workload:
 
     def with_suffix(self, suffix: str) -> Self:
         """The same with other tables and topics."""
-        names = ("table", "dead_table", "dead_topic")
+        names = ("table", "dead_table", "dead_topic", "topic")
         given = {name: getattr(self, name) for name in names if getattr(self, name)}
         return replace(self, **{name: value + suffix for name, value in given.items()})
 
@@ -120,6 +138,19 @@ class Workload:
 
     def _sink(self) -> Reducer:
         limits: dict[str, Any] = {"max_rows": self.max_rows, "max_age": self.max_age}
+        if self.topic:
+            return KafkaWriter(
+                self.topic,
+                delivery="exactly-once",
+                attempt_timeout=self.sink_timeout,
+                transaction_timeout=_TRANSACTION_TIMEOUT,
+                **limits,
+            )
+        if self.sink == "postgres":
+            patience: dict[str, Any] = {"timeout": self.sink_timeout, "connect_timeout": 30.0}
+            return PostgresWriter(self.table, **patience, **limits)
+        if self.sink == "parquet":
+            return ParquetWriter(Path(os.environ.get(FILES, ".")) / self.table, **limits)
         if self.mode == "commit-after-insert":
             return CommitAfterInsert(self.table, **limits)
         if self.mode == "resume-from-max":

@@ -64,6 +64,8 @@ class WorkerHalf:
         await self._until_ready("worker-1", "worker-2")
         started = anyio.current_time()
         self._display.event("two workers share the topic's partitions; producing begins")
+        _, page = self._workers["worker-2"]  # it stays to the end
+        self._display.event(f"watch worker-2 in a browser while it runs: {page}")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch)
             async with anyio.create_task_group() as changes:

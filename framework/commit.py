@@ -11,13 +11,15 @@ import structlog
 from .delivery.announcement import Generation, generation_of
 from .errors import CommitFenced, CommitRefused, ConsumerError
 from .kafka.consumer import CommitOffset
+from .record import Range
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from .delivery.announcement import Announcement
     from .delivery.ledger import Ledgers
     from .kafka.consumer import Consumer
+    from .kafka.transactions import Transactions
     from .observe.metrics import Metrics
     from .record import TopicPartition
 
@@ -44,6 +46,9 @@ class _Committed:
 class Committer:
     """Commits the watermarks of the ledgers, and nothing else.
 
+    Where a sink commits offsets with its rows (`use`), every commit is a transaction: the brokers keep the
+    order of two of them. A plain commit that is late would be ordered by chance.
+
     While a range is announced, the committed offset of its partition stays at the range's first record,
     even if the watermark is already inside: the first commit beyond the range acknowledges all of it.
 
@@ -58,6 +63,7 @@ class Committer:
         self._ledgers = ledgers
         self._interval = interval
         self._metrics = metrics
+        self._transactions: Transactions | None = None
         self._partitions: dict[TopicPartition, _Committed] = {}
         self._generations: dict[TopicPartition, int] = {}
         self._lock = anyio.Lock()
@@ -86,21 +92,112 @@ class Committer:
             CommitRefused: the broker would refuse it for ever. Partitions that it did not refuse are
                 acknowledged.
         """
+        transactions = self._transactions
+        if transactions is None:
+            return await self._commit()
+        if self._held or transactions.in_use:
+            return False  # the transaction that is open takes these watermarks along
+        if not self._moved() and not self._unknown():
+            return True
+        if (refusal := await self.enter_transaction()) is not None:
+            self._report(refusal)
+            return False
+        try:
+            return await self._commit()
+        finally:
+            await self.leave_transaction()
+
+    def use(self, transactions: Transactions) -> None:
+        """Commit by these transactions from now on."""
+        self._transactions = transactions
+        transactions.on_abort = self._metrics.transactions.labels("aborted").inc
+
+    async def enter_transaction(self) -> str | None:
+        """Wait until no transaction is open, and keep it so until `leave_transaction`.
+
+        If the answer to the last commit was lost, the ledgers learn here what was committed.
+
+        Returns:
+            None, or the reason why there can be no transaction now.
+
+        Raises:
+            CommitRefused: the broker does not allow transactions.
+        """
+        assert self._transactions is not None  # noqa: S101  see `use`
+        try:
+            await self._transactions.__aenter__()
+            try:
+                await self._learn()
+            except BaseException:
+                await self.leave_transaction()
+                raise
+        except CommitRefused:
+            raise
+        except ConsumerError as error:
+            return str(error)
+        return None
+
+    async def leave_transaction(self) -> None:
+        """Abort the transaction if it is open; others may begin one."""
+        assert self._transactions is not None  # noqa: S101
+        await self._transactions.__aexit__(None, None, None)
+
+    async def commit_transaction(self, ranges: Sequence[Range]) -> bool:
+        """Commit what was sent in the transaction, and all watermarks as if `ranges` were settled.
+
+        Call it after `enter_transaction`.
+
+        Raises:
+            CommitRefused: see `commit`.
+        """
+        return await self._commit(ranges)
+
+    async def _learn(self) -> None:
+        """Ask for committed offsets whose commit was not answered, and settle the offsets below them."""
+        unknown = self._unknown()
+        for partition, found in (await self._consumer.committed(unknown)).items():
+            entry, ledger = self._entry(partition), self._ledgers.get(partition)
+            if found is None or ledger is None or ledger.position is None:
+                continue
+            if (ledger.watermark or 0) < found.offset <= ledger.position:
+                first = ledger.watermark or 0
+                self._ledgers.settle(
+                    [Range(*partition, first, found.offset - 1, ledger.generation)]
+                )
+            if found == entry.attempted:
+                entry.acknowledged = found
+            entry.attempted = entry.acknowledged
+
+    def _unknown(self) -> list[TopicPartition]:
+        """Return the partitions whose committed offset may be the acknowledged or the attempted one."""
+        entries = ((ledger.partition, self._entry(ledger.partition)) for ledger in self._ledgers)
+        return [partition for partition, entry in entries if entry.attempted != entry.acknowledged]
+
+    def _moved(self, ranges: Sequence[Range] = ()) -> dict[TopicPartition, CommitOffset]:
+        return {
+            partition: wanted
+            for partition, watermark in self._ledgers.watermarks(ranges).items()
+            if (wanted := self._wanted(partition, watermark)) != self._entry(partition).acknowledged
+        }
+
+    async def _send(self, offsets: dict[TopicPartition, CommitOffset]) -> None:
+        if self._transactions is None:
+            await self._consumer.commit(offsets)
+            return
+        await self._transactions.commit(offsets, self._consumer.membership(offsets))
+        self._metrics.transactions.labels("committed").inc()
+
+    async def _commit(self, ranges: Sequence[Range] = ()) -> bool:
         async with self._lock:
             if self._held:
                 return False
-            moved = {
-                partition: wanted
-                for partition, watermark in self._ledgers.watermarks().items()
-                if (wanted := self._wanted(partition, watermark))
-                != self._entry(partition).acknowledged
-            }
-            if not moved:
+            moved = self._moved(ranges)
+            if not moved and not ranges:
                 return True
             for partition, wanted in moved.items():
                 self._entry(partition).attempted = wanted
             try:
-                await self._consumer.commit(moved)
+                await self._send(moved)
             except CommitFenced as error:
                 self._metrics.commits.labels("fenced").inc()
                 if not self.is_fenced:
@@ -115,14 +212,17 @@ class Committer:
                     self._acknowledge({p: moved[p] for p in moved if p in error.acknowledged})
                     if error.for_good:
                         raise
-                if str(error) != self._trouble:
-                    self._trouble = str(error)
-                    _log.warning("commit failed, trying again with the next one", reason=str(error))
+                self._report(str(error))
                 return False
             self._acknowledge(moved)
             self._trouble = ""
             self._metrics.commits.labels("ok").inc()
             return True
+
+    def _report(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            _log.warning("commit failed, trying again with the next one", reason=trouble)
 
     def _acknowledge(self, offsets: dict[TopicPartition, CommitOffset]) -> None:
         for partition, offset in offsets.items():

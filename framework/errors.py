@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from traceback import format_list, walk_tb
+from typing import Final
+
 __all__ = [
     "BrokerUnavailable",
     "CommitFenced",
@@ -17,6 +21,8 @@ __all__ = [
     "StrategyError",
     "UnexpectedDuplicate",
     "reason_of",
+    "traceback_of",
+    "type_of",
 ]
 
 
@@ -94,6 +100,47 @@ class RecordFailed(KmrError):
 
 class DeadlineExceeded(KmrError):
     """The shutdown took longer than its deadline. The message names the offsets in flight."""
+
+
+_FRAMES: Final = 8
+_CAUSES: Final = 3
+_TRACEBACK_CHARACTERS: Final = 2000
+
+
+def type_of(error: BaseException) -> str:
+    """Return the class of an exception: `TimeoutError`, `json.decoder.JSONDecodeError`."""
+    kind = type(error)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"{module}{kind.__qualname__}"
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return where an exception was raised, and its causes before it: at most 2,000 characters.
+
+    Each has its last 8 frames; those of this package, before the user's own, are left out. Much cheaper
+    than `traceback.format_exception`: a batch may have a failure for each record.
+    """
+    parts: list[str] = []
+    next_: BaseException | None = error
+    while next_ is not None and len(parts) < _CAUSES:
+        parts.append(f"{_shown_frames(_frames_of(next_))}{reason_of(next_)}")
+        implicit = None if next_.__suppress_context__ else next_.__context__
+        next_ = next_.__cause__ or implicit
+    return "\n\nthen:\n".join(reversed(parts))[-_TRACEBACK_CHARACTERS:]
+
+
+def _frames_of(error: BaseException) -> tuple[tuple[str, int, str], ...]:
+    found: list[tuple[str, int, str]] = []
+    for frame, line in walk_tb(error.__traceback__):
+        if not found and frame.f_globals.get("__name__", "").startswith("kmr."):
+            continue
+        found.append((frame.f_code.co_filename, line, frame.f_code.co_qualname))
+    return tuple(found[-_FRAMES:])
+
+
+@lru_cache(maxsize=256)
+def _shown_frames(frames: tuple[tuple[str, int, str], ...]) -> str:
+    return "".join(format_list([(*frame, None) for frame in frames]))
 
 
 def reason_of(error: BaseException) -> str:

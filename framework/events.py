@@ -90,6 +90,7 @@ class EventHandler:
         self._metrics = metrics
         self._lock = anyio.Lock()
         self.state: WorkerState = "starting"
+        self._suspended_at: float | None = None
         self.assigned_once = anyio.Event()
 
     async def assigned(self, partitions: frozenset[TopicPartition]) -> None:
@@ -147,6 +148,7 @@ class EventHandler:
         self, partitions: frozenset[TopicPartition], quiet: Callable[[], Awaitable[None]]
     ) -> None:
         """Wait for `quiet`, but not longer than the rebalance may wait; commit, and nothing from then on."""
+        began = anyio.current_time()
         with anyio.move_on_after(self._revoke_deadline) as deadline:
             await quiet()
         self._pipeline.stop_flushing()
@@ -159,6 +161,7 @@ class EventHandler:
             )
         if partitions:
             self._metrics.rebalances.labels("revoked").inc()
+            self._suspended_at = began
         await self._committer.commit()
         self._committer.hold()
 
@@ -187,6 +190,9 @@ class EventHandler:
             # Now, so that a restart continues here, and later members find a committed offset.
             await committer.commit()
         pipeline.resume()
+        if self._suspended_at is not None:
+            self._metrics.rebalance_seconds.observe(anyio.current_time() - self._suspended_at)
+            self._suspended_at = None
         self.assigned_once.set()
 
     async def _resume_drain(self, partitions: frozenset[TopicPartition]) -> None:
@@ -250,4 +256,4 @@ class EventHandler:
 
     def _forget_metrics(self, partition: TopicPartition) -> None:
         with contextlib.suppress(KeyError):  # nothing was ever fetched from it
-            self._metrics.lag.remove(partition.topic, str(partition.partition))
+            self._metrics.forget_lag(partition.topic, partition.partition)

@@ -1,7 +1,8 @@
 """Lanes: the reduce stages of a strategy in a chain. All partitions share one lane, or each has its own.
 
-With at-least-once delivery there is one shared lane, because its flushes are larger. Exactly once and at
-most once write the ranges of each partition in order, so each partition has a lane.
+With at-least-once delivery there is one shared lane, because its flushes are larger; so it is where a sink
+commits offsets with its rows, in transactions. Exactly once by announcements and at most once write the
+ranges of each partition in order, so each partition has a lane.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from uuid import uuid4
 
 import anyio
 
-from .delivery.guarantees import AtMostOnce, ExactlyOnce
+from .delivery.guarantees import AtMostOnce, ExactlyOnce, Transactional
 from .errors import StrategyError
 from .record import ReplayEnd, Rows
 from .reduce import ReduceStage
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from .delivery.announcement import Announcement
     from .delivery.failures import ErrorPort
     from .delivery.guarantees import DeliveryGuarantee
+    from .kafka.transactions import Transactions
     from .record import TopicPartition
     from .reduce import SharedParts
     from .reducers.reducer import Context, Delivery
@@ -150,7 +152,14 @@ class Lanes:
         self._committer = committer
         self._awaiting_errors = awaiting_errors
         self._requested = strategy.requested_delivery
-        self._shared = self._build() if self._requested == "at-least-once" else None
+        self._transactions: Transactions | None = None
+        self._transactional = strategy.is_transactional
+        self._shared: Lane | None = None
+        if self._transactional:
+            guarantee = Transactional(self._ledgers, committer, awaiting_errors)
+            self._shared = self._build(guarantee=guarantee)
+        elif self._requested == "at-least-once":
+            self._shared = self._build()
         self._opened = [] if self._shared else [reducer.spawn() for reducer in strategy.reduce]
         self._contexts: list[Context] = []
         self._lanes: dict[TopicPartition, Lane] = {}
@@ -160,6 +169,8 @@ class Lanes:
         """Connect the reducers. Raises StrategyError if the strategy does not fit its sinks."""
         self._contexts = [replace(context, stage=stage) for stage in self._strategy.stages]
         if self._shared is not None:
+            if self._transactional:
+                self._prepare_transactions()
             await self._shared.open(self._contexts)
             return
         for number, reducer in enumerate(self._opened):
@@ -171,11 +182,27 @@ class Lanes:
                 f"delivery='exactly-once': {name} cannot provide it as it is configured"
             )
 
+    async def take_over(self) -> None:
+        """End the transactions of an earlier process of this member. Raises as `Transactions.open`."""
+        if self._transactions is not None:
+            await self._transactions.open()
+
+    def _prepare_transactions(self) -> None:
+        last = self._contexts[-1]
+        self._transactions = self._strategy.reduce[-1].transactions(last)
+        self._committer.use(self._transactions)
+        self._contexts[-1] = replace(last, transactions=self._transactions)
+
     @property
     def delivery(self) -> Delivery:
         """The requested delivery, unless the sink turned out to be unable to provide it."""
-        exactly_once = self._requested == "exactly-once"
-        return self._opened[-1].delivery if exactly_once else self._requested
+        announced = self._requested == "exactly-once" and not self._transactional
+        return self._opened[-1].delivery if announced else self._requested
+
+    @property
+    def replays(self) -> bool:
+        """Whether announced ranges are written again as they were announced."""
+        return self.delivery == "exactly-once" and not self._transactional
 
     @property
     def mix_partitions(self) -> bool:
@@ -213,7 +240,7 @@ class Lanes:
     def _guarantee(
         self, partition: TopicPartition, replayed: Announcement | None
     ) -> DeliveryGuarantee | None:
-        parts = (partition, self._ledgers, self._committer, self._awaiting_errors)
+        parts = (self._ledgers, self._committer, self._awaiting_errors, partition)
         match self.delivery:
             case "exactly-once":
                 return ExactlyOnce(*parts, self._contexts[-1].group, self._writer, replayed)
@@ -235,6 +262,8 @@ class Lanes:
     async def close(self) -> None:
         """Disconnect the reducers, also after a failure; partitions' lanes have ended."""
         async with AsyncExitStack() as stack:
+            if self._transactions is not None:
+                stack.push_async_callback(self._transactions.close)
             if self._shared is not None:
                 stack.push_async_callback(self._shared.close)
             for reducer in self._opened:

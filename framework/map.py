@@ -163,7 +163,7 @@ class MapStage:
             return not self._draining
 
     async def _map_some(self, batch: Batch) -> Batch | None:
-        """Map a batch until it ends or the map is stopped; return what is left of it."""
+        """Map a batch until it ends or the map is stopped; return the rest of it."""
         self._stop = Stop()
         started = anyio.current_time()
         timer: asyncio.TimerHandle | None = None

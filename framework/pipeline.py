@@ -64,7 +64,7 @@ class Pipeline:
         self._metrics = metrics
         self._on_failure = on_failure
         self._max_batch_records = settings.max_batch_records
-        self._executor = Executor(settings.executor, settings.executor_workers, settings.log)
+        self._executor = Executor(settings.executor, settings.map_workers, settings.log)
         self._maps: dict[TopicPartition, MapStage] = {}
         self._tasks: TaskGroup | None = None
         self._taking_in = anyio.CancelScope()
@@ -132,6 +132,14 @@ class Pipeline:
                     delivery=ERROR_DELIVERY,
                     others=self._lanes.delivery,
                 )
+
+    async def take_over(self) -> None:
+        """Take over from an earlier process of the same member; call it right before joining the group.
+
+        Raises:
+            KmrError: the broker does not answer, or refuses a transactional id.
+        """
+        await self._lanes.take_over()
 
     async def close(self) -> None:
         """Disconnect all reducers, also after a failure; raise the error of one after trying all."""
@@ -259,7 +267,7 @@ class Pipeline:
             partition, start, replayed_to=-1 if replay_to is None else replay_to
         )
         stage = self._maps[partition] = MapStage(
-            self._strategy,
+            self._strategy.of_topic(partition.topic),
             self._executor,
             ledger,
             self.ledgers,
@@ -279,7 +287,7 @@ class Pipeline:
     @property
     def replays(self) -> bool:
         """Whether announced ranges are written again as they were announced."""
-        return self._lanes.delivery == "exactly-once"
+        return self._lanes.replays
 
     def stop_partition(self, partition: TopicPartition) -> None:
         """Drop a partition and everything of it that is in flight, unsettled."""

@@ -16,8 +16,15 @@ import structlog
 from .errors import SinkError, UnexpectedDuplicate
 from .observe.status import StageStatus
 from .record import ReplayEnd, Rows
-from .reducers.flushing import Buffer, FlushTrigger, attempt_flush, outcome_of, retry_flush
-from .reducers.reducer import Retry
+from .reducers.flushing import (
+    Buffer,
+    FlushOutcome,
+    FlushTrigger,
+    attempt_flush,
+    outcome_of,
+    retry_flush,
+)
+from .reducers.reducer import Empty, Flushed, Retry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +37,7 @@ if TYPE_CHECKING:
     from .intake.backpressure import Budget, Gate
     from .observe.metrics import Metrics
     from .record import TopicPartition
-    from .reducers.flushing import FlushOutcome, FlushReason
+    from .reducers.flushing import FlushReason
     from .reducers.reducer import Context, FlushResult, Reducer
 
 __all__ = ["ReduceStage", "SharedParts"]
@@ -195,10 +202,17 @@ class ReduceStage:
 
     async def _flush(self, buffer: Buffer, reason: FlushReason) -> None:
         """Flush until it is done, then send on the reducer's output and the failed records."""
-        outcome = await retry_flush(partial(self._attempt, buffer), self.name, self._on_retry)
-        if outcome is None:
-            return
-        self._count(buffer, reason)
+        again = True
+        while again:
+            outcome = await retry_flush(partial(self._attempt, buffer), self.name, self._on_retry)
+            if outcome is None:
+                return
+            again = outcome.again
+            if not again:
+                self._count(buffer, reason)
+            await self._send_on(buffer, outcome)
+
+    async def _send_on(self, buffer: Buffer, outcome: FlushOutcome) -> None:
         for records in outcome.failed:
             self._ledgers.charge(records.ranges[0], records.nbytes)
         if outcome.forward is not None and self._out is not None:
@@ -229,6 +243,9 @@ class ReduceStage:
             if outcome.failed and self._errors is None:
                 reason = outcome.failed[0].table.column("reason")[0].as_py()
                 raise SinkError(f"{self.name}: the error sink refused rows: {reason}")
+            if outcome.failed and self._guarantee is not None and self._guarantee.failed_first:
+                buffer.remove(outcome.failed)
+                return FlushOutcome(None, (), outcome.failed, again=True)
             if self._out is None or outcome.forward is None:
                 # Settle behind the gate, so that the commit of a rebalance includes it.
                 self._ledgers.settle(outcome.ranges)
@@ -242,16 +259,22 @@ class ReduceStage:
             self._hold(
                 buffer.bytes
             )  # the ledgers forget them now: they are settled before the write
-        refusal = await guarantee.before_write(buffer)
-        if refusal is not None:
-            return Retry(_GUARANTEE_RETRY, refusal, may_double=False)
         try:
-            return await attempt_flush(buffer, self.name, may_repeat=guarantee.may_repeat)
+            refusal = await guarantee.before_write(buffer)
+            result: FlushResult = Empty()
+            if refusal is None and buffer.held:
+                result = await attempt_flush(buffer, self.name, may_repeat=guarantee.may_repeat)
+                poisoned = buffer.set_aside or (isinstance(result, Flushed) and result.poisoned)
+                if not isinstance(result, Retry) and not (poisoned and guarantee.failed_first):
+                    refusal = await guarantee.after_write(buffer)
         except UnexpectedDuplicate as error:
             self._metrics.unexpected_duplicates.labels(self.name).inc()
             _log.error("rows were dropped as a repetition", stage=self.name, reason=str(error))
             guarantee.withdraw()
             raise
+        finally:
+            await guarantee.end()
+        return result if refusal is None else Retry(_GUARANTEE_RETRY, refusal, may_double=False)
 
     def _hold(self, nbytes: int) -> None:
         """Count rows that are settled and not written yet; 0 when they are."""

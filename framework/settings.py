@@ -8,18 +8,21 @@ and separate nested names by two underscores (`KMR_FETCH__MAX_BYTES`), flags by 
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping  # noqa: TC003  msgspec reads the annotations at run time
 from pathlib import Path  # noqa: TC003
 from typing import Annotated, Any, Final, Literal, Self, cast
+from uuid import uuid4
 
 import msgspec
-from msgspec import Meta
 
 from .config.layers import Conflict, Layers
 from .config.schema import (
     Addresses,
     Bytes,
     Count,
+    NonNegative,
     Port,
     Seconds,
     Text,
@@ -27,8 +30,9 @@ from .config.schema import (
     check_values,
     settings_of,
 )
+from .errors import SettingsError
 from .service import LogFormat, LogLevel  # noqa: TC001
-from .service.process import memory_limit
+from .service.process import memory_limit, processor_limit
 
 __all__ = [
     "CLUSTER",
@@ -52,10 +56,17 @@ ExecutorKind = Literal["thread", "process", "inline"]
 OffsetReset = Literal["earliest", "latest", "error"]
 IsolationLevel = Literal["read_uncommitted", "read_committed"]
 SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
-SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
+SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 
 BootstrapServers = Annotated[
     Addresses, about("Brokers to ask for the others, host:port, separated by commas.")
+]
+TopicPattern = Annotated[
+    Text | None,
+    about(
+        "Instead of topics: a regular expression that matches the whole names of topics, also those that "
+        "are created later."
+    ),
 ]
 ClientId = Annotated[Text, about("Our name in the brokers' logs and quotas.")]
 
@@ -76,6 +87,18 @@ class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         Text | None,
         about("Password for SASL; other users see flags: use a variable.", secret=True),
     ] = None
+    oauth_token_provider: Annotated[
+        Text | None,
+        about("For OAUTHBEARER: module:attribute, a callable that returns a token."),
+    ] = None
+    oauth_token_url: Annotated[
+        Text | None, about("For OAUTHBEARER: where client id and secret are exchanged for a token.")
+    ] = None
+    oauth_client_id: Annotated[Text | None, about("Client id for the token URL.")] = None
+    oauth_client_secret: Annotated[
+        Text | None, about("Client secret for the token URL.", secret=True)
+    ] = None
+    oauth_scope: Annotated[Text | None, about("Scope of the token that is asked for.")] = None
     ssl_cafile: Annotated[
         Text | None, about("Certificates to trust (PEM); default: those of the system.")
     ] = None
@@ -86,7 +109,16 @@ class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ] = True
 
     def __post_init__(self) -> None:
-        if self.protocol.startswith("SASL") and None in (self.sasl_user, self.sasl_password):
+        by_token = self.sasl_mechanism == "OAUTHBEARER"
+        has_token = (self.oauth_token_provider is None) != (self.oauth_token_url is None)
+        if self.protocol.startswith("SASL") and by_token and not has_token:
+            raise Conflict(
+                ("security.sasl_mechanism",),
+                "security.sasl_mechanism OAUTHBEARER needs either security.oauth_token_provider or "
+                "security.oauth_token_url",
+            )
+        has_login = None not in (self.sasl_user, self.sasl_password)
+        if self.protocol.startswith("SASL") and not by_token and not has_login:
             raise Conflict(
                 ("security.protocol", "security.sasl_user", "security.sasl_password"),
                 f"security.protocol {self.protocol} needs security.sasl_user and "
@@ -159,9 +191,13 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         tuple[Text, ...],
         about("Topic; default: every topic that the group has committed.", flag="topic"),
     ] = ()
+    topic_pattern: TopicPattern = None
     bootstrap_servers: BootstrapServers = "127.0.0.1:9092"
     client_id: ClientId = "kmr"
     security: SecuritySettings = SecuritySettings()
+
+    def __post_init__(self) -> None:
+        _check_topics(self)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -173,9 +209,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     strategy: Annotated[Text | None, about("What to run: module:attribute.")] = None
     topics: Annotated[
-        Annotated[tuple[Text, ...], Meta(min_length=1)],
-        about("Topic to consume; may be repeated.", flag="topic"),
-    ]
+        tuple[Text, ...],
+        about("Topic to consume; may be repeated.", flag="topic", unless="topic_pattern"),
+    ] = ()
+    topic_pattern: TopicPattern = None
     group: Annotated[Text, about("Consumer group: its members share the partitions.")]
     bootstrap_servers: BootstrapServers = "127.0.0.1:9092"
     client_id: ClientId = "kmr"
@@ -185,6 +222,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     group_instance_id: Annotated[
         Text | None, about("A fixed member name: a restart then causes no rebalance (KIP-345).")
     ] = None
+    transactional_id_prefix: Annotated[
+        Text,
+        about(
+            "Beginning of the transactional id, for a KafkaWriter with exactly-once: PREFIX-GROUP-MEMBER."
+        ),
+    ] = "kmr"
     auto_offset_reset: Annotated[
         OffsetReset, about("Where to begin in a partition without a committed offset.")
     ] = "earliest"
@@ -203,6 +246,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Seconds, about("Time without a heartbeat after which the group reassigns our partitions.")
     ] = 30.0
     heartbeat_interval: Annotated[Seconds, about("Time between heartbeats.")] = 3.0
+    client_rack: Annotated[
+        Text | None,
+        about(
+            "Our rack or zone: records are fetched from a replica there, if there is one (KIP-392)."
+        ),
+    ] = None
     metadata_max_age: Annotated[Seconds, about("Longest time until added partitions are read.")] = (
         60.0
     )
@@ -220,11 +269,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         bool,
         about("End when everything that the topics had at the start is processed and committed."),
     ] = False
+    workers: Annotated[
+        Count | Literal["auto"],
+        about(
+            "Processes that share the partitions as members of the group, each a whole worker; auto: as many "
+            "as the control group has processors."
+        ),
+    ] = 1
+    worker_restarts: Annotated[
+        NonNegative,
+        about("Restarts of one of several workers in worker_restart_period; then all of them end."),
+    ] = 5
+    worker_restart_period: Annotated[
+        Seconds, about("Time after which a restart of one of several workers no longer counts.")
+    ] = 300.0
     inflight_bytes: Annotated[
         Bytes | None,
         about(
-            "Most bytes of records and rows in flight, not yet settled; then intake pauses. Default: a "
-            "sixteenth of the memory that the process may use, at most 256MiB."
+            "Most bytes of records and rows in flight, not yet settled; then intake pauses. Each of several "
+            "workers has as much. Default: a sixteenth of the memory that the process may use, divided by "
+            "the workers, at most 256MiB."
         ),
     ] = None
     queue_batches: Annotated[Count, about("Most batches in the inbox of a stage.")] = 4
@@ -239,7 +303,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ExecutorKind, about("Where map functions run: threads, processes, or the event loop.")
     ] = "thread"
     executor_workers: Annotated[
-        Count | None, about("Threads or processes for map functions; default: one per processor.")
+        Count | None,
+        about(
+            "Threads or processes for map functions; default: one per processor, processes divided by the "
+            "workers."
+        ),
     ] = None
     prepare_table: Annotated[
         bool, about("Alter a ClickHouse table whose deduplication window is too small.")
@@ -254,6 +322,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         check_values(self)
+        _check_topics(self)
+        if not self.topics and self.topic_pattern is None:
+            raise SettingsError("topics is not set: name one or more, or set topic_pattern")
         below = (
             ("heartbeat_interval", "session_timeout"),
             ("revoke_deadline", "rebalance_timeout"),
@@ -292,15 +363,33 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return cast("Self", WORKER.load(config, environ or {}, flags or {}))
 
     @property
+    def worker_count(self) -> int:
+        """`workers`, with `auto` as a number."""
+        return processor_limit() if self.workers == "auto" else self.workers
+
+    @property
+    def map_workers(self) -> int:
+        """`executor_workers`, or its default in this process."""
+        processors = os.cpu_count() or 1
+        share = processors // self.worker_count if self.executor == "process" else processors
+        return self.executor_workers or max(1, share)
+
+    @property
     def budget(self) -> int:
         """`inflight_bytes`, or its default in this process."""
-        share = min(_LARGEST_BUDGET, memory_limit() // 16)
+        share = min(_LARGEST_BUDGET, memory_limit() // self.worker_count // 16)
         return self.inflight_bytes or max(share, self.fetch.max_partition_bytes)
 
     @property
     def response_bytes(self) -> int:
         """`fetch.max_bytes`, or an eighth of a small budget: it counts no response before it is polled."""
         return max(self.fetch.max_partition_bytes, min(self.fetch.max_bytes, self.budget // 8))
+
+    @property
+    def transactional_id(self) -> str:
+        """The id of this member's transactions: that of a static member is the same after a restart."""
+        member = self.group_instance_id or uuid4().hex
+        return f"{self.transactional_id_prefix}-{self.group}-{member}"
 
     def describe(self) -> dict[str, Any]:
         """Return every setting by its dotted name; secrets are masked."""
@@ -309,13 +398,32 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def changed(self) -> dict[str, Any]:
         """Return the settings that differ from their defaults, by dotted name; secrets are masked.
 
-        Without those that have none, and the strategy.
+        Without those that have none, the strategy and the topics.
         """
         return {
             s.name: s.masked(s.value_in(self))
             for s in settings_of(type(self))
-            if not s.required and s.name != "strategy" and s.value_in(self) != s.default
+            if not s.required
+            and s.name not in ("strategy", "topics")
+            and s.value_in(self) != s.default
         }
+
+
+def _check_topics(settings: Settings | GroupSettings) -> None:
+    """Raise Conflict for a pattern beside topics, or one that is no regular expression."""
+    pattern = settings.topic_pattern
+    if pattern is None:
+        return
+    if settings.topics:
+        raise Conflict(
+            ("topics", "topic_pattern"), "topics and topic_pattern exclude each other: set one"
+        )
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise Conflict(
+            ("topic_pattern",), f"topic_pattern {pattern!r} is not a regular expression: {error}"
+        ) from None
 
 
 WORKER: Final = Layers(Settings, variables="KMR_", table="kmr")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
 from .delivery.failures import FAILED_SCHEMA
 from .errors import StrategyError
@@ -15,14 +15,22 @@ from .reducers.reducer import Delivery, Reducer
 from .values.value_format import ValueFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     import pyarrow as pa
 
     from .mapping.functions import MapSpec
 
-__all__ = ["ERROR_DELIVERY", "ERROR_STAGE", "MAP_STAGE", "ErrorLimit", "OnLimit", "Strategy"]
+__all__ = [
+    "ERROR_DELIVERY",
+    "ERROR_STAGE",
+    "MAP_STAGE",
+    "ErrorLimit",
+    "OnLimit",
+    "Strategy",
+    "TopicMap",
+]
 
 MAP_STAGE: Final = "map"
 ERROR_STAGE: Final = "reduce-err"
@@ -63,21 +71,32 @@ class ErrorLimit:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class TopicMap:
+    """The map of one topic, see `Strategy.by_topic`. The attributes are those of `Strategy`."""
+
+    map: Callable[..., Any] | None = None
+    value: ValueFormat | None = None
+    key: ValueFormat | None = None
+    tombstones: Tombstones = "drop"
+
+
 @dataclass(frozen=True)
 class Strategy:
-    """How the records of a topic are processed; the same for both engines.
+    """How the records of topics are processed; the same for both engines.
 
     Attributes:
         map: a function marked with `map_record` or `map_batch`. Without it, which needs `value=`, the columns
             of the value, and with `key=` those of the key, are the rows.
         reduce: reducers in a chain; the output of each flush is the input of the next reducer.
         reduce_err: the reducer for failed records. Its rows have the columns of the original records
-            plus `reason` (string), `stage` (string) and `attempt` (int32). Without it, the first record
-            that fails stops the worker. The worker writes failed records at least once, whatever
-            `delivery` is: after a crash they may be written there again.
+            plus `reason`, `stage`, `exception`, `traceback` (strings; the last two may be null) and `attempt`
+            (int32). Without it, the first record that fails stops the worker. The worker writes failed
+            records at least once, whatever `delivery` is: after a crash they may be written there again.
         err_limit: the acceptable number of failed records; None is any number.
         delivery: the guarantee for each record. None: that of the last reducer, which is `exactly-once`
-            for ClickHouse and `at-least-once` for the others. `at-most-once` commits before it writes:
+            for sinks that know ranges (ClickHouse, PostgreSQL, Parquet files, a `RangeWriter` of your own)
+            and `at-least-once` for the others. `at-most-once` commits before it writes:
             records that a crash or a failing sink then loses stay lost. With `exactly-once` and
             `at-most-once` each partition has its own copies of the reducers, and their limits hold for
             each copy.
@@ -92,6 +111,10 @@ class Strategy:
             that returns an async context manager. The map has a parameter named `resources`, which gets
             the value of `async with`. A worker closes them at its end. A process of Spark keeps them until
             Spark kills it. With `executor = "process"` the map must be `async def`: it runs in the worker.
+        by_topic: instead of `map`, `value`, `key` and `tombstones`: those of each topic, by its name. All
+            topics have the same reducers, so maps that declare their rows must declare the same ones. A
+            topic that is read and is not named ends the worker.
+        version: the version of the strategy's code; dead letters carry it.
 
     Raises:
         StrategyError: a part is missing, of the wrong type, or does not fit another part.
@@ -106,10 +129,16 @@ class Strategy:
     key: ValueFormat | None = None
     tombstones: Tombstones = "drop"
     resources: Callable[[], AbstractAsyncContextManager[Any]] | None = None
+    by_topic: Mapping[str, TopicMap] | None = None
+    version: str | None = None
     map_spec: MapSpec = field(init=False, repr=False)
+    _of_topics: Mapping[str, Self] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "map_spec", self._spec())
+        of_topics = {} if self.by_topic is None else self._divide(self.by_topic)
+        object.__setattr__(self, "_of_topics", of_topics)
+        spec = self._spec() if self.by_topic is None else self.parts[0].map_spec
+        object.__setattr__(self, "map_spec", spec)
         reducers = [self.reduce] if isinstance(self.reduce, Reducer) else list(self.reduce)
         if not reducers:
             raise StrategyError("reduce= is empty: a strategy needs at least one reducer")
@@ -127,11 +156,17 @@ class Strategy:
         if self.delivery == "exactly-once" and last.delivery != "exactly-once":
             raise StrategyError(
                 f"delivery='exactly-once': {type(last).__name__} cannot recognise a repeated write; "
-                "end the chain with ClickHouseWriter, or use 'at-least-once'"
+                "end the chain with a RangeWriter such as ClickHouseWriter, or with "
+                "KafkaWriter(delivery='exactly-once'), or use 'at-least-once'"
             )
         if self.reduce_err is not None and self.reduce_err.on_error == "divert":
             raise StrategyError(
                 "reduce_err cannot divert its own errors: use on_error='retry' or on_error='stop'"
+            )
+        if self.reduce_err is not None and self.reduce_err.commits_offsets:
+            raise StrategyError(
+                f"reduce_err: {type(self.reduce_err).__name__} cannot be exactly-once: failed records are "
+                "written at least once; remove delivery="
             )
         if self.err_limit is not None and self.reduce_err is None:
             raise StrategyError(
@@ -173,18 +208,72 @@ class Strategy:
             inputs.check_columns()
         return replace(spec, inputs=inputs, schema=inputs.schema if spec.per == "value" else None)
 
+    def _divide(self, by_topic: Mapping[str, TopicMap]) -> dict[str, Self]:
+        """Return the strategies of the topics. Raises StrategyError if their rows differ."""
+        if self.map is not None or self.value is not None or self.key is not None:
+            raise StrategyError("by_topic= has the maps and formats: remove map=, value= and key=")
+        if not by_topic:
+            raise StrategyError("by_topic= is empty: name the topics and their maps")
+        found: dict[str, Self] = {}
+        declared: dict[str, pa.Schema] = {}
+        for topic, part in by_topic.items():
+            same = {name: getattr(part, name) for name in ("map", "value", "key", "tombstones")}
+            try:
+                found[topic] = replace(self, by_topic=None, **same)
+            except StrategyError as error:
+                raise StrategyError(f"by_topic[{topic!r}]: {error}") from error
+            if (schema := found[topic].row_schema) is not None:
+                declared[topic] = schema
+        first, *others = declared or [""]
+        for topic in others:
+            if declared[topic] != declared[first]:
+                shown = (f"{each} has {_columns(declared[each])}" for each in (first, topic))
+                raise StrategyError(
+                    f"by_topic= has maps with different rows ({'; '.join(shown)}): the reducers get the rows "
+                    "of all topics; return the same row type, or run two strategies"
+                )
+        return found
+
+    def of_topic(self, topic: str) -> Self:
+        """Return the strategy for the records of a topic, which has no `by_topic`.
+
+        Raises:
+            StrategyError: `by_topic` does not name the topic.
+        """
+        if self.by_topic is None:
+            return self
+        if topic not in self._of_topics:
+            raise StrategyError(
+                f"by_topic= does not name topic {topic}, which is read, only "
+                f"{', '.join(self._of_topics)}; add it"
+            )
+        return self._of_topics[topic]
+
+    @property
+    def parts(self) -> Sequence[Self]:
+        """The strategies of the topics; without `by_topic` the strategy itself."""
+        return (self,) if self.by_topic is None else tuple(self._of_topics.values())
+
     @property
     def row_schema(self) -> pa.Schema | None:
         """The columns of the rows that reach the first reducer; None if they are not known before it runs.
 
         They are those of the map: its `schema=`, or the class of rows in its return annotation; without a
         map, those of the value and the key. A per-batch map declares nothing: it is called with no rows,
-        and None is returned where that fails.
+        and None is returned where that fails. With `by_topic`: those of the first map that declares them.
         """
+        if self.by_topic is not None:
+            schemas = (part.row_schema for part in self.parts)
+            return next((schema for schema in schemas if schema is not None), None)
         spec = self.map_spec
         if spec.per != "batch":
             return spec.schema if spec.row_type is None else spec.row_type.schema
         return schema_of_batch_map(self.map, spec)
+
+    @property
+    def has_schema_ids(self) -> bool:
+        """Whether values begin with the id of their schema."""
+        return any(p.value is not None and p.value.has_schema_ids for p in self.parts)
 
     @property
     def stages(self) -> dict[str, Reducer]:
@@ -216,16 +305,20 @@ class Strategy:
         """The strategy's `delivery`, or that of its last reducer."""
         return self.delivery or self.reduce[-1].delivery
 
-    def refuse_loop(self, topics: Iterable[str], bootstrap_servers: str) -> None:
+    @property
+    def is_transactional(self) -> bool:
+        """Whether exactly once means transactions that commit the input's offsets with the rows."""
+        return self.requested_delivery == "exactly-once" and self.reduce[-1].commits_offsets
+
+    def refuse_loop(self, topics: Container[str], bootstrap_servers: str) -> None:
         """Check that no stage writes to a topic that is read: its records would come back without end.
 
         Raises:
             StrategyError: names the stage and the topic.
         """
-        read = set(topics)
         for stage, reducer in self.all_stages.items():
             topic = reducer.topic_written(bootstrap_servers)
-            if topic in read:
+            if topic is not None and topic in topics:
                 raise StrategyError(
                     f"{stage}: {type(reducer).__name__} writes to topic {topic}, which is an input of the "
                     "strategy: its records would come back without end; write to another topic"
@@ -239,6 +332,7 @@ class Strategy:
         """
         parts = {
             "map": self.map,
+            "by_topic": self.by_topic,
             "resources": self.resources,
             "value": self.value,
             "key": self.key,
@@ -252,3 +346,7 @@ class Strategy:
                     f"{name} cannot be pickled ({error}); define functions and classes at the top level "
                     "of a module, and open connections in Reducer.open, not in __init__"
                 ) from error
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)

@@ -8,45 +8,55 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import defaultdict, deque
-from contextlib import AsyncExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, Unpack
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import pyarrow as pa
 import pytest
 
-from .errors import CommitFenced
+from .column_types import join_tables
+from .errors import CommitFenced, KmrError
 from .kafka.consumer import CommitOffset
-from .record import SCHEMA, Batch, TopicPartition
+from .kafka.group_offsets import Membership
+from .record import SCHEMA, Batch, Record, TopicPartition
 from .reducers.collect import one_table
 from .reducers.reducer import Flushed, Reducer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from kmr.broker import Broker
 
     from .kafka.consumer import Listener
     from .record import Rows
-    from .reducers.reducer import FlushResult
+    from .reducers.reducer import FlushResult, Limits
+    from .strategy import Strategy
 
 __all__ = [
     "Journal",
     "MemoryConsumer",
     "MemoryWriter",
     "StartBroker",
+    "StrategyRun",
     "VirtualClock",
     "VirtualTimeLoop",
     "batch_of",
     "broker",
     "broker_with_registry",
     "clock",
+    "run_strategy",
     "start_broker",
 ]
+
+
+_TIMESTAMP_US: Final = 1_767_225_600_000_000  # 2026-01-01
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -171,11 +181,15 @@ class MemoryConsumer:
 
     async def reach(self) -> None: ...
 
-    async def start(self, listener: Listener) -> None:
+    async def start(
+        self, listener: Listener, admitted: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        if admitted is not None:
+            await admitted()
         self._listener = listener
         self.started.set()
 
-    async def stop(self) -> None: ...
+    async def stop(self, *, leave: bool = False) -> None: ...
 
     async def poll(self, max_bytes: int | None = None) -> list[Batch]:
         while True:
@@ -223,6 +237,9 @@ class MemoryConsumer:
             raise CommitFenced("the group has a new generation")
         self._committed.update(offsets)
         self.commits.append({partition: entry.offset for partition, entry in offsets.items()})
+
+    def membership(self, partitions: Iterable[TopicPartition]) -> Membership:
+        return Membership(self.generation, self.member_id)
 
     def start_offset(self, partition: TopicPartition) -> int | None:
         return self.log[partition][0].first if self.log[partition] else None
@@ -279,7 +296,9 @@ class Journal:
 class MemoryWriter(Reducer):
     """A reducer that writes to a journal. With `forward`, it also sends the rows to the next reducer."""
 
-    def __init__(self, journal: Journal, *, forward: bool = False, **limits: Any) -> None:
+    def __init__(
+        self, journal: Journal, *, forward: bool = False, **limits: Unpack[Limits]
+    ) -> None:
         super().__init__(**limits)
         self.journal = journal
         self.forward = forward
@@ -309,6 +328,146 @@ class MemoryWriter(Reducer):
             outcome = replace(outcome, out=table if self.forward else None)
         journal.changed()
         return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyRun:
+    """The outcome of `run_strategy`.
+
+    Attributes:
+        table: the rows that reached the last reducer, of all partitions.
+        failures: the failed records as `reduce_err` gets them: the columns of a record, with `reason`,
+            `stage` and `attempt`.
+        filtered: the partition and the offset of each record that made no row and did not fail.
+    """
+
+    table: pa.Table
+    failures: list[dict[str, Any]]
+    filtered: list[tuple[TopicPartition, int]]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows as dicts."""
+        return self.table.to_pylist()
+
+
+def run_strategy(
+    strategy: Strategy,
+    records: Iterable[bytes | str | Mapping[str, Any] | Record | None],
+    *,
+    include_last: bool = False,
+    topic: str = "test",
+) -> StrategyRun:
+    """Run records through a strategy, without a broker and without its sink; return rows and failures.
+
+    The map and the reducers but for the last run as in a worker, to their end: every row is flushed. The last
+    reducer, and `reduce_err`, are not called: what reaches them is the result.
+
+    Args:
+        records: values; text is encoded as UTF-8, a mapping as JSON. A `Record` also has a key, headers, a
+            timestamp and a partition of its own; the offsets of a partition must ascend.
+        include_last: also run the last reducer, and return the rows that it makes for a next one.
+        topic: the topic of values that are no `Record`; they are in partition 0, from offset 0 on.
+
+    Raises:
+        KmrError: what would end a worker, such as a `StrategyError` of the map.
+    """
+    batches: dict[TopicPartition, list[Record]] = defaultdict(list)
+    for number, record in enumerate(records):
+        if not isinstance(record, Record):
+            value = record.encode() if isinstance(record, str) else record
+            if value is not None and not isinstance(value, bytes):
+                value = msgspec.json.encode(value)
+            record = Record(topic, 0, number, None, value, _TIMESTAMP_US, 0)
+        batches[TopicPartition(record.topic, record.partition)].append(record)
+    # In a thread of its own, so that tests with a running event loop can call it too.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(anyio.run, _run_strategy, strategy, batches, include_last).result()
+
+
+async def _run_strategy(
+    strategy: Strategy, batches: Mapping[TopicPartition, list[Record]], include_last: bool
+) -> StrategyRun:
+    from .settings import Settings
+    from .worker import Worker
+
+    written, failed, consumer = Journal(), Journal(), MemoryConsumer()
+    kept = list(strategy.reduce if include_last else strategy.reduce[:-1])
+    first, *others = [*kept, MemoryWriter(written)]
+    mapped: dict[TopicPartition, set[int]] = {at: set() for at in batches}
+    trial = replace(
+        strategy,
+        reduce=[_watched(first, mapped), *others],
+        reduce_err=MemoryWriter(failed),
+        err_limit=None,
+        delivery=None,
+    )
+    for records in batches.values():
+        consumer.put(Batch.of(_as_columns(records)))
+    total = sum(map(len, batches.values()))
+    topics = tuple({at.topic for at in batches}) or ("test",)
+    worker = Worker(
+        trial, Settings(topics=topics, group="test", executor="inline"), consumer=consumer
+    )
+
+    async def run() -> None:
+        with suppress(KmrError):  # it is raised below
+            await worker.run()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        await consumer.started.wait()
+        await consumer.rebalance(batches)
+        while worker.failure is None:
+            status = worker.status()
+            maps = [stage for stage in status.stages if stage.name.startswith("map ")]
+            if status.consumed >= total and all(stage.activity == "idle" for stage in maps):
+                break
+            await anyio.sleep(0.001)
+        worker.shutdown("all records are mapped")
+    if worker.failure is not None:
+        raise worker.failure
+    failures = failed.rows()
+    known = mapped | {}
+    for failure in failures:
+        known[TopicPartition(failure["topic"], failure["partition"])].add(failure["offset"])
+    filtered = [
+        (at, record.offset)
+        for at, records in batches.items()
+        for record in records
+        if record.offset not in known[at]
+    ]
+    table = join_tables(written.written).table if written.written else pa.table({})
+    return StrategyRun(table, failures, filtered)
+
+
+def _watched(first: Reducer, mapped: Mapping[TopicPartition, set[int]]) -> Reducer:
+    """Return a copy of the first reducer that notes which records its rows come from."""
+
+    class Watched(type(first)):  # type: ignore[misc]
+        def add(self, rows: Rows) -> None:
+            assert rows.offsets is not None
+            (batch,) = rows.sources
+            mapped[batch.topic_partition].update(rows.offsets.tolist())
+            super().add(rows)
+
+    watched = copy.copy(first)
+    watched.__class__ = Watched
+    return watched
+
+
+def _as_columns(records: Sequence[Record]) -> pa.RecordBatch:
+    columns: dict[str, Any] = {
+        "key": [each.key for each in records],
+        "value": [each.value for each in records],
+        "topic": [each.topic for each in records],
+        "partition": [each.partition for each in records],
+        "offset": [each.offset for each in records],
+        "timestamp": [each.timestamp_us for each in records],
+        "timestampType": [each.timestamp_type for each in records],
+        "headers": [[header._asdict() for header in each.headers] or None for each in records],
+    }
+    return pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -17,31 +18,58 @@ from .errors import BrokerUnavailable, DeadlineExceeded, KmrError, reason_of
 from .events import EventHandler, Failed, Shutdown
 from .kafka.connection import connection_config, consumer_config
 from .kafka.kafka_consumer import KafkaConsumer
-from .observe.health import HealthServer
+from .kafka.subscription import Subscription
+from .observe.health import HealthServer, app_of_worker
 from .observe.liveness import IdlePartition, Liveness
 from .observe.metrics import Metrics
-from .observe.progress import CatchUp, ProgressLog
+from .observe.progress import CatchUp, DrainTime, ProgressLog
 from .observe.status import PartitionStatus, WorkerStatus
 from .pipeline import Pipeline
+from .record import TopicPartition
 from .reducers.reducer import Context
 from .service.deadline import Deadline, end_shields
+from .service.http import HttpServer
 from .service.process import freeze_modules, keep_freed_memory
 from .service.process_end import ExitCode, ProcessEnd, exit_now
 from .service.threads import run_in_thread
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Awaitable, Callable
 
     from .kafka.consumer import Consumer
     from .settings import Settings
     from .strategy import Strategy
 
-__all__ = ["Worker", "run_worker"]
+__all__ = ["Seat", "Worker", "run_worker"]
 
 _ANSWER_TIMEOUT: Final = 0.2  # seconds
 _RETRY_AFTER: Final = 1.0  # seconds
 
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The place of a worker among several that one process supervises.
+
+    Attributes:
+        name: `worker 1`, for messages.
+        listen: opens the socket of its HTTP server, instead of `http.host` and `http.port`.
+        admitted: returns when it may join the group. Until then it does everything that takes long.
+        joined: called when it has joined the group.
+        left: called when it uses the group no more: another may take its place.
+        leaves: returns whether it leaves the group at its end, although it is a static member.
+        failed: called with the reason of a failure, instead of printing it.
+    """
+
+    name: str
+    listen: Callable[[], socket.socket]
+    admitted: Callable[[], Awaitable[None]]
+    joined: Callable[[], None]
+    left: Callable[[], None]
+    leaves: Callable[[], bool]
+    failed: Callable[[str], None]
 
 
 class Worker:
@@ -52,6 +80,7 @@ class Worker:
         settings: the connection, the topics and the limits.
         metrics: the metrics to record in; with a registry of their own by default.
         consumer: the Kafka client; made from the settings by default.
+        seat: its place among several workers; None if it is the only one of its process.
 
     Raises:
         StrategyError: a stage writes to a topic that is read.
@@ -69,11 +98,19 @@ class Worker:
         *,
         metrics: Metrics | None = None,
         consumer: Consumer | None = None,
+        seat: Seat | None = None,
     ) -> None:
-        strategy.refuse_loop(settings.topics, settings.bootstrap_servers)
-        self._inputs = strategy.map_spec.inputs
+        self._subscription = Subscription(settings.topics, settings.topic_pattern)
+        for topic in settings.topics:
+            strategy.of_topic(topic)
+        strategy.refuse_loop(self._subscription, settings.bootstrap_servers)
+        self._strategy = strategy
         self._settings = settings
+        self._seat = seat
         self.metrics = metrics or Metrics()
+        self.metrics.begin(
+            settings.group, settings.strategy or "", strategy.stages, settings.topics
+        )
         self._consumer: Consumer = consumer or KafkaConsumer(
             consumer_config(settings),
             on_skip=lambda partition: self.metrics.offset_resets.labels(partition.topic).inc(),
@@ -130,13 +167,10 @@ class Worker:
             KmrError: the first error of any stage; watermarks reached before it are committed.
             DeadlineExceeded: the shutdown took longer than `shutdown_deadline`.
         """
-        settings = self._settings
         self._started = anyio.current_time()
         async with AsyncExitStack() as stack:
-            if settings.http.port is not None:
-                server = HealthServer(
-                    settings.http.host, settings.http.port, self.status, self.metrics
-                )
+            server = self._server()
+            if server is not None:
                 self.health_url = (await stack.enter_async_context(server)).url
             try:
                 with self._working:
@@ -148,6 +182,14 @@ class Worker:
             raise self.failure
         self._events.stopped()
 
+    def _server(self) -> HttpServer | None:
+        http, seat = self._settings.http, self._seat
+        if seat is not None:
+            return HttpServer(app_of_worker(self.status, self.metrics), seat.listen)
+        if http.port is None:
+            return None
+        return HealthServer(http.host, http.port, self.status, self.metrics)
+
     async def _work(self) -> None:
         """Start, process until everything is drained, and commit it."""
         async with anyio.create_task_group() as tasks:
@@ -155,11 +197,17 @@ class Worker:
             with self._starting:
                 await self._start()
             if not self._starting.cancelled_caught:
+                if self._seat is not None:
+                    tasks.start_soon(self._report_joined, self._seat)
                 tasks.start_soon(self._committer.run)
                 tasks.start_soon(self._observe)
                 await self._pipeline.run()
                 await self._committer.commit()
             tasks.cancel_scope.cancel()
+
+    async def _report_joined(self, seat: Seat) -> None:
+        await self.ready()
+        seat.joined()
 
     def _fail(self, error: BaseException) -> None:
         """Note an error, and stop everything if it is the first one: that has caused the others."""
@@ -186,7 +234,7 @@ class Worker:
             version=installed_version(),
             strategy=settings.strategy,
             group=settings.group,
-            topics=settings.topics,
+            topics=settings.topics or str(self._subscription),
             settings=settings.changed(),
         )
         await self._wait_for_broker()
@@ -196,12 +244,22 @@ class Worker:
                 bootstrap_servers=settings.bootstrap_servers,
                 stage="",
                 strategy=settings.strategy or "",
+                strategy_version=self._strategy.version or "",
+                has_schema_ids=self._strategy.has_schema_ids,
                 client=connection_config(settings).client_options(),
                 prepare=settings.prepare_table,
+                transactional_id=settings.transactional_id,
             )
         )
-        await run_in_thread(self._inputs.warm_up)
-        await self._consumer.start(self._events)
+        for part in self._strategy.parts:
+            await run_in_thread(part.map_spec.inputs.warm_up)
+        await self._consumer.start(self._events, self._admitted)
+
+    async def _admitted(self) -> None:
+        """Return when this process may join the group: it ends what an earlier one may have left open."""
+        if self._seat is not None:
+            await self._seat.admitted()
+        await self._pipeline.take_over()
 
     async def _wait_for_broker(self) -> None:
         """Return when a broker answers. Raises BrokerUnavailable after `broker_timeout` seconds."""
@@ -258,13 +316,20 @@ class Worker:
         with anyio.CancelScope(deadline=self.deadline.end_at, shield=True) as scope:
             if self.failure is not None:
                 await self._attempt("commit", self._commit_reached)
+            # A worker that failed is expected back.
+            leaves = self.failure is None and self._seat is not None and self._seat.leaves()
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._attempt, "leave the group", self._consumer.stop)
+                tasks.start_soon(self._attempt, "leave the group", partial(self._leave, leaves))
                 tasks.start_soon(self._attempt, "close the sinks", self._pipeline.close)
         for timer in self._timers:
             timer.cancel()
         if scope.cancelled_caught:
             self._failed_too("end", DeadlineExceeded(self.undone()))
+
+    async def _leave(self, leaves: bool) -> None:
+        await self._consumer.stop(leave=leaves)
+        if self._seat is not None:
+            self._seat.left()
 
     async def _commit_reached(self) -> None:
         """Commit the watermarks, so that fewer records are delivered again."""
@@ -294,23 +359,30 @@ class Worker:
         progress = ProgressLog(
             self._settings.session_timeout, self._settings.rebalance_timeout, anyio.current_time()
         )
+        drain = DrainTime()
         catch_up = CatchUp() if self._settings.until_caught_up else None
         while True:
             await anyio.sleep(self._settings.commit_interval)
             for partition in self._partitions():
-                if partition.lag is not None:
-                    lag = self.metrics.lag.labels(partition.topic, str(partition.partition))
-                    lag.set(partition.lag)
+                self.metrics.observe_lag(partition, self._oldest(partition))
             self._liveness.note(self._idle_partitions(), anyio.current_time())
             status = self.status()
             self.metrics.observe_retries(status.stages)
             progress.note(status, anyio.current_time())
+            self.metrics.drain_seconds.set(drain.seconds(status, anyio.current_time()))
             if catch_up is not None and catch_up.is_reached(status):
                 self.shutdown("caught up")
             if status.live != live:
                 live = status.live
                 report = _log.info if live else _log.error
                 report("live again" if live else "not live", problem=status.problem)
+
+    def _oldest(self, partition: PartitionStatus) -> float | None:
+        """Return when the oldest batch in flight was produced, in seconds since 1970; None without one."""
+        ledger = self._pipeline.ledgers.get(TopicPartition(partition.topic, partition.partition))
+        if ledger is None or not ledger.inflight or ledger.inflight[0].timestamp_ms < 0:
+            return None
+        return ledger.inflight[0].timestamp_ms / 1000
 
     def _idle_partitions(self) -> list[IdlePartition]:
         consumer, ledgers = self._consumer, self._pipeline.ledgers
@@ -353,7 +425,7 @@ class Worker:
             ready=state in ("running", "suspended"),
             problem=stalled or retried or self._waits_for,
             group=self._settings.group,
-            topics=self._settings.topics,
+            topics=self._settings.topics or (str(self._subscription),),
             stages=stages,
             partitions=tuple(self._partitions()),
             inflight_bytes=pipeline.intake.budget.used,
@@ -364,36 +436,56 @@ class Worker:
         )
 
 
-def run_worker(strategy: Strategy, settings: Settings) -> int:
+def run_worker(strategy: Strategy, settings: Settings, seat: Seat | None = None) -> int:
     """Run a worker as a process: the first SIGTERM or SIGINT drains it, a second one ends it.
 
     A `KmrError` is printed as one message on stderr. When `shutdown_deadline` has passed since the first
     signal or the first failure, the process ends, whatever hangs in it.
 
+    Args:
+        seat: of one of several workers; a second signal has no effect on it.
+
     Returns:
         The exit code (`ExitCode`).
     """
-    keep_freed_memory()
+    keep_freed_memory(settings.worker_count)
     freeze_modules()
-    return anyio.run(partial(_run_process, strategy, settings))
+    return anyio.run(partial(_run_process, strategy, settings, seat))
 
 
-async def _run_process(strategy: Strategy, settings: Settings) -> int:
-    worker = Worker(strategy, settings)
+async def _run_process(strategy: Strategy, settings: Settings, seat: Seat | None) -> int:
+    worker = Worker(strategy, settings, seat=seat)
     loop = asyncio.get_running_loop()
 
     def request(name: str) -> None:
         loop.call_soon_threadsafe(worker.shutdown, name)
 
-    ProcessEnd(worker.deadline, request, partial(_undone, worker, loop)).arm()
+    name = "" if seat is None else f"{seat.name}: "
+
+    def undone() -> str:
+        return name + _undone(worker, loop)
+
+    ProcessEnd(worker.deadline, request, undone, once=seat is not None).arm()
+    freezing = asyncio.create_task(freeze_when_ready(worker))
     try:
         await worker.run()
     except DeadlineExceeded as error:
-        exit_now(ExitCode.DEADLINE_EXCEEDED, str(error))
+        exit_now(ExitCode.DEADLINE_EXCEEDED, f"{name}{error}")
     except KmrError as error:
-        print(f"kmr: {error}", file=sys.stderr)  # noqa: T201  the user's message
+        if seat is None:
+            print(f"kmr: {error}", file=sys.stderr)  # noqa: T201  the user's message
+        else:
+            seat.failed(str(error))
         return ExitCode.FAILED
+    finally:
+        freezing.cancel()
     return ExitCode.CLEAN
+
+
+async def freeze_when_ready(worker: Worker) -> None:
+    """Freeze what the start has imported, too: compilers and clients are twice as many objects."""
+    await worker.ready()
+    freeze_modules()
 
 
 def _undone(worker: Worker, loop: asyncio.AbstractEventLoop) -> str:

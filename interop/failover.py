@@ -100,8 +100,16 @@ class KillCoordinator(_KillNode):
 FAILOVER: Final = Scenario(
     "failover",
     "three nodes, replication 3, two in sync for acks=all: the leader of a partition and the "
-    "coordinator of the group are killed",
-    Shape([GroupSpec("group", Workload("chaos_group", dead_topic="chaos-group-dead"))]),
+    "coordinator of a group are killed; one group writes to ClickHouse, one to a topic",
+    Shape(
+        [
+            GroupSpec("group", Workload("chaos_group", dead_topic="chaos-group-dead")),
+            GroupSpec(
+                "results",
+                Workload("chaos_results", dead_topic="chaos-results-dead", topic="chaos-results"),
+            ),
+        ]
+    ),
     (KillLeader.name, KillCoordinator.name),
     patience=180.0,
 )

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_SHORT: Final = ("crashes", "network", "storm", "commit-after-insert")
+_SHORT: Final = ("crashes", "network", "storm", "topic-to-topic", "commit-after-insert")
 _LONG: Final = ("everything", "rebalance-storm", "at-least-once", "at-most-once", "resume-from-max")
 _PARTS: Final = ("pipeline", *_SHORT, *_LONG, FAILOVER.name)
 _NO_KAFKA: Final = 3

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import hypothesis
+import psycopg
 import pytest
 import structlog
 
+from chaos.postgres import PostgresServer
 from tests.examples import PROFILE, examples
 from tests.schedule import pytest_collection_modifyitems, pytest_xdist_make_scheduler
 
@@ -36,6 +38,22 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("search", deadline=None, max_examples=examples(100))
 hypothesis.settings.load_profile(PROFILE)
+
+
+_MEMORY = Path("/dev/shm")
+_ROOM = 4 * 2**30  # bytes
+
+
+def pytest_configure() -> None:
+    """Keep tests' files in memory if there is room: brokers sync theirs a hundred thousand times.
+
+    The tests of power losses simulate the disk, so they lose nothing by it.
+    """
+    if not _MEMORY.is_dir():
+        return
+    found = os.statvfs(_MEMORY)
+    if found.f_bavail * found.f_frsize >= _ROOM and not found.f_flag & os.ST_NOEXEC:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -157,7 +175,9 @@ def _logs_as_before() -> Iterator[None]:
     root.handlers[:] = handlers
     root.setLevel(level)
     for name, logger in _loggers():
-        logger.setLevel(levels.get(name, logging.NOTSET))
+        before = levels.get(name, logging.NOTSET)
+        if logger.level != before:  # setting it walks through all loggers
+            logger.setLevel(before)
     logging.captureWarnings(capture=False)
     structlog.reset_defaults()
 
@@ -185,6 +205,23 @@ def clickhouse_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         finally:
             server.terminate()
             assert server.wait(30) == 0
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A PostgreSQL; one for each process of pytest."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer, request: pytest.FixtureRequest) -> str:
+    """The URL of a schema of the test's own."""
+    schema = f"s{zlib.crc32(request.node.nodeid.encode()):08x}"
+    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
+        connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
+        connection.execute(f'CREATE SCHEMA "{schema}"')
+    return f"{postgres_server.url}?options=-csearch_path%3D{schema}"
 
 
 _QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:cds=off -Xlog:cds+dynamic=off"

@@ -38,9 +38,11 @@ _LONG: Final = (
     "tests/demo/test_demo.py",
     "tests/framework/sinks/spark/end_to_end/test_process.py",
     "tests/framework/spark/end_to_end/test_cluster.py",
+    "tests/interop/test_bad_requests.py",
     "tests/interop/test_kill.py",
     "tests/packaging/test_distribution.py",
     "tests/interop/test_transactions.py",
+    "tests/interop/test_compaction.py",
     "tests/framework/guarantees/test_signals_and_exit_codes.py",
 )
 """Files of more than 12 seconds, in the order of their starts."""

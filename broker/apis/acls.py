@@ -12,20 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import structlog
 from anyio import to_thread
-from kio.schema.create_acls.v3.request import AclCreation, CreateAclsRequest
-from kio.schema.create_acls.v3.response import AclCreationResult, CreateAclsResponse
-from kio.schema.delete_acls.v3.request import DeleteAclsFilter, DeleteAclsRequest
-from kio.schema.delete_acls.v3.response import (
-    DeleteAclsFilterResult,
-    DeleteAclsMatchingAcl,
-    DeleteAclsResponse,
-)
-from kio.schema.describe_acls.v3.request import DescribeAclsRequest
-from kio.schema.describe_acls.v3.response import (
-    AclDescription,
-    DescribeAclsResource,
-    DescribeAclsResponse,
-)
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i8
 
@@ -41,6 +27,7 @@ from ..authorization.rules import (
 from ..errors import BrokerError, RequestError
 from ..protocol.messages import recast
 from ..turns import in_turns
+from . import entities
 from .access import ALTER_CLUSTER, DESCRIBE_CLUSTER, OPERATION_CODES
 from .api import NO_THROTTLE, Outcome, api, result_or_refusal
 
@@ -65,7 +52,7 @@ _RESOURCE_CODES: Final[Mapping[Resource, int]] = {
 }
 
 
-_Filter: TypeAlias = DescribeAclsRequest | DeleteAclsFilter
+_Filter: TypeAlias = "entities.DescribeAclsRequest | entities.DeleteAclsFilter"
 
 
 def _pattern_type(binding: Binding) -> int:
@@ -120,14 +107,16 @@ def _selected(context: RequestContext, wanted: _Filter) -> list[Binding]:
     return [each for each in bindings_of(_authorizer(context).rules) if _matches(wanted, each)]
 
 
-@api(DescribeAclsRequest, min_version=1, access=DESCRIBE_CLUSTER)
-async def _describe(context: RequestContext, request: DescribeAclsRequest) -> DescribeAclsResponse:
+@api("DescribeAcls", min_version=1, max_version=3, access=DESCRIBE_CLUSTER)
+async def _describe(
+    context: RequestContext, request: entities.DescribeAclsRequest
+) -> entities.DescribeAclsResponse:
     found = result_or_refusal(_selected, context, request)
     outcome, bindings = (found, []) if isinstance(found, Outcome) else (Outcome(), found)
     resources: dict[tuple[Any, ...], list[Binding]] = defaultdict(list)
     async for binding in in_turns(bindings):
         resources[binding.resource, binding.name, binding.prefixed].append(binding)
-    return DescribeAclsResponse(
+    return entities.DescribeAclsResponse(
         throttle_time=NO_THROTTLE,
         error_code=outcome.code,
         error_message=outcome.message,
@@ -135,9 +124,9 @@ async def _describe(context: RequestContext, request: DescribeAclsRequest) -> De
     )
 
 
-def _encoded(binding: Binding) -> DeleteAclsMatchingAcl:
+def _encoded(binding: Binding) -> entities.DeleteAclsMatchingAcl:
     """Return the message that has all fields of a binding."""
-    return DeleteAclsMatchingAcl(
+    return entities.DeleteAclsMatchingAcl(
         error_code=ErrorCode.none,
         error_message=None,
         resource_type=i8(_RESOURCE_CODES[binding.resource]),
@@ -150,43 +139,47 @@ def _encoded(binding: Binding) -> DeleteAclsMatchingAcl:
     )
 
 
-def _described(bindings: list[Binding]) -> DescribeAclsResource:
+def _described(bindings: list[Binding]) -> entities.DescribeAclsResource:
     first = _encoded(bindings[0])
-    return DescribeAclsResource(
+    return entities.DescribeAclsResource(
         resource_type=first.resource_type,
         resource_name=first.resource_name,
         pattern_type=first.pattern_type,
-        acls=tuple(recast(_encoded(each), AclDescription) for each in bindings),
+        acls=tuple(recast(_encoded(each), entities.AclDescription) for each in bindings),
     )
 
 
-@api(CreateAclsRequest, min_version=1, access=ALTER_CLUSTER)
-async def _create(context: RequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
+@api("CreateAcls", min_version=1, max_version=3, access=ALTER_CLUSTER)
+async def _create(
+    context: RequestContext, request: entities.CreateAclsRequest
+) -> entities.CreateAclsResponse:
     outcomes = [
         result_or_refusal(_binding, context, each) async for each in in_turns(request.creations)
     ]
     added = [each for each in outcomes if isinstance(each, Binding)]
     done = await _change(context, added=added) if added else Outcome()
     results = [done if isinstance(each, Binding) else each for each in outcomes]
-    return CreateAclsResponse(
+    return entities.CreateAclsResponse(
         throttle_time=NO_THROTTLE,
         results=tuple(
             [
-                AclCreationResult(error_code=each.code, error_message=each.message)
+                entities.AclCreationResult(error_code=each.code, error_message=each.message)
                 async for each in in_turns(results)
             ]
         ),
     )
 
 
-@api(DeleteAclsRequest, min_version=1, access=ALTER_CLUSTER)
-async def _delete(context: RequestContext, request: DeleteAclsRequest) -> DeleteAclsResponse:
+@api("DeleteAcls", min_version=1, max_version=3, access=ALTER_CLUSTER)
+async def _delete(
+    context: RequestContext, request: entities.DeleteAclsRequest
+) -> entities.DeleteAclsResponse:
     outcomes = [
         result_or_refusal(_selected, context, each) async for each in in_turns(request.filters)
     ]
     removed = {each for found in outcomes if isinstance(found, list) for each in found}
     done = await _change(context, removed=removed) if removed else Outcome()
-    return DeleteAclsResponse(
+    return entities.DeleteAclsResponse(
         throttle_time=NO_THROTTLE,
         filter_results=tuple(
             [
@@ -197,8 +190,8 @@ async def _delete(context: RequestContext, request: DeleteAclsRequest) -> Delete
     )
 
 
-def _deleted(bindings: list[Binding], outcome: Outcome) -> DeleteAclsFilterResult:
-    return DeleteAclsFilterResult(
+def _deleted(bindings: list[Binding], outcome: Outcome) -> entities.DeleteAclsFilterResult:
+    return entities.DeleteAclsFilterResult(
         error_code=outcome.code,
         error_message=outcome.message,
         matching_acls=() if outcome.code else tuple(map(_encoded, bindings)),
@@ -229,7 +222,7 @@ async def _change(
     return Outcome()
 
 
-def _binding(context: RequestContext, creation: AclCreation) -> Binding:
+def _binding(context: RequestContext, creation: entities.AclCreation) -> Binding:
     """Return what the client wants to allow or deny. Raise RequestError for what rules cannot express."""
     _authorizer(context)
     resource = _RESOURCES.get(creation.resource_type)

@@ -1,7 +1,7 @@
 """What an API of the broker consists of, and what its handler is given.
 
 One module of this package holds one API, or a few that belong together. The decorator `api` above a handler
-names the request, the versions and the access rule, and turns the handler into an `Api`, which `catalogue`
+names the API, the versions and the access rule, and turns the handler into an `Api`, which `catalogue`
 collects. A new API is a new handler, in one of the modules or in a new one.
 
 A handler is written once, against the newest version that it serves: it receives that version's request
@@ -16,7 +16,7 @@ of a `RawApi` takes the bytes of the request and returns the bytes of the respon
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -29,7 +29,7 @@ from ..authorization.rules import ANONYMOUS, CLUSTER, Question
 from ..errors import RequestError, shortened
 from ..log.results import LogError, OffsetOutOfRange
 from ..protocol.cursor import MAX_ELEMENTS
-from ..protocol.messages import response_type
+from ..protocol.messages import api_keys, request_type, response_type
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -88,7 +88,6 @@ SMALL_BYTES: Final = 8 * 1024
 
 _STORAGE_FAILED: Final = "the broker's disk failed; its log has the reason"
 
-Request = TypeVar("Request")
 Result = TypeVar("Result")
 
 
@@ -218,24 +217,28 @@ RawResponse: TypeAlias = bytes | bytearray | Deferred | Buffered | Borrowing | N
 
 @dataclass(frozen=True, slots=True)
 class _Versions:
-    """Versions `min_version` to that of `request`, inclusive, of one API."""
+    """Some versions of one API.
 
-    request: type[Any]  # a class of kio
+    kio's classes of its messages are imported by the first request: they take a millisecond each.
+
+    Attributes:
+        name: the API's name in Kafka's documentation.
+        min_version, max_version: the oldest and the newest version; the handler serves the newest.
+    """
+
+    name: str
     _: KW_ONLY
     min_version: int = 0
+    max_version: int
+    key: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", api_keys()[self.name])
 
     @property
-    def key(self) -> int:
-        return int(self.request.__api_key__)
-
-    @property
-    def name(self) -> str:
-        """The API's name in Kafka's documentation."""
-        return self.request.__name__.removesuffix("Request")
-
-    @property
-    def max_version(self) -> int:
-        return int(self.request.__version__)
+    def request(self) -> Any:
+        """The class of the newest version's request."""
+        return request_type(self.key, self.max_version)
 
     @property
     def response(self) -> Any:
@@ -273,10 +276,12 @@ class Api(_Versions):
 
 
 def api(
-    request: type[Request], *, min_version: int = 0, access: AccessRule
-) -> Callable[[Callable[[RequestContext, Request], Any]], Api]:
+    name: str, *, min_version: int = 0, max_version: int, access: AccessRule
+) -> Callable[[Callable[[RequestContext, Any], Any]], Api]:
     """Make an `Api` of the decorated handler."""
-    return lambda handler: Api(request, min_version=min_version, handler=handler, access=access)
+    return lambda handler: Api(
+        name, min_version=min_version, max_version=max_version, handler=handler, access=access
+    )
 
 
 AnyApi: TypeAlias = Api | RawApi

@@ -18,60 +18,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from anyio import to_thread
-from kio.schema.alter_partition_reassignments.v1 import (
-    AlterPartitionReassignmentsRequest,
-    AlterPartitionReassignmentsResponse,
-)
-from kio.schema.alter_partition_reassignments.v1.response import (
-    ReassignablePartitionResponse,
-    ReassignableTopicResponse,
-)
-from kio.schema.alter_replica_log_dirs.v2 import (
-    AlterReplicaLogDirsRequest,
-    AlterReplicaLogDirsResponse,
-)
-from kio.schema.alter_replica_log_dirs.v2.response import (
-    AlterReplicaLogDirPartitionResult,
-    AlterReplicaLogDirTopicResult,
-)
-from kio.schema.describe_cluster.v2 import DescribeClusterRequest, DescribeClusterResponse
-from kio.schema.describe_cluster.v2.response import DescribeClusterBroker
-from kio.schema.describe_log_dirs.v5 import DescribeLogDirsRequest, DescribeLogDirsResponse
-from kio.schema.describe_log_dirs.v5.response import (
-    DescribeLogDirsPartition,
-    DescribeLogDirsResult,
-    DescribeLogDirsTopic,
-)
-from kio.schema.describe_quorum.v2 import DescribeQuorumRequest, DescribeQuorumResponse
-from kio.schema.describe_quorum.v2.response import (
-    Listener,
-    Node,
-    PartitionData,
-    ReplicaState,
-    TopicData,
-)
-from kio.schema.elect_leaders.v2 import ElectLeadersRequest, ElectLeadersResponse
-from kio.schema.elect_leaders.v2.response import PartitionResult, ReplicaElectionResult
 from kio.schema.errors import ErrorCode
-from kio.schema.list_partition_reassignments.v0 import (
-    ListPartitionReassignmentsRequest,
-    ListPartitionReassignmentsResponse,
-)
 from kio.schema.types import BrokerId, TopicName
 from kio.static.primitive import i32, i64, u16
 
 from ..authorization.rules import Resource
 from ..errors import RequestError
 from ..turns import in_turns
+from . import entities
 from .access import ALTER_CLUSTER, DESCRIBE_CLUSTER, EVERYONE, authorized_operations
 from .api import LEADER_EPOCH, NO_THROTTLE, api
 from .slices import answer_partitions
 from .topics import check_replicas
 
 if TYPE_CHECKING:
-    from kio.schema.alter_partition_reassignments.v1.request import ReassignablePartition
-    from kio.schema.describe_quorum.v2.request import PartitionData as RequestedPartition
-
     from .api import RequestContext
 
 
@@ -84,13 +44,13 @@ _ELECTIONS = (0, 1)  # of the preferred leader, of any leader
 # -- DescribeCluster and DescribeQuorum ------------------------------------------------------------
 
 
-@api(DescribeClusterRequest, access=EVERYONE)
+@api("DescribeCluster", max_version=2, access=EVERYONE)
 def _describe_cluster(
-    context: RequestContext, request: DescribeClusterRequest
-) -> DescribeClusterResponse:
+    context: RequestContext, request: entities.DescribeClusterRequest
+) -> entities.DescribeClusterResponse:
     if request.endpoint_type != _BROKERS:
         known = request.endpoint_type == _CONTROLLERS
-        return DescribeClusterResponse(
+        return entities.DescribeClusterResponse(
             throttle_time=NO_THROTTLE,
             error_code=(
                 ErrorCode.mismatched_endpoint_type if known else ErrorCode.unsupported_endpoint_type
@@ -99,13 +59,13 @@ def _describe_cluster(
             cluster_id="",
             brokers=(),
         )
-    return DescribeClusterResponse(
+    return entities.DescribeClusterResponse(
         throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none,
         cluster_id=context.services.cluster_id,
         controller_id=context.node_id,
         brokers=(
-            DescribeClusterBroker(
+            entities.DescribeClusterBroker(
                 broker_id=context.node_id,
                 host=context.node_host,
                 port=i32(context.node_port),
@@ -118,28 +78,30 @@ def _describe_cluster(
     )
 
 
-@api(DescribeQuorumRequest, access=DESCRIBE_CLUSTER)
+@api("DescribeQuorum", max_version=2, access=DESCRIBE_CLUSTER)
 async def _describe_quorum(
-    context: RequestContext, request: DescribeQuorumRequest
-) -> DescribeQuorumResponse:
-    listener = Listener(
+    context: RequestContext, request: entities.DescribeQuorumRequest
+) -> entities.DescribeQuorumResponse:
+    listener = entities.Listener(
         name=context.services.settings.security_protocol,
         host=context.node_host,
         port=u16(context.node_port),
     )
-    return DescribeQuorumResponse(
+    return entities.DescribeQuorumResponse(
         error_code=ErrorCode.none,
         error_message=None,
         topics=await answer_partitions(
-            TopicData, request.topics, partial(_quorum, context.node_id)
+            entities.TopicData, request.topics, partial(_quorum, context.node_id)
         ),
-        nodes=(Node(node_id=context.node_id, listeners=(listener,)),),
+        nodes=(entities.Node(node_id=context.node_id, listeners=(listener,)),),
     )
 
 
-def _quorum(node: BrokerId, topic: str, asked: RequestedPartition) -> PartitionData:
+def _quorum(
+    node: BrokerId, topic: str, asked: entities.RequestedPartition
+) -> entities.PartitionData:
     if (topic, asked.partition_index) != (_METADATA_LOG, 0):
-        return PartitionData(
+        return entities.PartitionData(
             partition_index=asked.partition_index,
             error_code=ErrorCode.unknown_topic_or_partition,
             error_message=f"only partition 0 of {_METADATA_LOG} has a quorum",
@@ -149,13 +111,13 @@ def _quorum(node: BrokerId, topic: str, asked: RequestedPartition) -> PartitionD
             current_voters=(),
             observers=(),
         )
-    voter = ReplicaState(
+    voter = entities.ReplicaState(
         replica_id=node,
         replica_directory_id=None,
         log_end_offset=_LOG_END,
         last_caught_up_timestamp=i64(int(time.time() * 1000)),  # the leader's is the current time
     )
-    return PartitionData(
+    return entities.PartitionData(
         partition_index=asked.partition_index,
         error_code=ErrorCode.none,
         error_message=None,
@@ -170,17 +132,22 @@ def _quorum(node: BrokerId, topic: str, asked: RequestedPartition) -> PartitionD
 # -- log directories -------------------------------------------------------------------------------
 
 
-@api(DescribeLogDirsRequest, min_version=1, access=replace(DESCRIBE_CLUSTER, elements=lambda _: ()))
+@api(
+    "DescribeLogDirs",
+    min_version=1,
+    max_version=5,
+    access=replace(DESCRIBE_CLUSTER, elements=lambda _: ()),
+)
 async def _describe_log_dirs(
-    context: RequestContext, request: DescribeLogDirsRequest
-) -> DescribeLogDirsResponse:
+    context: RequestContext, request: entities.DescribeLogDirsRequest
+) -> entities.DescribeLogDirsResponse:
     directory = context.services.settings.data_dir.absolute()
     volume = await to_thread.run_sync(os.statvfs, directory)
-    return DescribeLogDirsResponse(
+    return entities.DescribeLogDirsResponse(
         throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none,
         results=(
-            DescribeLogDirsResult(
+            entities.DescribeLogDirsResult(
                 error_code=ErrorCode.none,
                 log_dir=str(directory),
                 topics=await _log_sizes(context, request),
@@ -192,8 +159,8 @@ async def _describe_log_dirs(
 
 
 async def _log_sizes(
-    context: RequestContext, request: DescribeLogDirsRequest
-) -> tuple[DescribeLogDirsTopic, ...]:
+    context: RequestContext, request: entities.DescribeLogDirsRequest
+) -> tuple[entities.DescribeLogDirsTopic, ...]:
     """Describe the partitions of the request, or all; as in Kafka, missing ones are left out."""
     topics = context.services.topics
     if request.topics is None:
@@ -209,11 +176,11 @@ async def _log_sizes(
         }
     return tuple(
         [
-            DescribeLogDirsTopic(
+            entities.DescribeLogDirsTopic(
                 name=TopicName(name),
                 partitions=tuple(
                     [
-                        DescribeLogDirsPartition(
+                        entities.DescribeLogDirsPartition(
                             partition_index=i32(partition.index),
                             partition_size=i64(partition.log.size_bytes),
                             offset_lag=i64(0),
@@ -230,16 +197,17 @@ async def _log_sizes(
 
 
 @api(
-    AlterReplicaLogDirsRequest,
+    "AlterReplicaLogDirs",
     min_version=1,
+    max_version=2,
     access=replace(
         ALTER_CLUSTER, elements=lambda request: [t for e in request.dirs for t in e.topics]
     ),
 )
 async def _alter_replica_log_dirs(
-    context: RequestContext, request: AlterReplicaLogDirsRequest
-) -> AlterReplicaLogDirsResponse:
-    results: dict[str, list[AlterReplicaLogDirPartitionResult]] = {}
+    context: RequestContext, request: entities.AlterReplicaLogDirsRequest
+) -> entities.AlterReplicaLogDirsResponse:
+    results: dict[str, list[entities.AlterReplicaLogDirPartitionResult]] = {}
     here = str(context.services.settings.data_dir.absolute())
     for directory in request.dirs:
         async for topic in in_turns(directory.topics):
@@ -249,12 +217,16 @@ async def _alter_replica_log_dirs(
                 else:
                     code = ErrorCode.none if directory.path == here else ErrorCode.log_dir_not_found
                 results.setdefault(topic.name, []).append(
-                    AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code)
+                    entities.AlterReplicaLogDirPartitionResult(
+                        partition_index=index, error_code=code
+                    )
                 )
-    return AlterReplicaLogDirsResponse(
+    return entities.AlterReplicaLogDirsResponse(
         throttle_time=NO_THROTTLE,
         results=tuple(
-            AlterReplicaLogDirTopicResult(topic_name=TopicName(name), partitions=tuple(each))
+            entities.AlterReplicaLogDirTopicResult(
+                topic_name=TopicName(name), partitions=tuple(each)
+            )
             for name, each in results.items()
         ),
     )
@@ -263,14 +235,14 @@ async def _alter_replica_log_dirs(
 # -- ElectLeaders ----------------------------------------------------------------------------------
 
 
-@api(ElectLeadersRequest, access=ALTER_CLUSTER)
+@api("ElectLeaders", max_version=2, access=ALTER_CLUSTER)
 async def _elect_leaders(
-    context: RequestContext, request: ElectLeadersRequest
-) -> ElectLeadersResponse:
+    context: RequestContext, request: entities.ElectLeadersRequest
+) -> entities.ElectLeadersResponse:
     """Without a list of partitions, those whose leader changed are returned: none."""
     known = request.election_type in _ELECTIONS
 
-    def elect(topic: str, index: i32) -> PartitionResult:
+    def elect(topic: str, index: i32) -> entities.PartitionResult:
         if not known:
             code = ErrorCode.invalid_request
             message = f"there is no election of type {request.election_type}"
@@ -278,13 +250,13 @@ async def _elect_leaders(
             code, message = ErrorCode.unknown_topic_or_partition, "there is no such partition"
         else:
             code, message = ErrorCode.election_not_needed, "the one node leads it already"
-        return PartitionResult(partition_id=index, error_code=code, error_message=message)
+        return entities.PartitionResult(partition_id=index, error_code=code, error_message=message)
 
-    return ElectLeadersResponse(
+    return entities.ElectLeadersResponse(
         throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none if known else ErrorCode.invalid_request,
         replica_election_results=await answer_partitions(
-            ReplicaElectionResult, request.topic_partitions or (), elect
+            entities.ReplicaElectionResult, request.topic_partitions or (), elect
         ),
     )
 
@@ -292,32 +264,32 @@ async def _elect_leaders(
 # -- reassignments (KIP-455) -----------------------------------------------------------------------
 
 
-@api(ListPartitionReassignmentsRequest, access=DESCRIBE_CLUSTER)
+@api("ListPartitionReassignments", max_version=0, access=DESCRIBE_CLUSTER)
 def _list_reassignments(
-    _: RequestContext, __: ListPartitionReassignmentsRequest
-) -> ListPartitionReassignmentsResponse:
-    return ListPartitionReassignmentsResponse(
+    _: RequestContext, __: entities.ListPartitionReassignmentsRequest
+) -> entities.ListPartitionReassignmentsResponse:
+    return entities.ListPartitionReassignmentsResponse(
         throttle_time=NO_THROTTLE, error_code=ErrorCode.none, error_message=None, topics=()
     )
 
 
-@api(AlterPartitionReassignmentsRequest, access=ALTER_CLUSTER)
+@api("AlterPartitionReassignments", max_version=1, access=ALTER_CLUSTER)
 async def _alter_reassignments(
-    context: RequestContext, request: AlterPartitionReassignmentsRequest
-) -> AlterPartitionReassignmentsResponse:
-    return AlterPartitionReassignmentsResponse(
+    context: RequestContext, request: entities.AlterPartitionReassignmentsRequest
+) -> entities.AlterPartitionReassignmentsResponse:
+    return entities.AlterPartitionReassignmentsResponse(
         throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none,
         error_message=None,
         responses=await answer_partitions(
-            ReassignableTopicResponse, request.topics, partial(_reassign, context)
+            entities.ReassignableTopicResponse, request.topics, partial(_reassign, context)
         ),
     )
 
 
 def _reassign(
-    context: RequestContext, topic: str, wanted: ReassignablePartition
-) -> ReassignablePartitionResponse:
+    context: RequestContext, topic: str, wanted: entities.ReassignablePartition
+) -> entities.ReassignablePartitionResponse:
     code, message = ErrorCode.none, None
     try:
         if context.services.topics.partition(topic, wanted.partition_index) is None:
@@ -327,6 +299,6 @@ def _reassign(
         check_replicas(context, [wanted.replicas])
     except RequestError as error:
         code, message = error.code, error.message
-    return ReassignablePartitionResponse(
+    return entities.ReassignablePartitionResponse(
         partition_index=wanted.partition_index, error_code=code, error_message=message
     )

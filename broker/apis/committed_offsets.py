@@ -11,25 +11,8 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import kio.schema.offset_fetch.v7 as fetch_one
 import structlog
 from kio.schema.errors import ErrorCode
-from kio.schema.offset_commit.v8 import OffsetCommitRequest, OffsetCommitResponse
-from kio.schema.offset_commit.v8.response import (
-    OffsetCommitResponsePartition,
-    OffsetCommitResponseTopic,
-)
-from kio.schema.offset_delete.v0 import OffsetDeleteRequest, OffsetDeleteResponse
-from kio.schema.offset_delete.v0.response import (
-    OffsetDeleteResponsePartition,
-    OffsetDeleteResponseTopic,
-)
-from kio.schema.offset_fetch.v8 import OffsetFetchRequest, OffsetFetchResponse
-from kio.schema.offset_fetch.v8.response import (
-    OffsetFetchResponseGroup,
-    OffsetFetchResponsePartitions,
-    OffsetFetchResponseTopics,
-)
 from kio.schema.types import TopicName
 from kio.static.primitive import i32, i64
 
@@ -38,6 +21,7 @@ from ..coordinators.group_types import GroupError, MemberIdentity
 from ..coordinators.offset_store import CommittedOffset
 from ..log.results import LogError
 from ..turns import in_turns
+from . import entities
 from .access import Access, refusal, response_list
 from .api import NO_THROTTLE, api
 from .groups import group_error_code, group_outcome
@@ -45,9 +29,6 @@ from .slices import answer_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from kio.schema.offset_delete.v0.request import OffsetDeleteRequestPartition
-    from kio.schema.txn_offset_commit.v4 import TxnOffsetCommitRequest
 
     from ..topics.topic import TopicPartition
     from .access import Call
@@ -61,16 +42,17 @@ logger = structlog.get_logger(__name__)
 
 
 @api(
-    OffsetCommitRequest,
+    "OffsetCommit",
     min_version=2,
+    max_version=8,
     access=Access(
         whole=[(Operation.READ, Resource.GROUP, "group_id")],
         each=("topics", Operation.READ, Resource.TOPIC),
     ),
 )
 async def _offset_commit(
-    context: RequestContext, request: OffsetCommitRequest
-) -> OffsetCommitResponse:
+    context: RequestContext, request: entities.OffsetCommitRequest
+) -> entities.OffsetCommitResponse:
     """Respond when the offsets are stored as durably as --fsync demands."""
     accepted, refused = await check_offsets(context, request)
     commit = context.services.groups.commit(
@@ -84,26 +66,26 @@ async def _offset_commit(
 
 
 async def commit_response(
-    request: OffsetCommitRequest | TxnOffsetCommitRequest,
+    request: entities.OffsetCommitRequest | entities.TxnOffsetCommitRequest,
     refused: Mapping[TopicPartition, ErrorCode],
     outcome: ErrorCode,
-) -> OffsetCommitResponse:
+) -> entities.OffsetCommitResponse:
     """Return the code of each partition: that of its refusal, or the outcome of the commit."""
 
-    def result(topic: str, asked: Any) -> OffsetCommitResponsePartition:
+    def result(topic: str, asked: Any) -> entities.OffsetCommitResponsePartition:
         index = asked.partition_index
-        return OffsetCommitResponsePartition(
+        return entities.OffsetCommitResponsePartition(
             partition_index=index, error_code=refused.get((topic, index), outcome)
         )
 
-    return OffsetCommitResponse(
+    return entities.OffsetCommitResponse(
         throttle_time=NO_THROTTLE,
-        topics=await answer_partitions(OffsetCommitResponseTopic, request.topics, result),
+        topics=await answer_partitions(entities.OffsetCommitResponseTopic, request.topics, result),
     )
 
 
 async def check_offsets(
-    context: RequestContext, request: OffsetCommitRequest | TxnOffsetCommitRequest
+    context: RequestContext, request: entities.OffsetCommitRequest | entities.TxnOffsetCommitRequest
 ) -> tuple[dict[TopicPartition, tuple[int, int, str]], dict[TopicPartition, ErrorCode]]:
     """Return the offsets to commit (offset, leader epoch, metadata), and the error codes of the others."""
     services = context.services
@@ -152,16 +134,16 @@ async def _offset_fetch_access(call: Call) -> Any:
     return replace(response, groups=tuple(visible))
 
 
-@api(OffsetFetchRequest, min_version=8, access=_offset_fetch_access)
+@api("OffsetFetch", min_version=8, max_version=8, access=_offset_fetch_access)
 async def _offset_fetch(
-    context: RequestContext, request: OffsetFetchRequest
-) -> OffsetFetchResponse:
+    context: RequestContext, request: entities.OffsetFetchRequest
+) -> entities.OffsetFetchResponse:
     """From version 8 on a request is for several groups."""
     groups = [
         await _group(context, each, stable=request.require_stable)
         async for each in in_turns(request.groups)
     ]
-    return OffsetFetchResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
+    return entities.OffsetFetchResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
 
 
 async def _offset_fetch_one_access(call: Call) -> Any:
@@ -170,15 +152,17 @@ async def _offset_fetch_one_access(call: Call) -> Any:
     return await _without_hidden_topics(call, call.request, await call.answer())
 
 
-@api(fetch_one.OffsetFetchRequest, min_version=1, access=_offset_fetch_one_access)
+@api("OffsetFetch", min_version=1, max_version=7, access=_offset_fetch_one_access)
 async def _offset_fetch_one(
-    context: RequestContext, request: fetch_one.OffsetFetchRequest
-) -> OffsetFetchResponseGroup:
+    context: RequestContext, request: entities.OffsetFetchRequestV7
+) -> entities.OffsetFetchResponseGroup:
     """Up to version 7 a request, and its response, is for one group."""
     return await _group(context, request, stable=request.require_stable)
 
 
-async def _group(context: RequestContext, asked: Any, *, stable: bool) -> OffsetFetchResponseGroup:
+async def _group(
+    context: RequestContext, asked: Any, *, stable: bool
+) -> entities.OffsetFetchResponseGroup:
     """Fetch the offsets of one group, without those of open transactions; -1 where there is none.
 
     `stable`: their partitions get UNSTABLE_OFFSET_COMMIT, so that the client tries again. The group's error
@@ -199,7 +183,7 @@ async def _group(context: RequestContext, asked: Any, *, stable: bool) -> Offset
     except LogError as failure:
         logger.error("offsets could not be read", group=asked.group_id, error=str(failure))
         error = ErrorCode.coordinator_not_available
-    by_topic: defaultdict[str, list[OffsetFetchResponsePartitions]] = defaultdict(list)
+    by_topic: defaultdict[str, list[entities.OffsetFetchResponsePartitions]] = defaultdict(list)
     async for topic, index in in_turns(dict.fromkeys(committed if wanted is None else wanted)):
         found = committed.get((topic, index), _NOTHING_COMMITTED)
         code = error
@@ -207,7 +191,7 @@ async def _group(context: RequestContext, asked: Any, *, stable: bool) -> Offset
             found = _NOTHING_COMMITTED
             code = error or ErrorCode.unstable_offset_commit
         by_topic[topic].append(
-            OffsetFetchResponsePartitions(
+            entities.OffsetFetchResponsePartitions(
                 partition_index=i32(index),
                 committed_offset=i64(found.offset),
                 committed_leader_epoch=i32(found.leader_epoch),
@@ -215,10 +199,10 @@ async def _group(context: RequestContext, asked: Any, *, stable: bool) -> Offset
                 error_code=code,
             )
         )
-    return OffsetFetchResponseGroup(
+    return entities.OffsetFetchResponseGroup(
         group_id=asked.group_id,
         topics=tuple(
-            OffsetFetchResponseTopics(name=TopicName(topic), partitions=tuple(partitions))
+            entities.OffsetFetchResponseTopics(name=TopicName(topic), partitions=tuple(partitions))
             for topic, partitions in by_topic.items()
         ),
         error_code=error,
@@ -239,7 +223,7 @@ async def _without_hidden_topics(call: Call, asked: Any, answer: Any) -> Any:
         elif asked.topics is not None:
             refused[by_name[topic.name]] = ErrorCode.topic_authorization_failed
     if refused:
-        topics += await call.refusals(OffsetFetchResponseTopics, refused)
+        topics += await call.refusals(entities.OffsetFetchResponseTopics, refused)
     return replace(answer, topics=tuple(topics))
 
 
@@ -247,15 +231,16 @@ async def _without_hidden_topics(call: Call, asked: Any, answer: Any) -> Any:
 
 
 @api(
-    OffsetDeleteRequest,
+    "OffsetDelete",
+    max_version=0,
     access=Access(
         whole=[(Operation.DELETE, Resource.GROUP, "group_id")],
         each=("topics", Operation.READ, Resource.TOPIC),
     ),
 )
 async def _offset_delete(
-    context: RequestContext, request: OffsetDeleteRequest
-) -> OffsetDeleteResponse:
+    context: RequestContext, request: entities.OffsetDeleteRequest
+) -> entities.OffsetDeleteResponse:
     services = context.services
     wanted = {
         (topic.name, partition.partition_index)
@@ -271,20 +256,24 @@ async def _offset_delete(
     if isinstance(refused, GroupError):
         return _not_deleted(group_error_code(refused))
 
-    def result(topic: str, asked: OffsetDeleteRequestPartition) -> OffsetDeleteResponsePartition:
+    def result(
+        topic: str, asked: entities.OffsetDeleteRequestPartition
+    ) -> entities.OffsetDeleteResponsePartition:
         code = ErrorCode.none
         if (topic, asked.partition_index) in refused:
             code = ErrorCode.group_subscribed_to_topic
         elif (topic, asked.partition_index) not in wanted:
             code = ErrorCode.unknown_topic_or_partition
-        return OffsetDeleteResponsePartition(partition_index=asked.partition_index, error_code=code)
+        return entities.OffsetDeleteResponsePartition(
+            partition_index=asked.partition_index, error_code=code
+        )
 
-    return OffsetDeleteResponse(
+    return entities.OffsetDeleteResponse(
         error_code=ErrorCode.none,
         throttle_time=NO_THROTTLE,
-        topics=await answer_partitions(OffsetDeleteResponseTopic, request.topics, result),
+        topics=await answer_partitions(entities.OffsetDeleteResponseTopic, request.topics, result),
     )
 
 
-def _not_deleted(error: ErrorCode) -> OffsetDeleteResponse:
-    return OffsetDeleteResponse(error_code=error, throttle_time=NO_THROTTLE, topics=())
+def _not_deleted(error: ErrorCode) -> entities.OffsetDeleteResponse:
+    return entities.OffsetDeleteResponse(error_code=error, throttle_time=NO_THROTTLE, topics=())

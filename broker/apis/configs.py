@@ -14,21 +14,7 @@ from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from kio.schema.alter_configs.v2 import AlterConfigsRequest, AlterConfigsResponse
-from kio.schema.alter_configs.v2.response import AlterConfigsResourceResponse
-from kio.schema.describe_configs.v4 import DescribeConfigsRequest, DescribeConfigsResponse
-from kio.schema.describe_configs.v4.response import (
-    DescribeConfigsResourceResult,
-    DescribeConfigsResult,
-    DescribeConfigsSynonym,
-)
 from kio.schema.errors import ErrorCode
-from kio.schema.incremental_alter_configs.v1 import IncrementalAlterConfigsRequest
-from kio.schema.list_config_resources.v1 import (
-    ListConfigResourcesRequest,
-    ListConfigResourcesResponse,
-)
-from kio.schema.list_config_resources.v1.response import ConfigResource
 from kio.static.primitive import i8
 
 from kmr.config.schema import settings_of
@@ -46,13 +32,12 @@ from ..topics.topic_config import (
     describe_topic_config,
 )
 from ..turns import in_turns
+from . import entities
 from .access import Access, Need
 from .api import NO_THROTTLE, Outcome, api, attempt, check_listed_once, result_or_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-
-    from kio.schema.describe_configs.v4.request import DescribeConfigsResource
 
     from ..settings import BrokerSettings
     from .access import Call
@@ -78,24 +63,27 @@ def _needs(operation: Operation, _: Call, resource: Any) -> Iterable[Need]:
 
 
 @api(
-    DescribeConfigsRequest,
+    "DescribeConfigs",
     min_version=1,
+    max_version=4,
     access=Access(each=("resources", partial(_needs, Operation.DESCRIBE_CONFIGS))),
 )
 async def _describe_configs(
-    context: RequestContext, request: DescribeConfigsRequest
-) -> DescribeConfigsResponse:
+    context: RequestContext, request: entities.DescribeConfigsRequest
+) -> entities.DescribeConfigsResponse:
     results = [_describe(context, request, each) async for each in in_turns(request.resources)]
-    return DescribeConfigsResponse(throttle_time=NO_THROTTLE, results=tuple(results))
+    return entities.DescribeConfigsResponse(throttle_time=NO_THROTTLE, results=tuple(results))
 
 
 def _describe(
-    context: RequestContext, request: DescribeConfigsRequest, resource: DescribeConfigsResource
-) -> DescribeConfigsResult:
+    context: RequestContext,
+    request: entities.DescribeConfigsRequest,
+    resource: entities.DescribeConfigsResource,
+) -> entities.DescribeConfigsResult:
     found = result_or_refusal(_entries, context, resource)
     outcome, entries = (found, []) if isinstance(found, Outcome) else (Outcome(), found)
     keys = set(resource.configuration_keys or ())
-    return DescribeConfigsResult(
+    return entities.DescribeConfigsResult(
         error_code=outcome.code,
         error_message=outcome.message,
         resource_type=resource.resource_type,
@@ -104,7 +92,9 @@ def _describe(
     )
 
 
-def _entries(context: RequestContext, resource: DescribeConfigsResource) -> list[ConfigEntry]:
+def _entries(
+    context: RequestContext, resource: entities.DescribeConfigsResource
+) -> list[ConfigEntry]:
     name = resource.resource_name
     if int(resource.resource_type) == _ResourceType.TOPIC:
         topics = context.services.topics
@@ -130,17 +120,21 @@ def _check_broker(context: RequestContext, name: str) -> None:
         _refuse(f"there is no broker {name!r}, only {context.node_id}")
 
 
-def _shown(entry: ConfigEntry, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
+def _shown(
+    entry: ConfigEntry, request: entities.DescribeConfigsRequest
+) -> entities.DescribeConfigsResourceResult:
     """Leave out synonyms and documentation unless the request includes them."""
     synonyms = entry.synonyms if request.include_synonyms else ()
-    return DescribeConfigsResourceResult(
+    return entities.DescribeConfigsResourceResult(
         name=entry.name,
         value=entry.value,
         read_only=entry.read_only,
         config_source=i8(entry.source),
         is_sensitive=False,
         synonyms=tuple(
-            DescribeConfigsSynonym(name=each.name, value=each.value, source=i8(each.source))
+            entities.DescribeConfigsSynonym(
+                name=each.name, value=each.value, source=i8(each.source)
+            )
             for each in synonyms
         ),
         config_type=i8(entry.type),
@@ -149,12 +143,13 @@ def _shown(entry: ConfigEntry, request: DescribeConfigsRequest) -> DescribeConfi
 
 
 @api(
-    ListConfigResourcesRequest,
+    "ListConfigResources",
+    max_version=1,
     access=Access(whole=[(Operation.DESCRIBE_CONFIGS, Resource.CLUSTER)]),
 )
 async def _list_config_resources(
-    context: RequestContext, request: ListConfigResourcesRequest
-) -> ListConfigResourcesResponse:
+    context: RequestContext, request: entities.ListConfigResourcesRequest
+) -> entities.ListConfigResourcesResponse:
     """List the resources of the types in the request, or of all types; version 0 has client metrics only."""
     if context.api_version:
         wanted = {int(each) for each in request.resource_types} or _KAFKAS_RESOURCE_TYPES
@@ -165,12 +160,12 @@ async def _list_config_resources(
         (_ResourceType.BROKER, str(context.node_id)),
     ]
     known = wanted <= _KAFKAS_RESOURCE_TYPES
-    return ListConfigResourcesResponse(
+    return entities.ListConfigResourcesResponse(
         throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none if known else ErrorCode.unsupported_version,
         config_resources=tuple(
             [
-                ConfigResource(resource_name=name, resource_type=i8(kind))
+                entities.ConfigResource(resource_name=name, resource_type=i8(kind))
                 async for kind, name in in_turns(found)
                 if known and kind in wanted
             ]
@@ -275,25 +270,25 @@ _Settings = dict[str, str]
 _ALTERS: Final = Access(each=("resources", partial(_needs, Operation.ALTER_CONFIGS)))
 
 
-@api(AlterConfigsRequest, access=_ALTERS)
+@api("AlterConfigs", max_version=2, access=_ALTERS)
 async def _alter_configs(
-    context: RequestContext, request: AlterConfigsRequest
-) -> AlterConfigsResponse:
+    context: RequestContext, request: entities.AlterConfigsRequest
+) -> entities.AlterConfigsResponse:
     return await _alter(context, request, _replacement)
 
 
-@api(IncrementalAlterConfigsRequest, access=_ALTERS)
+@api("IncrementalAlterConfigs", max_version=1, access=_ALTERS)
 async def _incremental_alter_configs(
-    context: RequestContext, request: IncrementalAlterConfigsRequest
-) -> AlterConfigsResponse:
+    context: RequestContext, request: entities.IncrementalAlterConfigsRequest
+) -> entities.AlterConfigsResponse:
     return await _alter(context, request, partial(_increment, context))
 
 
 async def _alter(
     context: RequestContext,
-    request: AlterConfigsRequest | IncrementalAlterConfigsRequest,
+    request: entities.AlterConfigsRequest | entities.IncrementalAlterConfigsRequest,
     change: Callable[[Any, Mapping[str, str]], _Settings],
-) -> AlterConfigsResponse:
+) -> entities.AlterConfigsResponse:
     """Alter each resource: `change` returns its settings from the request's resource and its old settings."""
     topics = context.services.topics
     times = Counter((each.resource_type, each.resource_name) for each in request.resources)
@@ -318,14 +313,14 @@ async def _alter(
             alter(each), "a topic could not be configured", topic=each.resource_name
         )
         responses.append(
-            AlterConfigsResourceResponse(
+            entities.AlterConfigsResourceResponse(
                 error_code=outcome.code,
                 error_message=outcome.message,
                 resource_type=each.resource_type,
                 resource_name=each.resource_name,
             )
         )
-    return AlterConfigsResponse(throttle_time=NO_THROTTLE, responses=tuple(responses))
+    return entities.AlterConfigsResponse(throttle_time=NO_THROTTLE, responses=tuple(responses))
 
 
 def _check_alteration(context: RequestContext, resource: Any) -> None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from anyio import to_thread
 from kio.schema.errors import ErrorCode
-from kio.schema.fetch.v12 import FetchRequest
 
 from ..authorization.rules import Operation, Resource
 from ..log.records import parse_header
@@ -33,10 +32,9 @@ from .api import LEADER_EPOCH, SMALL_BYTES, Buffered, RawApi, read_error
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from kio.schema.fetch.v12.request import FetchPartition, FetchTopic
-
     from ..log.records import BatchHeader
     from ..topics.topic import Partition
+    from . import entities
     from .api import RawResponse, RequestContext
 
 __all__ = ["KEY"]
@@ -112,15 +110,17 @@ async def _fetch_many(context: RequestContext, body: bytes) -> RawResponse:
     return await _Fetch(context, request).answer_later()
 
 
-def _read(context: RequestContext, body: memoryview) -> FetchRequest:
+def _read(context: RequestContext, body: memoryview) -> entities.FetchRequest:
     message_type = request_type(KEY, context.api_version)
-    return cast("FetchRequest", read_message(message_type, body, context.services.max_elements))
+    return cast(
+        "entities.FetchRequest", read_message(message_type, body, context.services.max_elements)
+    )
 
 
 class _Fetch:
     """One fetch request on its way to a response."""
 
-    def __init__(self, context: RequestContext, request: FetchRequest) -> None:
+    def __init__(self, context: RequestContext, request: entities.FetchRequest) -> None:
         services = context.services
         self._context = context
         self._version = context.api_version
@@ -218,13 +218,15 @@ class _Fetch:
             async for topic in in_turns(self._request.topics)
         ]
 
-    def _looking_up(self, topic: FetchTopic) -> Iterator[_Wanted]:
+    def _looking_up(self, topic: entities.FetchTopic) -> Iterator[_Wanted]:
         """Look up the partitions of a topic, one at each step."""
         allowed = self._context.allows(Operation.READ, Resource.TOPIC, topic.topic)
         for each in topic.partitions:
             yield self._look_up_partition(topic.topic, each, allowed=allowed)
 
-    def _look_up_partition(self, topic: str, wanted: FetchPartition, *, allowed: bool) -> _Wanted:
+    def _look_up_partition(
+        self, topic: str, wanted: entities.FetchPartition, *, allowed: bool
+    ) -> _Wanted:
         partition = self._registry.partition(topic, wanted.partition)
         error, limit = ErrorCode.none, 0
         if not allowed:
@@ -400,4 +402,4 @@ def _first(records: memoryview, fits: Callable[[BatchHeader], bool]) -> tuple[in
     return position, offset
 
 
-FETCH = RawApi(FetchRequest, min_version=4, handler=_fetch)
+FETCH = RawApi("Fetch", min_version=4, max_version=12, handler=_fetch)

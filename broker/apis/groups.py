@@ -13,24 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import kio.schema.find_coordinator.v3 as find_one
-import kio.schema.leave_group.v2 as leave_one
 import structlog
-from kio.schema.delete_groups.v2 import DeleteGroupsRequest, DeleteGroupsResponse
-from kio.schema.delete_groups.v2.response import DeletableGroupResult
-from kio.schema.describe_groups.v6 import DescribeGroupsRequest, DescribeGroupsResponse
-from kio.schema.describe_groups.v6.response import DescribedGroup, DescribedGroupMember
 from kio.schema.errors import ErrorCode
-from kio.schema.find_coordinator.v6 import FindCoordinatorRequest, FindCoordinatorResponse
-from kio.schema.find_coordinator.v6.response import Coordinator
-from kio.schema.heartbeat.v4 import HeartbeatRequest, HeartbeatResponse
-from kio.schema.join_group.v9 import JoinGroupRequest, JoinGroupResponse
-from kio.schema.join_group.v9.response import JoinGroupResponseMember
-from kio.schema.leave_group.v5 import LeaveGroupRequest, LeaveGroupResponse
-from kio.schema.leave_group.v5.response import MemberResponse
-from kio.schema.list_groups.v5 import ListGroupsRequest, ListGroupsResponse
-from kio.schema.list_groups.v5.response import ListedGroup
-from kio.schema.sync_group.v5 import SyncGroupRequest, SyncGroupResponse
 from kio.schema.types import BrokerId, GroupId
 from kio.static.primitive import i32
 
@@ -45,6 +29,7 @@ from ..coordinators.group_types import (
 from ..log.results import LogError
 from ..protocol.messages import recast
 from ..turns import in_turns
+from . import entities
 from .access import DENIED, Access, Need, authorized_operations
 from .api import NO_THROTTLE, api
 
@@ -97,12 +82,15 @@ def _needs_describe(call: Call, key: str) -> Iterable[Need]:
 
 
 @api(
-    FindCoordinatorRequest, min_version=4, access=Access(each=("coordinator_keys", _needs_describe))
+    "FindCoordinator",
+    min_version=4,
+    max_version=6,
+    access=Access(each=("coordinator_keys", _needs_describe)),
 )
 async def _find_coordinators(
-    context: RequestContext, request: FindCoordinatorRequest
-) -> FindCoordinatorResponse:
-    return FindCoordinatorResponse(
+    context: RequestContext, request: entities.FindCoordinatorRequest
+) -> entities.FindCoordinatorResponse:
+    return entities.FindCoordinatorResponse(
         throttle_time=NO_THROTTLE,
         coordinators=tuple(
             [
@@ -120,18 +108,20 @@ async def _find_coordinator_access(call: Call) -> Any:
     return await call.answer()
 
 
-@api(find_one.FindCoordinatorRequest, access=_find_coordinator_access)
+@api("FindCoordinator", max_version=3, access=_find_coordinator_access)
 def _find_coordinator(
-    context: RequestContext, request: find_one.FindCoordinatorRequest
-) -> find_one.FindCoordinatorResponse:
+    context: RequestContext, request: entities.FindCoordinatorRequestV3
+) -> entities.FindCoordinatorResponseV3:
     """Up to version 3 a request has one key; in version 0 it is a group."""
     found = _coordinator(context, request.key, request.key_type)
-    return cast("find_one.FindCoordinatorResponse", recast(found, find_one.FindCoordinatorResponse))
+    return cast(
+        "entities.FindCoordinatorResponseV3", recast(found, entities.FindCoordinatorResponseV3)
+    )
 
 
-def _coordinator(context: RequestContext, key: str, key_type: int) -> Coordinator:
+def _coordinator(context: RequestContext, key: str, key_type: int) -> entities.Coordinator:
     if key_type not in _COORDINATED:
-        return Coordinator(
+        return entities.Coordinator(
             key=key,
             node_id=BrokerId(-1),
             host="",
@@ -139,7 +129,7 @@ def _coordinator(context: RequestContext, key: str, key_type: int) -> Coordinato
             error_code=ErrorCode.invalid_request,
             error_message=f"unknown type of coordinator {key_type}",
         )
-    return Coordinator(
+    return entities.Coordinator(
         key=key,
         node_id=context.node_id,
         host=context.node_host,
@@ -154,8 +144,10 @@ def _coordinator(context: RequestContext, key: str, key_type: int) -> Coordinato
 _READS_GROUP = Access(whole=[(Operation.READ, Resource.GROUP, "group_id")])
 
 
-@api(JoinGroupRequest, access=_READS_GROUP)
-async def _join_group(context: RequestContext, request: JoinGroupRequest) -> JoinGroupResponse:
+@api("JoinGroup", max_version=9, access=_READS_GROUP)
+async def _join_group(
+    context: RequestContext, request: entities.JoinGroupRequest
+) -> entities.JoinGroupResponse:
     """Respond when the group's next generation is complete."""
     session_timeout = request.session_timeout.total_seconds()
     rebalance_timeout = request.rebalance_timeout.total_seconds()
@@ -175,7 +167,7 @@ async def _join_group(context: RequestContext, request: JoinGroupRequest) -> Joi
             can_skip_assignment=context.api_version >= _FIRST_WITH_SKIPPED_ASSIGNMENT,
         ),
     )
-    return JoinGroupResponse(
+    return entities.JoinGroupResponse(
         throttle_time=NO_THROTTLE,
         error_code=group_error_code(result.error),
         generation_id=i32(result.generation),
@@ -185,7 +177,7 @@ async def _join_group(context: RequestContext, request: JoinGroupRequest) -> Joi
         skip_assignment=result.skip_assignment,
         member_id=result.member_id,
         members=tuple(
-            JoinGroupResponseMember(
+            entities.JoinGroupResponseMember(
                 member_id=member.member_id,
                 group_instance_id=member.instance_id,
                 metadata=member.metadata,
@@ -195,8 +187,10 @@ async def _join_group(context: RequestContext, request: JoinGroupRequest) -> Joi
     )
 
 
-@api(SyncGroupRequest, access=_READS_GROUP)
-async def _sync_group(context: RequestContext, request: SyncGroupRequest) -> SyncGroupResponse:
+@api("SyncGroup", max_version=5, access=_READS_GROUP)
+async def _sync_group(
+    context: RequestContext, request: entities.SyncGroupRequest
+) -> entities.SyncGroupResponse:
     """Respond when the leader has sent the assignments."""
     result = await context.services.groups.sync(
         request.group_id,
@@ -208,7 +202,7 @@ async def _sync_group(context: RequestContext, request: SyncGroupRequest) -> Syn
             protocol_name=request.protocol_name,
         ),
     )
-    return SyncGroupResponse(
+    return entities.SyncGroupResponse(
         throttle_time=NO_THROTTLE,
         error_code=group_error_code(result.error),
         protocol_type=result.protocol_type,
@@ -217,25 +211,29 @@ async def _sync_group(context: RequestContext, request: SyncGroupRequest) -> Syn
     )
 
 
-@api(HeartbeatRequest, access=_READS_GROUP)
-def _heartbeat(context: RequestContext, request: HeartbeatRequest) -> HeartbeatResponse:
+@api("Heartbeat", max_version=4, access=_READS_GROUP)
+def _heartbeat(
+    context: RequestContext, request: entities.HeartbeatRequest
+) -> entities.HeartbeatResponse:
     error = context.services.groups.heartbeat(
         request.group_id,
         MemberIdentity(request.member_id, request.group_instance_id),
         request.generation_id,
     )
-    return HeartbeatResponse(throttle_time=NO_THROTTLE, error_code=group_error_code(error))
+    return entities.HeartbeatResponse(throttle_time=NO_THROTTLE, error_code=group_error_code(error))
 
 
-@api(LeaveGroupRequest, min_version=3, access=_READS_GROUP)
-async def _leave_group(context: RequestContext, request: LeaveGroupRequest) -> LeaveGroupResponse:
+@api("LeaveGroup", min_version=3, max_version=5, access=_READS_GROUP)
+async def _leave_group(
+    context: RequestContext, request: entities.LeaveGroupRequest
+) -> entities.LeaveGroupResponse:
     groups = context.services.groups
-    return LeaveGroupResponse(
+    return entities.LeaveGroupResponse(
         throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none,
         members=tuple(
             [
-                MemberResponse(
+                entities.MemberResponse(
                     member_id=member.member_id,
                     group_instance_id=member.group_instance_id,
                     error_code=group_error_code(
@@ -251,13 +249,13 @@ async def _leave_group(context: RequestContext, request: LeaveGroupRequest) -> L
     )
 
 
-@api(leave_one.LeaveGroupRequest, access=_READS_GROUP)
+@api("LeaveGroup", max_version=2, access=_READS_GROUP)
 def _leave_group_alone(
-    context: RequestContext, request: leave_one.LeaveGroupRequest
-) -> leave_one.LeaveGroupResponse:
+    context: RequestContext, request: entities.LeaveGroupRequestV2
+) -> entities.LeaveGroupResponseV2:
     """Up to version 2 a request removes its sender."""
     error = context.services.groups.leave(request.group_id, MemberIdentity(request.member_id))
-    return leave_one.LeaveGroupResponse(
+    return entities.LeaveGroupResponseV2(
         throttle_time=NO_THROTTLE, error_code=group_error_code(error)
     )
 
@@ -265,23 +263,29 @@ def _leave_group_alone(
 # -- DescribeGroups, ListGroups, DeleteGroups ------------------------------------------------------
 
 
-@api(DescribeGroupsRequest, access=Access(each=("groups", Operation.DESCRIBE, Resource.GROUP)))
+@api(
+    "DescribeGroups",
+    max_version=6,
+    access=Access(each=("groups", Operation.DESCRIBE, Resource.GROUP)),
+)
 async def _describe_groups(
-    context: RequestContext, request: DescribeGroupsRequest
-) -> DescribeGroupsResponse:
+    context: RequestContext, request: entities.DescribeGroupsRequest
+) -> entities.DescribeGroupsResponse:
     operations = request.include_authorized_operations
     groups = [
         _describe(context, each, operations=operations) async for each in in_turns(request.groups)
     ]
-    return DescribeGroupsResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
+    return entities.DescribeGroupsResponse(throttle_time=NO_THROTTLE, groups=tuple(groups))
 
 
-def _describe(context: RequestContext, group_id: GroupId, *, operations: bool) -> DescribedGroup:
+def _describe(
+    context: RequestContext, group_id: GroupId, *, operations: bool
+) -> entities.DescribedGroup:
     group = context.services.groups.describe(group_id)
     code, message = ErrorCode.none, None
     if group.state is GroupState.DEAD and context.api_version >= _FIRST_WITH_NOT_FOUND:
         code, message = ErrorCode.group_id_not_found, f"there is no group {group_id!r}"
-    return DescribedGroup(
+    return entities.DescribedGroup(
         error_code=code,
         error_message=message,
         group_id=group_id,
@@ -289,7 +293,7 @@ def _describe(context: RequestContext, group_id: GroupId, *, operations: bool) -
         protocol_type=group.protocol_type,
         protocol_data=group.protocol_name,
         members=tuple(
-            DescribedGroupMember(
+            entities.DescribedGroupMember(
                 member_id=member.member_id,
                 group_instance_id=member.instance_id,
                 client_id=member.client_id,
@@ -313,17 +317,19 @@ async def _list_access(call: Call) -> Any:
     return await call.visible(response, "groups", Resource.GROUP)
 
 
-@api(ListGroupsRequest, access=_list_access)
-async def _list_groups(context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
+@api("ListGroups", max_version=5, access=_list_access)
+async def _list_groups(
+    context: RequestContext, request: entities.ListGroupsRequest
+) -> entities.ListGroupsResponse:
     """List the groups in one of the states and of one of the types (case is ignored), or all."""
     states = {state.lower() for state in request.states_filter}
     types = {kind.lower() for kind in request.types_filter}
-    return ListGroupsResponse(
+    return entities.ListGroupsResponse(
         throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none,
         groups=tuple(
             [
-                ListedGroup(
+                entities.ListedGroup(
                     group_id=GroupId(group.id),
                     protocol_type=group.protocol_type,
                     group_state=group.state.value,
@@ -337,13 +343,17 @@ async def _list_groups(context: RequestContext, request: ListGroupsRequest) -> L
     )
 
 
-@api(DeleteGroupsRequest, access=Access(each=("groups_names", Operation.DELETE, Resource.GROUP)))
+@api(
+    "DeleteGroups",
+    max_version=2,
+    access=Access(each=("groups_names", Operation.DELETE, Resource.GROUP)),
+)
 async def _delete_groups(
-    context: RequestContext, request: DeleteGroupsRequest
-) -> DeleteGroupsResponse:
+    context: RequestContext, request: entities.DeleteGroupsRequest
+) -> entities.DeleteGroupsResponse:
     results = []
     async for group_id in in_turns(request.groups_names):
         deletion = context.services.groups.delete(group_id)
         code = await group_outcome(deletion, "a group could not be deleted", group_id)
-        results.append(DeletableGroupResult(group_id=group_id, error_code=code))
-    return DeleteGroupsResponse(throttle_time=NO_THROTTLE, results=tuple(results))
+        results.append(entities.DeletableGroupResult(group_id=group_id, error_code=code))
+    return entities.DeleteGroupsResponse(throttle_time=NO_THROTTLE, results=tuple(results))

@@ -15,14 +15,11 @@ import re
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from kio.schema.api_versions.v4 import ApiVersionsRequest, ApiVersionsResponse
-from kio.schema.api_versions.v4.response import ApiVersion
 from kio.schema.errors import ErrorCode
-from kio.schema.sasl_authenticate.v2 import SaslAuthenticateRequest, SaslAuthenticateResponse
-from kio.schema.sasl_handshake.v1 import SaslHandshakeRequest, SaslHandshakeResponse
 from kio.static.primitive import i16, i64Timedelta
 
 from ..authorization.sasl import MECHANISMS, AuthenticationFailed
+from . import entities
 from .access import EVERYONE
 from .api import NO_THROTTLE, CloseConnection, api
 
@@ -51,20 +48,22 @@ _FIRST_WITH_WRAPPED_TOKENS = 1
 _NEVER_EXPIRES = i64Timedelta.parse(timedelta(0))
 
 
-@api(ApiVersionsRequest, access=EVERYONE)
-def _api_versions(context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
+@api("ApiVersions", max_version=4, access=EVERYONE)
+def _api_versions(
+    context: RequestContext, request: entities.ApiVersionsRequest
+) -> entities.ApiVersionsResponse:
     names = (request.client_software_name, request.client_software_version)
     valid = context.api_version < _FIRST_WITH_SOFTWARE or all(map(_SOFTWARE.fullmatch, names))
     return served_versions(context.services, ErrorCode.none if valid else ErrorCode.invalid_request)
 
 
-def served_versions(services: Services, error: ErrorCode) -> ApiVersionsResponse:
+def served_versions(services: Services, error: ErrorCode) -> entities.ApiVersionsResponse:
     """Return the list of what this broker serves; with an error too, so that the client can try again."""
-    return ApiVersionsResponse(
+    return entities.ApiVersionsResponse(
         error_code=error,
         throttle_time=NO_THROTTLE,
         api_keys=tuple(
-            ApiVersion(
+            entities.ApiVersion(
                 api_key=i16(each.key),
                 min_version=i16(each.min_version),
                 max_version=i16(each.max_version),
@@ -74,22 +73,26 @@ def served_versions(services: Services, error: ErrorCode) -> ApiVersionsResponse
     )
 
 
-@api(SaslHandshakeRequest, access=EVERYONE)
-def _handshake(context: RequestContext, request: SaslHandshakeRequest) -> SaslHandshakeResponse:
+@api("SaslHandshake", max_version=1, access=EVERYONE)
+def _handshake(
+    context: RequestContext, request: entities.SaslHandshakeRequest
+) -> entities.SaslHandshakeResponse:
     if context.sasl is None:
-        return SaslHandshakeResponse(error_code=ErrorCode.illegal_sasl_state, mechanisms=())
+        return entities.SaslHandshakeResponse(
+            error_code=ErrorCode.illegal_sasl_state, mechanisms=()
+        )
     bare = context.api_version < _FIRST_WITH_WRAPPED_TOKENS
     served = context.sasl.choose(request.mechanism, bare_tokens=bare)
-    return SaslHandshakeResponse(
+    return entities.SaslHandshakeResponse(
         error_code=ErrorCode.none if served else ErrorCode.unsupported_sasl_mechanism,
         mechanisms=MECHANISMS,
     )
 
 
-@api(SaslAuthenticateRequest, access=EVERYONE)
+@api("SaslAuthenticate", max_version=2, access=EVERYONE)
 async def _authenticate(
-    context: RequestContext, request: SaslAuthenticateRequest
-) -> SaslAuthenticateResponse:
+    context: RequestContext, request: entities.SaslAuthenticateRequest
+) -> entities.SaslAuthenticateResponse:
     code, message, answer = ErrorCode.none, None, b""
     if context.sasl is None:
         code = ErrorCode.illegal_sasl_state
@@ -99,7 +102,7 @@ async def _authenticate(
             answer = await context.sasl.respond(request.auth_bytes)
         except AuthenticationFailed as error:
             code, message = ErrorCode.sasl_authentication_failed, str(error)
-    return SaslAuthenticateResponse(
+    return entities.SaslAuthenticateResponse(
         error_code=code,
         error_message=message,
         auth_bytes=answer,

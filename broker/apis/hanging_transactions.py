@@ -14,28 +14,8 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from kio.schema.describe_producers.v0 import DescribeProducersRequest, DescribeProducersResponse
-from kio.schema.describe_producers.v0.response import (
-    PartitionResponse,
-    ProducerState,
-    TopicResponse,
-)
-from kio.schema.describe_transactions.v0 import (
-    DescribeTransactionsRequest,
-    DescribeTransactionsResponse,
-)
-from kio.schema.describe_transactions.v0.response import TopicData
-from kio.schema.describe_transactions.v0.response import TransactionState as DescribedTransaction
 from kio.schema.errors import ErrorCode
-from kio.schema.list_transactions.v1 import ListTransactionsRequest, ListTransactionsResponse
-from kio.schema.list_transactions.v1.response import TransactionState as ListedTransaction
 from kio.schema.types import ProducerId, TopicName, TransactionalId
-from kio.schema.write_txn_markers.v1 import WriteTxnMarkersRequest, WriteTxnMarkersResponse
-from kio.schema.write_txn_markers.v1.response import (
-    WritableTxnMarkerPartitionResult,
-    WritableTxnMarkerResult,
-    WritableTxnMarkerTopicResult,
-)
 from kio.static.primitive import TZAware, i16, i32, i32Timedelta, i64
 
 from ..authorization.rules import Operation, Resource
@@ -44,14 +24,13 @@ from ..errors import shortened
 from ..log.producers import CoordinatorFenced, Marker, ProducerError, ProducerIdentity
 from ..log.results import LogError
 from ..turns import in_turns
+from . import entities
 from .access import ALTER_CLUSTER, Access, refusal
 from .api import NO_THROTTLE, api
 from .slices import answer_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from kio.schema.write_txn_markers.v1.request import WritableTxnMarker
 
     from ..coordinators.transaction_state import Transaction
     from ..topics.topic import TopicPartition
@@ -65,30 +44,36 @@ _STATES: Final = {state.value for state in TransactionState} | {"Dead", "Prepare
 # -- DescribeProducers -----------------------------------------------------------------------------
 
 
-@api(DescribeProducersRequest, access=Access(each=("topics", Operation.READ, Resource.TOPIC)))
+@api(
+    "DescribeProducers",
+    max_version=0,
+    access=Access(each=("topics", Operation.READ, Resource.TOPIC)),
+)
 async def _describe_producers(
-    context: RequestContext, request: DescribeProducersRequest
-) -> DescribeProducersResponse:
-    return DescribeProducersResponse(
+    context: RequestContext, request: entities.DescribeProducersRequest
+) -> entities.DescribeProducersResponse:
+    return entities.DescribeProducersResponse(
         throttle_time=NO_THROTTLE,
-        topics=await answer_partitions(TopicResponse, request.topics, partial(_producers, context)),
+        topics=await answer_partitions(
+            entities.TopicResponse, request.topics, partial(_producers, context)
+        ),
     )
 
 
-def _producers(context: RequestContext, topic: str, index: i32) -> PartitionResponse:
+def _producers(context: RequestContext, topic: str, index: i32) -> entities.PartitionResponse:
     partition = context.services.topics.partition(topic, index)
     if partition is None:
-        return PartitionResponse(
+        return entities.PartitionResponse(
             partition_index=index,
             error_code=ErrorCode.unknown_topic_or_partition,
             error_message=shortened(f"there is no partition {index} of {topic!r}"),
             active_producers=(),
         )
-    return PartitionResponse(
+    return entities.PartitionResponse(
         partition_index=index,
         error_code=ErrorCode.none,
         active_producers=tuple(
-            ProducerState(
+            entities.ProducerState(
                 producer_id=ProducerId(each.producer_id),
                 producer_epoch=i32(each.epoch),
                 last_sequence=i32(each.last_sequence),
@@ -108,10 +93,10 @@ async def _list_access(call: Call) -> Any:
     return await call.visible(await call.answer(), "transaction_states", Resource.TRANSACTIONAL_ID)
 
 
-@api(ListTransactionsRequest, access=_list_access)
+@api("ListTransactions", max_version=1, access=_list_access)
 async def _list_transactions(
-    context: RequestContext, request: ListTransactionsRequest
-) -> ListTransactionsResponse:
+    context: RequestContext, request: entities.ListTransactionsRequest
+) -> entities.ListTransactionsResponse:
     coordinator = context.services.transactions
     now_ms = coordinator.now_ms()
 
@@ -127,13 +112,13 @@ async def _list_transactions(
             )
         )
 
-    return ListTransactionsResponse(
+    return entities.ListTransactionsResponse(
         throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none,
         unknown_state_filters=tuple(name for name in request.state_filters if name not in _STATES),
         transaction_states=tuple(
             [
-                ListedTransaction(
+                entities.ListedTransaction(
                     transactional_id=TransactionalId(each.transactional_id),
                     producer_id=ProducerId(each.producer.producer_id),
                     transaction_state=each.state.value,
@@ -146,13 +131,14 @@ async def _list_transactions(
 
 
 @api(
-    DescribeTransactionsRequest,
+    "DescribeTransactions",
+    max_version=0,
     access=Access(each=("transactional_ids", Operation.DESCRIBE, Resource.TRANSACTIONAL_ID)),
 )
 async def _describe_transactions(
-    context: RequestContext, request: DescribeTransactionsRequest
-) -> DescribeTransactionsResponse:
-    return DescribeTransactionsResponse(
+    context: RequestContext, request: entities.DescribeTransactionsRequest
+) -> entities.DescribeTransactionsResponse:
+    return entities.DescribeTransactionsResponse(
         throttle_time=NO_THROTTLE,
         transaction_states=tuple(
             [_described(context, each) async for each in in_turns(request.transactional_ids)]
@@ -160,13 +146,17 @@ async def _describe_transactions(
     )
 
 
-def _described(context: RequestContext, transactional_id: TransactionalId) -> DescribedTransaction:
+def _described(
+    context: RequestContext, transactional_id: TransactionalId
+) -> entities.DescribedTransaction:
     transaction = context.services.transactions.get(transactional_id)
     if transaction is None:
         code = ErrorCode.transactional_id_not_found
-        missing: DescribedTransaction = refusal(DescribedTransaction, transactional_id, code)
+        missing: entities.DescribedTransaction = refusal(
+            entities.DescribedTransaction, transactional_id, code
+        )
         return missing
-    return DescribedTransaction(
+    return entities.DescribedTransaction(
         error_code=ErrorCode.none,
         transactional_id=transactional_id,
         transaction_state=transaction.state.value,
@@ -180,13 +170,13 @@ def _described(context: RequestContext, transactional_id: TransactionalId) -> De
 
 def _by_topic(
     context: RequestContext, partitions: Iterable[TopicPartition]
-) -> tuple[TopicData, ...]:
+) -> tuple[entities.TransactionTopicData, ...]:
     """Return the partitions of the topics that the client may describe."""
     topics: defaultdict[str, list[i32]] = defaultdict(list)
     for topic, index in sorted(partitions):
         topics[topic].append(i32(index))
     return tuple(
-        TopicData(topic=TopicName(topic), partitions=tuple(indexes))
+        entities.TransactionTopicData(topic=TopicName(topic), partitions=tuple(indexes))
         for topic, indexes in topics.items()
         if context.allows(Operation.DESCRIBE, Resource.TOPIC, topic)
     )
@@ -201,33 +191,37 @@ def _time(milliseconds: int) -> TZAware:
 # -- WriteTxnMarkers -------------------------------------------------------------------------------
 
 
-@api(WriteTxnMarkersRequest, min_version=1, access=ALTER_CLUSTER)
+@api("WriteTxnMarkers", min_version=1, max_version=1, access=ALTER_CLUSTER)
 async def _write_markers(
-    context: RequestContext, request: WriteTxnMarkersRequest
-) -> WriteTxnMarkersResponse:
+    context: RequestContext, request: entities.WriteTxnMarkersRequest
+) -> entities.WriteTxnMarkersResponse:
     """Write one marker after the other, each as durably as --fsync demands.
 
     The transaction coordinator is not involved: it may not know the transaction.
     """
-    return WriteTxnMarkersResponse(
+    return entities.WriteTxnMarkersResponse(
         markers=tuple([await _write(context, marker) async for marker in in_turns(request.markers)])
     )
 
 
-async def _write(context: RequestContext, wanted: WritableTxnMarker) -> WritableTxnMarkerResult:
+async def _write(
+    context: RequestContext, wanted: entities.WritableTxnMarker
+) -> entities.WritableTxnMarkerResult:
     outcomes = await context.services.transactions.write_markers(
         [(topic.name, index) for topic in wanted.topics for index in topic.partition_indexes],
         Marker(wanted.transaction_result, wanted.coordinator_epoch),
         ProducerIdentity(wanted.producer_id, wanted.producer_epoch),
     )
 
-    def result(topic: str, index: i32) -> WritableTxnMarkerPartitionResult:
+    def result(topic: str, index: i32) -> entities.WritableTxnMarkerPartitionResult:
         code = _outcome_code(outcomes.get((topic, index), _NO_PARTITION))
-        return WritableTxnMarkerPartitionResult(partition_index=index, error_code=code)
+        return entities.WritableTxnMarkerPartitionResult(partition_index=index, error_code=code)
 
-    return WritableTxnMarkerResult(
+    return entities.WritableTxnMarkerResult(
         producer_id=wanted.producer_id,
-        topics=await answer_partitions(WritableTxnMarkerTopicResult, wanted.topics, result),
+        topics=await answer_partitions(
+            entities.WritableTxnMarkerTopicResult, wanted.topics, result
+        ),
     )
 
 

@@ -15,40 +15,19 @@ from math import inf
 from typing import TYPE_CHECKING
 
 import structlog
-from kio.schema.delete_records.v2 import DeleteRecordsRequest, DeleteRecordsResponse
-from kio.schema.delete_records.v2.response import (
-    DeleteRecordsPartitionResult,
-    DeleteRecordsTopicResult,
-)
 from kio.schema.errors import ErrorCode
-from kio.schema.list_offsets.v11 import ListOffsetsRequest, ListOffsetsResponse
-from kio.schema.list_offsets.v11.response import (
-    ListOffsetsPartitionResponse,
-    ListOffsetsTopicResponse,
-)
-from kio.schema.offset_for_leader_epoch.v4 import (
-    OffsetForLeaderEpochRequest,
-    OffsetForLeaderEpochResponse,
-)
-from kio.schema.offset_for_leader_epoch.v4.response import (
-    EpochEndOffset,
-    OffsetForLeaderTopicResult,
-)
 from kio.static.primitive import i32, i64
 
 from ..authorization.rules import Operation, Resource
 from ..log.disk_work import do_in_thread
 from ..log.results import LogError, OffsetOutOfRange
 from ..topics.topic import INTERNAL_TOPICS
+from . import entities
 from .access import Access
 from .api import LEADER_EPOCH, NO_THROTTLE, api, read_error
 from .slices import answer_partitions
 
 if TYPE_CHECKING:
-    from kio.schema.delete_records.v2.request import DeleteRecordsPartition
-    from kio.schema.list_offsets.v11.request import ListOffsetsPartition
-    from kio.schema.offset_for_leader_epoch.v4.request import OffsetForLeaderPartition
-
     from ..topics.topic import Partition
     from .api import RequestContext
 
@@ -76,18 +55,19 @@ _NO_LEADER_EPOCH = i32(-1)
 
 
 @api(
-    ListOffsetsRequest,
+    "ListOffsets",
     min_version=1,
+    max_version=11,
     access=Access(each=("topics", Operation.DESCRIBE, Resource.TOPIC)),
 )
 async def _list_offsets(
-    context: RequestContext, request: ListOffsetsRequest
-) -> ListOffsetsResponse:
+    context: RequestContext, request: entities.ListOffsetsRequest
+) -> entities.ListOffsetsResponse:
     committed = request.isolation_level == _READ_COMMITTED
-    return ListOffsetsResponse(
+    return entities.ListOffsetsResponse(
         throttle_time=NO_THROTTLE,
         topics=await answer_partitions(
-            ListOffsetsTopicResponse,
+            entities.ListOffsetsTopicResponse,
             request.topics,
             partial(_offset, context, committed=committed),
         ),
@@ -95,8 +75,8 @@ async def _list_offsets(
 
 
 async def _offset(
-    context: RequestContext, topic: str, wanted: ListOffsetsPartition, *, committed: bool
-) -> ListOffsetsPartitionResponse:
+    context: RequestContext, topic: str, wanted: entities.ListOffsetsPartition, *, committed: bool
+) -> entities.ListOffsetsPartitionResponse:
     index = wanted.partition_index
     partition = context.services.topics.partition(topic, index)
     error = ErrorCode.none
@@ -114,7 +94,7 @@ async def _offset(
             )
         except (LogError, OSError) as problem:
             error = read_error(partition, problem)
-    return ListOffsetsPartitionResponse(
+    return entities.ListOffsetsPartitionResponse(
         partition_index=index,
         error_code=error,
         timestamp=i64(timestamp),
@@ -143,24 +123,25 @@ async def _find(
 
 
 @api(
-    OffsetForLeaderEpochRequest,
+    "OffsetForLeaderEpoch",
     min_version=2,
+    max_version=4,
     access=Access(each=("topics", Operation.DESCRIBE, Resource.TOPIC)),
 )
 async def _offset_for_leader_epoch(
-    context: RequestContext, request: OffsetForLeaderEpochRequest
-) -> OffsetForLeaderEpochResponse:
-    return OffsetForLeaderEpochResponse(
+    context: RequestContext, request: entities.OffsetForLeaderEpochRequest
+) -> entities.OffsetForLeaderEpochResponse:
+    return entities.OffsetForLeaderEpochResponse(
         throttle_time=NO_THROTTLE,
         topics=await answer_partitions(
-            OffsetForLeaderTopicResult, request.topics, partial(_end_of_epoch, context)
+            entities.OffsetForLeaderTopicResult, request.topics, partial(_end_of_epoch, context)
         ),
     )
 
 
 def _end_of_epoch(
-    context: RequestContext, topic: str, wanted: OffsetForLeaderPartition
-) -> EpochEndOffset:
+    context: RequestContext, topic: str, wanted: entities.OffsetForLeaderPartition
+) -> entities.EpochEndOffset:
     partition = context.services.topics.partition(topic, wanted.partition)
     error = ErrorCode.none
     if partition is None:
@@ -168,13 +149,15 @@ def _end_of_epoch(
     elif wanted.current_leader_epoch > LEADER_EPOCH:
         error = ErrorCode.unknown_leader_epoch
     elif wanted.leader_epoch == LEADER_EPOCH:
-        return EpochEndOffset(
+        return entities.EpochEndOffset(
             error_code=error,
             partition=wanted.partition,
             leader_epoch=LEADER_EPOCH,
             end_offset=i64(partition.high_watermark),
         )
-    return EpochEndOffset(error_code=error, partition=wanted.partition)  # other epochs have no end
+    return entities.EpochEndOffset(
+        error_code=error, partition=wanted.partition
+    )  # other epochs have no end
 
 
 # -- DeleteRecords ---------------------------------------------------------------------------------
@@ -182,21 +165,25 @@ def _end_of_epoch(
 _TO_HIGH_WATERMARK = -1
 
 
-@api(DeleteRecordsRequest, access=Access(each=("topics", Operation.DELETE, Resource.TOPIC)))
+@api(
+    "DeleteRecords",
+    max_version=2,
+    access=Access(each=("topics", Operation.DELETE, Resource.TOPIC)),
+)
 async def _delete_records(
-    context: RequestContext, request: DeleteRecordsRequest
-) -> DeleteRecordsResponse:
-    return DeleteRecordsResponse(
+    context: RequestContext, request: entities.DeleteRecordsRequest
+) -> entities.DeleteRecordsResponse:
+    return entities.DeleteRecordsResponse(
         throttle_time=NO_THROTTLE,
         topics=await answer_partitions(
-            DeleteRecordsTopicResult, request.topics, partial(_delete_below, context)
+            entities.DeleteRecordsTopicResult, request.topics, partial(_delete_below, context)
         ),
     )
 
 
 async def _delete_below(
-    context: RequestContext, topic: str, wanted: DeleteRecordsPartition
-) -> DeleteRecordsPartitionResult:
+    context: RequestContext, topic: str, wanted: entities.DeleteRecordsPartition
+) -> entities.DeleteRecordsPartitionResult:
     """Durable before the response: a restart does not bring the records back."""
     index = wanted.partition_index
     partition = context.services.topics.partition(topic, index)
@@ -222,6 +209,6 @@ async def _delete_below(
                 "records could not be deleted", topic=topic, partition=index, error=str(problem)
             )
             error = ErrorCode.kafka_storage_error
-    return DeleteRecordsPartitionResult(
+    return entities.DeleteRecordsPartitionResult(
         partition_index=index, low_watermark=i64(low_watermark), error_code=error
     )

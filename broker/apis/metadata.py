@@ -11,24 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-import kio.schema.metadata.v10 as v10
-from kio.schema.describe_topic_partitions.v0 import (
-    DescribeTopicPartitionsRequest,
-    DescribeTopicPartitionsResponse,
-)
-from kio.schema.describe_topic_partitions.v0.request import TopicRequest
-from kio.schema.describe_topic_partitions.v0.response import (
-    Cursor,
-    DescribeTopicPartitionsResponsePartition,
-    DescribeTopicPartitionsResponseTopic,
-)
 from kio.schema.errors import ErrorCode
-from kio.schema.metadata.v13 import MetadataRequest, MetadataResponse
-from kio.schema.metadata.v13.response import (
-    MetadataResponseBroker,
-    MetadataResponsePartition,
-    MetadataResponseTopic,
-)
 from kio.schema.types import TopicName
 from kio.static.primitive import i32
 
@@ -37,13 +20,12 @@ from ..errors import RequestError
 from ..protocol.messages import recast
 from ..topics.topic import check_topic_name
 from ..turns import in_turns
+from . import entities
 from .access import authorized_operations
 from .api import LEADER_EPOCH, NO_THROTTLE, api, attempt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from kio.schema.metadata.v13.request import MetadataRequestTopic
 
     from ..topics.topics import Topic
     from .access import Call
@@ -74,12 +56,14 @@ async def _metadata_access(call: Call) -> Any:
     return await call.answer_without("topics", refused)
 
 
-@api(MetadataRequest, min_version=11, access=_metadata_access)
-async def _metadata(context: RequestContext, request: MetadataRequest) -> MetadataResponse:
-    return MetadataResponse(
+@api("Metadata", min_version=11, max_version=13, access=_metadata_access)
+async def _metadata(
+    context: RequestContext, request: entities.MetadataRequest
+) -> entities.MetadataResponse:
+    return entities.MetadataResponse(
         throttle_time=NO_THROTTLE,
         brokers=(
-            MetadataResponseBroker(
+            entities.MetadataResponseBroker(
                 node_id=context.node_id, host=context.node_host, port=i32(context.node_port)
             ),
         ),
@@ -90,7 +74,9 @@ async def _metadata(context: RequestContext, request: MetadataRequest) -> Metada
     )
 
 
-async def _topics(context: RequestContext, request: Any) -> tuple[MetadataResponseTopic, ...]:
+async def _topics(
+    context: RequestContext, request: Any
+) -> tuple[entities.MetadataResponseTopic, ...]:
     """Describe the topics of a request of any version."""
     if _asks_for_all(context, request):
         operations = request.include_topic_authorized_operations
@@ -109,8 +95,10 @@ def _asks_for_all(context: RequestContext, request: Any) -> bool:
 
 
 async def _find(
-    context: RequestContext, request: MetadataRequest, wanted: MetadataRequestTopic
-) -> MetadataResponseTopic:
+    context: RequestContext,
+    request: entities.MetadataRequest,
+    wanted: entities.MetadataRequestTopic,
+) -> entities.MetadataResponseTopic:
     topics = context.services.topics
     name, error = None, ErrorCode.unknown_topic_id
     if wanted.topic_id is not None or wanted.name is None:  # the Java client sends "" with an id
@@ -127,7 +115,7 @@ async def _find(
     if topic is not None:
         operations = request.include_topic_authorized_operations
         return await _describe(context, topic, operations=operations)
-    return MetadataResponseTopic(
+    return entities.MetadataResponseTopic(
         error_code=error, name=name, topic_id=wanted.topic_id, partitions=()
     )
 
@@ -146,16 +134,16 @@ def _why_missing(name: str) -> ErrorCode:
 
 async def _describe(
     context: RequestContext, topic: Topic, *, operations: bool
-) -> MetadataResponseTopic:
+) -> entities.MetadataResponseTopic:
     node = context.node_id
-    return MetadataResponseTopic(
+    return entities.MetadataResponseTopic(
         error_code=ErrorCode.none,
         name=TopicName(topic.name),
         topic_id=topic.topic_id,
         is_internal=topic.is_internal,
         partitions=tuple(
             [
-                MetadataResponsePartition(
+                entities.MetadataResponsePartition(
                     error_code=ErrorCode.none,
                     partition_index=i32(partition.index),
                     leader_id=node,
@@ -172,16 +160,18 @@ async def _describe(
     )
 
 
-@api(v10.MetadataRequest, access=_metadata_access)
+@api("Metadata", max_version=10, access=_metadata_access)
 async def _metadata_of_cluster(
-    context: RequestContext, request: v10.MetadataRequest
-) -> v10.MetadataResponse:
+    context: RequestContext, request: entities.MetadataRequestV10
+) -> entities.MetadataResponseV10:
     """Versions 8 to 10 also have the operations on the cluster, which DescribeCluster has since."""
-    newest: MetadataResponse = await _metadata.handler(context, request)
+    newest: entities.MetadataResponse = await _metadata.handler(context, request)
     topics = [
-        recast(each, v10.response.MetadataResponseTopic) async for each in in_turns(newest.topics)
+        recast(each, entities.MetadataResponseTopicV10) async for each in in_turns(newest.topics)
     ]
-    response: v10.MetadataResponse = recast(replace(newest, topics=()), v10.MetadataResponse)
+    response: entities.MetadataResponseV10 = recast(
+        replace(newest, topics=()), entities.MetadataResponseV10
+    )
     return replace(
         response,
         topics=tuple(topics),
@@ -224,7 +214,7 @@ async def _describe_access(call: Call) -> Any:
     asked = [topic.name for topic in call.request.topics]
     names = asked or [topic.name for topic in call.context.services.topics]
     allowed = [
-        TopicRequest(name=TopicName(each))
+        entities.TopicRequest(name=TopicName(each))
         async for each in in_turns(names)
         if _may_describe(call, each)
     ]
@@ -242,10 +232,10 @@ async def _describe_access(call: Call) -> Any:
     return await call.add_refusals(response, refused)
 
 
-@api(DescribeTopicPartitionsRequest, access=_describe_access)
+@api("DescribeTopicPartitions", max_version=0, access=_describe_access)
 async def _describe_topic_partitions(
-    context: RequestContext, request: DescribeTopicPartitionsRequest
-) -> DescribeTopicPartitionsResponse:
+    context: RequestContext, request: entities.DescribeTopicPartitionsRequest
+) -> entities.DescribeTopicPartitionsResponse:
     """Describe the topics of the request, or all, by name, from the cursor on, as many as fit on a page."""
     topics = context.services.topics
     names: Iterable[str] = {each.name for each in request.topics} or {each.name for each in topics}
@@ -254,11 +244,11 @@ async def _describe_topic_partitions(
         first_name, first = request.cursor.topic_name, request.cursor.partition_index
     room = min(request.response_partition_limit, _MAX_PARTITIONS)
     if room < 1 or first < 0:
-        return DescribeTopicPartitionsResponse(
+        return entities.DescribeTopicPartitionsResponse(
             throttle_time=NO_THROTTLE,
             topics=tuple(_missing(each.name, ErrorCode.invalid_request) for each in request.topics),
         )
-    described: list[DescribeTopicPartitionsResponseTopic] = []
+    described: list[entities.DescribeTopicPartitionsResponseTopic] = []
     next_cursor = None
     async for name in in_turns(sorted(name for name in names if name >= first_name)):
         topic = topics.get(name)
@@ -271,25 +261,25 @@ async def _describe_topic_partitions(
             described.append(await _describe_page(context, topic, range(start, end)))
             room -= end - start
         if end < len(topic.partitions):
-            next_cursor = Cursor(topic_name=TopicName(name), partition_index=i32(end))
+            next_cursor = entities.Cursor(topic_name=TopicName(name), partition_index=i32(end))
             break
-    return DescribeTopicPartitionsResponse(
+    return entities.DescribeTopicPartitionsResponse(
         throttle_time=NO_THROTTLE, topics=tuple(described), next_cursor=next_cursor
     )
 
 
 async def _describe_page(
     context: RequestContext, topic: Topic, indexes: Iterable[int]
-) -> DescribeTopicPartitionsResponseTopic:
+) -> entities.DescribeTopicPartitionsResponseTopic:
     node = context.node_id
-    return DescribeTopicPartitionsResponseTopic(
+    return entities.DescribeTopicPartitionsResponseTopic(
         error_code=ErrorCode.none,
         name=TopicName(topic.name),
         topic_id=topic.topic_id,
         is_internal=topic.is_internal,
         partitions=tuple(
             [
-                DescribeTopicPartitionsResponsePartition(
+                entities.DescribeTopicPartitionsResponsePartition(
                     error_code=ErrorCode.none,
                     partition_index=i32(index),
                     leader_id=node,
@@ -306,7 +296,7 @@ async def _describe_page(
     )
 
 
-def _missing(name: str, error: ErrorCode) -> DescribeTopicPartitionsResponseTopic:
-    return DescribeTopicPartitionsResponseTopic(
+def _missing(name: str, error: ErrorCode) -> entities.DescribeTopicPartitionsResponseTopic:
+    return entities.DescribeTopicPartitionsResponseTopic(
         error_code=error, name=TopicName(name), topic_id=_NO_ID, partitions=()
     )

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 from kio.schema.errors import ErrorCode
-from kio.schema.produce.v11 import ProduceRequest
 
 from ..authorization.rules import Operation, Resource
 from ..coordinators.transaction_state import TransactionError
@@ -313,4 +312,4 @@ def _code(error: Exception) -> ErrorCode:
     return next(code for kind, code in _ERRORS if isinstance(error, kind))
 
 
-PRODUCE = RawApi(ProduceRequest, min_version=0, handler=_produce)
+PRODUCE = RawApi("Produce", max_version=11, handler=_produce)

@@ -16,11 +16,6 @@ from dataclasses import dataclass, replace
 from inspect import iscoroutine
 from typing import TYPE_CHECKING, Final, cast
 
-from kio.schema.describe_client_quotas.v1 import (
-    DescribeClientQuotasRequest,
-    DescribeClientQuotasResponse,
-)
-from kio.schema.describe_client_quotas.v1.response import EntityData, EntryData, ValueData
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import f64
 
@@ -28,14 +23,13 @@ from ..authorization.rules import Operation, Resource
 from ..errors import RequestError
 from ..protocol.fetch_response import empty_fetch_response, set_fetch_throttle
 from ..protocol.produce_frames import set_produce_throttle
-from . import fetch, produce
+from . import entities, fetch, produce
 from .access import Access
 from .api import NO_THROTTLE, Borrowing, Buffered, Deferred, api
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from kio.schema.describe_client_quotas.v1.request import ComponentData
     from prometheus_client import Counter as Metric
 
     from ..operations.metrics import Metrics
@@ -187,12 +181,13 @@ _EXACT, _DEFAULT, _ANY = range(3)  # how a filter names an entity
 
 
 @api(
-    DescribeClientQuotasRequest,
+    "DescribeClientQuotas",
+    max_version=1,
     access=Access(whole=[(Operation.DESCRIBE_CONFIGS, Resource.CLUSTER)]),
 )
 def _describe(
-    context: RequestContext, request: DescribeClientQuotasRequest
-) -> DescribeClientQuotasResponse:
+    context: RequestContext, request: entities.DescribeClientQuotasRequest
+) -> entities.DescribeClientQuotasResponse:
     """Filter as Kafka's controller does; the quotas are the defaults of users and of client ids."""
     code, message, entries = ErrorCode.none, None, None
     try:
@@ -200,30 +195,32 @@ def _describe(
         values = _values(context)
         kinds = [kind for kind in (_USER, _CLIENT_ID) if values and _matches(kind, request)]
         entries = tuple(
-            EntryData(entity=(EntityData(entity_type=kind, entity_name=None),), values=values)
+            entities.EntryData(
+                entity=(entities.EntityData(entity_type=kind, entity_name=None),), values=values
+            )
             for kind in kinds
         )
     except RequestError as error:
         code, message = error.code, error.message
-    return DescribeClientQuotasResponse(
+    return entities.DescribeClientQuotasResponse(
         throttle_time=NO_THROTTLE, error_code=code, error_message=message, entries=entries
     )
 
 
-def _values(context: RequestContext) -> tuple[ValueData, ...]:
+def _values(context: RequestContext) -> tuple[entities.ValueData, ...]:
     settings = context.services.settings
     limits = {
         "producer_byte_rate": settings.produce_quota_bytes,
         "consumer_byte_rate": settings.fetch_quota_bytes,
     }
     return tuple(
-        ValueData(key=key, value=f64(float(limit)))
+        entities.ValueData(key=key, value=f64(float(limit)))
         for key, limit in limits.items()
         if limit is not None
     )
 
 
-def _matches(kind: str, request: DescribeClientQuotasRequest) -> bool:
+def _matches(kind: str, request: entities.DescribeClientQuotasRequest) -> bool:
     """Whether the filter matches the default entity of this kind, which has no name and no other kind."""
     if not request.components:
         return not request.strict
@@ -232,7 +229,7 @@ def _matches(kind: str, request: DescribeClientQuotasRequest) -> bool:
     )
 
 
-def _check(components: Sequence[ComponentData]) -> None:
+def _check(components: Sequence[entities.ComponentData]) -> None:
     """Raise RequestError for an invalid filter."""
     times = Counter(each.entity_type for each in components)
     for each in components:

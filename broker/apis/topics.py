@@ -11,13 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from kio.schema.create_partitions.v3 import CreatePartitionsRequest, CreatePartitionsResponse
-from kio.schema.create_partitions.v3.response import CreatePartitionsTopicResult
-from kio.schema.create_topics.v7 import CreateTopicsRequest, CreateTopicsResponse
-from kio.schema.create_topics.v7.response import CreatableTopicConfigs, CreatableTopicResult
-from kio.schema.delete_topics import v5, v6
-from kio.schema.delete_topics.v6.request import DeleteTopicState
-from kio.schema.delete_topics.v6.response import DeletableTopicResult
 from kio.schema.errors import ErrorCode
 from kio.schema.types import TopicName
 from kio.static.primitive import i8, i16, i32
@@ -26,15 +19,13 @@ from ..authorization.rules import Operation, Resource
 from ..errors import RequestError
 from ..topics.topic_config import describe_topic_config
 from ..turns import in_turns
+from . import entities
 from .access import Access, Need
 from .api import NO_THROTTLE, Outcome, api, attempt, check_listed_once
 from .metadata import topic_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from kio.schema.create_partitions.v3.request import CreatePartitionsTopic
-    from kio.schema.create_topics.v7.request import CreatableTopic
 
     from .access import Call
     from .api import RequestContext
@@ -58,31 +49,35 @@ def check_replicas(context: RequestContext, assignments: Iterable[Sequence[int]]
 # -- CreateTopics ----------------------------------------------------------------------------------
 
 
-def _needs_create(_: Call, topic: CreatableTopic) -> Iterable[Need]:
+def _needs_create(_: Call, topic: entities.CreatableTopic) -> Iterable[Need]:
     return [
         Need(Operation.CREATE, Resource.TOPIC, topic.name),
         Need(Operation.CREATE, Resource.CLUSTER),
     ]
 
 
-@api(CreateTopicsRequest, min_version=2, access=Access(each=("topics", _needs_create)))
+@api("CreateTopics", min_version=2, max_version=7, access=Access(each=("topics", _needs_create)))
 async def _create_topics(
-    context: RequestContext, request: CreateTopicsRequest
-) -> CreateTopicsResponse:
+    context: RequestContext, request: entities.CreateTopicsRequest
+) -> entities.CreateTopicsResponse:
     times = Counter(str(topic.name) for topic in request.topics)
     results = [
         await _create(context, each, times, validate_only=request.validate_only)
         async for each in in_turns(request.topics)
     ]
-    return CreateTopicsResponse(throttle_time=NO_THROTTLE, topics=tuple(results))
+    return entities.CreateTopicsResponse(throttle_time=NO_THROTTLE, topics=tuple(results))
 
 
 async def _create(
-    context: RequestContext, wanted: CreatableTopic, times: Counter[str], *, validate_only: bool
-) -> CreatableTopicResult:
+    context: RequestContext,
+    wanted: entities.CreatableTopic,
+    times: Counter[str],
+    *,
+    validate_only: bool,
+) -> entities.CreatableTopicResult:
     topics = context.services.topics
     name = wanted.name
-    created = CreatableTopicResult(
+    created = entities.CreatableTopicResult(
         name=name, topic_id=_NO_ID, error_code=ErrorCode.none, error_message=None, configs=()
     )
 
@@ -102,7 +97,7 @@ async def _create(
             num_partitions=i32(partitions),
             replication_factor=i16(1),
             configs=tuple(
-                CreatableTopicConfigs(
+                entities.CreatableTopicConfigs(
                     name=entry.name,
                     value=entry.value,
                     read_only=entry.read_only,
@@ -117,7 +112,7 @@ async def _create(
     return replace(created, error_code=outcome.code, error_message=outcome.message)
 
 
-def _partition_count(context: RequestContext, wanted: CreatableTopic) -> int:
+def _partition_count(context: RequestContext, wanted: entities.CreatableTopic) -> int:
     if not wanted.assignments:
         if wanted.replication_factor not in (1, _DEFAULT):
             raise RequestError(
@@ -141,7 +136,7 @@ def _partition_count(context: RequestContext, wanted: CreatableTopic) -> int:
     return len(indexes)
 
 
-def _given_settings(wanted: CreatableTopic) -> dict[str, str]:
+def _given_settings(wanted: entities.CreatableTopic) -> dict[str, str]:
     times = Counter(each.name for each in wanted.configs)
     settings = {}
     for name, value in ((each.name, each.value) for each in wanted.configs):
@@ -160,10 +155,10 @@ def _needs_delete(call: Call, wanted: Any) -> Iterable[Need]:
     return [] if name is None else [Need(Operation.DELETE, Resource.TOPIC, name)]
 
 
-@api(v6.DeleteTopicsRequest, min_version=6, access=Access(each=("topics", _needs_delete)))
+@api("DeleteTopics", min_version=6, max_version=6, access=Access(each=("topics", _needs_delete)))
 async def _delete_topics(
-    context: RequestContext, request: v6.DeleteTopicsRequest
-) -> v6.DeleteTopicsResponse:
+    context: RequestContext, request: entities.DeleteTopicsRequest
+) -> entities.DeleteTopicsResponse:
     """From version 6 on, a request has names or ids."""
     names = [each.name or topic_name(context, each) for each in request.topics]
     times = Counter(name for name in names if name is not None)
@@ -180,27 +175,30 @@ async def _delete_topics(
         else:
             outcome = await _delete(context, name, times)
         results.append(
-            DeletableTopicResult(
+            entities.DeletableTopicResult(
                 name=None if name is None else TopicName(name),
                 topic_id=topic_id,
                 error_code=outcome.code,
                 error_message=outcome.message,
             )
         )
-    return v6.DeleteTopicsResponse(throttle_time=NO_THROTTLE, responses=tuple(results))
+    return entities.DeleteTopicsResponse(throttle_time=NO_THROTTLE, responses=tuple(results))
 
 
 @api(
-    v5.DeleteTopicsRequest,
+    "DeleteTopics",
     min_version=1,
+    max_version=5,
     access=Access(each=("topic_names", Operation.DELETE, Resource.TOPIC)),
 )
 async def _delete_topics_by_name(
-    context: RequestContext, request: v5.DeleteTopicsRequest
-) -> v6.DeleteTopicsResponse:
-    named = tuple(DeleteTopicState(name=each, topic_id=None) for each in request.topic_names)
-    newest = v6.DeleteTopicsRequest(topics=named, timeout=request.timeout)
-    response: v6.DeleteTopicsResponse = await _delete_topics.handler(context, newest)
+    context: RequestContext, request: entities.DeleteTopicsRequestV5
+) -> entities.DeleteTopicsResponse:
+    named = tuple(
+        entities.DeleteTopicState(name=each, topic_id=None) for each in request.topic_names
+    )
+    newest = entities.DeleteTopicsRequest(topics=named, timeout=request.timeout)
+    response: entities.DeleteTopicsResponse = await _delete_topics.handler(context, newest)
     return response
 
 
@@ -215,10 +213,14 @@ async def _delete(context: RequestContext, name: str, times: Counter[str]) -> Ou
 # -- CreatePartitions ------------------------------------------------------------------------------
 
 
-@api(CreatePartitionsRequest, access=Access(each=("topics", Operation.ALTER, Resource.TOPIC)))
+@api(
+    "CreatePartitions",
+    max_version=3,
+    access=Access(each=("topics", Operation.ALTER, Resource.TOPIC)),
+)
 async def _create_partitions(
-    context: RequestContext, request: CreatePartitionsRequest
-) -> CreatePartitionsResponse:
+    context: RequestContext, request: entities.CreatePartitionsRequest
+) -> entities.CreatePartitionsResponse:
     times = Counter(str(topic.name) for topic in request.topics)
     results = []
     async for wanted in in_turns(request.topics):
@@ -228,16 +230,16 @@ async def _create_partitions(
             topic=wanted.name,
         )
         results.append(
-            CreatePartitionsTopicResult(
+            entities.CreatePartitionsTopicResult(
                 name=wanted.name, error_code=outcome.code, error_message=outcome.message
             )
         )
-    return CreatePartitionsResponse(throttle_time=NO_THROTTLE, results=tuple(results))
+    return entities.CreatePartitionsResponse(throttle_time=NO_THROTTLE, results=tuple(results))
 
 
 async def _grow(
     context: RequestContext,
-    wanted: CreatePartitionsTopic,
+    wanted: entities.CreatePartitionsTopic,
     times: Counter[str],
     *,
     validate_only: bool,

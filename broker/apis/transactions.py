@@ -12,19 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from kio.schema.add_offsets_to_txn.v4 import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
-from kio.schema.add_partitions_to_txn.v3 import (
-    AddPartitionsToTxnRequest,
-    AddPartitionsToTxnResponse,
-)
-from kio.schema.add_partitions_to_txn.v3.response import (
-    AddPartitionsToTxnPartitionResult,
-    AddPartitionsToTxnTopicResult,
-)
-from kio.schema.end_txn.v4 import EndTxnRequest, EndTxnResponse
 from kio.schema.errors import ErrorCode
-from kio.schema.init_producer_id.v5 import InitProducerIdRequest, InitProducerIdResponse
-from kio.schema.txn_offset_commit.v4 import TxnOffsetCommitRequest
 from kio.schema.types import ProducerId, TopicName
 from kio.static.primitive import i16, i32
 
@@ -35,6 +23,7 @@ from ..log.producers import ProducerError, ProducerIdentity
 from ..log.results import LogError
 from ..topics.topic import INTERNAL_TOPICS
 from ..turns import in_turns
+from . import entities
 from .access import Access
 from .api import NO_THROTTLE, api
 from .committed_offsets import check_offsets, commit_response
@@ -42,8 +31,6 @@ from .groups import group_outcome
 from .slices import answer_partitions
 
 if TYPE_CHECKING:
-    from kio.schema.offset_commit.v8 import OffsetCommitResponse
-
     from ..topics.topic import TopicPartition
     from .access import Call
     from .api import RequestContext
@@ -93,10 +80,10 @@ async def _init_access(call: Call) -> Any:
     return await call.answer()
 
 
-@api(InitProducerIdRequest, access=_init_access)
+@api("InitProducerId", max_version=5, access=_init_access)
 async def _init_producer_id(
-    context: RequestContext, request: InitProducerIdRequest
-) -> InitProducerIdResponse:
+    context: RequestContext, request: entities.InitProducerIdRequest
+) -> entities.InitProducerIdResponse:
     expected = ProducerIdentity(request.producer_id, request.producer_epoch)
     if (expected.producer_id < 0) != (expected.epoch < 0):
         return _initialised(ErrorCode.invalid_request)
@@ -121,8 +108,8 @@ async def _init_producer_id(
 
 def _initialised(
     error: ErrorCode, producer: ProducerIdentity = NO_PRODUCER
-) -> InitProducerIdResponse:
-    return InitProducerIdResponse(
+) -> entities.InitProducerIdResponse:
+    return entities.InitProducerIdResponse(
         throttle_time=NO_THROTTLE,
         error_code=error,
         producer_id=ProducerId(producer.producer_id),
@@ -153,10 +140,10 @@ async def _add_partitions_access(call: Call) -> Any:
     return await call.add_refusals(response, codes)
 
 
-@api(AddPartitionsToTxnRequest, access=_add_partitions_access)
+@api("AddPartitionsToTxn", max_version=3, access=_add_partitions_access)
 async def _add_partitions(
-    context: RequestContext, request: AddPartitionsToTxnRequest
-) -> AddPartitionsToTxnResponse:
+    context: RequestContext, request: entities.AddPartitionsToTxnRequest
+) -> entities.AddPartitionsToTxnResponse:
     """Add all partitions or none."""
     partitions = [
         (topic.name, index) for topic in request.v3_and_below_topics for index in topic.partitions
@@ -176,15 +163,15 @@ async def _add_partitions(
         )
         outcome = _code(context, error)
 
-    def result(topic: TopicName, index: i32) -> AddPartitionsToTxnPartitionResult:
-        return AddPartitionsToTxnPartitionResult(
+    def result(topic: TopicName, index: i32) -> entities.AddPartitionsToTxnPartitionResult:
+        return entities.AddPartitionsToTxnPartitionResult(
             partition_index=index, partition_error_code=refused.get((topic, index), outcome)
         )
 
-    return AddPartitionsToTxnResponse(
+    return entities.AddPartitionsToTxnResponse(
         throttle_time=NO_THROTTLE,
         results_by_topic_v3_and_below=await answer_partitions(
-            AddPartitionsToTxnTopicResult, request.v3_and_below_topics, result
+            entities.AddPartitionsToTxnTopicResult, request.v3_and_below_topics, result
         ),
     )
 
@@ -196,10 +183,10 @@ _WRITES_TRANSACTION = (Operation.WRITE, Resource.TRANSACTIONAL_ID, "transactiona
 _READS_GROUP = (Operation.READ, Resource.GROUP, "group_id")
 
 
-@api(AddOffsetsToTxnRequest, access=Access(whole=[_WRITES_TRANSACTION, _READS_GROUP]))
+@api("AddOffsetsToTxn", max_version=4, access=Access(whole=[_WRITES_TRANSACTION, _READS_GROUP]))
 async def _add_offsets(
-    context: RequestContext, request: AddOffsetsToTxnRequest
-) -> AddOffsetsToTxnResponse:
+    context: RequestContext, request: entities.AddOffsetsToTxnRequest
+) -> entities.AddOffsetsToTxnResponse:
     """Add the partition of committed offsets: there is one for all groups."""
     producer = ProducerIdentity(request.producer_id, request.producer_epoch)
     if request.group_id:
@@ -207,18 +194,19 @@ async def _add_offsets(
         code = _code(context, error)
     else:
         code = ErrorCode.invalid_group_id
-    return AddOffsetsToTxnResponse(throttle_time=NO_THROTTLE, error_code=code)
+    return entities.AddOffsetsToTxnResponse(throttle_time=NO_THROTTLE, error_code=code)
 
 
 @api(
-    TxnOffsetCommitRequest,
+    "TxnOffsetCommit",
+    max_version=4,
     access=Access(
         whole=[_WRITES_TRANSACTION, _READS_GROUP], each=("topics", Operation.READ, Resource.TOPIC)
     ),
 )
 async def _txn_offset_commit(
-    context: RequestContext, request: TxnOffsetCommitRequest
-) -> OffsetCommitResponse:
+    context: RequestContext, request: entities.TxnOffsetCommitRequest
+) -> entities.OffsetCommitResponse:
     """Respond when the offsets are stored as durably as --fsync demands."""
     accepted, refused = await check_offsets(context, request)
     outcome = await _commit_offsets(context, request, accepted)
@@ -227,7 +215,7 @@ async def _txn_offset_commit(
 
 async def _commit_offsets(
     context: RequestContext,
-    request: TxnOffsetCommitRequest,
+    request: entities.TxnOffsetCommitRequest,
     offsets: dict[TopicPartition, tuple[int, int, str]],
 ) -> ErrorCode:
     services = context.services
@@ -253,11 +241,11 @@ async def _commit_offsets(
 # -- EndTxn ----------------------------------------------------------------------------------------
 
 
-@api(EndTxnRequest, access=Access(whole=[_WRITES_TRANSACTION]))
-async def _end(context: RequestContext, request: EndTxnRequest) -> EndTxnResponse:
+@api("EndTxn", max_version=4, access=Access(whole=[_WRITES_TRANSACTION]))
+async def _end(context: RequestContext, request: entities.EndTxnRequest) -> entities.EndTxnResponse:
     error = await context.services.transactions.end(
         request.transactional_id,
         ProducerIdentity(request.producer_id, request.producer_epoch),
         commit=request.committed,
     )
-    return EndTxnResponse(throttle_time=NO_THROTTLE, error_code=_code(context, error))
+    return entities.EndTxnResponse(throttle_time=NO_THROTTLE, error_code=_code(context, error))

@@ -13,23 +13,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import structlog
 from anyio import to_thread
-from kio.schema.alter_user_scram_credentials.v0.request import (
-    AlterUserScramCredentialsRequest,
-    ScramCredentialDeletion,
-    ScramCredentialUpsertion,
-)
-from kio.schema.alter_user_scram_credentials.v0.response import (
-    AlterUserScramCredentialsResponse,
-    AlterUserScramCredentialsResult,
-)
-from kio.schema.describe_user_scram_credentials.v0.request import (
-    DescribeUserScramCredentialsRequest,
-)
-from kio.schema.describe_user_scram_credentials.v0.response import (
-    CredentialInfo,
-    DescribeUserScramCredentialsResponse,
-    DescribeUserScramCredentialsResult,
-)
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i8, i32
 
@@ -37,6 +20,7 @@ from ..authorization.scram import MAX_ITERATIONS, MIN_ITERATIONS, credential_of
 from ..authorization.users import Alteration, is_user_name
 from ..errors import BrokerError, RequestError
 from ..turns import in_turns
+from . import entities
 from .access import ALTER_CLUSTER, DESCRIBE_CLUSTER
 from .api import NO_THROTTLE, Outcome, api
 
@@ -54,19 +38,23 @@ _FILE_FAILED: Final = "the file of users cannot be changed; the broker's log has
 _MECHANISMS: Final[Mapping[int, ScramMechanism]] = {1: "SCRAM-SHA-256", 2: "SCRAM-SHA-512"}
 _CODES: Final = {mechanism: code for code, mechanism in _MECHANISMS.items()}
 
-_Asked: TypeAlias = ScramCredentialDeletion | ScramCredentialUpsertion
+_Asked: TypeAlias = "entities.ScramCredentialDeletion | entities.ScramCredentialUpsertion"
 
 
 # -- DescribeUserScramCredentials ------------------------------------------------------------------
 
 
-@api(DescribeUserScramCredentialsRequest, access=replace(DESCRIBE_CLUSTER, elements=lambda _: ()))
+@api(
+    "DescribeUserScramCredentials",
+    max_version=0,
+    access=replace(DESCRIBE_CLUSTER, elements=lambda _: ()),
+)
 async def _describe(
-    context: RequestContext, request: DescribeUserScramCredentialsRequest
-) -> DescribeUserScramCredentialsResponse:
+    context: RequestContext, request: entities.DescribeUserScramCredentialsRequest
+) -> entities.DescribeUserScramCredentialsResponse:
     users = _by_name(context)
     times = Counter(each.name for each in request.users) if request.users else Counter(users.keys())
-    return DescribeUserScramCredentialsResponse(
+    return entities.DescribeUserScramCredentialsResponse(
         throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none,
         error_message=None,
@@ -76,7 +64,9 @@ async def _describe(
     )
 
 
-def _described(name: str, user: User | None, times: int) -> DescribeUserScramCredentialsResult:
+def _described(
+    name: str, user: User | None, times: int
+) -> entities.DescribeUserScramCredentialsResult:
     outcome = Outcome()
     credentials: Mapping[ScramMechanism, Credential] = {}
     if times > 1:
@@ -86,12 +76,14 @@ def _described(name: str, user: User | None, times: int) -> DescribeUserScramCre
         outcome = Outcome(ErrorCode.resource_not_found, f"there is no user {name!r}")
     else:
         credentials = user.credentials
-    return DescribeUserScramCredentialsResult(
+    return entities.DescribeUserScramCredentialsResult(
         user=name,
         error_code=outcome.code,
         error_message=outcome.message,
         credential_infos=tuple(
-            CredentialInfo(mechanism=i8(_CODES[mechanism]), iterations=i32(credential.iterations))
+            entities.CredentialInfo(
+                mechanism=i8(_CODES[mechanism]), iterations=i32(credential.iterations)
+            )
             for mechanism, credential in credentials.items()
         ),
     )
@@ -101,7 +93,8 @@ def _described(name: str, user: User | None, times: int) -> DescribeUserScramCre
 
 
 @api(
-    AlterUserScramCredentialsRequest,
+    "AlterUserScramCredentials",
+    max_version=0,
     access=replace(
         ALTER_CLUSTER,
         elements=lambda request: sorted(
@@ -110,8 +103,8 @@ def _described(name: str, user: User | None, times: int) -> DescribeUserScramCre
     ),
 )
 async def _alter(
-    context: RequestContext, request: AlterUserScramCredentialsRequest
-) -> AlterUserScramCredentialsResponse:
+    context: RequestContext, request: entities.AlterUserScramCredentialsRequest
+) -> entities.AlterUserScramCredentialsResponse:
     asked: tuple[_Asked, ...] = (*request.deletions, *request.upsertions)
     outcomes: dict[str, Alteration | Outcome] = {}
     async for wanted in in_turns(asked):
@@ -129,11 +122,11 @@ async def _alter(
     alterations = {name: each for name, each in outcomes.items() if isinstance(each, Alteration)}
     done = await _change(context, alterations) if alterations else Outcome()
     results = {n: done if isinstance(each, Alteration) else each for n, each in outcomes.items()}
-    return AlterUserScramCredentialsResponse(
+    return entities.AlterUserScramCredentialsResponse(
         throttle_time=NO_THROTTLE,
         results=tuple(
             [
-                AlterUserScramCredentialsResult(
+                entities.AlterUserScramCredentialsResult(
                     user=name, error_code=outcome.code, error_message=outcome.message
                 )
                 async for name, outcome in in_turns(results.items())
@@ -152,7 +145,7 @@ def _alteration(context: RequestContext, wanted: _Asked) -> Alteration:
             ErrorCode.unsupported_sasl_mechanism,
             f"unknown SCRAM mechanism {wanted.mechanism}: use 1 (SCRAM-SHA-256) or 2 (SCRAM-SHA-512)",
         )
-    if isinstance(wanted, ScramCredentialUpsertion):
+    if isinstance(wanted, entities.ScramCredentialUpsertion):
         return _upsertion(mechanism, wanted)
     user = _by_name(context).get(wanted.name)
     if user is None or mechanism not in user.credentials:
@@ -162,7 +155,7 @@ def _alteration(context: RequestContext, wanted: _Asked) -> Alteration:
     return Alteration(mechanism, None)
 
 
-def _upsertion(mechanism: ScramMechanism, wanted: ScramCredentialUpsertion) -> Alteration:
+def _upsertion(mechanism: ScramMechanism, wanted: entities.ScramCredentialUpsertion) -> Alteration:
     if not MIN_ITERATIONS <= wanted.iterations <= MAX_ITERATIONS:
         raise _unacceptable(
             f"iterations must be between {MIN_ITERATIONS} and {MAX_ITERATIONS}, not {wanted.iterations}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import os
 import re
 import ssl
 import time
@@ -16,6 +17,9 @@ from aiokafka import errors as kafka
 from aiokafka.client import collect_hosts
 from aiokafka.conn import create_conn
 from cyclopts import Group, Parameter
+
+from kmr.config.secrets import read_secret
+from kmr.errors import SettingsError
 
 from .terminal import CommandError, UsageError, complain, runs
 
@@ -123,7 +127,11 @@ def client_settings(flags: ClientFlags | None) -> dict[str, Any]:
     if flags.security_protocol.endswith("SSL"):
         settings["ssl_context"] = flags.ssl_context()
     if flags.security_protocol.startswith("SASL"):
-        if flags.sasl_user is None or flags.sasl_password is None:
+        try:
+            password = flags.sasl_password or read_secret(os.environ, "KMR_SECURITY__SASL_PASSWORD")
+        except SettingsError as error:
+            raise UsageError(str(error)) from None
+        if flags.sasl_user is None or password is None:
             raise UsageError(
                 f"--security-protocol {flags.security_protocol} needs --security-sasl-user and"
                 " --security-sasl-password"
@@ -131,7 +139,7 @@ def client_settings(flags: ClientFlags | None) -> dict[str, Any]:
         settings |= {
             "sasl_mechanism": flags.sasl_mechanism,
             "sasl_plain_username": flags.sasl_user,
-            "sasl_plain_password": flags.sasl_password,
+            "sasl_plain_password": password,
         }
     return settings
 

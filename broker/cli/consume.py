@@ -46,6 +46,11 @@ async def consume(
     end, otherwise new records until Ctrl-C. As a member of a group it reads its assigned partitions from
     the committed offsets to the current end, and commits the offsets of the records it has written.
 
+    For example:
+
+        kmr broker consume orders --from-beginning --format json
+        kmr broker consume orders --follow --format '{partition} {offset} {value}\\n'
+
     Parameters
     ----------
     topics

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -10,6 +9,7 @@ from cyclopts import Parameter
 from kio.schema.index import api_key_map, schema_name_map
 
 from ..apis.catalogue import SERVED, UNSUPPORTED, advertised_versions
+from ..protocol.messages import api_keys
 from .terminal import AsJson, columns, reports, say, say_json
 
 if TYPE_CHECKING:
@@ -87,4 +87,4 @@ def _served(versions: AdvertisedVersions) -> _Served:
 
 def _api(key: int) -> str:
     """Return an API's name in Kafka."""
-    return re.sub(r"(?:^|_)(\w)", lambda match: match[1].upper(), api_key_map[key])
+    return next(name for name, its_key in api_keys().items() if its_key == key)

@@ -56,7 +56,7 @@ def _json(record: Any) -> bytes:
 FORMATS: Final[dict[str, str | Callable[[Any], bytes]]] = {
     "value": r"{value}\n",
     "key-value": r"{key}\t{value}\n",
-    "full": r"{topic}:{partition}:{offset}\t{key}\t{value}\n",
+    "full": r"{topic}:{partition}:{offset}\t{key}\t{value}\t{headers}\n",
     "raw": "{value}",
     "json": _json,
 }

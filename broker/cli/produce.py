@@ -40,6 +40,11 @@ async def produce(
     The key chooses the partition, as in Kafka's Java client. The exit code is 0 when every record was
     acknowledged.
 
+    For example:
+
+        kmr broker produce orders < lines.txt
+        kmr broker produce orders --key-separator : --compression zstd < keyed.txt
+
     Parameters
     ----------
     topic

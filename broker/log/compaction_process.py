@@ -9,6 +9,7 @@ next message, which is at most `_BEAT_SECONDS` later unless the disk hangs.
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -107,7 +108,9 @@ class CompactionProcess:
 
     def _ask(self, request: Plan | Group) -> Rewritten | None:
         try:
-            self._connection.send(request)
+            # Not by `send`, which pickles into a BytesIO and sends a view of it: if the process is gone, the
+            # error's traceback has both, and Python 3.13 complains when it collects them as garbage.
+            self._connection.send_bytes(pickle.dumps(request))
             answer = self._received()
         except (EOFError, ConnectionError):
             raise self._ended() from None

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode
+from kio.schema.index import api_key_map
 from kio.serial import entity_reader, entity_writer
 from kio.serial.errors import SerialError
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 __all__ = [
+    "api_keys",
     "default_message",
     "entity_in",
     "error_codes",
@@ -29,6 +31,8 @@ __all__ = [
     "has_field",
     "read_message",
     "recast",
+    "request_type",
+    "response_type",
     "write_message",
 ]
 
@@ -42,6 +46,12 @@ _EMPTY: dict[type, object] = {
     timedelta: timedelta(0),
     UUID: UUID(int=0),
 }
+
+
+@cache
+def api_keys() -> dict[str, int]:
+    """Return the key of each API by its name in Kafka's documentation."""
+    return {name.title().replace("_", ""): key for key, name in api_key_map.items()}
 
 
 @cache

@@ -55,7 +55,7 @@ _LEVELS: Final = (
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 Answer: TypeAlias = object
-"""What is answered as JSON; bytes are answered as they are."""
+"""The result of an endpoint: bytes are sent as they are, other values as JSON."""
 
 
 class _LevelRequest(msgspec.Struct, frozen=True):

@@ -16,10 +16,10 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from jsonschema import Draft7Validator
 from referencing import Resource
 from referencing.jsonschema import DRAFT7
 
+from .json_patterns import UnknownPattern, ValueValidator, matches
 from .schema_types import incompatibility
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Node(NamedTuple):
         return Node(schema, self.resolver)
 
     def resolved(self) -> Node:
-        """Return the schema that this one refers to, or itself. What is beside a reference holds too."""
+        """Return the schema that this one refers to, or itself. Keywords beside a reference hold too."""
         node, seen = self, set[int]()
         while isinstance(node.schema, dict) and isinstance(node.schema.get("$ref"), str):
             if id(node.schema) in seen:
@@ -267,7 +267,7 @@ def _accepts_all(schema: Any) -> bool:
 
 
 def _both(writer: Node, rest: dict[str, Any], part: Any) -> Node:
-    """Return what is in one alternative of the writer, and in the rest of its schema."""
+    """Return the schema that joins one alternative of the writer with the rest of its schema."""
     if not rest.keys() - _ANNOTATIONS:
         return writer.child(part)
     merged = _merged([rest, part])
@@ -315,11 +315,11 @@ def _values(schema: dict[str, Any]) -> list[Any] | None:
 
 
 def _refused_values(reader: Node, values: list[Any], at: str) -> Iterator[_Difference]:
-    validator = Draft7Validator({})
+    validator = ValueValidator({})
     for each in values:
         try:
             accepted = not any(validator.descend(each, reader.schema, resolver=reader.resolver))
-        except re.error:
+        except UnknownPattern:
             accepted = False
         if not accepted:
             yield _Difference("ENUM_ARRAY_NARROWED", f"the value {each!r} at {at} is refused")
@@ -391,16 +391,16 @@ def _property(node: Node, name: str) -> Node:
     """Return the schema of a property that may have this name: its own, a pattern's, or that of others."""
     found = [_mapping(node, "properties")[name]] if name in _mapping(node, "properties") else []
     patterns = _mapping(node, "patternProperties").items()
-    found += [schema for pattern, schema in patterns if _matches(pattern, name)]
+    found += [schema for pattern, schema in patterns if _may_match(pattern, name)]
     if not found:
         return _part(node, "additionalProperties")
     return node.child(found[0] if len(found) == 1 else {"allOf": found})
 
 
-def _matches(pattern: str, name: str) -> bool:
+def _may_match(pattern: str, name: str) -> bool:
     try:
-        return re.search(pattern, name) is not None
-    except re.error:  # valid in JavaScript only: it may match
+        return matches(pattern, name)
+    except UnknownPattern:
         return True
 
 

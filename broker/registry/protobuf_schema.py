@@ -140,7 +140,7 @@ def _equal(one: FileDescriptorProto, other: FileDescriptorProto) -> bool:
 
 
 def _comparable(file: FileDescriptorProto) -> bytes:
-    """Return the descriptor's bytes without what is not in the schema, or may be left out."""
+    """Return the descriptor's bytes without file name, positions in the source and usual JSON names."""
     copy = FileDescriptorProto()
     copy.CopyFrom(file)
     copy.ClearField("source_code_info")

@@ -62,7 +62,7 @@ class SchemasTopic:
             ) from error
 
     def catch_up(self) -> None:
-        """Apply what was written since the last call. Raises RegistryError if it cannot be read."""
+        """Apply the records written since the last call. Raises RegistryError if one cannot be read."""
         if self._partition.closed:
             raise RegistryError(
                 STORE_FAILED,

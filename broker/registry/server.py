@@ -20,13 +20,16 @@ from ..authorization.rules import ANONYMOUS, Operation, Question, Resource
 from ..server.server import bind
 from .endpoints import ANSWERS, Call, routes
 from .error_codes import FORBIDDEN, UNAUTHORIZED, RegistryError
+from .metrics import CountedAnswers, RegistryMeter
 from .registry import Registry
 from .schemas_topic import SCHEMAS_TOPIC, SchemasTopic
 from .state import RegistryState
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Awaitable, Callable, Mapping
 
+    from prometheus_client.registry import Collector
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -59,12 +62,17 @@ class Security(NamedTuple):
 class RegistryServer(HttpServer):
     """HTTP server of the registry. Raises BrokerError on entering, if it cannot bind the address."""
 
-    def __init__(self, host: str, port: int, registry: Registry, security: Security) -> None:
+    def __init__(
+        self, host: str, port: int, app: Starlette, tls: ssl.SSLContext | None, metrics: Collector
+    ) -> None:
         """`port` 0 takes any free one; see `url`."""
-        super().__init__(build_app(registry, security), partial(bind, host, port))
+        super().__init__(app, partial(bind, host, port), tls)
+        self.metrics = metrics
 
 
-async def serve_registry(host: str, port: int, services: Services) -> RegistryServer:
+async def serve_registry(
+    host: str, port: int, services: Services, tls: ssl.SSLContext | None
+) -> RegistryServer:
     """Read the topic `_schemas`, which is created if it is missing, and return a server to enter.
 
     Raises BrokerError if the topic cannot be used.
@@ -72,11 +80,13 @@ async def serve_registry(host: str, port: int, services: Services) -> RegistrySe
     state = RegistryState()
     topic = SchemasTopic(services.topics, services.group_commit, state)
     await topic.open()
+    meter = RegistryMeter(state)
     security = Security(services.users, services.authorizer)
-    return RegistryServer(host, port, Registry(state, topic), security)
+    app = build_app(Registry(state, topic), security, meter)
+    return RegistryServer(host, port, app, tls, meter)
 
 
-def build_app(registry: Registry, security: Security) -> Starlette:
+def build_app(registry: Registry, security: Security, meter: RegistryMeter) -> Starlette:
     """Return the registry as an ASGI application."""
     gate = _Gate(security)
 
@@ -99,6 +109,7 @@ def build_app(registry: Registry, security: Security) -> Starlette:
     )
     app.router.redirect_slashes = False
     app.add_middleware(_EncodedPaths)
+    app.add_middleware(CountedAnswers, meter=meter)
     return app
 
 
@@ -134,7 +145,7 @@ class _Gate:
             user, _, password = base64.b64decode(token, validate=True).decode().partition(":")
         except ValueError:
             raise RegistryError(UNAUTHORIZED, "Unauthorized: malformed credentials") from None
-        # A check takes 10 ms of CPU: what was accepted is remembered as long as the user has not changed.
+        # A check takes 10 ms of CPU: a password that was accepted is remembered until the user changes.
         entry = (user, users.by_name.get(user))
         digest = users.fingerprint(user, password)
         if self._accepted.get(entry) == digest:

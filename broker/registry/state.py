@@ -84,6 +84,11 @@ class RegistryState:
         """The names of all subjects, sorted, also of those whose versions are all deleted."""
         return sorted(self._subjects)
 
+    @property
+    def schema_count(self) -> int:
+        """The number of ids, also of those whose versions are all deleted."""
+        return len(self._ids)
+
     def versions(self, subject: str, *, deleted: bool = False) -> list[SchemaValue]:
         """Return the versions of a subject in order; `deleted`: soft deleted ones too."""
         found = self._subjects.get(subject, {})

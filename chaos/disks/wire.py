@@ -150,7 +150,8 @@ async def _read(
                     elif not (header.is_transactional and producer in aborted):
                         records = read_records(data, header)
                         seen[partition] += (r for r in records if r.offset >= starts[partition])
-                if not data:
+                end = fetched.last_stable_offset if isolation else fetched.high_watermark
+                if not data or offsets[partition] >= end:
                     del offsets[partition]
     return seen
 

@@ -16,6 +16,7 @@ from ..config.flags import Given, settings_flags
 from ..errors import ConsumerError, SettingsError, SinkError
 from ..kafka.admin import connect_admin
 from ..kafka.connection import connection_config
+from ..kafka.subscription import subscription_of
 from ..settings import GROUP, GroupSettings
 from ..sinks.clickhouse.client import Target, connect
 from ..spark.runtime.session import SharedSession
@@ -366,14 +367,15 @@ async def _committed(settings: GroupSettings) -> Committed:
     Raises:
         ConsumerError: no broker answers, or the group has committed nothing.
     """
+    wanted = subscription_of(settings)
     async with connect_admin(connection_config(settings)) as admin:
         offsets = {
             partition: entry.offset
             for partition, entry in (await admin.list_group_offsets(settings.group)).items()
-            if not settings.topics or partition.topic in settings.topics
+            if wanted is None or partition.topic in wanted
         }
         if not offsets:
-            of_topics = f" of topic {', '.join(settings.topics)}" if settings.topics else ""
+            of_topics = "" if wanted is None else f" of {wanted}"
             raise ConsumerError(f"group {settings.group} has no committed offsets{of_topics}")
         starts = await admin.beginning_offsets(offsets)
     return {partition: (starts[partition], offset) for partition, offset in offsets.items()}
@@ -447,6 +449,10 @@ def _command(
     The exit code is 0 if there are none, else 1. Every offset between the first and the last must have a
     row. For a strategy that filters, or that has an error sink, give --group: offsets that it has committed
     and that have no row are counted as "filtered or missing", and do not change the exit code.
+
+    For example:
+
+        kmr check --table hits --url http://127.0.0.1:8123 --group errors
 
     Parameters
     ----------

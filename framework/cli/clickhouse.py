@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from rich.console import Console
 from .._extras import require_extra
 from ..embedded.query import parse_statement
 from ..errors import SettingsError, StrategyError
-from ..sinks.clickhouse.client import URL_VARIABLE, Target, connect
+from ..sinks.clickhouse.client import Target, connect
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from ..strategy import Strategy
 
 __all__ = ["app"]
-
-DEFAULT_URL = "http://127.0.0.1:8123"
 
 app = App(
     name="clickhouse",
@@ -91,13 +88,19 @@ def query(
 ) -> None:
     """Run one statement and print its result.
 
+    For example:
+
+        kmr clickhouse query 'SELECT count() FROM hits'
+        kmr clickhouse query --format CSV < statement.sql
+
     Parameters
     ----------
     sql
         The statement; by default read from standard input: query < statement.sql
     url
-        http://user:password@host:8123/database, or chdb:///directory; by default the environment's
-        KMR_CLICKHOUSE_URL, else http://127.0.0.1:8123.
+        http://user:password@host:8123/database, or chdb:///directory; by default what a ClickHouseWriter
+        without url= writes to: the environment's KMR_CLICKHOUSE_URL, else the embedded ClickHouse in
+        .kmr/clickhouse.
     format
         Any ClickHouse format: CSV, JSONEachRow, Vertical, ...
     """
@@ -111,7 +114,7 @@ def query(
     sql = sql.strip().rstrip(";")
     # Only a statement with a result takes a FORMAT clause, and it takes one.
     choose = statement.answers and statement.format is None
-    with connect(Target.of(url or os.environ.get(URL_VARIABLE) or DEFAULT_URL)) as client:
+    with connect(Target.of(url)) as client:
         answer = client.raw_query(sql, fmt=format if choose else None)
     sys.stdout.write(answer.decode(errors="replace"))
 
@@ -130,6 +133,11 @@ def create_table(
     The columns are those that the strategy declares; the table remembers as many inserts as exactly once
     needs. The options of the writer (order_by, partition_by, ttl, engine, cluster) are in the statement.
 
+    For example:
+
+        kmr clickhouse create-table hits:strategy
+        kmr clickhouse create-table hits:strategy --stage reduce-1 --run
+
     Parameters
     ----------
     strategy
@@ -142,8 +150,8 @@ def create_table(
         A file with the value of a record in each line. For a map that declares no columns: they are those
         that it returns for these records.
     """
+    from ..loading import load_strategy
     from ..sinks.clickhouse.writer import ClickHouseWriter
-    from .strategies import load_strategy
 
     loaded = load_strategy(strategy)
     writers = {

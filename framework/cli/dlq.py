@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -25,6 +26,7 @@ from ..errors import ConsumerError, KmrError, SettingsError
 from ..kafka.admin import connect_admin, explain_refusal
 from ..kafka.connection import ConnectionConfig, connection_config
 from ..kafka.reading import read_topic
+from ..loading import load_strategy
 from ..mapping.functions import map_batch
 from ..observe.logs import setup_logs
 from ..record import TopicPartition
@@ -33,7 +35,6 @@ from ..sinks.kafka.writer import RecordWriter
 from ..strategy import Strategy
 from .offsets import milliseconds
 from .output import plain_console, print_json
-from .strategies import load_strategy
 
 __all__ = ["app"]
 
@@ -112,15 +113,27 @@ class Box(NamedTuple):
     ends: dict[int, int]
 
 
-class Summary(msgspec.Struct, frozen=True):
-    """Letters with the same stage and reason; times in milliseconds since 1970."""
+By = Literal["topic", "group", "strategy", "strategy-version", "stage", "reason", "exception"]
 
-    stage: str
-    reason: str
+
+class Summary(NamedTuple):
+    """Letters that have these headers in common; times in milliseconds since 1970."""
+
+    common: dict[str, str]
     letters: int
     replays: int
     first: int
     last: int
+
+    def __str__(self) -> str:
+        *others, last = (value or "-" for value in self.common.values())
+        return f"{' '.join(others)}: {last}" if others else last
+
+    def as_json(self) -> dict[str, object]:
+        """Return the headers beside the counts."""
+        counts = self._asdict()
+        del counts["common"]
+        return {**self.common, **counts}
 
 
 @app.command(name="list")
@@ -134,25 +147,28 @@ def list_letters(
     every: Annotated[
         bool, Parameter("--all", negative=(), help="Settled letters too: replayed or dropped ones.")
     ] = False,
+    by: Annotated[tuple[By, ...], Parameter(negative=())] = ("stage", "reason"),
     as_json: Annotated[bool, Parameter("--json", negative=(), help="Print JSON.")] = False,
 ) -> None:
-    """Count the open letters of a topic by stage and reason.
+    """Count the open letters of a topic by stage and reason, or by other headers.
 
     Parameters
     ----------
     topic
         The topic of a DeadLetterWriter.
+    by
+        Headers to count by; may be repeated.
     """
     box = anyio.run(_look, _connection(given.load()), topic)
     mask = (which or Which()).filter().matches(box.letters)
     mask &= True if every else box.open
-    summaries = _summaries(box.letters, mask)
+    summaries = _summaries(box.letters, mask, by)
     if as_json:
         print_json(
             {
                 "topic": topic,
                 "open": int(box.open.sum()),
-                "reasons": summaries,
+                "reasons": [each.as_json() for each in summaries],
                 "passes": box.passes,
             }
         )
@@ -165,9 +181,9 @@ def list_letters(
     for each in summaries[:_MOST_ROWS]:
         replayed = f", replayed up to {each.replays} times" if each.replays > 0 else ""
         written = f"{_moment(each.first)} to {_moment(each.last)}"
-        console.print(f"{each.letters:>11,}  {each.stage}  {written}{replayed}: {each.reason}")
+        console.print(f"{each.letters:>11,}  {written}{replayed}  {each}")
     if len(summaries) > _MOST_ROWS:
-        console.print(f"and {len(summaries) - _MOST_ROWS:,} more reasons: see --json")
+        console.print(f"and {len(summaries) - _MOST_ROWS:,} more: see --json")
 
 
 @app.command
@@ -199,7 +215,8 @@ def show(topic: str, place: str, /, *, given: Given[ClusterSettings]) -> None:
         pairs = [(pair["key"], pair["value"]) for pair in row["headers"] or ()]
         for name, value in pairs:
             if name in HEADERS:
-                console.print(f"  {name.removeprefix('kmr.')}: {_shown(value)}")
+                shown = _shown(value).replace("\n", "\n    ")  # a traceback has several lines
+                console.print(f"  {name.removeprefix('kmr.')}: {shown}")
         for name, value in pairs:
             if name not in HEADERS:
                 console.print(f"  header {name}: {_shown(value)}")
@@ -241,7 +258,11 @@ def drop(
 
 @app.command
 @settings_flags(
-    WORKER, without=("topics", "group", "until_caught_up", "auto_offset_reset", "executor")
+    WORKER,
+    without=(
+        *("topics", "topic_pattern", "group", "until_caught_up", "auto_offset_reset", "executor"),
+        *("workers", "worker_restarts", "worker_restart_period"),
+    ),
 )
 def replay(
     topic: str,
@@ -251,6 +272,7 @@ def replay(
     which: Which | None = None,
     to_topic: str | None = None,
     limit: int | None = None,
+    rate: str | None = None,
     resume: Annotated[bool, Parameter(negative=())] = False,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -260,6 +282,11 @@ def replay(
     What the strategy guarantees holds: exactly once into ClickHouse, also if the replay is killed and
     resumed. A record that fails again becomes a new letter. --to-topic sends at least once.
 
+    For example:
+
+        kmr dlq replay hits-dead --strategy hits:strategy --dry-run
+        kmr dlq replay hits-dead --strategy hits:strategy --reason ValueError
+
     Parameters
     ----------
     topic
@@ -268,6 +295,8 @@ def replay(
         Send the records to this topic instead, unchanged, for the workers that read it.
     limit
         Replay at most so many letters, the oldest first.
+    rate
+        Replay at most so many letters in a second: 500/s.
     resume
         Go on with a replay that did not end; it has the letters that it began with.
     dry_run
@@ -279,11 +308,13 @@ def replay(
         until_caught_up=True,
         auto_offset_reset="earliest",
         executor="thread",
+        workers=1,
     )
     if (settings.strategy is None) == (to_topic is None) and not (resume and to_topic is None):
         raise SettingsError("give either --strategy module:attribute or --to-topic")
     if to_topic == topic:
         raise SettingsError(f"--to-topic {topic} is the topic of the letters; give another one")
+    per_second = _rate(rate)
     setup_logs(settings.log)
     config = connection_config(settings)
     box = anyio.run(_look, config, topic)
@@ -309,7 +340,10 @@ def replay(
         anyio.run(_write_pass, config, topic, new)
         box = anyio.run(_look, config, topic)  # another pass may have been written before ours
         chosen = next(m for p, m in zip(box.passes, box.masks, strict=True) if p.name == new.name)
-    replaying = replay_of(strategy, box.letters.offsets_by_partition(chosen))
+    replaying = replay_of(strategy, box.letters.offsets_by_partition(chosen), per_second)
+    if per_second is not None:  # rows go on, and offsets are committed, each second
+        most = min(settings.max_batch_records, max(1, int(per_second)))
+        settings = changed(settings, max_batch_records=most)
     # Imported last: it takes a second, and mistakes above should be reported at once.
     from ..worker import run_worker
 
@@ -415,6 +449,18 @@ def _new_pass(
     )
 
 
+def _rate(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        rate = float(text.removesuffix("/s"))
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < float("inf"):
+        raise SettingsError(f"--rate must be letters per second, such as 500/s, not {text!r}")
+    return rate
+
+
 def _announce(box: Box, chosen: NDArray[np.bool_], done: str, *, dry_run: bool) -> bool:
     """Say how many letters are chosen, if it is none or a dry run; return whether to go on."""
     console = plain_console()
@@ -424,7 +470,7 @@ def _announce(box: Box, chosen: NDArray[np.bool_], done: str, *, dry_run: bool) 
     elif dry_run:
         console.print(f"dry run: {count:,} letters would be {done}")
         for each in _summaries(box.letters, chosen)[:_MOST_ROWS]:
-            console.print(f"  {each.letters:,} in {each.stage}: {each.reason}")
+            console.print(f"  {each.letters:,} in {each}")
     return count > 0 and not dry_run
 
 
@@ -437,32 +483,30 @@ def _as_it_was(records: pa.RecordBatch) -> pa.RecordBatch:
     return records
 
 
-def _summaries(letters: Letters, mask: NDArray[np.bool_]) -> list[Summary]:
-    """Group letters by stage and reason, the most frequent first."""
-    table = pa.table(
-        {
-            "stage": letters.texts["stage"],
-            "reason": letters.texts["reason"],
-            "replays": letters.numbers["replays"],
-            "written": letters.written,
-        }
-    ).filter(pa.array(mask))
-    grouped = table.group_by(["stage", "reason"]).aggregate(
+def _summaries(
+    letters: Letters, mask: NDArray[np.bool_], by: Sequence[By] = ("stage", "reason")
+) -> list[Summary]:
+    """Group letters by headers, the most frequent first."""
+    texts: dict[str, Any] = {name: letters.texts[name] for name in by}
+    numbers: dict[str, Any] = {
+        "replays": letters.numbers["replays"],
+        "written": letters.written,
+    }
+    table = pa.table(texts | numbers).filter(pa.array(mask))
+    grouped = table.group_by(list(texts)).aggregate(
         [("written", "count"), ("replays", "max"), ("written", "min"), ("written", "max")]
     )
-    rows: list[dict[str, Any]] = grouped.to_pylist()
     found = [
         Summary(
-            row["stage"] or "",
-            row["reason"] or "",
+            {name: row[name] or "" for name in texts},
             row["written_count"],
             max(0, row["replays_max"]),
             row["written_min"],
             row["written_max"],
         )
-        for row in rows
+        for row in grouped.to_pylist()
     ]
-    return sorted(found, key=lambda each: (-each.letters, each.stage, each.reason))
+    return sorted(found, key=lambda each: (-each.letters, *each.common.values()))
 
 
 def _moment(milliseconds_: int) -> str:

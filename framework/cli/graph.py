@@ -3,7 +3,7 @@
 import itertools
 from typing import Literal
 
-from .strategies import load_strategy
+from ..loading import load_strategy
 from .validate import Outline, ReducerOutline, outline_of
 
 __all__ = ["draw", "graph"]

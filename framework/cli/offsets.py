@@ -24,6 +24,7 @@ from ..errors import ConsumerError, SettingsError
 from ..kafka.admin import Admin, Group, connect_admin
 from ..kafka.connection import connection_config
 from ..kafka.consumer import CommitOffset
+from ..kafka.subscription import subscription_of
 from ..observe.logs import setup_logs
 from ..record import TopicPartition
 from ..settings import GROUP, GroupSettings, LogSettings
@@ -41,6 +42,7 @@ class PartitionOffsets(msgspec.Struct, frozen=True):
 
     Attributes:
         start, end: the first offset of its log, and the one after the last.
+        member: the name of the member that has it: its client id, and the beginning of its member id.
         generation: the generation of its offsets, which each reset raises.
         announced: the range from the committed offset that a worker is writing, or was when it ended.
     """
@@ -138,6 +140,11 @@ def reset(
 
     Applies to the topics given with --topic, else to every partition with a committed offset.
 
+    For example:
+
+        kmr offsets reset --group errors --to-earliest --dry-run
+        kmr offsets reset --group errors --topic hits --to-timestamp 2026-11-01T00:00:00Z
+
     Parameters
     ----------
     dry_run
@@ -189,7 +196,7 @@ async def _look(settings: GroupSettings) -> tuple[Group, list[PartitionOffsets]]
     async with connect_admin(connection_config(settings)) as admin:
         group = await admin.group_members(settings.group)
         committed = await _committed(admin, settings)
-        members = {at: member.client_id for member in group.members for at in member.partitions}
+        members = {at: member.name for member in group.members for at in member.partitions}
         wanted = await _partitions(admin, settings, {*committed, *members})
         starts = await admin.beginning_offsets(wanted)
         ends = await admin.end_offsets(wanted)
@@ -266,19 +273,17 @@ async def _aim(
 
 
 async def _committed(admin: Admin, settings: GroupSettings) -> dict[TopicPartition, CommitOffset]:
+    wanted = subscription_of(settings)
     offsets = await admin.list_group_offsets(settings.group)
-    return {
-        at: commit
-        for at, commit in offsets.items()
-        if not settings.topics or at.topic in settings.topics
-    }
+    return {at: commit for at, commit in offsets.items() if wanted is None or at.topic in wanted}
 
 
 async def _partitions(
     admin: Admin, settings: GroupSettings, known: set[TopicPartition]
 ) -> list[TopicPartition]:
     """Return the partitions of the topics in the settings, else the group's own."""
-    return await admin.topic_partitions(settings.topics) if settings.topics else sorted(known)
+    wanted = subscription_of(settings)
+    return sorted(known) if wanted is None else await admin.partitions_of(wanted)
 
 
 def _range(announcement: Announcement | None) -> str:

@@ -7,12 +7,14 @@ line is imported: `kmr --help` is fast, and a group that is broken or lacks a li
 from __future__ import annotations
 
 import ast
+import gc
 import importlib.util
 import os
 import re
 import signal
 import sys
 import traceback
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
@@ -23,7 +25,7 @@ from rich.console import Console
 from ..errors import KmrError, SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = ["main", "run_command"]
 
@@ -53,7 +55,8 @@ def run_command(arguments: Sequence[str], groups: Iterable[EntryPoint]) -> int:
     # Searched before parsing, for errors that occur while parsing.
     debug = "--debug" in arguments or os.environ.get(_DEBUG, "") not in ("", "0")
     try:
-        app = _app(arguments, {group.name: group for group in groups})
+        with _no_collections():
+            app = _app(arguments, {group.name: group for group in groups})
         result = app.meta(
             list(arguments), exit_on_error=False, print_error=False, result_action="return_value"
         )
@@ -93,15 +96,27 @@ def _app(arguments: Sequence[str], groups: dict[str, EntryPoint]) -> App:
             ),
         ] = False,
     ) -> Any:
-        return app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        with _no_collections():  # it imports the command
+            command, bound, _ = app.parse_args(tokens, exit_on_error=False, print_error=False)
+        return command(*bound.args, **bound.kwargs)
 
     for name, group in sorted(groups.items()):
         if name == chosen:
             app.command(_load(group), name=name)
-        else:
+        elif chosen not in groups or arguments[0] != chosen:
             # Known by name: for the list of groups, and for suggestions when a name is mistyped.
             app.command(App(name=name, help=_summary(group)))
     return app
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Collect no garbage: imports make little, and each collection walks through all that they make."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _load(group: EntryPoint) -> Any:

@@ -10,10 +10,11 @@ from cyclopts import Parameter
 from .._extras import require_extra
 from ..config.flags import Given, settings_flags
 from ..errors import SettingsError
+from ..kafka.subscription import Subscription
+from ..loading import load_strategy
 from ..observe.logs import setup_logs
 from ..settings import WORKER, Settings
 from ..spark.engine.engine_settings import EngineSettings
-from .strategies import load_strategy
 
 __all__ = ["run"]
 
@@ -41,6 +42,12 @@ def run(
     With --engine spark it is a query of Structured Streaming: --checkpoint has its progress, and a drain
     finishes the running micro-batch. With --trigger available-now it exits at the end of the topic.
 
+    For example:
+
+        kmr run hits:strategy --topic hits --group errors --bootstrap-servers kafka-1:9092
+        kmr run --config kmr.toml --http-port 8080
+        kmr run hits:strategy --topic hits --group errors --until-caught-up
+
     Parameters
     ----------
     strategy
@@ -49,6 +56,11 @@ def run(
     if engine == "worker" and spark is not None:
         raise SettingsError("--checkpoint needs --engine spark")
     settings = given.load(strategy=strategy)
+    if engine == "spark" and settings.workers != 1:
+        raise SettingsError(
+            f"workers: {settings.workers} does not fit --engine spark, which shares its work among "
+            "executors: leave out --workers, and give --master"
+        )
     if engine == "spark" and settings.until_caught_up:
         raise SettingsError("--until-caught-up: with --engine spark use --trigger available-now")
     if settings.strategy is None:
@@ -57,9 +69,15 @@ def run(
             "strategy under [kmr] in the TOML file"
         )
     setup_logs(settings.log)
+    if settings.worker_count > 1:
+        from ..supervisor.command import run_workers
+
+        return run_workers(settings, given.config, given.flags)
     loaded = load_strategy(settings.strategy)
     loaded.validate()
-    loaded.refuse_loop(settings.topics, settings.bootstrap_servers)
+    loaded.refuse_loop(
+        Subscription(settings.topics, settings.topic_pattern), settings.bootstrap_servers
+    )
     # Imported last: it takes a second, and mistakes above should be reported at once.
     if engine == "spark":
         require_extra("spark", "--engine spark")

@@ -7,8 +7,8 @@ from cyclopts import App, Parameter
 
 from ..config.schema import BYTES, SECONDS, parse_quantity, show_quantity
 from ..errors import KmrError, SettingsError
+from ..loading import load_strategy
 from .output import plain_console
-from .strategies import load_strategy
 
 if TYPE_CHECKING:
     from ..sinks.spark.compact import Compacted

@@ -29,6 +29,7 @@ __all__ = [
     "stages_table",
     "summary",
     "top",
+    "workers_table",
 ]
 
 _TIMEOUT: Final = 5.0  # seconds
@@ -60,6 +61,8 @@ def top(
         view = watch.look_twice(interval)
         console = Console(highlight=False)
         console.print(summary(view))
+        if view.status.workers:
+            console.print(workers_table(view.status))
         console.print(stages_table(view.status))
         console.print(partitions_table(view.status))
         return
@@ -151,6 +154,24 @@ def summary(view: View) -> Text:
     if status.problem is not None:
         text.append(f"\n{status.problem}", "yellow" if status.live else "bold red")
     return text
+
+
+def workers_table(status: WorkerStatus) -> Table:
+    """Make a table with a row for each of several workers."""
+    columns = ("Worker", "State", "Up", "Partitions", "Settled", "Restarts", "Problem")
+    table = plain_table(*columns, left=("Worker", "State", "Problem"))
+    for worker in status.workers:
+        state = worker.state if worker.ready or worker.state != "running" else "not ready"
+        table.add_row(
+            f"{worker.index}" + ("" if worker.pid is None else f" (process {worker.pid})"),
+            Text(state, _STATE.get(state, "yellow")),
+            f"{worker.uptime:.0f} s",
+            f"{worker.partitions:,}",
+            f"{worker.settled:,}",
+            f"{worker.restarts:,}",
+            Text(worker.problem or "", "yellow" if worker.live else "bold red"),
+        )
+    return table
 
 
 def stages_table(status: WorkerStatus) -> Table:

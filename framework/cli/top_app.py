@@ -12,7 +12,7 @@ from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
 from textual.widgets import Footer, Sparkline, Static
 
-from .top import WorkerUnreachable, partitions_table, stages_table, summary
+from .top import WorkerUnreachable, partitions_table, stages_table, summary, workers_table
 
 if TYPE_CHECKING:
     from textual.binding import BindingType
@@ -89,4 +89,6 @@ class TopApp(App[None]):
         self.query_one("#summary", Static).update(summary(view))
         self.query_one("#rates", Sparkline).data = self._rates
         tables = Group(stages_table(view.status), Text(), partitions_table(view.status))
+        if view.status.workers:
+            tables = Group(workers_table(view.status), Text(), tables)
         self.query_one("#tables", Static).update(tables)

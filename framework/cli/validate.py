@@ -12,9 +12,9 @@ import msgspec
 from cyclopts import Parameter
 
 from ..config.schema import BYTES, show_quantity
+from ..loading import load_strategy
 from ..strategy import ERROR_DELIVERY, ERROR_STAGE
 from .output import plain_console, print_json
-from .strategies import load_strategy
 
 if TYPE_CHECKING:
     from ..reducers.reducer import Reducer
@@ -27,10 +27,16 @@ __all__ = ["MapOutline", "Outline", "ReducerOutline", "outline_of", "validate"]
 _DELIVERY = {
     "exactly-once": (
         "delivery    exactly once: each range of a partition is announced in the committed offset, written",
-        "            with a token, and after a crash read and written again as it was announced.",
+        "            under a name of its own, and after a crash read and written again as it was announced.",
         "            So map and reducers must make the same rows of the same records: no clock, no random",
         "            numbers, no state that outlives reset(). A stage that flushes by age is replayed by",
         "            range. The limits above hold for each partition.",
+    ),
+    "transactions": (
+        "delivery    exactly once: rows and the offsets of their records are one transaction. It is aborted",
+        "            when it fails, or when the group has given the partitions to another member.",
+        "            Consumers of the output set isolation_level=read_committed: others also read what was",
+        "            aborted. The limits above hold for the worker.",
     ),
     "at-least-once": (
         "delivery    at least once: records that were written but not committed when a worker is killed are",
@@ -59,6 +65,11 @@ def validate(
 
     Imports the strategy, checks its parts against each other, and pickles it as for another process. Tables
     and topics need a connection: they are checked when it runs.
+
+    For example:
+
+        kmr validate hits:strategy
+        kmr validate hits:strategy --engine spark --json
 
     Parameters
     ----------
@@ -104,15 +115,11 @@ def _findings(found: list[Finding]) -> list[str]:
 
 
 def _lines(outline: Outline) -> list[str]:
-    mapped = outline.map
-    columns = "inferred from each batch" if mapped.columns is None else ", ".join(mapped.columns)
+    maps = outline.by_topic or {"": outline.map}
     return [
         f"{outline.strategy} is valid.",
         "",
-        f"map         {mapped.function or 'none'}",
-        f"            {mapped.call()}",
-        *([f"            {mapped.formats()}"] if mapped.formats() else []),
-        *([f"            columns: {columns}"] if mapped.per != "batch" else []),
+        *(line for topic, mapped in maps.items() for line in _map_lines(topic, mapped)),
         *(line for reducer in outline.reduce for line in _stage(reducer)),
         *(
             [*_stage(outline.reduce_err), _ERRORS]
@@ -121,9 +128,19 @@ def _lines(outline: Outline) -> list[str]:
         ),
         *([f"            at most {outline.err_limit}"] if outline.err_limit is not None else []),
         "",
-        *_DELIVERY[outline.delivery],
+        *_DELIVERY["transactions" if outline.transactions else outline.delivery],
         "",
         f"Pickled: {outline.pickled_bytes:,} bytes.",
+    ]
+
+
+def _map_lines(topic: str, mapped: MapOutline) -> list[str]:
+    columns = "inferred from each batch" if mapped.columns is None else ", ".join(mapped.columns)
+    return [
+        f"map         {topic}{': ' if topic else ''}{mapped.function or 'none'}",
+        f"            {mapped.call()}",
+        *([f"            {mapped.formats()}"] if mapped.formats() else []),
+        *([f"            columns: {columns}"] if mapped.per != "batch" else []),
     ]
 
 
@@ -203,8 +220,11 @@ class Outline(msgspec.Struct, frozen=True):
     """A whole strategy.
 
     Attributes:
+        map: that of the first topic, if each has its own.
+        by_topic: the map of each topic; empty if all have the same.
         reduce_err: None: the first failed record stops the worker.
         delivery: the delivery guarantee.
+        transactions: whether it is one of transactions, which commit the offsets with the rows.
         err_delivery: that of failed records in the worker; None without `reduce_err`.
         err_limit: the accepted number of failed records, in words; None: any number.
         pickled_bytes: size of the strategy when it is sent to another process.
@@ -212,37 +232,25 @@ class Outline(msgspec.Struct, frozen=True):
 
     strategy: str
     map: MapOutline
+    by_topic: dict[str, MapOutline]
     reduce: tuple[ReducerOutline, ...]
     reduce_err: ReducerOutline | None
     delivery: str
     err_delivery: str | None
     err_limit: str | None
     pickled_bytes: int
+    transactions: bool = False
 
 
 def outline_of(path: str, strategy: Strategy) -> Outline:
     """Outline the valid strategy that was loaded from `path`."""
-    spec = strategy.map_spec
-    schema = spec.schema if spec.row_type is None else spec.row_type.schema
     limit = strategy.err_limit
     return Outline(
         strategy=path,
-        map=MapOutline(
-            function=None
-            if (function := strategy.map) is None
-            else f"{function.__module__}.{getattr(function, '__qualname__', type(function))}",
-            per=spec.per,
-            is_async=spec.is_async,
-            columns=None
-            if schema is None
-            else tuple(f"{field.name}: {field.type}" for field in schema),
-            value=None if strategy.value is None else str(strategy.value),
-            key=None if strategy.key is None else str(strategy.key),
-            options="" if spec.calls is None else spec.calls.describe(),
-            resources=None
-            if strategy.resources is None
-            else getattr(strategy.resources, "__qualname__", repr(strategy.resources)),
-        ),
+        map=_map(strategy.parts[0]),
+        by_topic={}
+        if strategy.by_topic is None
+        else {topic: _map(strategy.of_topic(topic)) for topic in strategy.by_topic},
         reduce=tuple(_reducer(stage, reducer) for stage, reducer in strategy.stages.items()),
         reduce_err=None
         if strategy.reduce_err is None
@@ -253,6 +261,28 @@ def outline_of(path: str, strategy: Strategy) -> Outline:
         if limit is None
         else f"{limit.records:,} records in {limit.per:g} s, then {limit.on_limit}",
         pickled_bytes=len(pickle.dumps(strategy)),
+        transactions=strategy.is_transactional,
+    )
+
+
+def _map(strategy: Strategy) -> MapOutline:
+    spec = strategy.map_spec
+    schema = spec.schema if spec.row_type is None else spec.row_type.schema
+    return MapOutline(
+        function=None
+        if (function := strategy.map) is None
+        else f"{function.__module__}.{getattr(function, '__qualname__', type(function))}",
+        per=spec.per,
+        is_async=spec.is_async,
+        columns=None
+        if schema is None
+        else tuple(f"{field.name}: {field.type}" for field in schema),
+        value=None if strategy.value is None else str(strategy.value),
+        key=None if strategy.key is None else str(strategy.key),
+        options="" if spec.calls is None else spec.calls.describe(),
+        resources=None
+        if strategy.resources is None
+        else getattr(strategy.resources, "__qualname__", repr(strategy.resources)),
     )
 
 

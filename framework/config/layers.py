@@ -16,6 +16,7 @@ import msgspec
 
 from ..errors import SettingsError
 from .schema import settings_of, struct_of
+from .secrets import FILE_SUFFIX, read_secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,6 +95,8 @@ class Layers(Generic[T]):
     ) -> dict[str, Found]:
         """Find the value and the origin of each setting that is set or has a default, by dotted name.
 
+        A secret may be in a file that the variable NAME_FILE names (`kmr.config.secrets`).
+
         Args:
             config: a TOML file.
             environ: environment variables; an empty one counts as not set.
@@ -135,7 +138,7 @@ class Layers(Generic[T]):
         missing = [
             f"{setting.name} is not set: {self._ways(setting)}"
             for setting in self.settings
-            if setting.required and setting.name not in found
+            if _is_missing(setting, found)
         ]
         if missing:
             raise SettingsError("\n".join(missing))
@@ -146,12 +149,13 @@ class Layers(Generic[T]):
             raise SettingsError(f"{conflict} ({origins})") from None
 
     def _ways(self, setting: Setting) -> str:
+        other = f"; or set {setting.unless}" if setting.unless else ""
         if self.table is None:
-            return f"give --{setting.flag}, or set {self.variable(setting)}"
+            return f"give --{setting.flag}, or set {self.variable(setting)}{other}"
         table = ".".join((self.table, *setting.path[:-1]))
         return (
             f"give --{setting.flag}, set {self.variable(setting)}, or write {setting.path[-1]} "
-            f"under [{table}] in the TOML file"
+            f"under [{table}] in the TOML file{other}"
         )
 
     def _from_environment(self, environ: Mapping[str, str], problems: list[str]) -> _Raw:
@@ -159,8 +163,22 @@ class Layers(Generic[T]):
         # Compared without the common prefix, which would make all names similar.
         bare = [variable.removeprefix(self.variables) for variable in names]
         found: _Raw = {}
+        files = {
+            f"{self.variable(setting)}{FILE_SUFFIX}": setting
+            for setting in self._known.values()
+            if setting.secret
+        }
         for variable, text in environ.items():
-            if variable in names:
+            if variable in files:
+                if text:
+                    setting = files[variable]
+                    try:
+                        secret = read_secret(environ, self.variable(setting))
+                    except SettingsError as error:
+                        problems.append(str(error))
+                    else:
+                        found[setting.name] = (secret, f"file {text} ({variable})")
+            elif variable in names:
                 if text:
                     found[names[variable]] = (text, f"environment variable {variable}")
             elif variable.startswith(self.variables):
@@ -173,6 +191,12 @@ class Layers(Generic[T]):
                         f"did you mean {self.variables}{near[0]}?"
                     )
         return found
+
+
+def _is_missing(setting: Setting, found: Mapping[str, Found]) -> bool:
+    if setting.unless is None:
+        return setting.required and setting.name not in found
+    return not found[setting.name].value and not found[setting.unless].value
 
 
 def _build(struct: type[T], found: Mapping[str, Found], outer: tuple[str, ...]) -> T:

@@ -29,6 +29,7 @@ __all__ = [
     "Addresses",
     "Bytes",
     "Count",
+    "NonNegative",
     "Port",
     "Seconds",
     "Setting",
@@ -48,6 +49,7 @@ SECONDS: Final = "seconds"
 Seconds = Annotated[float, Meta(gt=0, extra={"unit": SECONDS})]
 Bytes = Annotated[int, Meta(gt=0, extra={"unit": BYTES})]
 Count = Annotated[int, Meta(gt=0)]
+NonNegative = Annotated[int, Meta(ge=0)]
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Text = Annotated[str, Meta(min_length=1)]
 
@@ -68,7 +70,12 @@ _EXAMPLES: Final = {BYTES: "16MiB", SECONDS: "500ms"}
 
 
 def about(
-    description: str, *, flag: str | None = None, section: str | None = None, secret: bool = False
+    description: str,
+    *,
+    flag: str | None = None,
+    section: str | None = None,
+    secret: bool = False,
+    unless: str | None = None,
 ) -> Meta:
     """Describe a setting.
 
@@ -77,8 +84,9 @@ def about(
         flag: the name of the flag, without dashes, if it is not that of the setting.
         section: the heading of the help that begins with this setting.
         secret: the value is never shown.
+        unless: it must be set (its default is empty) unless the setting of this dotted name is.
     """
-    extra = {"flag": flag, "section": section, "secret": secret}
+    extra = {"flag": flag, "section": section, "secret": secret, "unless": unless}
     return Meta(
         description=description, extra={key: value for key, value in extra.items() if value}
     )
@@ -94,6 +102,7 @@ class Setting:
         default: `msgspec.NODEFAULT` if it is required.
         flag: without the dashes: `fetch-max-bytes`.
         section: the heading in the help.
+        unless: see `about`.
     """
 
     path: tuple[str, ...]
@@ -104,6 +113,7 @@ class Setting:
     secret: bool
     flag: str
     section: str
+    unless: str | None = None
 
     @property
     def name(self) -> str:
@@ -124,13 +134,14 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words that are allowed, if it is one of a few."""
-        return tuple(
-            str(word)
-            for member in self._members()
-            if isinstance(member, inspect.LiteralType)
-            for word in member.values
-        )
+        """The words that are allowed, if it is one of a few and nothing else."""
+        words: list[str] = []
+        for member in self._members():
+            if isinstance(member, inspect.LiteralType):
+                words += map(str, member.values)
+            elif not isinstance(member, inspect.NoneType):
+                return ()
+        return tuple(words)
 
     @property
     def is_list(self) -> bool:
@@ -223,6 +234,7 @@ def _leaves(
             secret=extra.get("secret", False),
             flag=extra.get("flag") or "-".join(path).replace("_", "-"),
             section=section,
+            unless=extra.get("unless"),
         )
 
 
@@ -257,6 +269,8 @@ def _decode(kind: type, value: object) -> object:
 
 def _words(info: inspect.Type) -> str:
     match info:
+        case inspect.LiteralType(values=(only,)):
+            return repr(only)
         case inspect.LiteralType(values=values):
             return "one of " + ", ".join(map(str, values))
         case inspect.IntType() | inspect.FloatType():

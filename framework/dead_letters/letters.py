@@ -10,13 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..record import SCHEMA, TopicPartition
+from ..reducers.reducer import Context
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
-
-    from ..reducers.reducer import Context
 
 __all__ = [
     "CONTROL_HEADER",
@@ -40,6 +39,10 @@ GROUP: Final = "kmr.group"
 STRATEGY: Final = "kmr.strategy"
 STAGE: Final = "kmr.stage"
 REASON: Final = "kmr.reason"
+EXCEPTION: Final = "kmr.exception"
+TRACEBACK: Final = "kmr.traceback"
+VERSION: Final = "kmr.strategy-version"
+SCHEMA_ID: Final = "kmr.schema-id"
 ATTEMPT: Final = "kmr.attempt"
 REPLAYS: Final = "kmr.replays"
 HISTORY: Final = "kmr.history"
@@ -49,11 +52,15 @@ HEADERS: Final[Mapping[str, str]] = {
     PARTITION: "its partition",
     OFFSET: "its offset",
     TIMESTAMP: "its timestamp, milliseconds since 1970",
+    SCHEMA_ID: "id of the schema that the value begins with, where the strategy reads such values",
     GENERATION: "generation of the partition's offsets: `kmr offsets reset` begins a new one",
     GROUP: "consumer group",
     STRATEGY: "strategy, `module:attribute`, where it was started by name",
+    VERSION: "`Strategy(version=...)`",
     STAGE: "stage that failed: `map`, `reduce-1`, ...",
     REASON: "why, at most 1,000 characters",
+    EXCEPTION: "class of the exception, where there was one: `json.decoder.JSONDecodeError`",
+    TRACEBACK: "where it was raised, at most 2,000 characters",
     ATTEMPT: "attempts of that stage",
     REPLAYS: "how often the letter was replayed and failed again",
     HISTORY: "JSON: the latest earlier failures, the oldest first",
@@ -63,10 +70,10 @@ HEADERS: Final[Mapping[str, str]] = {
 CONTROL_HEADER: Final = "kmr.pass"
 """The header of a record that is no letter, but a pass over letters (`kmr.dead_letters.passes`)."""
 
-_ORIGIN: Final = (TOPIC, PARTITION, OFFSET, TIMESTAMP, GENERATION)
+_ORIGIN: Final = (TOPIC, PARTITION, OFFSET, TIMESTAMP, GENERATION, SCHEMA_ID)
 _REASON_CHARACTERS: Final = 1000
-_TEXTS: Final = (TOPIC, GROUP, STRATEGY, STAGE, REASON)
-_NUMBERS: Final = (PARTITION, OFFSET, TIMESTAMP, GENERATION, ATTEMPT, REPLAYS)
+_TEXTS: Final = (TOPIC, GROUP, STRATEGY, VERSION, STAGE, REASON, EXCEPTION)
+_NUMBERS: Final = (PARTITION, OFFSET, TIMESTAMP, SCHEMA_ID, GENERATION, ATTEMPT, REPLAYS)
 _AT_PARTITION, _AT_OFFSET, _WRITTEN = "at partition", "at offset", "written"
 _LONGEST_HISTORY: Final = 5
 
@@ -92,15 +99,27 @@ def letter_headers(failed: pa.Table, context: Context | None = None) -> list[lis
     Args:
         context: of the reducer that writes them.
     """
-    group, strategy = ("", "") if context is None else (context.group, context.strategy)
-    generations = {} if context is None else context.generations
+    context = context or Context("", "", "", {})
     times = failed.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
-    names = ("topic", "partition", "offset", "stage", "reason", "attempt", "headers")
+    names = (
+        *("topic", "partition", "offset", "headers"),
+        *("stage", "reason", "attempt", "exception", "traceback", "value"),
+    )
     columns = [failed.column(name).to_pylist() for name in names]
     found = []
-    for topic, partition, offset, stage, reason, attempt, pairs, time in zip(
-        *columns, times.to_pylist(), strict=True
-    ):
+    for (
+        time,
+        topic,
+        partition,
+        offset,
+        pairs,
+        stage,
+        reason,
+        attempt,
+        exception,
+        trace,
+        value,
+    ) in zip(times.to_pylist(), *columns, strict=True):
         had: list[Pair] = [(pair["key"], pair["value"]) for pair in pairs or ()]
         old = {name: value for name, value in had if name in HEADERS and value is not None}
         added = {
@@ -108,11 +127,15 @@ def letter_headers(failed: pa.Table, context: Context | None = None) -> list[lis
             PARTITION: partition,
             OFFSET: offset,
             TIMESTAMP: time,
-            GENERATION: generations.get(TopicPartition(topic, partition)) or None,
-            GROUP: group or None,
-            STRATEGY: strategy or None,
+            SCHEMA_ID: _schema_id(value) if context.has_schema_ids else None,
+            GENERATION: context.generations.get(TopicPartition(topic, partition)) or None,
+            GROUP: context.group or None,
+            STRATEGY: context.strategy or None,
+            VERSION: context.strategy_version or None,
             STAGE: stage,
             REASON: reason[:_REASON_CHARACTERS],
+            EXCEPTION: exception,
+            TRACEBACK: trace,
             ATTEMPT: attempt,
         }
         if OFFSET in old:
@@ -129,6 +152,13 @@ def letter_headers(failed: pa.Table, context: Context | None = None) -> list[lis
     return found
 
 
+def _schema_id(value: bytes | None) -> int | None:
+    """Return the id before a value in Confluent's wire format: a zero byte, and 4 bytes."""
+    if value is None or len(value) < 5 or value[0]:
+        return None
+    return int.from_bytes(value[1:5])
+
+
 def _text(headers: Mapping[str, bytes], name: str) -> str:
     return headers.get(name, b"").decode(errors="replace")
 
@@ -140,9 +170,10 @@ class Letters(NamedTuple):
         partition: where the letter is, in the topic of letters.
         offset: there.
         written: its time, in milliseconds since 1970.
-        texts: the headers `topic`, `group`, `strategy`, `stage` and `reason`, without their prefix.
-        numbers: the headers `partition`, `offset`, `timestamp`, `generation`, `attempt` and `replays`; -1
-            where the letter has none.
+        texts: the headers that are text, without their prefix: `topic`, `strategy-version`, `reason`, ...;
+            without `traceback` and `history`.
+        numbers: the headers that are numbers: `partition`, `schema-id`, `replays`, ...; -1 where the letter
+            has none.
     """
 
     partition: NDArray[np.int64]

@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from ..mapping.calls import rate_limit_of
 from ..mapping.functions import MARK, MapSpec, apply, apply_async
 from ..mapping.results import NO_OFFSETS, MapResult, join
+from ..mapping.stop import Stop
+from ..service.threads import run_in_thread
 from ..strategy import Strategy
 from .letters import original_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -30,23 +33,28 @@ __all__ = ["Replay", "replay_of"]
 class Replay(Strategy):
     """A strategy on letters. Its `reduce_err` may write to the topic that is read: the pass has an end."""
 
-    def refuse_loop(self, topics: Iterable[str], bootstrap_servers: str) -> None:
+    def refuse_loop(self, topics: Container[str], bootstrap_servers: str) -> None:
         without = Strategy(map=self.map, reduce=self.reduce, delivery=self.delivery)
         without.refuse_loop(topics, bootstrap_servers)
 
 
-def replay_of(strategy: Strategy, chosen: Mapping[int, NDArray[np.int64]]) -> Replay:
+def replay_of(
+    strategy: Strategy, chosen: Mapping[int, NDArray[np.int64]], rate: float | None = None
+) -> Replay:
     """Return a strategy that applies `strategy` to the records of the chosen letters.
 
     Args:
         chosen: the offsets of letters, ascending, by partition of their topic. Others are filtered.
+        rate: the most letters in a second, in this process; each batch waits for its turn as a whole.
     """
-    kind = _AsyncLetterMap if strategy.map_spec.is_async else _LetterMap
+    is_async = any(part.map_spec.is_async for part in strategy.parts)
+    kind = _AsyncLetterMap if is_async else _LetterMap
     same = {each.name: getattr(strategy, each.name) for each in fields(strategy) if each.init}
     changed = {
-        "map": kind(strategy.map, strategy.map_spec, chosen),
+        "map": kind(strategy, chosen, rate),
         "value": None,  # the user's map decodes the records' values, not the letters'
         "key": None,
+        "by_topic": None,
     }
     return Replay(**same | changed)
 
@@ -65,72 +73,120 @@ class _Part:
             failure._replace(offset=int(self._letter(failure.offset)))
             for failure in mapped.failures
         )
-        return replace(mapped, offsets=self._letter(mapped.offsets), failures=failures)
+        rest = None
+        if mapped.rest is not None:
+            rest = int(self.letters[self.offsets >= mapped.rest].min())
+        return replace(mapped, offsets=self._letter(mapped.offsets), failures=failures, rest=rest)
 
     def _letter(self, offsets: Any) -> Any:
         return self.letters[np.searchsorted(self.offsets, offsets)]
 
 
 class _LetterMap:
-    """A per-batch map of letters, made of a map of records."""
+    """A map of letters, made of a strategy's map of records.
+
+    Args:
+        rate: the most letters in a second; None: any number.
+    """
+
+    _is_async = False
 
     def __init__(
         self,
-        function: Any,
-        spec: MapSpec,
+        strategy: Strategy,
         chosen: Mapping[int, NDArray[np.int64]],
+        rate: float | None,
     ) -> None:
-        self._function = function
-        self._spec = spec
+        self._strategy = strategy
         self._chosen = chosen
-        setattr(self, MARK, MapSpec("batch", spec.is_async))
+        self._rate = rate
+        setattr(self, MARK, MapSpec("result", self._is_async))
 
-    def __call__(self, letters: pa.RecordBatch, **resources: Any) -> Any:
+    def __call__(self, letters: pa.RecordBatch, stop: Stop | None, **resources: Any) -> Any:
         """Return the `MapResult` of the letters that are chosen."""
-        function = self._bound(resources)
-        return _joined(
-            part.of_letters(apply(function, part.records, self._spec))
-            for part in self._parts(letters)
-        )
+        stop = stop or Stop()
+        letters = self._choose(letters)
+        stop.sleep(self._turn(letters))
+        mapped = []
+        for part in _parts(letters):
+            function, spec = self._map_of(part, resources)
+            mapped.append(part.of_letters(apply(function, part.records, spec, stop.part())))
+        return _joined(mapped)
 
-    def _bound(self, resources: dict[str, Any]) -> Any:
-        return partial(self._function, **resources) if resources else self._function
+    def _turn(self, letters: pa.RecordBatch) -> float:
+        """Return the seconds to wait before letters are mapped."""
+        return 0.0 if self._rate is None else rate_limit_of(self._rate).reserve(len(letters))
 
-    def _parts(self, letters: pa.RecordBatch) -> Iterator[_Part]:
+    def _choose(self, letters: pa.RecordBatch) -> pa.RecordBatch:
         if not len(letters):
-            return
+            return letters
         chosen = self._chosen.get(letters.column("partition")[0].as_py(), NO_OFFSETS)
-        letters = letters.filter(pa.array(np.isin(letters.column("offset").to_numpy(), chosen)))
-        records = original_records(letters)
-        topics = records.column("topic").dictionary_encode().indices.to_numpy()
-        partitions = records.column("partition").to_numpy()
-        offsets = records.column("offset").to_numpy()
-        at = letters.column("offset").to_numpy()
-        left = np.arange(len(records))
-        while len(left):
-            # Of several letters of one record, each is a part of its own.
-            place = np.stack([topics[left], partitions[left], offsets[left]])
-            _, firsts = np.unique(place, axis=1, return_index=True)
-            round_ = left[firsts]
-            borders = np.flatnonzero(
-                (np.diff(topics[round_]) != 0) | (np.diff(partitions[round_]) != 0)
-            )
-            for rows in np.split(round_, borders + 1):
-                yield _Part(records.take(rows), offsets[rows], at[rows])
-            left = np.setdiff1d(left, round_, assume_unique=True)
+        return letters.filter(pa.array(np.isin(letters.column("offset").to_numpy(), chosen)))
+
+    def _map_of(self, part: _Part, resources: dict[str, Any]) -> tuple[Any, MapSpec]:
+        """Return the map of the records' topic."""
+        strategy = self._strategy.of_topic(part.records.column("topic")[0].as_py())
+        function = strategy.map
+        if resources and function is not None:
+            function = partial(function, **resources)
+        return function, strategy.map_spec
 
 
 class _AsyncLetterMap(_LetterMap):
-    async def __call__(self, letters: pa.RecordBatch, **resources: Any) -> MapResult:
-        parts = list(self._parts(letters))
-        function = self._bound(resources)
-        mapped = [await apply_async(function, part.records, self._spec) for part in parts]
-        return _joined(part.of_letters(each) for part, each in zip(parts, mapped, strict=True))
+    _is_async = True
+
+    async def __call__(
+        self, letters: pa.RecordBatch, stop: Stop | None, **resources: Any
+    ) -> MapResult:
+        stop = stop or Stop()
+        letters = self._choose(letters)
+        await stop.sleep_async(self._turn(letters))
+        mapped = []
+        for part in _parts(letters):
+            function, spec = self._map_of(part, resources)
+            if spec.is_async:
+                result = await apply_async(function, part.records, spec, stop.part())
+            else:
+                result = await run_in_thread(
+                    partial(apply, function, part.records, spec, stop.part())
+                )
+            mapped.append(part.of_letters(result))
+        return _joined(mapped)
 
 
-def _joined(parts: Iterable[MapResult]) -> MapResult:
-    mapped = join(list(parts))
-    if mapped.table is None:
+def _parts(letters: pa.RecordBatch) -> Iterator[_Part]:
+    if not len(letters):
+        return
+    records = original_records(letters)
+    topics = records.column("topic").dictionary_encode().indices.to_numpy()
+    partitions = records.column("partition").to_numpy()
+    offsets = records.column("offset").to_numpy()
+    at = letters.column("offset").to_numpy()
+    left = np.arange(len(records))
+    while len(left):
+        # Of several letters of one record, each is a part of its own.
+        place = np.stack([topics[left], partitions[left], offsets[left]])
+        _, firsts = np.unique(place, axis=1, return_index=True)
+        round_ = left[firsts]
+        borders = np.flatnonzero(
+            (np.diff(topics[round_]) != 0) | (np.diff(partitions[round_]) != 0)
+        )
+        for rows in np.split(round_, borders + 1):
+            yield _Part(records.take(rows), offsets[rows], at[rows])
+        left = np.setdiff1d(left, round_, assume_unique=True)
+
+
+def _joined(parts: Sequence[MapResult]) -> MapResult:
+    """Join the results of parts; of a map that was stopped, those before the first letter that is left."""
+    mapped = join(parts)
+    if mapped.table is not None:
+        order = np.argsort(mapped.offsets, kind="stable")
+        mapped = replace(mapped, table=mapped.table.take(order), offsets=mapped.offsets[order])
+    left = [part.rest for part in parts if part.rest is not None]
+    if not left:
         return mapped
-    order = np.argsort(mapped.offsets, kind="stable")
-    return replace(mapped, table=mapped.table.take(order), offsets=mapped.offsets[order])
+    rest = min(left)
+    done = int(np.searchsorted(mapped.offsets, rest))
+    table = None if mapped.table is None or not done else mapped.table.slice(0, done)
+    failures = tuple(failure for failure in mapped.failures if failure.offset < rest)
+    return replace(mapped, table=table, offsets=mapped.offsets[:done], failures=failures, rest=rest)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import structlog
 
-from ..errors import RecordFailed, SinkError
+from ..errors import RecordFailed, SinkError, traceback_of, type_of
 from ..record import SCHEMA, Range, Rows
 from .ranges import ranges_of
 
@@ -31,9 +31,12 @@ _FAILED_COLUMNS: list[pa.Field[Any]] = [
     pa.field("reason", pa.string()),
     pa.field("stage", pa.string()),
     pa.field("attempt", pa.int32()),
+    pa.field("exception", pa.string()),
+    pa.field("traceback", pa.string()),
 ]
 FAILED_SCHEMA = pa.schema([*SCHEMA, *_FAILED_COLUMNS])
-"""The columns of the rows for `reduce_err`: the original record, the reason, the stage, the attempts."""
+"""The columns of the rows for `reduce_err`: the original record, the reason, the stage, the attempts, and the
+class and traceback of the exception, null if there was none."""
 
 _log = structlog.get_logger(__name__)
 
@@ -41,19 +44,25 @@ _log = structlog.get_logger(__name__)
 def failed_records(batch: Batch, failures: Sequence[Failure], stage: str, generation: int) -> Rows:
     """Make rows of the records of a batch that failed in the map."""
     offsets = np.array([failure.offset for failure in failures], dtype=np.int64)
-    reasons = [failure.reason for failure in failures]
-    attempts = [failure.attempts for failure in failures]
-    return _rows(batch, offsets, reasons, stage, attempts, generation)
+    _, reasons, attempts, exceptions, tracebacks = zip(*failures, strict=True)
+    return _rows(batch, offsets, stage, generation, reasons, attempts, exceptions, tracebacks)
 
 
-def original_records(rows: Rows, reason: str, stage: str, attempt: int) -> list[Rows]:
+def original_records(
+    rows: Rows, reason: str, stage: str, attempt: int, error: BaseException | None = None
+) -> list[Rows]:
     """Make rows of the original records of refused rows, by batch.
 
     The records are those of the rows' `offsets`, or else of all their ranges.
 
+    Args:
+        error: the exception behind the refusal, if there is one.
+
     Raises:
         SinkError: the rows have no sources, so their records would be lost.
     """
+    exception = None if error is None else type_of(error)
+    traceback = None if error is None else traceback_of(error)
     found = []
     for batch in rows.sources:
         offsets = batch.offsets()
@@ -66,9 +75,18 @@ def original_records(rows: Rows, reason: str, stage: str, attempt: int) -> list[
                 wanted |= (offsets >= r.first) & (offsets <= r.last)
         if ranges and wanted.any():
             failed = offsets[wanted]
-            reasons = [reason] * len(failed)
+            count = len(failed)
             found.append(
-                _rows(batch, failed, reasons, stage, [attempt] * len(failed), ranges[0].generation)
+                _rows(
+                    batch,
+                    failed,
+                    stage,
+                    ranges[0].generation,
+                    [reason] * count,
+                    [attempt] * count,
+                    [exception] * count,
+                    [traceback] * count,
+                )
             )
     if not found:
         raise SinkError(
@@ -80,10 +98,12 @@ def original_records(rows: Rows, reason: str, stage: str, attempt: int) -> list[
 def _rows(
     batch: Batch,
     offsets: NDArray[np.int64],
-    reasons: list[str],
     stage: str,
-    attempts: list[int],
     generation: int,
+    reasons: Sequence[str],
+    attempts: Sequence[int],
+    exceptions: Sequence[str | None],
+    tracebacks: Sequence[str | None],
 ) -> Rows:
     """Make rows of `FAILED_SCHEMA` of the records of a batch at these offsets."""
     at = np.searchsorted(batch.offsets(), offsets)
@@ -92,6 +112,8 @@ def _rows(
         pa.array(reasons, pa.string()),
         pa.array([stage] * len(reasons), pa.string()),
         pa.array(attempts, pa.int32()),
+        pa.array(exceptions, pa.string()),
+        pa.array(tracebacks, pa.string()),
     ]
     whole = Range(batch.topic, batch.partition, batch.first, batch.last, generation)
     return Rows(

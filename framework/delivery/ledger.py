@@ -8,7 +8,7 @@ moves back. The ledger stores ranges, so its cost does not depend on the number 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -143,6 +143,18 @@ class Ledger:
             done.append(self._inflight.popleft())
         return done
 
+    def watermark_with(self, ranges: Iterable[Range]) -> int | None:
+        """Return what the watermark would be if these ranges of this generation were settled too."""
+        watermark = self.watermark
+        if watermark is None:
+            return None
+        ours = ((r.first, r.last) for r in ranges if r.generation == self.generation)
+        for first, last in sorted((*zip(self._starts, self._ends, strict=True), *ours)):
+            if first > watermark:
+                break
+            watermark = max(watermark, last + 1)
+        return watermark
+
     def give_back(self, end: int) -> list[InflightBatch]:
         """Forget all offsets from `end` on, none of which is delivered: they will be read again.
 
@@ -208,7 +220,7 @@ class Ledgers:
             self._changed()
 
     def give_back(self, ledger: Ledger, end: int | None) -> None:
-        """Forget what was taken in from offset `end` on, or above the watermark; see `Ledger.give_back`."""
+        """Forget the ranges from offset `end` on, or above the watermark; see `Ledger.give_back`."""
         if self._ledgers.get(ledger.partition) is ledger:
             for batch in ledger.give_back(-1 if end is None else end):
                 self._on_bytes(-batch.nbytes, -batch.unmapped)
@@ -281,17 +293,44 @@ class Ledgers:
         while (ledger := self.get(partition)) is not None and (ledger.watermark or 0) < offset:
             await self._settled.wait()
 
+    def are_settled(self, ranges: Iterable[Range]) -> bool:
+        """Return whether all offsets of the ranges are below the watermarks of their partitions."""
+        return all(
+            (ledger := self._current(r)) is not None and (ledger.watermark or 0) > r.last
+            for r in ranges
+        )
+
+    def complete(self, ranges: Sequence[Range]) -> bool:
+        """Return whether settling the ranges leaves no offset below their ends unsettled.
+
+        Ranges of an older generation are ignored.
+        """
+        reached = self.watermarks(ranges)
+        return all(
+            reached.get(r.topic_partition, 0) > r.last
+            for r in ranges
+            if self._current(r) is not None
+        )
+
+    async def wait_complete(self, ranges: Sequence[Range]) -> None:
+        """Return when the ranges are `complete`."""
+        while not self.complete(ranges):
+            await self._settled.wait()
+
     @property
     def are_replaying(self) -> bool:
         """Whether the end of any announced range has not been read again yet."""
         return any(ledger.is_replaying for ledger in self._ledgers.values())
 
-    def watermarks(self) -> dict[TopicPartition, int]:
-        """Return the watermark of every partition that has one."""
+    def watermarks(self, settled: Iterable[Range] = ()) -> dict[TopicPartition, int]:
+        """Return the watermark of every partition that has one, as if `settled` were settled too."""
+        added: dict[TopicPartition, list[Range]] = defaultdict(list)
+        for r in settled:
+            added[r.topic_partition].append(r)
         return {
-            partition: ledger.watermark
+            partition: watermark
             for partition, ledger in self._ledgers.items()
-            if ledger.watermark is not None
+            if (watermark := ledger.watermark_with(added[partition])) is not None
         }
 
     def __iter__(self) -> Iterator[Ledger]:

@@ -12,7 +12,7 @@ full reducer with `when_full="backpressure"` stops reading its queue: see `kmr.r
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
@@ -219,9 +219,13 @@ class MapInboxes:
         return partition in self._inboxes
 
     def put(self, batch: Batch) -> None:
-        """Put a batch into its partition's inbox, and pause the partition if that is full now."""
+        """Put a batch into its partition's inbox, and pause the partition if that is full now.
+
+        A batch for a map that has failed is dropped: the failure is ending the worker.
+        """
         inbox = self._inboxes[batch.topic_partition]
-        inbox.stream.send_nowait(batch)
+        with suppress(anyio.BrokenResourceError):
+            inbox.stream.send_nowait(batch)
         if inbox.stream.statistics().current_buffer_used >= self._queue_batches:
             inbox.paused = True
             self._consumer.pause([batch.topic_partition])

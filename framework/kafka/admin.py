@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from .connection import ConnectionConfig
     from .consumer import CommitOffset
+    from .subscription import Subscription
 
 __all__ = [
     "Admin",
@@ -38,6 +40,8 @@ __all__ = [
 T = TypeVar("T")
 
 _RETRY_BACKOFF: Final = 0.1  # seconds
+_UUID: Final = re.compile(r"([0-9a-f]{8})-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}$")
+"""The end of a member id, after the client id; the group makes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,11 @@ class GroupMember:
     client_id: str
     host: str
     partitions: tuple[TopicPartition, ...]
+
+    @property
+    def name(self) -> str:
+        """The client id, or the fixed name of a static member, and what tells it from others of that name."""
+        return _UUID.sub(r"\1", self.member_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +118,20 @@ class Admin:
                 raise no_such_topic([topic], cluster.topics(), self._config)
             found += [TopicPartition(topic, number) for number in sorted(numbers)]
         return found
+
+    async def partitions_of(self, subscription: Subscription) -> list[TopicPartition]:
+        """Return all partitions of the topics that exist and match, or of the named topics, in order.
+
+        Raises `ConsumerError` for a named topic that does not exist, and if no topic matches.
+        """
+        topics: Iterable[str] = subscription.topics
+        if subscription.pattern is not None:
+            with self._explain("the list of topics"):
+                cluster = await self._consumer._client.fetch_all_metadata()
+            topics = sorted(topic for topic in cluster.topics() if topic in subscription)
+            if not topics:
+                raise ConsumerError(f"no topic matches {subscription.pattern}")
+        return await self.topic_partitions(topics)
 
     async def beginning_offsets(
         self, partitions: Iterable[TopicPartition]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from contextlib import suppress
@@ -25,6 +26,8 @@ from aiokafka.protocol.metadata import MetadataRequest
 from ..config.schema import ADDRESSES
 from ..errors import BrokerUnavailable, ConsumerError, SettingsError
 from ..service.deadline import shield
+from .subscription import Subscription
+from .tokens import OAuthConfig, TokenProvider
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
         OffsetReset,
         SaslMechanism,
         SecurityProtocol,
+        SecuritySettings,
         Settings,
     )
 
@@ -46,9 +50,12 @@ __all__ = [
     "connection_config",
     "consumer_config",
     "disconnect",
+    "drop_producer",
     "no_such_topic",
+    "oauth_config",
     "reach_broker",
     "require_topics",
+    "stop_producer",
 ]
 
 _log = structlog.get_logger(__name__)
@@ -57,6 +64,7 @@ _PROBE_TIMEOUT = 5.0  # seconds, for each address
 _TOPIC_TIMEOUT = 5.0  # seconds until a broker knows a topic that was created by another one
 _SIMILAR = 0.7  # from 0 to 1, as in difflib
 _RETRY_AFTER = 0.2  # seconds
+_DROP_TIMEOUT = 1.0  # seconds
 _STOP_SHARE = 0.6  # of the time to disconnect; the rest is for leaving another way
 
 
@@ -70,6 +78,7 @@ class ConnectionConfig:
         request_timeout: seconds after which a request without a response has failed.
         metadata_max_age: seconds between refreshes of topics and leaders: the longest time until new
             partitions are seen.
+        oauth: where tokens come from; with the mechanism OAUTHBEARER only.
         ssl_cafile: certificates to trust (PEM); by default those of the system.
         ssl_certfile: our certificate (PEM), for mutual TLS.
         ssl_keyfile: its private key (PEM).
@@ -84,6 +93,7 @@ class ConnectionConfig:
     sasl_mechanism: SaslMechanism = "PLAIN"
     sasl_username: str | None = None
     sasl_password: str | None = field(default=None, repr=False)
+    oauth: OAuthConfig | None = None
     ssl_cafile: str | None = None
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
@@ -97,18 +107,22 @@ class ConnectionConfig:
                 f"bootstrap_servers must be host:port, or several separated by commas, not "
                 f"{self.bootstrap_servers!r}"
             )
-        if self.security_protocol.startswith("SASL") and not (
-            self.sasl_username and self.sasl_password
-        ):
+        is_sasl, by_token = self.security_protocol.startswith("SASL"), self.oauth is not None
+        if is_sasl and by_token != (self.sasl_mechanism == "OAUTHBEARER"):
+            raise SettingsError("sasl_mechanism OAUTHBEARER and oauth go together")
+        if is_sasl and not by_token and not (self.sasl_username and self.sasl_password):
             raise SettingsError(
                 f"security_protocol {self.security_protocol} needs sasl_username and sasl_password"
             )
 
     def client_options(self) -> dict[str, Any]:
-        """Keyword arguments for aiokafka's clients.
+        """Keyword arguments for aiokafka's clients; they can be pickled.
 
-        Raises `SettingsError` when a certificate or key cannot be read.
+        Raises `SettingsError` when a certificate, a key or the provider of tokens cannot be loaded.
         """
+        return _ClientOptions(self)
+
+    def _client_options(self) -> dict[str, Any]:
         return {
             "bootstrap_servers": self.bootstrap_servers,
             "client_id": self.client_id,
@@ -118,6 +132,9 @@ class ConnectionConfig:
             "sasl_mechanism": self.sasl_mechanism,
             "sasl_plain_username": self.sasl_username,
             "sasl_plain_password": self.sasl_password,
+            "sasl_oauth_token_provider": None
+            if self.oauth is None or not self.security_protocol.startswith("SASL")
+            else TokenProvider(self.oauth),
             "ssl_context": self._ssl_context() if "SSL" in self.security_protocol else None,
         }
 
@@ -134,6 +151,17 @@ class ConnectionConfig:
             raise SettingsError(f"cannot load TLS files {', '.join(files)}: {error}") from error
         context.check_hostname = self.ssl_check_hostname
         return context
+
+
+class _ClientOptions(dict[str, Any]):
+    """Options that are made again where they are unpickled: TLS contexts cannot travel to tasks of Spark."""
+
+    def __init__(self, config: ConnectionConfig) -> None:
+        super().__init__(config._client_options())
+        self._config = config
+
+    def __reduce__(self) -> tuple[type[_ClientOptions], tuple[ConnectionConfig]]:
+        return _ClientOptions, (self._config,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +189,9 @@ class ConsumerConfig(ConnectionConfig):
 
     group: str
     topics: tuple[str, ...]
+    topic_pattern: str | None = None
     group_instance_id: str | None = None
+    client_rack: str | None = None
     auto_offset_reset: OffsetReset
     on_out_of_range: OffsetReset
     isolation_level: IsolationLevel
@@ -174,6 +204,11 @@ class ConsumerConfig(ConnectionConfig):
     commit_timeout: float = 15.0
     stop_timeout: float = 5.0
 
+    @property
+    def subscription(self) -> Subscription:
+        """The topics that are read."""
+        return Subscription(self.topics, self.topic_pattern)
+
 
 def connection_config(settings: Settings | GroupSettings | ClusterSettings) -> ConnectionConfig:
     """Return the connection of producers and admin clients. Raises SettingsError."""
@@ -185,7 +220,9 @@ def consumer_config(settings: Settings) -> ConsumerConfig:
     return ConsumerConfig(
         group=settings.group,
         topics=settings.topics,
+        topic_pattern=settings.topic_pattern,
         group_instance_id=settings.group_instance_id,
+        client_rack=settings.client_rack,
         auto_offset_reset=settings.auto_offset_reset,
         on_out_of_range=settings.on_out_of_range,
         isolation_level=settings.isolation_level,
@@ -209,11 +246,25 @@ def _connection(settings: Settings | GroupSettings | ClusterSettings) -> dict[st
         "sasl_mechanism": security.sasl_mechanism,
         "sasl_username": security.sasl_user,
         "sasl_password": security.sasl_password,
+        "oauth": oauth_config(security),
         "ssl_cafile": security.ssl_cafile,
         "ssl_certfile": security.ssl_certfile,
         "ssl_keyfile": security.ssl_keyfile,
         "ssl_check_hostname": security.ssl_check_hostname,
     }
+
+
+def oauth_config(security: SecuritySettings) -> OAuthConfig | None:
+    """Return where tokens come from; None without OAUTHBEARER. Raises SettingsError."""
+    if security.sasl_mechanism != "OAUTHBEARER" or not security.protocol.startswith("SASL"):
+        return None
+    return OAuthConfig(
+        provider=security.oauth_token_provider,
+        token_url=security.oauth_token_url,
+        client_id=security.oauth_client_id,
+        client_secret=security.oauth_client_secret,
+        scope=security.oauth_scope,
+    )
 
 
 async def connect(consumer: Any, config: ConnectionConfig) -> None:
@@ -263,8 +314,8 @@ async def reach_broker(config: ConnectionConfig) -> None:
             return
         except (AuthenticationFailedError, SaslAuthenticationFailed) as error:
             raise ConsumerError(
-                f"{host}:{port} refuses {config.sasl_mechanism} credentials of"
-                f" {config.sasl_username!r}: {error}"
+                f"{host}:{port} refuses {config.sasl_mechanism} credentials"
+                f"{f' of {config.sasl_username!r}' if config.oauth is None else ''}: {error}"
             ) from error
         except TimeoutError:
             reasons.append(f"{host}:{port}: no answer in {_PROBE_TIMEOUT:g} s")
@@ -354,3 +405,30 @@ async def _leave(coordinator: Any, client: Any) -> None:
         await client.send(coordinator.coordinator_id, leave)
     except KafkaError as error:
         _log.warning("leaving the group failed", reason=str(error))
+
+
+async def stop_producer(producer: Any, patience: float) -> None:
+    """Stop a producer, after `patience` seconds even if the brokers do not answer.
+
+    An idempotent one would wait for them forever. The messages it then drops were never acknowledged.
+    """
+    with anyio.move_on_after(patience):
+        await producer.flush()
+        await producer.stop()
+        return
+    await drop_producer(producer)
+
+
+async def drop_producer(producer: Any) -> None:
+    """Close a producer's connections at once; what it has not sent stays unsent.
+
+    No public method does. Its task is not awaited in a cancel scope: aiokafka suppresses cancellations, and a
+    scope that has lost one lets the next escape.
+    """
+    producer._closed = True
+    sending = producer._sender.sender_task
+    if sending is not None:
+        sending.cancel()
+    await producer.client.close()
+    if sending is not None:
+        await asyncio.wait([sending], timeout=_DROP_TIMEOUT)

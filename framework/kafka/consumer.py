@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from ..record import Batch, TopicPartition
+    from .group_offsets import Membership
 
 __all__ = ["CommitOffset", "Consumer", "Listener"]
 
@@ -52,17 +53,25 @@ class Consumer(Protocol):
     async def reach(self) -> None:
         """Return if a broker answers. Raises `BrokerUnavailable`, `ConsumerError` for refused credentials."""
 
-    async def start(self, listener: Listener) -> None:
+    async def start(
+        self, listener: Listener, admitted: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         """Connect, check that the topics exist, and join the group in the background.
 
         `listener.assigned` receives the partitions. Raises `BrokerUnavailable` when no broker answers and
         `ConsumerError` for an unknown topic or refused credentials.
+
+        Args:
+            admitted: awaited when everything is done but joining.
         """
 
-    async def stop(self) -> None:
+    async def stop(self, *, leave: bool = False) -> None:
         """Leave the group and close all connections, in at most `stop_timeout` seconds; may be repeated.
 
         Does not call the listener: settle and commit before.
+
+        Args:
+            leave: a static member leaves too; otherwise it is expected back.
         """
 
     async def poll(self, max_bytes: int | None = None) -> list[Batch]:
@@ -120,6 +129,12 @@ class Consumer(Protocol):
         another member may own the partitions), `CommitRefused` when the broker refuses it for another
         reason, `ConsumerError` for any other error that retrying for `commit_timeout` seconds did not
         resolve.
+        """
+
+    def membership(self, partitions: Iterable[TopicPartition]) -> Membership:
+        """Return the name of this member for a transaction that commits offsets of these partitions.
+
+        Raises `CommitFenced` when one of them is not assigned to us.
         """
 
     def start_offset(self, partition: TopicPartition) -> int | None:

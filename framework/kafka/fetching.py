@@ -81,6 +81,7 @@ class FetchedPartition(NamedTuple):
         last_stable: the first offset of the oldest open transaction; None before version 4.
         log_start: the first offset of the log; None before version 5.
         aborted: producer id and first offset of each aborted transaction in `data`.
+        preferred_replica: the node to fetch from, -1 for the leader; None before version 11.
     """
 
     topic: str
@@ -91,6 +92,7 @@ class FetchedPartition(NamedTuple):
     last_stable: int | None
     log_start: int | None
     aborted: list[tuple[int, int]]
+    preferred_replica: int | None = None
 
 
 def unpack_response(response: Any) -> Iterator[FetchedPartition]:
@@ -112,6 +114,7 @@ def unpack_response(response: Any) -> Iterator[FetchedPartition]:
                 last_stable=rest[0] if versioned else None,
                 log_start=rest[1] if len(rest) > 3 else None,
                 aborted=aborted or [],
+                preferred_replica=rest[3] if len(rest) > 4 else None,
             )
 
 
@@ -145,6 +148,7 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
             fetch_max_bytes=replaced._fetch_max_bytes,
             fetch_max_wait_ms=replaced._fetch_max_wait_ms,
             max_partition_fetch_bytes=replaced._max_partition_fetch_bytes,
+            client_rack=replaced._client_rack,
         )
         self._retry_backoff = replaced._retry_backoff
         self._isolation_level = replaced._isolation_level
@@ -258,6 +262,7 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
             if failed and not arrived:
                 await asyncio.sleep(self._retry_backoff)
         except aiokafka.errors.KafkaError as error:
+            self._invalidate_preferred_read_replica_for_node(node_id, request)
             if node_id not in self._unreachable:  # log once, not at every attempt
                 self._unreachable.add(node_id)
                 _log.warning("fetch failed, trying again", node=node_id, reason=str(error))
@@ -290,8 +295,11 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
             if fetched.error != 0:
                 error = aiokafka.errors.for_code(fetched.error)
                 arrived |= self._fail(partition, first, error)
+                self._preferred_read_replica.pop(partition, None)  # ask the leader
                 failed = True
                 continue
+            if self._client_rack and fetched.preferred_replica is not None:
+                self._update_preferred_read_replica(partition, fetched.preferred_replica)
             self._failing.discard(partition)
             state.highwater = fetched.high_watermark
             if fetched.last_stable is not None:

@@ -35,11 +35,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 __all__ = [
+    "COORDINATOR_GONE",
+    "FENCED",
     "Membership",
     "OffsetFetch",
     "check_code",
     "commit_offsets",
     "committed_offsets",
+    "fenced",
     "fetch_offsets",
 ]
 
@@ -48,17 +51,23 @@ T = TypeVar("T")
 _RETRY_AFTER = 0.1  # seconds
 # Deleted, with its offsets. aiokafka would retry, but no rebalance should wait for a deleted topic.
 _UNKNOWN_TOPIC = 3
-_COORDINATOR_GONE = (7, 15, 16)  # timed out, not available, moved
+COORDINATOR_GONE = (7, 15, 16)  # timed out, not available, moved
 _ILLEGAL_GENERATION, _UNKNOWN_MEMBER, _REBALANCING, _FENCED_INSTANCE = 22, 25, 27, 82
-_FENCED = (_ILLEGAL_GENERATION, _UNKNOWN_MEMBER, _REBALANCING, _FENCED_INSTANCE)
+FENCED = (_ILLEGAL_GENERATION, _UNKNOWN_MEMBER, _REBALANCING, _FENCED_INSTANCE)
 _UNSTABLE_OFFSET_COMMIT = 88
 
 
 class Membership(NamedTuple):
-    """The generation and member id to commit with; generation -1 is no member."""
+    """The generation and member to commit with; generation -1 is no member."""
 
     generation: int = -1
     member_id: str = ""
+    group_instance_id: str | None = None
+
+    def require(self, group: str) -> None:
+        """Raise CommitFenced for no member, whose commit the broker would accept as an outside client's."""
+        if self.generation < 0:
+            raise CommitFenced(f"group {group}: not a member now, nothing can be committed")
 
 
 class UnstableOffsetCommit(aiokafka.errors.BrokerResponseError):  # type: ignore[misc]
@@ -67,6 +76,12 @@ class UnstableOffsetCommit(aiokafka.errors.BrokerResponseError):  # type: ignore
     errno = _UNSTABLE_OFFSET_COMMIT
     message = "UNSTABLE_OFFSET_COMMIT"
     retriable = True
+
+
+def fenced(group: str, refused: str, where: str) -> str:
+    """Return the message for a commit or transaction of an older generation."""
+    reason = f"the {refused} was refused ({where})"
+    return f"group {group}: the group has moved on to a new generation, {reason}"
 
 
 def check_code(code: int, subject: object) -> None:
@@ -216,11 +231,7 @@ async def commit_offsets(
     """
     if not offsets:
         return
-    if membership.generation < 0:
-        # The broker would accept it as a commit of a client outside the group.
-        raise CommitFenced(
-            f"group {coordinator.group_id}: not a member now, nothing can be committed"
-        )
+    membership.require(coordinator.group_id)
     topics = defaultdict(list)
     for partition, (offset, metadata) in offsets.items():
         topics[partition.topic].append((partition.partition, offset, metadata))
@@ -255,16 +266,13 @@ def _check_commit(coordinator: Any, response: Any) -> None:
                 continue
             error = aiokafka.errors.for_code(code)
             where = f"{partition}: {error.__name__}"
-            if code in _FENCED:
-                raise CommitFenced(
-                    f"group {coordinator.group_id}: the group has moved on to a new generation,"
-                    f" the commit was refused ({where})"
-                )
+            if code in FENCED:
+                raise CommitFenced(fenced(coordinator.group_id, "commit", where))
             if code == _UNKNOWN_TOPIC or not error.retriable:
                 # Whether a topic is gone for good is decided by `KafkaConsumer`, from the metadata.
                 for_good = for_good or code != _UNKNOWN_TOPIC
                 refused.append(where)
-            elif again is None or code in _COORDINATOR_GONE:
+            elif again is None or code in COORDINATOR_GONE:
                 again = error(where)
     if refused:
         raise _refused(coordinator, ", ".join(refused), frozenset(acknowledged), for_good=for_good)
@@ -302,7 +310,7 @@ async def _ask(coordinator: Any, request: Any, read: Callable[[Any], T], timeout
             except KafkaError as error:
                 if not error.retriable:
                     raise
-                if getattr(error, "errno", None) in _COORDINATOR_GONE:
+                if getattr(error, "errno", None) in COORDINATOR_GONE:
                     coordinator.coordinator_dead()
                 reason = str(error)
             await anyio.sleep(_RETRY_AFTER)

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import aiokafka
+import structlog
 from aiokafka.abc import ConsumerRebalanceListener
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.errors import IllegalStateError, KafkaError
@@ -21,7 +23,7 @@ from .group_offsets import Membership, commit_offsets, fetch_offsets
 from .start_positions import NO_POSITION, StartPositions, reset_position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 
     from ..record import Batch
     from .connection import ConsumerConfig
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 _Callback: TypeAlias = "Callable[[frozenset[TopicPartition]], Coroutine[Any, Any, None]]"
 
 __all__ = ["KafkaConsumer"]
+
+_log = structlog.get_logger(__name__)
 
 _NEVER_MS = 10 * 365 * 24 * 3600 * 1000
 _JOIN_GRACE = 5.0  # seconds
@@ -76,17 +80,22 @@ class KafkaConsumer:
         """See `Consumer.reach`."""
         await reach_broker(self._config)
 
-    async def start(self, listener: Listener) -> None:
+    async def start(
+        self, listener: Listener, admitted: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         """See `Consumer.start`. Compiles the decoder first, unless that was done before."""
         require_aiokafka()
         await run_in_thread(warm_up)
         try:
-            await self._connect(listener)
+            await self._connect()
+            if admitted is not None:
+                await admitted()
+            self._subscribe(listener)
         except BaseException:
             await self.stop()
             raise
 
-    async def _connect(self, listener: Listener) -> None:
+    async def _connect(self) -> None:
         config = self._config
         options = config.client_options()
         # The broker answers JoinGroup only when the slowest member has given up its partitions.
@@ -95,6 +104,7 @@ class KafkaConsumer:
         self._consumer = consumer = aiokafka.AIOKafkaConsumer(
             group_id=config.group,
             group_instance_id=config.group_instance_id,
+            client_rack=config.client_rack,
             partition_assignment_strategy=[self._assignor],
             enable_auto_commit=False,
             auto_offset_reset="none",  # `reset_position` applies the policy
@@ -109,21 +119,44 @@ class KafkaConsumer:
             **options,
         )
         await connect(consumer, config)
-        await require_topics(consumer._client, config, config.topics)
+        if config.topic_pattern is None:
+            await require_topics(consumer._client, config, config.topics)
+        else:
+            await self._find_topics(consumer._client)
         self._start_positions = await StartPositions.look_up(consumer, config)
         await consumer._fetcher.close()  # without a subscription it has fetched nothing
         decoder = BatchDecoder(read_committed=config.isolation_level == "read_committed")
         self._fetcher = BatchFetcher(consumer._fetcher, decoder, config.auto_offset_reset)
         consumer._fetcher = self._fetcher
+
+    def _subscribe(self, listener: Listener) -> None:
+        """Let the client join the group."""
+        config, consumer = self._config, self._consumer
         callbacks = _Callbacks(
             partial(self._on_revoked, listener), partial(self._on_assigned, listener)
         )
-        consumer.subscribe(config.topics, listener=callbacks)
+        if config.topic_pattern is None:
+            consumer.subscribe(config.topics, listener=callbacks)
+        else:
+            # Not `subscribe(pattern=...)`: it matches the beginnings of names.
+            matches = SimpleNamespace(match=config.subscription.__contains__)
+            consumer._subscription.subscribe_pattern(pattern=matches, listener=callbacks)
+            consumer._client.set_topics([])
 
-    async def stop(self) -> None:
+    async def _find_topics(self, client: Any) -> None:
+        """Learn of all topics; log if none matches yet."""
+        await client.set_topics([])
+        if not any(topic in self._config.subscription for topic in client.cluster.topics()):
+            _log.warning("no topic matches yet", topic_pattern=self._config.topic_pattern)
+
+    async def stop(self, *, leave: bool = False) -> None:
         if self._consumer is None or self._stopped:
             return
         self._stopped = True
+        if leave and self._consumer._coordinator is not None:
+            self._consumer._coordinator._group_instance_id = (
+                None  # with one, aiokafka does not leave
+            )
         await disconnect(self._consumer, self._config.stop_timeout)
         self._membership = Membership()
         if self._fetcher is not None:
@@ -180,14 +213,19 @@ class KafkaConsumer:
 
     async def commit(self, offsets: Mapping[TopicPartition, CommitOffset]) -> None:
         self._started()
-        for partition in offsets:
+        member = self.membership(offsets)
+        await commit_offsets(
+            self._consumer._coordinator, member, offsets, self._config.commit_timeout
+        )
+
+    def membership(self, partitions: Iterable[TopicPartition]) -> Membership:
+        """See `Consumer.membership`: as of the last assignment."""
+        for partition in partitions:
             if partition not in self._partitions:
                 raise CommitFenced(
                     f"group {self._config.group}: {partition} is no longer assigned to us"
                 )
-        await commit_offsets(
-            self._consumer._coordinator, self._membership, offsets, self._config.commit_timeout
-        )
+        return self._membership
 
     def start_offset(self, partition: TopicPartition) -> int | None:
         return self._started().start_offset(partition) if self._assigned([partition]) else None
@@ -213,7 +251,9 @@ class KafkaConsumer:
     async def _on_assigned(self, listener: Listener, partitions: frozenset[TopicPartition]) -> None:
         """aiokafka awaits this before it starts its heartbeat task."""
         coordinator = self._consumer._coordinator
-        self._membership = Membership(coordinator.generation, coordinator.member_id)
+        self._membership = Membership(
+            coordinator.generation, coordinator.member_id, self._config.group_instance_id
+        )
         self._partitions = partitions
         self._assignor.on_generation_assignment(coordinator.generation)
         await self._call(self._require_topics, partitions)
@@ -223,6 +263,8 @@ class KafkaConsumer:
     async def _require_topics(self, _: frozenset[TopicPartition]) -> None:
         """Raise `ConsumerError` when a topic is gone: aiokafka would wait for it forever."""
         client, config = self._consumer._client, self._config
+        if config.topic_pattern is not None:
+            return  # a topic that is deleted leaves the assignment
         if all(client.cluster.partitions_for_topic(topic) for topic in config.topics):
             return
         try:

@@ -60,7 +60,8 @@ class StartPositions(NamedTuple):
             return cls(frozenset(), frozenset())
         partitions = frozenset(
             TopicPartition(topic, number)
-            for topic in config.topics
+            for topic in consumer._client.cluster.topics()
+            if topic in config.subscription
             for number in consumer._client.cluster.partitions_for_topic(topic) or ()
         )
         committed = await fetch_offsets(consumer._coordinator, partitions, config.request_timeout)

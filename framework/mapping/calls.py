@@ -115,12 +115,12 @@ class RateLimit:
         self._next = 0.0
         self._lock = threading.Lock()
 
-    def reserve(self) -> float:
-        """Take the next place; return the seconds until then, 0 if it is now."""
+    def reserve(self, calls: int = 1) -> float:
+        """Take the next places; return the seconds until the first of them, 0 if it is now."""
         with self._lock:
             now = time.monotonic()
             at = max(self._next, now - _BURST)
-            self._next = at + self._interval
+            self._next = at + calls * self._interval
             return max(0.0, at - now)
 
 

@@ -16,7 +16,7 @@ import anyio
 from anyio import to_process
 
 from ..errors import StrategyError
-from ..observe.logs import setup_logs
+from ..observe.logs import in_every_event, setup_logs
 from ..service.process import end_with_parent
 from ..service.threads import run_in_thread
 from ..settings import LogSettings
@@ -73,7 +73,7 @@ class Executor:
         """Open the resources of a strategy, if it has any. Raises StrategyError if that fails."""
         if strategy.resources is None:
             return
-        if self.kind == "process" and not strategy.map_spec.is_async:
+        if self.kind == "process" and not all(part.map_spec.is_async for part in strategy.parts):
             raise StrategyError(
                 "resources= cannot be opened in the processes of executor='process': use "
                 "executor='thread', or an async map"
@@ -146,6 +146,7 @@ class Executor:
                         self._logs,
                         parent=os.getpid(),
                         terminal=sys.stderr.isatty(),
+                        always=tuple(in_every_event().items()),
                     ),
                     cancellable=True,
                     limiter=self._unlimited,
@@ -198,10 +199,16 @@ class _Text(StringIO):
 
 
 def _apply_here(
-    function: bytes, records: pa.RecordBatch, logs: LogSettings, *, parent: int, terminal: bool
+    function: bytes,
+    records: pa.RecordBatch,
+    logs: LogSettings,
+    *,
+    parent: int,
+    terminal: bool,
+    always: tuple[tuple[str, object], ...],
 ) -> _Done:
     """Apply a pickled function as its pickled spec says, in a process of anyio's."""
-    stdout, stderr = _prepare_process(logs, parent=parent, terminal=terminal)
+    stdout, stderr = _prepare_process(logs, parent=parent, terminal=terminal, always=always)
     result: MapResult | Exception
     stop = Stop()
     done = Event()
@@ -222,7 +229,9 @@ def _expire(stop: Stop, done: Event) -> None:
 
 
 @cache
-def _prepare_process(logs: LogSettings, *, parent: int, terminal: bool) -> tuple[_Text, _Text]:
+def _prepare_process(
+    logs: LogSettings, *, parent: int, terminal: bool, always: tuple[tuple[str, object], ...]
+) -> tuple[_Text, _Text]:
     """Collect what is printed and logged: anyio sends it to nowhere. End with the worker.
 
     The file descriptors cannot be used: that of stdout carries the results, and that of stderr is a pipe
@@ -231,5 +240,5 @@ def _prepare_process(logs: LogSettings, *, parent: int, terminal: bool) -> tuple
     end_with_parent(parent)  # a map that hangs would outlive a worker that is killed
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     sys.stdout, sys.stderr = streams = _Text(terminal=False), _Text(terminal=terminal)
-    setup_logs(logs)
+    setup_logs(logs, **dict(always))
     return streams

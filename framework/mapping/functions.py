@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import pyarrow as pa
 
-from ..errors import StrategyError, reason_of
+from ..errors import StrategyError
 from ..record import SCHEMA
 from ..service.threads import run_in_thread
 from ..values.schemas import row_type
@@ -55,7 +55,8 @@ class MapSpec:
 
     Attributes:
         per: one call per `record`, or one per `batch`; `value`: there is no function, the columns of the
-            values are the rows.
+            values are the rows; `result`: the function is called with the records and `stop`, and returns a
+            `MapResult` (`kmr.dead_letters.replay`).
         is_async: the function is a coroutine function; its calls are awaited on the event loop, in order.
         schema: the columns that a per-record function returns; None infers them from each batch.
         row_class: the class of the rows that a per-record function returns, if its annotation names one.
@@ -63,7 +64,7 @@ class MapSpec:
         calls: how the calls of a per-record function are made; None: one after the other, each once.
     """
 
-    per: Literal["record", "batch", "value"]
+    per: Literal["record", "batch", "value", "result"]
     is_async: bool
     schema: pa.Schema | None = None
     row_class: type | None = None
@@ -189,9 +190,12 @@ def apply(
     if function is None:
         return (spec or VALUES).inputs.rows(records)
     spec = spec or spec_of(function)
+    if spec.per == "result":
+        mapped: MapResult = function(records, stop)
+        return mapped
     if spec.calls is not None:
         arguments = spec.inputs.arguments(records)
-        outcomes = make_calls(spec.inputs.caller(function), arguments.calls, spec.calls, stop)
+        outcomes = make_calls(spec.inputs.caller(function), list(arguments.calls), spec.calls, stop)
         return _collect(function, spec, arguments, outcomes)
     return _run(_prepare(function, records, spec, stop), spec.inputs.caller(function))
 
@@ -232,6 +236,9 @@ async def apply_async(
     if stop is not None and stop.requested:
         return _unmapped(records)
     spec = spec or spec_of(function)
+    if spec.per == "result":
+        made: MapResult = await function(records, stop)
+        return made
     call = spec.inputs.caller(function)
 
     async def prepare(step: Callable[[], T]) -> T:
@@ -239,7 +246,7 @@ async def apply_async(
 
     if spec.calls is not None:
         arguments = await prepare(partial(spec.inputs.arguments, records))
-        outcomes = await make_calls_async(call, arguments.calls, spec.calls, stop)
+        outcomes = await make_calls_async(call, list(arguments.calls), spec.calls, stop)
         return _collect(function, spec, arguments, outcomes)
     calls = await prepare(partial(_prepare, function, records, spec, stop))
     try:
@@ -268,7 +275,7 @@ def _collect(
     function: Callable[..., Any], spec: MapSpec, arguments: Arguments, outcomes: list[Outcome]
 ) -> MapResult:
     """Convert the outcomes of the first calls to columns."""
-    del arguments.calls[len(outcomes) :]
+    del arguments.first[len(outcomes) :]
     left = iter(outcomes)
     mapped = _run(_record_calls(function, spec, arguments, None), lambda _: next(left).get())
     return replace(mapped, retries=sum(each.attempts - 1 for each in outcomes))
@@ -296,7 +303,7 @@ def _record_calls(
     usual = dict if row_type is None else row_type.instances
     offset = -1
     if stop is not None:
-        stop.watch(arguments.calls)
+        stop.watch(arguments.first)
     for call, offset in zip(arguments.calls, arguments.offsets, strict=False):
         try:
             result = yield call
@@ -323,8 +330,8 @@ def _record_calls(
 
 def _failure(offset: int, error: Exception) -> Failure:
     if isinstance(error, Repeated):
-        return Failure(offset, reason_of(error.error), error.attempts)
-    return Failure(offset, reason_of(error))
+        return Failure.of(offset, error.error, error.attempts)
+    return Failure.of(offset, error)
 
 
 def _batch_calls(
@@ -341,7 +348,7 @@ def _batch_calls(
         except Exception as error:  # noqa: BLE001
             if len(part) == 1:
                 offset = int(part.column("offset")[0].as_py())
-                parts.append(MapResult(None, NO_OFFSETS, (Failure(offset, reason_of(error)),)))
+                parts.append(MapResult(None, NO_OFFSETS, (Failure.of(offset, error),)))
             else:
                 middle = len(part) // 2
                 todo += [part.slice(middle), part.slice(0, middle)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from ..errors import StrategyError
-from ..record import SCHEMA, to_records
+from ..record import SCHEMA, Record, to_records
 from .results import Failure, MapResult
 
 if TYPE_CHECKING:
@@ -35,13 +36,26 @@ class Arguments(NamedTuple):
 
     Attributes:
         offsets: that of each call.
-        calls: the argument of each call, see `Inputs.caller`.
+        first: the first argument of each call: the record, or the value.
+        records: the second one; None for functions of one argument.
         failures: the records that could not be decoded: there is no call for them.
     """
 
     offsets: list[int]
-    calls: list[Any]
+    first: list[Any]
+    records: list[Record] | None
     failures: list[Failure]
+
+    @property
+    def calls(self) -> Iterable[Any]:
+        """The argument of each call as `Inputs.caller` takes it; the same at each access.
+
+        Pairs are made one by one: many that exist at a time are traversed by the garbage collector again and
+        again, a quarter of the time of a map.
+        """
+        if self.records is None:
+            return self.first
+        return zip(self.first, self.records, strict=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,31 +145,28 @@ class Inputs:
         return MapResult(table, offsets, tuple(failures))
 
     def caller(self, function: Callable[..., Any]) -> Callable[[Any], Any]:
-        """Return the function as one of a single argument: that of `arguments`, or a batch.
-
-        Only two parameters need a tuple for each record: the garbage collector looks at each of them.
-        """
+        """Return the function as one of a single argument: one of `Arguments.calls`, or a batch."""
         if self.parameters != "value and record":
             return function
         return lambda pair: function(*pair)
 
     def arguments(self, records: pa.RecordBatch) -> Arguments:
-        """Return the argument of each call of a per-record function; a pair for two parameters."""
+        """Return the arguments of the calls of a per-record function."""
         offsets: Any = records.column("offset").to_pylist()
         if self.value is None:
-            return Arguments(offsets, to_records(records), [])
+            return Arguments(offsets, to_records(records), None, [])
         values: Any = records.column("value")
         objects, failures = self.value.decode_objects(values)
         good, failed = self._settle_nulls(values, failures, records)
-        calls: Iterable[Any] = objects
-        if self.parameters == "value and record":
-            calls = zip(objects, to_records(records), strict=True)
+        beside = to_records(records) if self.parameters == "value and record" else None
         if good is None:
-            return Arguments(offsets, list(calls), [])
-        kept = [
-            (o, call) for o, call, keep in zip(offsets, calls, good.tolist(), strict=True) if keep
-        ]
-        return Arguments([o for o, _ in kept], [call for _, call in kept], failed)
+            return Arguments(offsets, objects, beside, [])
+        kept = good.tolist()
+        if beside is not None:
+            beside = list(compress(beside, kept))
+        return Arguments(
+            list(compress(offsets, kept)), list(compress(objects, kept)), beside, failed
+        )
 
     def _decode(
         self, records: pa.RecordBatch

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 
 from ..column_types import choose_type, join_tables
-from ..errors import StrategyError
+from ..errors import StrategyError, reason_of, traceback_of, type_of
 from ..values.python_columns import convert
 from ..values.schemas import RowType, fields_of, is_row_class
 
@@ -39,11 +40,23 @@ NO_OFFSETS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 
 class Failure(NamedTuple):
-    """One record that the map function failed on."""
+    """One record that the map function failed on.
+
+    Attributes:
+        exception: the class of the exception, with its module; None if there was none.
+        traceback: where it was raised (`kmr.errors.traceback_of`).
+    """
 
     offset: int
     reason: str
     attempts: int = 1
+    exception: str | None = None
+    traceback: str | None = None
+
+    @classmethod
+    def of(cls, offset: int, error: Exception, attempts: int = 1) -> Self:
+        """Describe an exception of the map function."""
+        return cls(offset, reason_of(error), attempts, type_of(error), traceback_of(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +107,7 @@ def from_rows(
     if schema is None and mapped.table is not None:
         failed = {failure.offset for failure in mapped.failures}
         kept = [row for row, offset in zip(rows, offsets, strict=True) if offset not in failed]
-        mapped = replace(mapped, table=mapped.table.select(list(_columns_of(_dicts(kept), None))))
+        mapped = replace(mapped, table=mapped.table.select(_columns_of(_dicts(kept), None)))
     return mapped
 
 
@@ -112,18 +125,28 @@ def _table(
     else:
         if isinstance(schema, RowType):
             schema = schema.schema
-        rows = _dicts(rows)
-        columns_of = _columns_of(rows, schema).items()
+        kinds = {} if schema is None else {field.name: field.type for field in schema}
         table = pa.table(
             {
-                name: _column([row.get(name) for row in rows], name, kind, misfits)
-                for name, kind in columns_of
+                name: _column(values, name, kinds.get(name), misfits)
+                for name, values in _values_of(rows, schema).items()
             },
             schema=schema,
         )
     if schema is not None:
         _refuse_nulls(table, misfits)
     return table
+
+
+def _values_of(rows: list[Any], schema: pa.Schema | None) -> dict[str, list[Any]]:
+    """Return the values of each column; None where a row does not have the key."""
+    if set(map(type, rows)) == {dict}:
+        names = list(rows[0]) if schema is None else schema.names
+        if set(map(len, rows)) == {len(names)} and all(type(name) is str for name in names):
+            with suppress(KeyError):  # else all rows have these keys
+                return {name: list(map(itemgetter(name), rows)) for name in names}
+    dicts = _dicts(rows)
+    return {name: [row.get(name) for row in dicts] for name in _columns_of(dicts, schema)}
 
 
 def _dicts(rows: list[Any]) -> list[Mapping[str, Any]]:
@@ -138,21 +161,19 @@ def _refuse_nulls(table: pa.Table, misfits: dict[int, str]) -> None:
                 misfits.setdefault(row, f"column {field.name}: null, but it is not nullable")
 
 
-def _columns_of(
-    rows: Iterable[Mapping[str, Any]], schema: pa.Schema | None
-) -> dict[str, pa.DataType | None]:
-    """Return the names of all columns, with their types if there is a schema."""
+def _columns_of(rows: Iterable[Mapping[str, Any]], schema: pa.Schema | None) -> list[str]:
+    """Return the names of all columns."""
     names: dict[object, None] = dict.fromkeys(chain.from_iterable(rows))
     if schema is not None:
         if unknown := [name for name in names if name not in schema.names]:
             raise StrategyError(f"map returned columns {unknown} that its schema does not have")
-        return {field.name: field.type for field in schema}
+        return list(schema.names)
     if wrong := [name for name in names if not isinstance(name, str)]:
         raise StrategyError(
             f"map returned a row with the key {wrong[0]!r} ({type(wrong[0]).__name__}); "
             "keys are names of columns: make them text"
         )
-    return {str(name): None for name in names}
+    return [str(name) for name in names]
 
 
 def _column(
@@ -241,8 +262,6 @@ def from_columns(
     function: Callable[..., Any], records: pa.RecordBatch, result: object
 ) -> MapResult:
     """Check the result of a per-batch function, and find the offset of each row."""
-    if isinstance(result, MapResult):
-        return result
     keep: Any = None
     if isinstance(result, tuple) and len(result) == 2:
         result, keep = result

@@ -25,6 +25,7 @@ class Stop:
         self._pending: list[Any] | deque[Any] | None = None
         self._requested = threading.Event()
         self._sleeping: set[anyio.CancelScope] = set()
+        self._parts: list[Stop] = []
 
     @property
     def requested(self) -> bool:
@@ -40,6 +41,16 @@ class Stop:
         self.expire()
         for scope in list(self._sleeping):
             scope.cancel()
+        for part in list(self._parts):
+            part.request()
+
+    def part(self) -> Stop:
+        """Return one for a map of a part of the records, which only `request` ends."""
+        part = Stop()
+        self._parts.append(part)
+        if self.requested:
+            part.request()
+        return part
 
     def expire(self) -> None:
         """End the map if its calls have begun: each makes at least one, however slow the decoding is.

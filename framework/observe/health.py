@@ -6,7 +6,7 @@ import errno
 import socket
 from functools import partial
 from importlib import resources
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 from prometheus_client.exposition import choose_encoder
@@ -20,12 +20,13 @@ from ..service.http import FRESH, HttpServer, verdict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from prometheus_client import CollectorRegistry
     from starlette.requests import Request
 
     from .metrics import Metrics
     from .status import WorkerStatus
 
-__all__ = ["HealthServer", "build_app"]
+__all__ = ["HealthServer", "Source", "app_of_worker", "build_app", "listen_on"]
 
 # The page is one file: it loads nothing else, and requests only its own server.
 _PAGE_POLICY: Final = (
@@ -34,7 +35,34 @@ _PAGE_POLICY: Final = (
 )
 
 
-def build_app(status: Callable[[], WorkerStatus], metrics: Metrics) -> Starlette:
+class Source(Protocol):
+    """What the endpoints show: of one worker, or of several."""
+
+    async def status(self) -> WorkerStatus:
+        """Return the status of this moment."""
+
+    async def registry(self) -> CollectorRegistry:
+        """Return the metrics of this moment."""
+
+
+class _OneWorker:
+    def __init__(self, status: Callable[[], WorkerStatus], metrics: Metrics) -> None:
+        self._status = status
+        self._metrics = metrics
+
+    async def status(self) -> WorkerStatus:
+        return self._status()
+
+    async def registry(self) -> CollectorRegistry:
+        return self._metrics.registry
+
+
+def app_of_worker(status: Callable[[], WorkerStatus], metrics: Metrics) -> Starlette:
+    """Make the application of one worker in this process: `build_app`."""
+    return build_app(_OneWorker(status, metrics))
+
+
+def build_app(source: Source) -> Starlette:
     """Make the ASGI application of the endpoints.
 
     `/live` and `/ready` answer 200, or 503 with the reason as text; `/status` is a `WorkerStatus` as
@@ -46,20 +74,20 @@ def build_app(status: Callable[[], WorkerStatus], metrics: Metrics) -> Starlette
         return HTMLResponse(page, headers={**FRESH, "Content-Security-Policy": _PAGE_POLICY})
 
     async def live(_: Request) -> Response:
-        now = status()
+        now = await source.status()
         return verdict("" if now.live else now.problem or "no progress")
 
     async def ready(_: Request) -> Response:
-        now = status()
+        now = await source.status()
         return verdict("" if now.ready else now.problem or f"the worker is {now.state}")
 
     async def current(_: Request) -> Response:
-        body = msgspec.json.encode(status())
+        body = msgspec.json.encode(await source.status())
         return Response(body, media_type="application/json", headers=FRESH)
 
     async def prometheus(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(metrics.registry), headers={"Content-Type": content_type})
+        return Response(encode(await source.registry()), headers={"Content-Type": content_type})
 
     return Starlette(
         routes=[
@@ -88,10 +116,11 @@ class HealthServer(HttpServer):
     def __init__(
         self, host: str, port: int, status: Callable[[], WorkerStatus], metrics: Metrics
     ) -> None:
-        super().__init__(build_app(status, metrics), partial(_listen, host, port))
+        super().__init__(app_of_worker(status, metrics), partial(listen_on, host, port))
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen_on(host: str, port: int) -> socket.socket:
+    """Open the socket of an HTTP server at `http.host` and `http.port`. Raises SettingsError."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=128)

@@ -13,17 +13,37 @@ if TYPE_CHECKING:
 
     from ..settings import LogSettings
 
-__all__ = ["setup_logs"]
+__all__ = ["in_every_event", "setup_logs"]
 
 # Information of these libraries repeats our own logs, or is too frequent to be useful.
 _QUIET: Final = ("aiohttp", "aiokafka", "asyncio", "clickhouse_connect", "numba", "py4j", "uvicorn")
 _KAFKA_CLIENT: Final = "aiokafka"
 
 
-def setup_logs(settings: LogSettings) -> None:
-    """Send all logs of a worker's process to stderr; see `kmr.service.logs.log_to_stderr`."""
+_always: dict[str, object] = {}
+
+
+def setup_logs(settings: LogSettings, **always: object) -> None:
+    """Send all logs of a worker's process to stderr; see `kmr.service.logs.log_to_stderr`.
+
+    Args:
+        always: what every event has: `worker=1` says which of several workers logs.
+    """
+    _always.clear()
+    _always.update(always)
     least = logging.getLevelNamesMapping()[settings.level.upper()]
-    log_to_stderr(settings.level, settings.format, quiet=_QUIET, filters=[_KafkaClient(least)])
+    log_to_stderr(
+        settings.level,
+        settings.format,
+        quiet=_QUIET,
+        filters=[_KafkaClient(least)],
+        always=always,
+    )
+
+
+def in_every_event() -> dict[str, object]:
+    """Return what every event of this process has: processes that it starts log the same."""
+    return dict(_always)
 
 
 class _KafkaClient(logging.Filter):

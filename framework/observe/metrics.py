@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from platform import python_version
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+
+from .._extras import installed_version
+from ..strategy import ERROR_STAGE, MAP_STAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from .status import StageStatus
+    from prometheus_client import Metric
+
+    from .status import PartitionStatus, StageStatus
 
 __all__ = ["Metrics"]
 
@@ -18,11 +25,20 @@ _ROWS = (1, 10, 100, 1_000, 5_000, 10_000, 20_000, *(2**power for power in range
 _BYTES = tuple(4**power for power in range(4, 15))
 
 
+class _Registry(CollectorRegistry):
+    """A registry without `_created` series: one more for each, and several workers' would clash."""
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in super().collect():
+            metric.samples = [each for each in metric.samples if not each.name.endswith("_created")]
+            yield metric
+
+
 class Metrics:
     """The metrics of one worker, in a registry of their own. Each attribute is a Prometheus collector."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self.registry = registry if registry is not None else CollectorRegistry()
+        self.registry = registry if registry is not None else _Registry()
 
         def counter(name: str, meaning: str, *labels: str) -> Counter:
             return Counter(f"kmr_{name}_total", meaning, labels, registry=self.registry)
@@ -37,11 +53,28 @@ class Metrics:
                 f"kmr_{name}", meaning, labels, buckets=buckets, registry=self.registry
             )
 
+        self._worker = Info(
+            "kmr_worker", "The group and the strategy of the worker.", registry=self.registry
+        )
+        self._build = Info(
+            "kmr_build", "The versions of kmr and of Python.", registry=self.registry
+        )
         self.lag = gauge(
             "consumer_lag_records",
             "Records between the watermark and the end of the partition; gone when it is revoked.",
             "topic",
             "partition",
+        )
+        self.lag_seconds = gauge(
+            "consumer_lag_seconds",
+            "Age of the oldest batch that is not settled, by its newest timestamp; 0 without a lag, gone "
+            "while nothing of the lag is fetched.",
+            "topic",
+            "partition",
+        )
+        self.drain_seconds = gauge(
+            "consumer_drain_seconds",
+            "Time until the lag is settled at the rate of the last minute; +Inf if nothing was settled.",
         )
         self.consumed = counter("consumed_records", "Records taken from the broker.", "topic")
         self.offset_resets = counter(
@@ -92,11 +125,66 @@ class Metrics:
         )
         self.inflight = gauge("inflight_bytes", "Bytes of records taken in and not yet settled.")
         self.commits = counter("commits", "Commits of watermarks, by result.", "result")
+        self.transactions = counter(
+            "transactions", "Transactions of rows and offsets: committed, or aborted.", "result"
+        )
         self.rebalances = counter("rebalances", "Assignments, revocations and losses.", "event")
+        self.rebalance_seconds = histogram(
+            "rebalance_seconds", "How long a rebalance kept partitions from being processed."
+        )
         self.failed = counter("failed_records", "Records that failed, by stage.", "stage")
         self.dead_letters = counter(
             "dlq_records", "Failed records: sent to the error sink, or dropped.", "reason"
         )
+
+    def begin(
+        self, group: str, strategy: str, stages: Iterable[str], topics: Iterable[str]
+    ) -> None:
+        """Name the worker, and set every counter of failures to 0: an alert on a rate needs a first value.
+
+        Args:
+            stages: the names of the reducers' stages.
+            topics: the input; those of a pattern are not known yet.
+        """
+        self._worker.info({"group": group, "strategy": strategy})
+        self._build.info({"version": installed_version() or "", "python": python_version()})
+        for stage in stages:
+            self.failed.labels(stage)
+            self.flush_retries.labels(stage)
+            self.unexpected_duplicates.labels(stage)
+        self.failed.labels(MAP_STAGE)
+        self.flush_retries.labels(ERROR_STAGE)
+        for reason in ("sent", "dropped"):
+            self.dead_letters.labels(reason)
+        for result in ("ok", "fenced", "failed"):
+            self.commits.labels(result)
+        for result in ("committed", "aborted"):
+            self.transactions.labels(result)
+        for event in ("assigned", "revoked"):
+            self.rebalances.labels(event)
+        for topic in topics:
+            self.offset_resets.labels(topic)
+
+    def observe_lag(self, partition: PartitionStatus, oldest: float | None) -> None:
+        """Update the lag of a partition.
+
+        Args:
+            oldest: when the oldest batch in flight was produced, in seconds since 1970; None without one.
+        """
+        lag, labels = partition.lag, (partition.topic, str(partition.partition))
+        if lag is None:
+            return
+        self.lag.labels(*labels).set(lag)
+        if oldest is not None or lag == 0:
+            age = 0.0 if oldest is None else max(0.0, time.time() - oldest)
+            self.lag_seconds.labels(*labels).set(age)
+        else:
+            self.lag_seconds.remove(*labels)
+
+    def forget_lag(self, topic: str, partition: int) -> None:
+        """Remove the lag of a partition that is not ours any more."""
+        for each in (self.lag, self.lag_seconds):
+            each.remove(topic, str(partition))
 
     def observe_retries(self, stages: Iterable[StageStatus]) -> None:
         """Update the gauge of the flushes that are retried now."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 
     from .status import PartitionStatus, WorkerStatus
 
-__all__ = ["CatchUp", "ProgressLog"]
+__all__ = ["CatchUp", "DrainTime", "ProgressLog"]
 
 _log = structlog.get_logger(__name__)
 
@@ -91,6 +93,25 @@ class ProgressLog:
             )
         self._reached.clear()
         self._since, self._settled = now, status.settled
+
+
+class DrainTime:
+    """How long the lag takes to settle, at the rate of the last minute."""
+
+    def __init__(self) -> None:
+        self._settled: deque[tuple[float, int]] = deque()
+
+    def seconds(self, status: WorkerStatus, now: float) -> float:
+        """Return the seconds: 0 without a lag, infinite if nothing was settled. Call it every second."""
+        settled = self._settled
+        settled.append((now, status.settled))
+        while now - settled[0][0] > _INTERVAL:
+            settled.popleft()
+        lag = sum(partition.lag or 0 for partition in status.partitions)
+        first, before = settled[0]
+        if lag and status.settled > before:
+            return lag * (now - first) / (status.settled - before)
+        return math.inf if lag else 0.0
 
 
 class CatchUp:

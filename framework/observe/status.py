@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["PartitionStatus", "StageStatus", "WorkerState", "WorkerStatus"]
+__all__ = ["PartitionStatus", "StageStatus", "WorkerState", "WorkerStatus", "WorkerSummary"]
 
 WorkerState = Literal["starting", "running", "suspended", "draining", "stopped", "failed"]
 
@@ -66,8 +66,33 @@ class PartitionStatus(msgspec.Struct, frozen=True):
         return max(0, self.end - max(self.watermark, self.start or 0))
 
 
+class WorkerSummary(msgspec.Struct, frozen=True):
+    """One of several workers of one command.
+
+    Attributes:
+        index: from 0.
+        pid: of its process; None while it has none.
+        problem: why it is not live, why it has no process, or the reason of a stage that retries.
+        restarts: how often it was started again after it had ended by itself.
+        partitions: how many it has.
+    """
+
+    index: int
+    pid: int | None
+    state: WorkerState
+    live: bool
+    ready: bool
+    problem: str | None
+    restarts: int
+    partitions: int
+    consumed: int
+    settled: int
+    inflight_bytes: int
+    uptime: float
+
+
 class WorkerStatus(msgspec.Struct, frozen=True):
-    """The whole worker.
+    """The whole worker; or several workers of one command, as if they were one.
 
     Attributes:
         live: False if it failed, or if a stage or a partition hangs (`kmr.observe.liveness`).
@@ -76,6 +101,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
         consumed: records taken from the broker since the start.
         settled: offsets settled since the start.
         uptime: seconds.
+        workers: each of several; empty if there is only one.
     """
 
     state: WorkerState
@@ -91,3 +117,4 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     consumed: int
     settled: int
     uptime: float
+    workers: tuple[WorkerSummary, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, get_args
 
 import pyarrow as pa
 
@@ -13,7 +13,7 @@ from .reducer import Empty, Flushed, FlushResult
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .reducer import SparkPlace
+    from .reducer import Limits, SparkPlace
 
 __all__ = ["ALL", "Aggregate", "group"]
 
@@ -48,7 +48,7 @@ class Aggregate(Collecting):
     """
 
     def __init__(
-        self, by: Sequence[str], columns: Mapping[str, tuple[str, str]], **limits: Any
+        self, by: Sequence[str], columns: Mapping[str, tuple[str, str]], **limits: Unpack[Limits]
     ) -> None:
         super().__init__(**limits)
         if isinstance(by, str) or not by:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import pyarrow as pa
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from ..record import Rows
-    from .reducer import SparkPlace
+    from .reducer import Limits, SparkPlace
 
 __all__ = ["Batcher", "Collect", "Collecting", "one_table"]
 
@@ -43,7 +43,7 @@ class Collecting(Reducer):
     Takes the limits and policies of `Reducer`.
     """
 
-    def __init__(self, **limits: Any) -> None:
+    def __init__(self, **limits: Unpack[Limits]) -> None:
         super().__init__(**limits)
         self.rows: list[Rows] = []
 
@@ -94,7 +94,7 @@ class Collect(Collecting):
         StrategyError: from `flush`: the function returned another type.
     """
 
-    def __init__(self, function: Callable[[pa.Table], Any], **limits: Any) -> None:
+    def __init__(self, function: Callable[[pa.Table], Any], **limits: Unpack[Limits]) -> None:
         super().__init__(**limits)
         self.function = function
 

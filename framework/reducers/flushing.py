@@ -143,6 +143,22 @@ class Buffer:
             self.set_aside = [each for each in self.set_aside if is_current(each.rows.ranges)]
             self._hold(kept)
 
+    def remove(self, failed: Sequence[Rows]) -> None:
+        """Remove all rows of these records."""
+        gone = [r for rows in failed for r in rows.ranges]
+        kept = []
+        for rows in self.held:
+            left = subtract_ranges(rows.ranges, gone)
+            if left and rows.offsets is not None and left != rows.ranges:
+                inside = np.zeros(len(rows), dtype=np.bool_)
+                for r in left:
+                    inside |= (rows.offsets >= r.first) & (rows.offsets <= r.last)
+                kept.append(replace(_select(rows, inside), ranges=left))
+            elif left:
+                kept.append(rows)
+        self.set_aside = []
+        self._hold(kept)
+
     def set_misfits_aside(self) -> bool:
         """Take the records from the reducer whose types do not fit the others'; False if all fit."""
         kept, misfits = _separate(self.held)
@@ -375,7 +391,7 @@ async def attempt_flush(buffer: Buffer, stage: str, *, may_repeat: bool = True) 
         raise
     except Exception as error:
         if reducer.on_error == "divert" or (reducer.on_error == "retry" and not may_repeat):
-            return _divert(buffer, reason_of(error))
+            return _divert(buffer, reason_of(error), error)
         if reducer.on_error == "stop" or isinstance(error, KmrError):
             raise
         return Retry(None, reason_of(error))
@@ -389,8 +405,8 @@ async def attempt_flush(buffer: Buffer, stage: str, *, may_repeat: bool = True) 
     return result
 
 
-def _divert(buffer: Buffer, reason: str) -> Flushed:
-    return Flushed(poisoned=[Poisoned(rows, reason) for rows in buffer.held])
+def _divert(buffer: Buffer, reason: str, error: Exception | None = None) -> Flushed:
+    return Flushed(poisoned=[Poisoned(rows, reason, error) for rows in buffer.held])
 
 
 async def _flush(reducer: Reducer) -> FlushResult:
@@ -407,11 +423,13 @@ class FlushOutcome(NamedTuple):
         forward: rows for the next reducer; None if there are none.
         ranges: the offsets of the flush, without those of failed records.
         failed: the records that the reducer refused, for the error sink.
+        again: whether the others are flushed again, without those that failed.
     """
 
     forward: Rows | None
     ranges: tuple[Range, ...]
     failed: list[Rows]
+    again: bool = False
 
 
 def outcome_of(buffer: Buffer, result: Flushed | Empty, stage: str, attempt: int) -> FlushOutcome:
@@ -425,7 +443,9 @@ def outcome_of(buffer: Buffer, result: Flushed | Empty, stage: str, attempt: int
     failed = [
         records
         for poisoned in (*buffer.set_aside, *result.poisoned)
-        for records in original_records(poisoned.rows, poisoned.reason, stage, attempt)
+        for records in original_records(
+            poisoned.rows, poisoned.reason, stage, attempt, poisoned.error
+        )
     ]
     ranges = subtract_ranges(buffer.ranges(), (r for rows in failed for r in rows.ranges))
     if result.out is None or result.out.num_rows == 0:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Self, get_args
+from typing import TYPE_CHECKING, Literal, Self, TypedDict, get_args
 
 from ..errors import StrategyError
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ..delivery.announcement import Announcement
+    from ..kafka.transactions import Transactions
     from ..record import Rows, TopicPartition
 
 __all__ = [
@@ -29,11 +30,14 @@ __all__ = [
     "Empty",
     "FlushResult",
     "Flushed",
+    "Limits",
     "OnError",
     "OnShutdown",
     "Poisoned",
+    "Policies",
     "Reducer",
     "Retry",
+    "SizeLimits",
     "SparkPlace",
     "WhenFull",
 ]
@@ -54,6 +58,27 @@ AT_LEAST_ONCE_ON_SPARK = (
 )
 
 
+class Policies(TypedDict, total=False):
+    """The policies of `Reducer`, for reducers that pass them on: `**policies: Unpack[Policies]`."""
+
+    when_full: WhenFull
+    on_shutdown: OnShutdown
+    on_error: OnError
+
+
+class SizeLimits(Policies, total=False):
+    """The policies and limits of `Reducer`, but for `max_age`."""
+
+    max_rows: int | None
+    max_bytes: int | None
+
+
+class Limits(SizeLimits, total=False):
+    """The limits and policies of `Reducer`: `**limits: Unpack[Limits]`. Type checkers find a misspelt one."""
+
+    max_age: float | None
+
+
 def _unknown(_stage: str) -> None:
     """Return no columns."""
 
@@ -67,6 +92,8 @@ class Context:
         bootstrap_servers: the brokers that the records come from, `host:port,...`.
         stage: the stage's name, as in metrics and logs: `reduce-1`, `reduce-err`.
         strategy: `module:attribute`; empty if the strategy was not started by its name.
+        strategy_version: `Strategy.version`; empty without one.
+        has_schema_ids: the records' values begin with the id of a schema, see `ValueFormat`.
         client: options of the Kafka connection (security, client id) for reducers that write to Kafka.
         prepare: whether a sink may alter its table, if its delivery needs that.
         opened: a copy of the reducer that is open already and closes last, whose connection may be
@@ -76,6 +103,8 @@ class Context:
             deduplication token. A partition that is missing has generation 0.
         schema_of: returns the columns of the rows that reach a stage; None if they are not known yet. It
             may block.
+        transactional_id: of this worker, for a sink whose transactions commit the input's offsets.
+        transactions: what `Reducer.transactions` returned, open; None if nothing is written with them.
     """
 
     group: str
@@ -88,6 +117,10 @@ class Context:
     generations: Mapping[TopicPartition, int] = field(default_factory=dict)
     schema_of: Callable[[str], pa.Schema | None] = _unknown
     strategy: str = ""
+    strategy_version: str = ""
+    has_schema_ids: bool = False
+    transactional_id: str = ""
+    transactions: Transactions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +130,12 @@ class Poisoned:
     Attributes:
         rows: the rows; their `offsets`, or else their `ranges`, name the records.
         reason: why, in one line, for the error sink.
+        error: the exception behind it, if there was one.
     """
 
     rows: Rows
     reason: str
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +202,9 @@ class Reducer(ABC):
         block_rows: the most rows that the sink writes atomically; larger flushes announce this size.
         delivery: the guarantee of the reducer as the last one of a chain. With `exactly-once`, each
             flush has the rows of one partition only, and is announced before (`announce`).
+        commits_offsets: the sink writes with `Context.transactions`, which commit the input's offsets with
+            the rows: that is its `exactly-once`. A flush has rows of all partitions, nothing is announced,
+            and rows that are refused (`Flushed.poisoned`) make the stage flush again without them.
         names_ranges: the sink writes under a name made of the rows' offsets (a deduplication token, a
             file name), so that writing them again does not double them. A task of the Spark engine
             flushes a whole chunk into it: its limits have no effect there.
@@ -179,6 +217,7 @@ class Reducer(ABC):
 
     block_rows: int = 2**31
     delivery: Delivery = "at-least-once"
+    commits_offsets: bool = False
     names_ranges: bool = False
     replayed: bool = False
 
@@ -241,6 +280,10 @@ class Reducer(ABC):
         Another process may have received the same announcement, and written: the sink must recognise
         by the token the rows that it already has. `replayed` is True if that is possible.
         """
+
+    def transactions(self, context: Context) -> Transactions:
+        """Return new transactions for all copies of this reducer; called where `commits_offsets`."""
+        raise StrategyError(f"{context.stage}: {type(self).__name__} has no transactions")
 
     @property
     def needs_session(self) -> bool:

@@ -11,6 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 
 if TYPE_CHECKING:
     import socket
+    import ssl
     from collections.abc import Callable, Generator
     from types import TracebackType
 
@@ -40,33 +41,42 @@ class HttpServer:
     Args:
         app: the application.
         listen: opens the socket on entering; its errors propagate.
+        tls: if given, connections must be encrypted.
     """
 
-    def __init__(self, app: Starlette, listen: Callable[[], socket.socket]) -> None:
+    def __init__(
+        self,
+        app: Starlette,
+        listen: Callable[[], socket.socket],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._app = app
+        self._tls = tls
         self._listen = listen
         self._address: tuple[str, int] = ("", 0)
         self._stack = AsyncExitStack()
 
     @property
     def url(self) -> str:
-        """The address: `http://127.0.0.1:8080`."""
+        """The address: `http://127.0.0.1:8080`; with TLS `https`."""
         host, port = self._address
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if self._tls is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     async def __aenter__(self) -> Self:
         listener = self._listen()
         self._address = listener.getsockname()[:2]
-        server = _Server(
-            uvicorn.Config(
-                self._app,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=_GRACE_SECONDS,
-            )
+        config = uvicorn.Config(
+            self._app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_GRACE_SECONDS,
         )
+        config.load()
+        config.ssl = self._tls  # its own settings are names of files
+        server = _Server(config)
         async with AsyncExitStack() as stack:
             stack.callback(listener.close)
             group = await stack.enter_async_context(anyio.create_task_group())

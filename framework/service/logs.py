@@ -11,12 +11,13 @@ import logging
 import logging.config
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from structlog.typing import EventDict, Processor, WrappedLogger
 
@@ -54,6 +55,7 @@ def log_to_stderr(
     *,
     quiet: Sequence[str],
     filters: Sequence[logging.Filter] = (),
+    always: Mapping[str, object] | None = None,
 ) -> None:
     """Send all logs of this process to stderr in one format; a later call replaces an earlier one.
 
@@ -64,8 +66,10 @@ def log_to_stderr(
             terminal, else json.
         quiet: libraries that log from WARNING up, unless `level` is debug.
         filters: applied to every record.
+        always: keys and values that every event has.
     """
     shared: list[Processor] = [
+        partial(_add, dict(always or {})),
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
@@ -126,6 +130,10 @@ def _renderers(*, as_json: bool) -> Sequence[Processor]:
         _known_keys_first,
         structlog.processors.JSONRenderer(),
     ]
+
+
+def _add(always: Mapping[str, object], _: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    return {**event, **always}
 
 
 def _known_keys_first(_: WrappedLogger, __: str, event: EventDict) -> EventDict:

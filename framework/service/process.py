@@ -7,9 +7,20 @@ import gc
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["end_with_parent", "freeze_modules", "keep_freed_memory", "memory_limit"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "end_with_parent",
+    "freeze_modules",
+    "keep_freed_memory",
+    "memory_limit",
+    "processor_limit",
+]
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc, malloc.h
@@ -27,25 +38,49 @@ def memory_limit(root: Path = Path("/")) -> int:
     it, as far as the file system below `root` shows them. Without a limit it is the physical memory.
     """
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for directory in _control_groups(root, "memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with suppress(OSError, ValueError):  # "max" is no number: no limit
+                limits.append(int((directory / name).read_text()))
+    return min(limits)
+
+
+def processor_limit(root: Path = Path("/")) -> int:
+    """Return how many processors this process may use, rounded down, but at least 1.
+
+    The least of its affinity and of the limits of its control groups, read as in `memory_limit`: `cpu.max`
+    (version 2), `cpu.cfs_quota_us` and `cpu.cfs_period_us` (version 1).
+    """
+    known = hasattr(os, "sched_getaffinity")  # not on macOS
+    limits = [float(len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1)]
+    for directory in _control_groups(root, "cpu"):
+        with suppress(OSError, ValueError):  # "max" is no number: no limit
+            quota, period = map(int, (directory / "cpu.max").read_text().split())
+            limits.append(quota / period)
+        with suppress(OSError, ValueError):
+            quota = int((directory / "cpu.cfs_quota_us").read_text())
+            if quota > 0:  # -1: no limit
+                limits.append(quota / int((directory / "cpu.cfs_period_us").read_text()))
+    return max(1, int(min(limits)))
+
+
+def _control_groups(root: Path, controller: str) -> Iterator[Path]:
+    """Return the directories of the control groups of this process and of those above them."""
     try:
         memberships = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return limits[0]
+        return
     for membership in memberships:
         _, controllers, path = membership.split(":", 2)
         if not controllers:
-            mount, name = "sys/fs/cgroup", "memory.max"
-        elif "memory" in controllers.split(","):
-            mount, name = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+            mount = root / "sys/fs/cgroup"
+        elif controller in controllers.split(","):
+            mount = root / "sys/fs/cgroup" / controller
         else:
             continue
         group = Path(path.lstrip("/"))
         for directory in (group, *group.parents):
-            try:
-                limits.append(int((root / mount / directory / name).read_text()))
-            except (OSError, ValueError):  # "max" is no number: no limit
-                continue
-    return min(limits)
+            yield mount / directory
 
 
 def end_with_parent(parent: int) -> None:
@@ -70,7 +105,7 @@ def freeze_modules() -> None:
     gc.freeze()
 
 
-def keep_freed_memory() -> bool:
+def keep_freed_memory(processes: int = 1) -> bool:
     """Let malloc keep up to 64 MiB of freed memory; return False if the C library is not glibc.
 
     Fetch responses and columns are blocks of megabytes that live for milliseconds. By default glibc maps
@@ -79,13 +114,16 @@ def keep_freed_memory() -> bool:
 
     Where less than 2 GiB may be used (`memory_limit`), it does the contrary: large blocks go back to the
     kernel, and threads share two heaps.
+
+    Args:
+        processes: how many processes share the memory equally.
     """
     if sys.platform != "linux":
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    if memory_limit() < _ENOUGH:
+    if memory_limit() // processes < _ENOUGH:
         options = {_M_MMAP_THRESHOLD: _LARGEST_IF_LITTLE, _M_ARENA_MAX: 2}
     else:
         options = {_M_TRIM_THRESHOLD: _KEPT, _M_MMAP_THRESHOLD: _LARGEST_FROM_HEAP}

@@ -47,14 +47,21 @@ class ProcessEnd:
         deadline: may also begin without a signal, after a failure.
         request: called in that thread with the name of the first signal.
         undone: called in that thread when the deadline has passed; describes what is not done.
+        once: further signals have no effect, because the parent process decides.
     """
 
     def __init__(
-        self, deadline: Deadline, request: Callable[[str], None], undone: Callable[[], str]
+        self,
+        deadline: Deadline,
+        request: Callable[[str], None],
+        undone: Callable[[], str],
+        *,
+        once: bool = False,
     ) -> None:
         self._deadline = deadline
         self._request = request
         self._undone = undone
+        self._once = once
         # A signal handler may interrupt anything: `SimpleQueue.put` is the one thing it may do.
         self._events: SimpleQueue[signal.Signals | None] = SimpleQueue()
 
@@ -80,7 +87,7 @@ class ProcessEnd:
                 first = now
                 self._deadline.begin()
                 self._request(number.name)
-            elif now - first > SAME_SIGNAL:
+            elif now - first > SAME_SIGNAL and not self._once:
                 exit_now(
                     128 + number,
                     f"second signal ({number.name}): ended without a drain; records that are not "

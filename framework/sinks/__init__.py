@@ -1,4 +1,4 @@
-"""The writers: reducers that write to ClickHouse, Spark, a Kafka topic or a stream.
+"""The writers: reducers that write to ClickHouse, PostgreSQL, Parquet files, Spark, Kafka or a stream.
 
 Each is imported when it is first used, with its libraries.
 """
@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from .clickhouse.writer import ClickHouseWriter as ClickHouseWriter
     from .kafka.writer import DeadLetterWriter as DeadLetterWriter
     from .kafka.writer import KafkaWriter as KafkaWriter
+    from .parquet.writer import ParquetWriter as ParquetWriter
+    from .planning import RangeRows as RangeRows
+    from .postgres.writer import PostgresWriter as PostgresWriter
+    from .ranges import RangeWriter as RangeWriter
     from .spark.writer import SparkWriter as SparkWriter
     from .stream import StreamWriter as StreamWriter
 

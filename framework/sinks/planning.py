@@ -1,7 +1,8 @@
-"""Divide a flush into inserts, one per partition, each with a token made of its offsets."""
+"""Divide a flush into ranges, one per partition, each with a token made of its offsets."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -11,23 +12,32 @@ import numpy as np
 
 from ..delivery.announcement import token_of
 from ..delivery.ranges import merge_ranges, ranges_of
-from ..record import Rows
+from ..record import Rows, TopicPartition
+from ..reducers.collect import one_table
 from ..reducers.reducer import Poisoned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ..record import Range, TopicPartition
+    import pyarrow as pa
 
-__all__ = ["MAX_BLOCK_ROWS", "Insert", "Section", "plan_inserts"]
+    from ..delivery.announcement import Announcement
+    from ..record import Range
+
+__all__ = ["MAX_BLOCK_ROWS", "RangeRows", "Section", "Span", "plan_ranges", "safe_name"]
 
 MAX_BLOCK_ROWS = 1_000_000
 """ClickHouse divides larger inserts into several blocks, which it does not write atomically."""
 
+_SEPARATOR = "~"  # not allowed in topic names, and not special in a URI or to Spark
+_LONGEST_NAME = 200  # a file name has at most 255 bytes; ours get a prefix and a suffix
+_SPAN = re.compile(r"([^~]+)~([^~]+)~(\d+)~(\d+)-(\d+)(?:~(\d+))?")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Rows `[start, stop)` of the insert with the token `of`, sent together; `whole`: all of its rows."""
+    """Rows `[start, stop)` of the range with the token `of`, sent together; `whole`: all of its rows."""
 
     of: str
     start: int
@@ -46,11 +56,72 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Insert:
-    """The rows of one partition in a flush, or its rows that belong to several partitions at once."""
+class Span:
+    """Offsets `[first, last]`, both inclusive, of one topic partition, written by one consumer group.
+
+    `str` is a name for a file, without its suffix. The generation of the offsets is a part of it, so that
+    records that are read again after a reset are written again.
+    """
+
+    group: str
+    topic: str
+    partition: int
+    first: int
+    last: int
+    generation: int = 0
+
+    def __str__(self) -> str:
+        # 19 digits hold every offset, so names sort by offset.
+        offsets = f"{self.first:019d}-{self.last:019d}"
+        parts = [safe_name(self.group), self.topic, str(self.partition), offsets]
+        if self.generation:
+            parts.append(str(self.generation))
+        return _SEPARATOR.join(parts)
+
+    @classmethod
+    def parse(cls, name: str) -> Span | None:
+        """Parse the name of a file, without its suffix; return None for a foreign file."""
+        found = _SPAN.fullmatch(name)
+        if found is None:
+            return None
+        group, topic, *numbers = found.groups(default="0")
+        return cls(group, topic, *map(int, numbers))
+
+    def through(self, other: Span) -> Span:
+        """Return the span from the lowest to the highest offset of both."""
+        return replace(self, first=min(self.first, other.first), last=max(self.last, other.last))
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """The partition of the offsets."""
+        return TopicPartition(self.topic, self.partition)
+
+
+def safe_name(text: str) -> str:
+    """Return a text as a safe and unique part of a file name."""
+    if text and not _UNSAFE.search(text):
+        return text
+    return f"{_UNSAFE.sub('_', text)}_{sha256(text.encode()).hexdigest()[:8]}"
+
+
+@dataclass(frozen=True, slots=True)
+class RangeRows:
+    """The rows of one range: those of one partition in a flush, or of several partitions at once.
+
+    Attributes:
+        token: the name of the range. The same offsets of the same generation have the same token in
+            every process.
+        parts: the rows, as they were added.
+        span: the offsets of the range; None for rows of several partitions, such as aggregates, and for
+            rows without offsets.
+        repeated: the range may have been written before.
+        block_rows: the most rows that are written at once.
+    """
 
     token: str
     parts: tuple[Rows, ...]
+    span: Span | None = None
+    repeated: bool = False
     block_rows: int = MAX_BLOCK_ROWS
 
     def __len__(self) -> int:
@@ -60,6 +131,19 @@ class Insert:
     def ranges(self) -> tuple[Range, ...]:
         """The offsets that the rows came from."""
         return merge_ranges(r for rows in self.parts for r in rows.ranges)
+
+    @property
+    def table(self) -> pa.Table:
+        """All rows in one table; see `one_table` for errors."""
+        return one_table(self.parts)
+
+    @property
+    def file_name(self) -> str:
+        """The token as the name of a file, without a suffix; at most 200 characters."""
+        if self.span is not None and len(name := str(self.span)) <= _LONGEST_NAME:
+            return name
+        digest = sha256(self.token.encode()).hexdigest()[:32]
+        return f"{safe_name(self.token.partition(':')[0][:64])}{_SEPARATOR}{digest}"
 
     def sections(self) -> list[Section]:
         """Return the whole, or as many parts as needed to stay below the largest block."""
@@ -97,32 +181,72 @@ def _some(part: Rows, rows: Sequence[int]) -> Rows:
     return Rows(part.table.take(rows), ranges, offsets, part.sources)
 
 
-def plan_inserts(
-    added: Sequence[Rows], group: str, generations: Mapping[TopicPartition, int]
-) -> list[Insert]:
-    """Divide a flush into inserts, one per partition.
+def plan_ranges(
+    added: Sequence[Rows],
+    group: str,
+    generations: Mapping[TopicPartition, int],
+    announcement: Announcement | None = None,
+    *,
+    repeated: bool = False,
+) -> list[RangeRows]:
+    """Divide a flush into ranges, one per partition; ranges without a row are left out.
 
-    Rows that came from several partitions at once, such as aggregates, make one insert together. A token
+    Rows that came from several partitions at once, such as aggregates, make one range together. A token
     is `group:topic:partition:first-last`, over all offsets of the partition in the flush, so that any
-    process that writes the same offsets of the same generation again uses the same token.
+    process that writes the same offsets of the same generation again uses the same token. If failed records
+    are missing in between, a hash of the offsets follows.
+
+    Args:
+        announcement: of the flush, whose rows are all of one partition: its token and offsets are used.
+        repeated: an earlier attempt, or another process, may have written the rows.
     """
-    partitions: dict[TopicPartition | None, list[Rows]] = defaultdict(list)
-    for rows in added:
-        owners = {r.topic_partition for r in rows.ranges}
-        if len(owners) == 1:
-            partitions[owners.pop()].append(rows)
-        else:
-            partitions[None].append(replace(rows, offsets=None))
-    inserts = (
-        Insert(_token(group, parts, generations), tuple(parts)) for parts in partitions.values()
-    )
-    return [insert for insert in inserts if len(insert)]
+    if announcement is not None:
+        planned = [_announced(added, group, announcement, repeated=repeated)]
+    else:
+        partitions: dict[TopicPartition | None, list[Rows]] = defaultdict(list)
+        for rows in added:
+            owners = {r.topic_partition for r in rows.ranges}
+            if len(owners) == 1:
+                partitions[owners.pop()].append(rows)
+            else:
+                partitions[None].append(replace(rows, offsets=None))
+        planned = []
+        for owner, parts in partitions.items():
+            ranges = [r for rows in parts for r in rows.ranges]
+            span = None
+            if owner is not None:
+                first, last = min(r.first for r in ranges), max(r.last for r in ranges)
+                span = Span(group, *owner, first, last, generations.get(owner, 0))
+            token = _token(group, parts, ranges, generations)
+            planned.append(RangeRows(token, tuple(parts), span, repeated))
+    return [rows for rows in planned if len(rows)]
 
 
-def _token(group: str, parts: Sequence[Rows], generations: Mapping[TopicPartition, int]) -> str:
-    ranges = [r for rows in parts for r in rows.ranges]
+def _announced(
+    added: Sequence[Rows], group: str, announcement: Announcement, *, repeated: bool
+) -> RangeRows:
+    owner = next((r.topic_partition for rows in added for r in rows.ranges), None)
+    span = None
+    if owner is not None:
+        first, last = announcement.first, announcement.last
+        span = Span(group, *owner, first, last, announcement.generation)
+    block_rows = announcement.chunk or MAX_BLOCK_ROWS
+    return RangeRows(announcement.token, tuple(added), span, repeated, block_rows)
+
+
+def _token(
+    group: str,
+    parts: Sequence[Rows],
+    ranges: Sequence[Range],
+    generations: Mapping[TopicPartition, int],
+) -> str:
     if ranges:
-        return token_of(group, ranges, generations)
+        token = token_of(group, ranges, generations)
+        pieces = merge_ranges(r._replace(generation=0) for r in ranges)
+        if len(pieces) == len({r.topic_partition for r in pieces}):
+            return token
+        # Without an announcement, other records may come between the same first and last one.
+        return f"{token}~{sha256(' '.join(map(str, pieces)).encode()).hexdigest()[:16]}"
     digest = sha256()  # of the content, for rows without offsets
     for rows in parts:
         for batch in rows.table.to_batches():

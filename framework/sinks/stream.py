@@ -7,13 +7,13 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, Self, TextIO, get_args
+from typing import Any, Literal, Self, TextIO, Unpack, get_args
 
 import msgspec
 
 from ..errors import SinkError, StrategyError
 from ..reducers.collect import Collecting, one_table
-from ..reducers.reducer import Context, Empty, Flushed, FlushResult, Retry, SparkPlace
+from ..reducers.reducer import Context, Empty, Flushed, FlushResult, Retry, SizeLimits, SparkPlace
 from .json_rows import json_lines, json_objects
 
 __all__ = ["StreamFormat", "StreamWriter"]
@@ -47,7 +47,7 @@ class StreamWriter(Collecting):
         *,
         format: StreamFormat = "json",  # noqa: A002  the user's word
         max_age: float | None = 1.0,
-        **limits: Any,
+        **limits: Unpack[SizeLimits],
     ) -> None:
         super().__init__(max_age=max_age, **limits)
         if format not in get_args(StreamFormat):

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..formats.kernels import compiled
+from .slots import gather
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +21,7 @@ __all__ = [
     "prefix_sizes", "raw_values", "read_only", "schema_ids", "unframe",
 ]  # fmt: skip
 
+_pa: Any = pa
 Number = TypeVar("Number", bound=np.generic)
 
 PREFIX: Final = 5
@@ -100,12 +101,16 @@ def _schema_ids(data: NDArray[np.uint8], offsets: NDArray[np.int32]) -> NDArray[
 
 def unframe(values: pa.BinaryArray) -> tuple[pa.BinaryArray, dict[int, str]]:
     """Take the prefixes off; values without one become null, and their rows are the failures."""
-    ids = schema_ids(raw_values(values))
+    raw = raw_values(values)
+    ids = schema_ids(raw)
     failures = dict.fromkeys(np.flatnonzero(ids == UNFRAMED).tolist(), NO_SCHEMA_ID)
-    rest: Any = pc.binary_slice(values, PREFIX)
-    if failures:
-        rest = pc.if_else(pa.array(ids >= 0), rest, None)
-    return rest, failures
+    # Not `binary_slice` of Arrow 26: it fails for columns of short values and nulls.
+    starts = raw.offsets.astype(np.int64)
+    pieces = (starts[:-1] + PREFIX << 32) | (np.maximum(np.diff(starts) - PREFIX, 0))
+    offsets, data, _ = gather(raw.data, pieces, ids >= 0)
+    valid = _pa.py_buffer(np.packbits(ids >= 0, bitorder="little"))
+    buffers = [valid, _pa.py_buffer(offsets), _pa.py_buffer(data)]
+    return _pa.Array.from_buffers(pa.binary(), len(ids), buffers), failures
 
 
 def message_prefix(path: Sequence[int]) -> bytes:

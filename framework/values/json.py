@@ -47,7 +47,7 @@ class Json(TypedFormat):
         self._subject = subject
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
-        """Decode values to columns: most without the interpreter lock, what is unusual by msgspec."""
+        """Decode values to columns: most without the interpreter lock, unusual ones by msgspec."""
         if self._registry is not None:
             values, unframed = _unframe(values)
             decoded, failed = Json(self.type).decode(values)
@@ -73,6 +73,10 @@ class Json(TypedFormat):
                 for fast, slow in zip(columns, by_msgspec.columns, strict=True)
             ]
         return Decoded(pa.RecordBatch.from_arrays(columns, schema=self.schema), failures)
+
+    @property
+    def has_schema_ids(self) -> bool:
+        return self._registry is not None
 
     def warm_up(self) -> None:
         """Load the compiled code; see `ValueFormat.warm_up`."""

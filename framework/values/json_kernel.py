@@ -696,7 +696,7 @@ def gather_texts(data: Bytes, cells: NDArray[np.int64], take: NDArray[np.uint8])
             continue
         start, to = base + (cells[row] >> 32), out_base + np.int64(offsets[row])
         stop = start + (cells[row] & 0xFFFFFFFF)
-        # 8 at a time: what is copied too much is overwritten by the next piece.
+        # 8 bytes at a time: the next piece overwrites bytes that were copied beyond the end.
         while start < stop and start + 8 <= end:
             _store64(to, _load64(start))
             start += 8

@@ -29,6 +29,7 @@ SchemaKind: TypeAlias = Literal["AVRO", "JSON", "PROTOBUF"]
 
 _CONTENT: Final = "application/vnd.schemaregistry.v1+json"
 _RETRIED: Final = frozenset({408, 429, 500, 502, 503, 504})
+_MOST_UNKNOWN: Final = 1000  # then those that are to be asked for again are forgotten
 _FORGET_UNKNOWN: Final = 30.0  # seconds: it may be registered later, or on a replica that lags
 
 
@@ -137,7 +138,10 @@ class Registry:
                     "GET", f"/schemas/ids/{number}", RegisteredSchema
                 )
             except UnknownSchema as error:
-                local.unknown[number] = time.monotonic() + _FORGET_UNKNOWN, str(error)
+                now = time.monotonic()
+                if len(local.unknown) >= _MOST_UNKNOWN:  # values with random bytes for an id
+                    local.unknown = {n: each for n, each in local.unknown.items() if each[0] > now}
+                local.unknown[number] = now + _FORGET_UNKNOWN, str(error)
                 raise
             known = msgspec.structs.replace(answer, id=number)
             local.schemas[number] = known
@@ -204,7 +208,7 @@ class Registry:
                     total=self.retries,
                     redirect=3,
                     status_forcelist=_RETRIED,
-                    allowed_methods=None,  # all: what is registered twice has the same id
+                    allowed_methods=None,  # all: a schema that is registered twice has the same id
                     backoff_factor=0.1,
                     backoff_max=10.0,
                     raise_on_status=False,

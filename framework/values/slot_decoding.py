@@ -1,4 +1,4 @@
-"""Decode a batch by a kernel that writes slots: repeat what did not fit, and leave out what is not valid."""
+"""Decode a batch by a kernel that writes slots: add room where needed, leave out wrong values."""
 
 from __future__ import annotations
 

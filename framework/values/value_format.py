@@ -67,6 +67,11 @@ class ValueFormat(ABC):
             KmrError: no value can be decoded now or later. The worker ends with the message.
         """
 
+    @property
+    def has_schema_ids(self) -> bool:
+        """Whether each value begins with the id of its schema (Confluent's wire format)."""
+        return False
+
     def warm_up(self) -> None:  # noqa: B027  not every format has to
         """Load what the first `decode` would have to load, such as compiled code; by default nothing.
 

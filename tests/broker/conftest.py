@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, nullcontext, suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from struct import pack, unpack
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from kio.index import load_request_schema, load_response_schema
@@ -15,7 +16,7 @@ from kio.serial import entity_reader, entity_writer
 
 from kmr.broker import Broker, BrokerSettings
 from kmr.broker.log.records import Codec, NewRecord, build_batch
-from kmr.broker.protocol.messages import default_message
+from kmr.broker.protocol.messages import default_message, entity_in
 from tests.broker.loop_guard import LoopGuard, loop_guard
 
 __all__ = ["loop_guard"]
@@ -23,20 +24,28 @@ __all__ = ["loop_guard"]
 Start = Callable[..., Awaitable[Broker]]
 
 
+request_type = cache(load_request_schema)  # kio looks them up by their names each time
+response_type = cache(load_response_schema)
+
+
 def build(entity_type: Any, values: dict[str, Any]) -> Any:
     """An entity of kio from plain data; raises KeyError for fields that it does not have."""
-    types = {field.name: field.type for field in fields(entity_type)}
-    return default_message(entity_type, **{k: _value(types[k], v) for k, v in values.items()})
+    entities, defaults = _fields(entity_type)
+    return entity_type(**{**defaults, **{k: _value(entities[k], v) for k, v in values.items()}})
 
 
-def _value(field_type: Any, value: Any) -> Any:
+def _value(entity_type: Any, value: Any) -> Any:
     if isinstance(value, list):
-        return tuple(_value(field_type, each) for each in value)
-    if isinstance(value, dict):
-        while not is_dataclass(field_type):
-            field_type = next(each for each in get_args(field_type) if each is not type(None))
-        return build(field_type, value)
-    return value
+        return tuple([_value(entity_type, each) for each in value])
+    return build(entity_type, value) if isinstance(value, dict) else value
+
+
+@cache
+def _fields(entity_type: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The entities in the fields of an entity, and the fields' defaults, by name."""
+    entities = {field.name: entity_in(field.type) for field in fields(entity_type)}
+    default = default_message(entity_type)
+    return entities, {name: getattr(default, name) for name in entities}
 
 
 class RawClient:
@@ -49,7 +58,7 @@ class RawClient:
 
     def message(self, key: int, version: int, /, **fields: Any) -> Any:
         """Build a request; nested entities are dictionaries, other fields get their defaults."""
-        return build(load_request_schema(key, version), fields)
+        return build(request_type(key, version), fields)
 
     async def call(self, key: int, version: int, /, **fields: Any) -> Any:
         """`ask` a `message`."""
@@ -87,10 +96,10 @@ class RawClient:
     async def receive(self, request: Any, correlation_id: int) -> Any:
         """Wait for the response to `request`."""
         frame = await self.receive_frame()
-        response_type = load_response_schema(request.__api_key__, request.__version__)
-        header, at = entity_reader(response_type.__header_schema__)(frame, 0)
+        answer_type: Any = response_type(request.__api_key__, request.__version__)
+        header, at = entity_reader(answer_type.__header_schema__)(frame, 0)
         assert header.correlation_id == correlation_id
-        response, size = entity_reader(response_type)(frame, at)
+        response, size = entity_reader(answer_type)(frame, at)
         assert at + size == len(frame)
         return response
 

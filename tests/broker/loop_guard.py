@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _of_broker: ContextVar[bool] = ContextVar("_of_broker", default=False)
 """Whether a callback was scheduled by a broker: what it schedules inherits it."""
 _EXCEPTIONS = (", in save_index\n", ", in save_producers\n")
-"""How a stack shows what may rename and delete files all the same."""
+"""Functions that may rename and delete files on the loop: found by their names in the stack."""
 
 
 class LoopGuard:

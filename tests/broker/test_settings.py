@@ -27,7 +27,7 @@ from kmr.errors import SettingsError
         ({"http_port": 0, "http_host": "0.0.0.0"}, "http_host '0.0.0.0' .* set insecure"),
         (
             {"registry_port": 0, "http_host": "0.0.0.0"},
-            "use the schema registry without encryption",
+            "use the schema registry, without encryption: .* without authentication",
         ),
         (
             {"shutdown_timeout": 60},

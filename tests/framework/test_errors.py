@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kmr import errors
-from kmr.errors import KmrError, OffsetOutOfRange, reason_of
+from kmr.errors import KmrError, OffsetOutOfRange, reason_of, traceback_of, type_of
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,40 @@ from kmr.errors import KmrError, OffsetOutOfRange, reason_of
 )
 def test_a_reason_names_the_exception_and_its_message(error: Exception, reason: str) -> None:
     assert reason_of(error) == reason
+
+
+def parse(value: str) -> int:
+    try:
+        return int(value)
+    except ValueError as error:
+        raise KmrError("no number") from error
+
+
+def raised(value: str) -> Exception:
+    with pytest.raises(KmrError) as caught:
+        parse(value)
+    return caught.value
+
+
+def test_a_traceback_has_the_lines_and_the_causes_of_an_exception() -> None:
+    first, then = traceback_of(raised("x")).split("\n\nthen:\n")
+    assert first.splitlines()[1:] == [
+        "    return int(value)",
+        "ValueError: invalid literal for int() with base 10: 'x'",
+    ]
+    assert f'File "{__file__}", line ' in first
+    assert first.splitlines()[0].endswith(", in parse")
+    assert then.endswith("KmrError: no number")
+
+
+def test_a_traceback_ends_after_2000_characters() -> None:
+    text = traceback_of(KmrError("x" * 5000))
+    assert text == "x" * 2000
+
+
+def test_a_class_has_its_module_unless_it_is_built_in() -> None:
+    assert type_of(ValueError()) == "ValueError"
+    assert type_of(KmrError()) == "kmr.errors.KmrError"
 
 
 def test_every_public_error_is_shown_without_a_traceback() -> None:

@@ -49,6 +49,21 @@ async def test_a_partition_that_stays_ours_goes_on_without_reading_anything_twic
         assert written(journal, 0) == [0, 1, 2]
 
 
+async def test_the_metrics_tell_how_long_a_rebalance_kept_partitions_waiting(
+    clock: VirtualClock,
+) -> None:
+    consumer = MemoryConsumer()
+    async with running(Strategy(locate, [MemoryWriter(Journal())]), consumer) as worker:
+        await consumer.rebalance([P0])
+        value = worker.metrics.registry.get_sample_value
+        assert value("kmr_rebalance_seconds_count") == 0
+        await consumer.revoke()
+        await clock.advance(3.0)
+        await consumer.assign([P0])
+        assert value("kmr_rebalance_seconds_count") == 1
+        assert value("kmr_rebalance_seconds_sum") == 3
+
+
 async def test_a_partition_that_was_lost_is_not_written_any_more(clock: VirtualClock) -> None:
     journal, consumer = Journal(), MemoryConsumer()
     put(consumer, 0, 0, b"a", b"b")

@@ -35,7 +35,12 @@ def test_a_missing_library_is_said_in_one_line_with_the_command(
 
 def test_each_extra_has_its_modules() -> None:
     assert set(_extras._MODULES) | {"all"} == set(DECLARED)
-    named_otherwise = {"grpcio-tools": "grpc_tools", "protobuf": "google.protobuf"}
+    named_otherwise = {
+        "aws-msk-iam-sasl-signer-python": "aws_msk_iam_sasl_signer",
+        "grpcio-tools": "grpc_tools",
+        "psycopg[binary]": "psycopg",
+        "protobuf": "google.protobuf",
+    }
     assert {name for modules in _extras._MODULES.values() for name in modules} == {
         named_otherwise.get(name := requirement.partition(">")[0], name)
         for extra, requirements in DECLARED.items()

@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
-from kmr.strategy import Strategy
-from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
+from kmr.errors import StrategyError
+from kmr.mapping.functions import map_record
+from kmr.record import Record, TopicPartition
+from kmr.settings import Settings
+from kmr.strategy import Strategy, TopicMap
+from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop, batch_of
+from kmr.worker import Worker
 
 from .workers import P0, P1, committed, locate, put, running, written
 
@@ -69,3 +74,39 @@ async def test_the_start_says_where_failed_records_have_another_guarantee(
             await consumer.rebalance([P0])
     said = [log["delivery"] for log in logs if log.get("stage") == "reduce-err"]
     assert said == ([] if delivery == "at-least-once" else ["at-least-once"])
+
+
+@map_record
+def of_order(record: Record) -> dict[str, str]:
+    return {"name": f"order {record.offset}"}
+
+
+@map_record
+async def of_click(record: Record) -> dict[str, str]:
+    if record.value == b"poison":
+        raise ValueError("poisoned")
+    return {"name": f"click {record.offset}"}
+
+
+async def test_each_topic_is_mapped_by_its_own_map_and_one_without_ends_the_worker(
+    clock: VirtualClock,
+) -> None:
+    journal, errors, consumer = Journal(), Journal(), MemoryConsumer()
+    strategy = Strategy(
+        by_topic={"orders": TopicMap(of_order), "clicks": TopicMap(of_click)},
+        reduce=[MemoryWriter(journal, max_rows=1)],
+        reduce_err=MemoryWriter(errors, max_rows=1),
+    )
+    consumer.put(batch_of("orders", 0, 0, [b"a"]))
+    consumer.put(batch_of("clicks", 0, 5, [b"b", b"poison"]))
+    with pytest.RaisesGroup(pytest.RaisesExc(StrategyError, match="does not name topic users")):
+        async with running(strategy, consumer, topics=(), topic_pattern=".*") as worker:
+            await consumer.rebalance([TopicPartition(t, 0) for t in ("orders", "clicks")])
+            await journal.until(lambda j: len(j.rows()) == 2)
+            await errors.until(lambda j: len(j.rows()) == 1)
+            assert {row["name"] for row in journal.rows()} == {"order 0", "click 5"}
+            assert [row["topic"] for row in errors.rows()] == ["clicks"]
+            assert worker.status().topics == ("topics that match .*",)
+            await consumer.rebalance([TopicPartition("users", 0)])
+    with pytest.raises(StrategyError, match="does not name topic users"):
+        Worker(strategy, Settings(topics=("users",), group="g"), consumer=consumer)

@@ -100,3 +100,23 @@ def test_a_response_takes_an_eighth_of_a_small_budget() -> None:
         return Settings(topics=("t",), group="g", inflight_bytes=budget).response_bytes
 
     assert [response(size * MIB) for size in (256, 64, 4)] == [16 * MIB, 8 * MIB, MIB]
+
+
+def test_workers_share_the_memory_and_the_processors_for_map_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kmr.settings.memory_limit", lambda: 1024 * MIB)
+    monkeypatch.setattr("kmr.settings.processor_limit", lambda: 4)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+
+    def given(**flags: object) -> Settings:
+        return Settings.load(flags=MINIMAL | flags)
+
+    assert (given().worker_count, given().budget) == (1, 64 * MIB)
+    four = given(workers="auto")
+    assert (four.worker_count, four.budget) == (4, 16 * MIB)
+    assert (four.map_workers, given(workers="4", executor="process").map_workers) == (8, 2)
+    assert given(workers=4, inflight_bytes="5MiB").budget == 5 * MIB
+    assert "workers must be a whole number > 0 or 'auto', not 'many'" in refusal(
+        flags=MINIMAL | {"workers": "many"}
+    )

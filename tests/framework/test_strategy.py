@@ -5,15 +5,19 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
-from kmr import ErrorLimit, Strategy, StrategyError
+from kmr import ErrorLimit, Strategy, StrategyError, TopicMap
 from kmr.delivery.failures import FAILED_SCHEMA
+from kmr.kafka.subscription import Subscription
 from kmr.mapping.functions import map_record
 from kmr.reducers.collect import Batcher
 from kmr.sinks import ClickHouseWriter, DeadLetterWriter, KafkaWriter
 from kmr.testing import Journal, MemoryWriter
+from kmr.values.json import Json
+from kmr.values.messagepack import MessagePack
 
 from .workers import locate
 
@@ -64,6 +68,15 @@ def test_the_last_reducer_decides_the_delivery_unless_the_strategy_does() -> Non
     assert chosen.requested_delivery == "at-most-once"
 
 
+def test_transactions_make_exactly_once_unless_the_strategy_asks_for_another_delivery() -> None:
+    writer = KafkaWriter("out", delivery="exactly-once")
+    assert Strategy(locate, [writer]).is_transactional
+    assert not Strategy(locate, [writer], delivery="at-least-once").is_transactional
+    assert not Strategy(locate, [KafkaWriter("out")]).is_transactional
+    with pytest.raises(StrategyError, match="reduce_err: KafkaWriter cannot be exactly-once"):
+        Strategy(locate, [KafkaWriter("out")], reduce_err=writer)
+
+
 def test_the_columns_of_declared_rows_are_known_until_a_reducer_makes_others() -> None:
     declared = pa.schema([("x", pa.int64())])
     reducers = [Batcher(), writer(), ClickHouseWriter("t")]
@@ -94,6 +107,13 @@ def test_a_stage_that_writes_to_an_input_topic_is_refused(
         strategy.refuse_loop(["a", "b"], "k:1,k:2")
 
 
+def test_a_stage_that_writes_to_a_topic_of_the_pattern_is_refused() -> None:
+    strategy = Strategy(locate, [writer()], DeadLetterWriter("orders-dead"))
+    strategy.refuse_loop(Subscription(pattern="orders-[0-9]+"), "k:1")
+    with pytest.raises(StrategyError, match="writes to topic orders-dead"):
+        strategy.refuse_loop(Subscription(pattern="orders.*"), "k:1")
+
+
 def test_stages_are_numbered_in_the_order_of_the_chain() -> None:
     first, last = writer(), writer()
     assert Strategy(locate, [first, last]).stages == {"reduce-1": first, "reduce-2": last}
@@ -106,3 +126,69 @@ def test_a_part_that_cannot_be_pickled_is_named() -> None:
     journal.journal.outcomes.append(lambda: None)  # type: ignore[arg-type]
     with pytest.raises(StrategyError, match="reduce_err cannot be pickled"):
         strategy.validate()
+
+
+class Order(msgspec.Struct):
+    number: int
+
+
+class Click(msgspec.Struct):
+    page: str
+
+
+class Event(msgspec.Struct):
+    name: str
+
+
+@map_record
+def of_order(order: Order) -> Event:
+    return Event(f"order {order.number}")
+
+
+@map_record
+async def of_click(click: Click) -> Event:
+    return Event(f"click on {click.page}")
+
+
+BY_TOPIC = {
+    "orders": TopicMap(of_order, value=Json(Order)),
+    "clicks": TopicMap(of_click, value=MessagePack(Click)),
+}
+
+
+def test_each_topic_has_its_own_map_and_format() -> None:
+    strategy = Strategy(by_topic=BY_TOPIC, reduce=[writer()], version="3")
+    orders = strategy.of_topic("orders")
+    assert (orders.map, orders.version, orders.by_topic) == (of_order, "3", None)
+    assert strategy.of_topic("clicks").map_spec.is_async
+    assert strategy.row_schema == pa.schema([pa.field("name", pa.string(), nullable=False)])
+    assert len(strategy.parts) == 2
+    strategy.validate()
+    with pytest.raises(
+        StrategyError, match="does not name topic users, which is read, only orders"
+    ):
+        strategy.of_topic("users")
+    alone = Strategy(locate, [writer()])
+    assert alone.of_topic("users") is alone
+
+
+@pytest.mark.parametrize(
+    ("parts", "complaint"),
+    [
+        ({"by_topic": BY_TOPIC, "map": locate}, "remove map=, value= and key="),
+        ({"by_topic": {}}, "by_topic= is empty"),
+        (
+            {"by_topic": {"a": TopicMap()}},
+            r"by_topic\['a'\]: a strategy needs map=, value= or both",
+        ),
+        (
+            {"by_topic": {"a": TopicMap(value=Json(Order)), "b": TopicMap(value=Json(Click))}},
+            "different rows .a has number: int64; b has page: string.: .* return the same row type",
+        ),
+    ],
+)
+def test_maps_of_topics_that_do_not_fit_together_are_refused(
+    parts: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(StrategyError, match=complaint):
+        Strategy(reduce=[writer()], **parts)

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import msgspec
 import pytest
 
+from kmr import (
+    Aggregate,
+    Batcher,
+    Header,
+    Json,
+    Record,
+    Strategy,
+    StrategyError,
+    TopicPartition,
+    map_record,
+)
 from kmr.errors import CommitFenced, reason_of
 from kmr.kafka.consumer import CommitOffset
-from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop, batch_of
+from kmr.sinks import ClickHouseWriter, StreamWriter
+from kmr.testing import (
+    Journal,
+    MemoryConsumer,
+    MemoryWriter,
+    VirtualTimeLoop,
+    batch_of,
+    run_strategy,
+)
 
 from .workers import P0, P1
 
 if TYPE_CHECKING:
-    from kmr.record import TopicPartition
     from kmr.testing import VirtualClock
 
 
@@ -91,3 +111,72 @@ async def test_copies_of_a_writer_share_the_journal_and_no_rows(clock: VirtualCl
     copy.reset()
     assert copy.journal is writer.journal
     assert copy.collected is not writer.collected
+
+
+class Order(msgspec.Struct):
+    id: int
+    amount: float
+
+
+@map_record
+def large(order: Order, record: Record) -> dict[str, Any] | None:
+    if order.amount < 0:
+        raise ValueError("negative")
+    return None if order.amount < 10 else {"id": order.id, "partition": record.partition}
+
+
+ORDERS = Strategy(
+    value=Json(Order),
+    map=large,
+    reduce=[ClickHouseWriter("nowhere")],
+    reduce_err=StreamWriter("/nowhere/at/all"),
+    delivery="at-most-once",
+)
+
+
+async def test_run_strategy_returns_rows_failures_and_what_was_filtered_without_its_sinks() -> None:
+    run = run_strategy(
+        ORDERS,
+        [
+            {"id": 1, "amount": 20},
+            '{"id": 2, "amount": 5}',
+            b'{"id": 3, "amount": -1}',
+            Record("orders", 3, 7, b"k", b'{"id": 4, "amount": 10}', 0, 0, (Header("h", b"v"),)),
+            Record("orders", 3, 9, None, b"{}", 0, 0, (Header("h", b"v"),)),
+            None,
+        ],
+    )
+    assert sorted(run.rows, key=lambda row: int(row["id"])) == [
+        {"id": 1, "partition": 0},
+        {"id": 4, "partition": 3},
+    ]
+    assert {(row["topic"], row["offset"]): row["reason"] for row in run.failures} == {
+        ("test", 2): "ValueError: negative",
+        ("orders", 9): "field id: missing, and it has no default",
+    }
+    assert [row["headers"] for row in run.failures if row["topic"] == "orders"] == [
+        [{"key": "h", "value": b"v"}]
+    ]
+    assert run.filtered == [(TopicPartition("test", 0), 1), (TopicPartition("test", 0), 5)]
+
+
+def test_run_strategy_runs_the_reducers_before_the_last_one_and_the_last_on_request() -> None:
+    totals = Aggregate(["partition"], {"orders": ("id", "count")})
+    strategy = replace(ORDERS, reduce=[totals, ClickHouseWriter("nowhere")])
+    orders = [{"id": number, "amount": 10} for number in range(5)] + [{"id": 9, "amount": 1}]
+    run = run_strategy(strategy, orders)
+    assert run.rows == [{"partition": 0, "orders": 5}]
+    assert run.filtered == [(TopicPartition("test", 0), 5)]
+    alone = replace(strategy, reduce=[totals])
+    assert len(run_strategy(alone, orders).rows) == 5
+    assert run_strategy(alone, orders, include_last=True).rows == run.rows
+
+
+def test_run_strategy_raises_what_would_end_a_worker() -> None:
+    @map_record
+    def wrong(record: Record) -> Any:
+        return 7
+
+    with pytest.raises(StrategyError, match="int"):
+        run_strategy(Strategy(map=wrong, reduce=[Batcher()]), [b"x"])
+    assert run_strategy(ORDERS, []).rows == []

@@ -11,6 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+import kmr.worker
 from kmr.errors import (
     BrokerUnavailable,
     DeadlineExceeded,
@@ -26,7 +27,7 @@ from kmr.settings import Settings
 from kmr.sinks import DeadLetterWriter
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
-from kmr.worker import Worker
+from kmr.worker import Worker, freeze_when_ready
 
 from .workers import P0, P1, committed, locate, put, running, written
 
@@ -382,3 +383,19 @@ async def test_a_flush_that_hangs_in_a_thread_is_abandoned_at_the_deadline(
                 assert worker.status().state == ("running" if fails else "draining")
                 await clock.advance(1.0)
     sink.go_on.set()
+
+
+async def test_what_the_start_has_imported_is_not_traversed_by_the_garbage_collector(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen: list[int] = []
+    monkeypatch.setattr(kmr.worker, "freeze_modules", lambda: frozen.append(1))
+    async with running(
+        Strategy(locate, [MemoryWriter(Journal())]), consumer := MemoryConsumer()
+    ) as worker:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(freeze_when_ready, worker)
+            await clock.settle()
+            assert not frozen
+            await consumer.rebalance([P0])
+        assert frozen

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 
+from tests.examples import examples
+
 from .clients.raw import LATEST, PRODUCE, Raw, body_of, framed, produce_request, response_in
 from .clients.requests import damaged
 
@@ -137,7 +139,7 @@ def test_whatever_is_acknowledged_is_there_and_nothing_else_also_after_a_kill(
     broker = serve(tmp_path / "data", segment_bytes=2_000, **limits)
     topics: list[Topic] = []
 
-    @settings(max_examples=80, deadline=None, derandomize=True)
+    @settings(max_examples=examples(120))
     @given(st.lists(batches(), max_size=15))
     def produce(records: list[bytes]) -> None:
         topic = Topic(f"t{len(topics)}")
@@ -170,7 +172,7 @@ def test_a_damaged_request_stores_the_sent_records_or_nothing_also_after_a_kill(
     with Raw(broker.port) as client:
         client.create("t")
 
-    @settings(max_examples=150, deadline=None, derandomize=True)
+    @settings(max_examples=examples(225))
     @given(st.sampled_from(PRODUCE), st.data())
     def produce(schema: Any, data: st.DataObject) -> None:
         sent.append(stamped(sound(b"%06d" % len(sent)), 0))  # equally long, all different

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import ssl
 import sys
@@ -28,6 +29,8 @@ from kmr.settings import SecuritySettings, Settings
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryWriter
 from kmr.worker import Worker
+
+from .conftest import LEAKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -127,6 +130,16 @@ def kafka_python_round_trip(settings: dict[str, Any], value: bytes) -> list[byte
 # -- SASL ------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def forgotten_sockets(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Collect the sockets that kafka-python forgets."""
+    with caplog.at_level(logging.CRITICAL, "kafka"):  # log records would keep them alive
+        yield
+    gc.collect()  # while the warnings are ignored
+
+
+@LEAKS
+@pytest.mark.usefixtures("forgotten_sockets")
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 async def test_every_client_produces_and_consumes_by_every_mechanism(
     start_broker: StartBroker, users: Path, mechanism: str
@@ -217,6 +230,8 @@ async def test_a_client_without_credentials_does_not_hang(
 # -- TLS -------------------------------------------------------------------------------------------
 
 
+@LEAKS
+@pytest.mark.usefixtures("forgotten_sockets")
 async def test_every_client_produces_and_consumes_over_tls(
     start_broker: StartBroker, users: Path, certificates: Any
 ) -> None:

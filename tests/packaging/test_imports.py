@@ -106,7 +106,7 @@ def test_no_command_needs_a_library_of_an_extra_before_it_uses_it(tmp_path: Path
 def test_the_worker_and_its_writers_need_no_library_of_an_extra(tmp_path: Path) -> None:
     program = """
 import kmr.worker
-from kmr.sinks import ClickHouseWriter, KafkaWriter, SparkWriter, StreamWriter
+from kmr.sinks import ClickHouseWriter, KafkaWriter, ParquetWriter, SparkWriter, StreamWriter
 from kmr.broker import Broker
 """
     done = run_without_extras(program, tmp_path)

@@ -21,6 +21,7 @@ from clickhouse_connect.driver.asyncclient import AsyncClient
 from clickhouse_connect.driver.exceptions import OperationalError, ProgrammingError
 
 from ..._extras import require_extra
+from ...config.secrets import read_secret
 from ...errors import SinkError, StrategyError
 from ...service.threads import run_in_thread
 
@@ -39,6 +40,7 @@ __all__ = [
     "connect",
     "connect_async",
     "directory_in_use",
+    "serve_elsewhere",
 ]
 
 URL_VARIABLE = "KMR_CLICKHOUSE_URL"
@@ -65,15 +67,19 @@ class Target:
 
         Args:
             url: `http://user:password@host:8123/database`, `https://...` or `chdb:///directory`, with
-                settings as `?name=value`. None: the environment's KMR_CLICKHOUSE_URL, else the embedded
-                ClickHouse in the directory `.kmr/clickhouse`.
+                settings as `?name=value`. None: the environment's KMR_CLICKHOUSE_URL, or the file that
+                KMR_CLICKHOUSE_URL_FILE names, else the embedded ClickHouse in the directory
+                `.kmr/clickhouse`.
             database: overrides that of the URL.
 
         Raises:
             StrategyError: the URL has another form.
+            SettingsError: the file cannot be read.
         """
         if url is None:
-            url = os.environ.get(URL_VARIABLE) or f"chdb:{Path(DEFAULT_DIRECTORY).resolve()}"
+            url = (
+                read_secret(os.environ, URL_VARIABLE) or f"chdb:{Path(DEFAULT_DIRECTORY).resolve()}"
+            )
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -171,6 +177,8 @@ async def connect_async(
         Exception: the client's own errors; see `classify`.
     """
     target = replace(target, settings={**target.settings, **settings})
+    if target.path is not None and _serve is not None:
+        target = await run_in_thread(_served, target, _serve)
     if target.path is not None:
         target = replace(target, settings={"max_execution_time": timeout, **target.settings})
         return Connection(await run_in_thread(_embedded_client, target), timeout)
@@ -219,6 +227,25 @@ def connect(target: Target, *, timeout: float = 30.0, create: bool = False) -> I
         log.removeHandler(silent)
         if client is not None:
             client.close()
+
+
+_serve: Callable[[Path], str] | None = None
+
+
+def serve_elsewhere(serve: Callable[[Path], str]) -> None:
+    """Let another process open the directories of embedded ClickHouses, for all processes that need them.
+
+    Args:
+        serve: returns the URL at which a directory is served; may block, raises SinkError.
+    """
+    global _serve  # noqa: PLW0603  of the process, as the engine of chDB is
+    _serve = serve
+
+
+def _served(target: Target, serve: Callable[[Path], str]) -> Target:
+    assert target.path is not None  # noqa: S101  the caller has looked
+    url = serve(target.path)
+    return replace(Target.of(url, target.database), settings=target.settings)
 
 
 def _server_arguments(target: Target) -> dict[str, Any]:

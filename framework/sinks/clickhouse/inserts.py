@@ -21,24 +21,23 @@ import structlog
 
 from ...column_types import choose_type
 from ...errors import KmrError, SinkError, StrategyError
-from ...reducers.reducer import Poisoned, Retry
+from ...reducers.reducer import Retry
 from ...service.threads import run_in_thread
 from .client import classify
 from .ddl import add_columns
 from .table import SchemaMismatch, read_table
+from .types import fields_left_out
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import anyio
-
     from ...record import Rows
-    from ..planning import Insert, Section
+    from ..planning import RangeRows, Section
     from .client import Connection
     from .ddl import Layout
-    from .table import Block, Compression, ExtraColumns, Table
+    from .table import Block, Column, Compression, ExtraColumns, Table
 
-__all__ = ["Inserter", "fingerprint", "repeat"]
+__all__ = ["Inserter", "fingerprint", "repeat", "was_counted"]
 
 _SETTINGS: Mapping[str, int] = {
     "async_insert": 0,  # the server answers when the rows are in the table, not before
@@ -64,7 +63,7 @@ class _Outcome(Enum):
 
 @dataclass(slots=True)
 class Inserter:
-    """Writes inserts into one table, as many at a time as `limiter` allows.
+    """Writes inserts into one table.
 
     Remembers the outcome of each section, so that a retry continues where the last attempt ended; call
     `forget` when all inserts of a flush are delivered.
@@ -80,13 +79,13 @@ class Inserter:
     columns: Sequence[str] | None
     extra_columns: ExtraColumns
     compression: Compression
-    limiter: anyio.CapacityLimiter
     deduplicates: bool
     evolve: Layout | None = None
     _outcomes: dict[str, _Outcome | str] = field(default_factory=dict)
+    _left_out: set[str] = field(default_factory=set)
 
-    async def write(self, insert: Insert) -> list[Poisoned] | Retry:
-        """Write an insert; return the rows that the table cannot store.
+    async def write(self, insert: RangeRows) -> Mapping[int, str] | Retry:
+        """Write an insert; return the numbers of rows that the table cannot store, with the reasons.
 
         Raises:
             StrategyError: rows and table do not fit, or the server refuses permanently.
@@ -116,11 +115,11 @@ class Inserter:
         """Forget the outcomes of all sections."""
         self._outcomes = {}
 
-    async def refused(self, insert: Insert) -> dict[int, str]:
+    async def refused(self, insert: RangeRows) -> dict[int, str]:
         """Return the row numbers that do not fit the table's columns, each with the reason."""
         return (await self._fit(insert))[0].refused
 
-    async def _fit(self, insert: Insert) -> tuple[Block, Table]:
+    async def _fit(self, insert: RangeRows) -> tuple[Block, Table]:
         """Cast the rows; read the table again if it refuses some: its definition may be outdated."""
         if self.evolve is not None:
             await self._add_columns([rows.table for rows in insert.parts], self.evolve)
@@ -131,7 +130,7 @@ class Inserter:
             block = await run_in_thread(self._cast, insert, table)
         return block, table
 
-    async def _attempt(self, insert: Insert) -> list[Poisoned]:
+    async def _attempt(self, insert: RangeRows) -> Mapping[int, str]:
         block, table = await self._fit(insert)
         refused = dict(block.refused)
         todo = insert.sections()
@@ -144,9 +143,9 @@ class Inserter:
                 todo += section.halves()
             elif isinstance(outcome, str):
                 refused[section.start] = outcome
-        return list(insert.poisoned(refused))
+        return refused
 
-    def _cast(self, insert: Insert, table: Table) -> Block:
+    def _cast(self, insert: RangeRows, table: Table) -> Block:
         parts = [rows.table for rows in insert.parts]
         names = list(dict.fromkeys(name for part in parts for name in part.column_names))
         refuse = self.evolve is not None
@@ -155,7 +154,28 @@ class Inserter:
             known |= {field.name for field in _new_fields(parts, table, None)}
             names = [name for name in names if name in known]
         columns = table.choose(names, self.columns, self.extra_columns, refuse=refuse)
+        self._warn_of_fields(parts, table, columns)
         return table.cast(parts, columns, refuse=refuse)
+
+    def _warn_of_fields(
+        self, parts: Sequence[pa.Table], table: Table, columns: Sequence[Column]
+    ) -> None:
+        """Say once which fields of nested objects are not written: adding them would rewrite the column."""
+        of_column = {column.name: column.type for column in columns}
+        left_out = {
+            path
+            for schema in {part.schema for part in parts}
+            for each in schema
+            if each.name in of_column
+            for path in fields_left_out(each.type, of_column[each.name], each.name)
+        }
+        if new := sorted(left_out - self._left_out):
+            self._left_out |= left_out
+            _log.warning(
+                "fields of nested objects are not written: the table's Tuple has no such elements",
+                table=str(table),
+                fields=new,
+            )
 
     async def _add_columns(self, parts: Sequence[pa.Table], layout: Layout) -> None:
         """Add the columns that the table lacks. Another process may do the same at the same time."""
@@ -213,16 +233,34 @@ def _new_fields(
     return new
 
 
+async def was_counted(inserter: Inserter, insert: RangeRows) -> bool | Retry:
+    """Count the rows of an insert that may have been written, in a replicated table: it forgets tokens.
+
+    No other writer may write these offsets in other ranges: the rows found are those of this insert. After
+    a reset of the offsets the table may have rows of an earlier generation: then the token decides.
+    """
+    if not inserter.table.is_replicated or not _countable(inserter.table, insert.parts):
+        return False
+    if _is_reset(insert):
+        return False
+    found = await _count(inserter, insert)
+    if isinstance(found, Retry):
+        return found
+    return found > 0 and found >= len(insert) - len(await inserter.refused(insert))
+
+
+def _is_reset(insert: RangeRows) -> bool:
+    return insert.span is not None and insert.span.generation > 0
+
+
 async def repeat(
-    inserter: Inserter, insert: Insert, *, alone: bool, reset: bool
-) -> list[Poisoned] | Retry:
+    inserter: Inserter, insert: RangeRows, *, alone: bool
+) -> Mapping[int, str] | Retry:
     """Write an insert that may have been written before; count where the table has the columns to do so.
 
     Args:
         alone: no other writer writes these offsets in other ranges, so the rows found are those of this
             insert. Else they may be another writer's, and all are written again: at least once.
-        reset: the offsets were reset, so the table may still have rows of an earlier generation with
-            these offsets: rows found before the write prove nothing, and the token decides.
 
     Returns:
         As `Inserter.write`.
@@ -231,24 +269,14 @@ async def repeat(
         SinkError: the rows cannot be counted, or the server accepts them again and again, but the table
             does not have them.
     """
-    if not _countable(inserter.table, insert.parts):
-        return await inserter.write(insert)
-    if inserter.table.is_replicated:
-        if alone and not reset:
-            found = await _count(inserter, insert)
-            if isinstance(found, Retry):
-                return found
-            refused = await inserter.refused(insert)
-            if found and found >= len(insert) - len(refused):
-                return list(insert.poisoned(refused))
-        return await inserter.write(insert)
     result = await inserter.write(insert)
-    if isinstance(result, Retry):
+    table = inserter.table
+    if isinstance(result, Retry) or table.is_replicated or not _countable(table, insert.parts):
         return result
-    return await _verify(inserter, insert, result, alone=alone, reset=reset) or result
+    return await _verify(inserter, insert, result, alone=alone) or result
 
 
-async def fingerprint(inserter: Inserter, insert: Insert) -> int | Retry:
+async def fingerprint(inserter: Inserter, insert: RangeRows) -> int | Retry:
     """Return a number that an insert changes, unless the server drops its rows as a repetition.
 
     The number of rows with its offsets, where the table has the columns and no engine that merges rows.
@@ -264,10 +292,10 @@ async def fingerprint(inserter: Inserter, insert: Insert) -> int | Retry:
 
 
 async def _verify(
-    inserter: Inserter, insert: Insert, poisoned: list[Poisoned], *, alone: bool, reset: bool
+    inserter: Inserter, insert: RangeRows, refused: Mapping[int, str], *, alone: bool
 ) -> Retry | None:
     """Count the rows of a repeated insert, and write them again if they are missing."""
-    expected = len(insert) - sum(len(refused.rows) for refused in poisoned)
+    expected = len(insert) - len(refused)
     if expected == 0:
         return None
     token = insert.token
@@ -276,7 +304,7 @@ async def _verify(
         if isinstance(found, Retry):
             return found
         if found >= expected or (found and alone):
-            if found != expected and alone and not reset:
+            if found != expected and alone and not _is_reset(insert):
                 _log.warning(
                     "a range that was written before has another number of rows than now: "
                     "the map must return the same rows for the same records",
@@ -314,7 +342,7 @@ def _names_its_offsets(rows: Rows) -> bool:
     )
 
 
-async def _count(inserter: Inserter, insert: Insert) -> int | Retry:
+async def _count(inserter: Inserter, insert: RangeRows) -> int | Retry:
     """Count the rows of exactly the insert's offsets: others may lie between them.
 
     On a replica that has everything that any replica has accepted.

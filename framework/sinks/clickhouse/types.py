@@ -35,9 +35,9 @@ from ..casts import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-__all__ = ["FLOATS", "INTEGERS", "UNITS", "ColumnType", "cast_to", "type_of"]
+__all__ = ["FLOATS", "INTEGERS", "UNITS", "ColumnType", "cast_to", "fields_left_out", "type_of"]
 
 ColumnType: TypeAlias = Any
 """A ClickHouse type of clickhouse-connect; its attributes differ from type to type."""
@@ -243,18 +243,35 @@ def _pairs_of_dicts(array: Array) -> Array:
 def _to_tuple(array: Array, target: ColumnType) -> Cast:
     fields = [field.name for field in array.type] if pa.types.is_struct(array.type) else []
     names = list(target.element_names or fields)
-    if len(names) != len(target.element_types) or not set(names) <= set(fields):
+    if len(names) != len(target.element_types):
         raise Misfit(f"{array.type} has other fields")
     bad = None
     arrays = []
     for name, element in zip(names, target.element_types, strict=True):
-        cast = cast_to(pc.struct_field(array, name), element)
+        if name not in fields and not element.nullable:
+            raise Misfit(f"{array.type} has no field {name}")
+        there = name in fields
+        cast = cast_to(pc.struct_field(array, name) if there else pa.nulls(len(array)), element)
         bad = either(bad, cast.bad)
         arrays.append(cast.array)
     null = array.is_null() if array.null_count else None
     if bad is not None and null is not None:  # the elements of a null tuple are null
         bad = bad & ~null.to_numpy(zero_copy_only=False)
     return Cast(pa.StructArray.from_arrays(arrays, names=names, mask=null), bad)
+
+
+def fields_left_out(kind: Any, target: ColumnType, path: str) -> Iterator[str]:
+    """Yield the fields of nested objects for which a Tuple has no element: they are not written."""
+    if target.base_type == "Array" and hasattr(kind, "value_type"):
+        yield from fields_left_out(kind.value_type, target.element_type, f"{path}[]")
+    elif target.base_type == "Tuple" and pa.types.is_struct(kind) and target.element_names:
+        elements = dict(zip(target.element_names, target.element_types, strict=True))
+        for each in kind:
+            below = f"{path}.{each.name}"
+            if each.name not in elements:
+                yield below
+            else:
+                yield from fields_left_out(each.type, elements[each.name], below)
 
 
 def _to_date(array: Array, target: ColumnType) -> Cast:

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import anyio
 import pyarrow as pa
 import structlog
 
-from ...errors import KmrError, SinkError, StrategyError, UnexpectedDuplicate
-from ...reducers.collect import Collecting
-from ...reducers.reducer import Empty, Flushed, Retry
+from ...errors import KmrError, SinkError, StrategyError
+from ...reducers.reducer import Retry
 from ...service.threads import run_in_thread
-from ..planning import MAX_BLOCK_ROWS, Insert, plan_inserts
+from ..planning import MAX_BLOCK_ROWS
+from ..ranges import RangeWriter
 from .client import Target, classify, connect_async
 from .ddl import Layout, create_table, one_line
 from .deduplication import read_memories
-from .inserts import Inserter, fingerprint, repeat
+from .inserts import Inserter, fingerprint, repeat, was_counted
 from .table import MissingTable, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ...delivery.announcement import Announcement
-    from ...record import TopicPartition
-    from ...reducers.reducer import Context, Delivery, FlushResult, Poisoned, SparkPlace
+    from ...reducers.reducer import Context, Limits
+    from ..planning import RangeRows
+    from ..ranges import RangeDelivery
     from .client import Connection
     from .deduplication import InsertMemory
     from .table import Compression, ExtraColumns, Table
@@ -38,7 +38,7 @@ _RESERVED = ("insert_deduplication_token", "async_insert")
 _log = structlog.get_logger(__name__)
 
 
-class ClickHouseWriter(Collecting):
+class ClickHouseWriter(RangeWriter):
     """Writes rows to a ClickHouse table.
 
     Columns are matched by name and cast to the table's types; rows with a value that does not fit go to
@@ -95,13 +95,12 @@ class ClickHouseWriter(Collecting):
     """
 
     block_rows = MAX_BLOCK_ROWS
-    names_ranges = True
 
     def __init__(
         self,
         table: str,
         *,
-        delivery: Literal["exactly-once", "at-least-once"] | None = None,
+        delivery: RangeDelivery | None = None,
         url: str | None = None,
         database: str | None = None,
         columns: Sequence[str] | None = None,
@@ -119,16 +118,11 @@ class ClickHouseWriter(Collecting):
         ttl: str | None = None,
         engine: str | None = None,
         cluster: str | None = None,
-        **limits: Any,
+        **limits: Unpack[Limits],
     ) -> None:
-        super().__init__(**limits)
+        super().__init__(delivery=delivery or "exactly-once", concurrency=concurrency, **limits)
         if not table:
             raise StrategyError("ClickHouseWriter needs the name of a table")
-        if delivery not in (None, "exactly-once", "at-least-once"):
-            raise StrategyError(
-                "ClickHouseWriter: delivery must be 'exactly-once' or 'at-least-once', not "
-                f"{delivery!r}; 'at-most-once' is set in Strategy(delivery=...)"
-            )
         if delivery != "at-least-once" and (self.max_rows or 0) > MAX_BLOCK_ROWS:
             raise StrategyError(
                 f"ClickHouseWriter: max_rows={self.max_rows} is more than one block of ClickHouse "
@@ -136,10 +130,8 @@ class ClickHouseWriter(Collecting):
             )
         if url is not None:
             Target.of(url)
-        if concurrency < 1 or timeout <= 0 or connect_timeout <= 0:
-            raise StrategyError(
-                "ClickHouseWriter: concurrency must be at least 1, timeouts above 0 seconds"
-            )
+        if timeout <= 0 or connect_timeout <= 0:
+            raise StrategyError("ClickHouseWriter: timeouts must be above 0 seconds")
         if evolve not in (None, "add"):
             raise StrategyError(f"ClickHouseWriter: evolve must be 'add' or None, not {evolve!r}")
         if evolve is not None and extra_columns == "ignore":
@@ -156,13 +148,11 @@ class ClickHouseWriter(Collecting):
             )
         self.table = table
         self._wanted = delivery
-        self.delivery: Delivery = delivery or "exactly-once"
         self.url = url
         self.database = database
         self.columns = None if columns is None else tuple(columns)
         self.extra_columns = extra_columns
         self.settings = dict(settings or {})
-        self.concurrency = concurrency
         self.compression = compression
         self.connect_timeout = connect_timeout
         self.timeout = timeout
@@ -172,22 +162,10 @@ class ClickHouseWriter(Collecting):
         self.layout = Layout(
             None if order_by is None else tuple(order_by), partition_by, ttl, engine, cluster
         )
-        self._group = ""
-        self._generations: Mapping[TopicPartition, int] = {}
         self._inserter: Inserter | None = None
         self._shares = False
-        self._announcement: Announcement | None = None
-        self._tried = False  # since the last complete flush
         self._before: int | None = None  # fingerprint before the first attempt of a flush
         self._warned: set[str] = set()
-        self._proven: set[TopicPartition] = set()  # their first insert was not dropped
-
-    def guarantee_on_spark(self, place: SparkPlace) -> str:
-        """See `Reducer.guarantee_on_spark`."""
-        if place == "reduce_err":
-            return "exactly once"
-        each = "range of offsets" if place == "task" else "micro-batch"
-        return f"exactly once, by one token per {each}"
 
     def spawn(self) -> Self:
         """Copy; the copies share the set of logged warnings, so that a stage logs each once."""
@@ -202,7 +180,7 @@ class ClickHouseWriter(Collecting):
             SinkError: the server cannot be reached, or refuses the connection or the statement.
             StrategyError: there is no such table, or it does not deduplicate and must.
         """
-        self._group, self._generations = context.group, context.generations
+        await super().open(context)
         if isinstance(context.opened, ClickHouseWriter):
             self._share(context.opened)
             return
@@ -232,14 +210,12 @@ class ClickHouseWriter(Collecting):
         compression = self.compression
         if compression == "auto":
             compression = None if target.is_local else "lz4"
-        limiter = anyio.CapacityLimiter(self.concurrency)
         self._inserter = Inserter(
             connection,
             table,
             self.columns,
             self.extra_columns,
             compression,
-            limiter,
             memories[0].deduplicates,
             self.layout if self.evolve else None,
         )
@@ -297,8 +273,6 @@ class ClickHouseWriter(Collecting):
         """Use the connection of another copy, which closes it, and what it knows of the table."""
         assert opened._inserter is not None  # noqa: S101  `Context.opened` is open
         self._inserter = replace(opened._inserter, _outcomes={})
-        self.delivery = opened.delivery
-        self._proven = opened._proven
         self._shares = True
 
     def _choose_delivery(self, memories: Sequence[InsertMemory], stage: str) -> None:
@@ -348,108 +322,66 @@ class ClickHouseWriter(Collecting):
     def reset(self) -> None:
         """Drop the rows. The inserter remembers which are written until a flush is complete."""
         super().reset()
-        self._announcement = self._before = None
+        self._before = None
 
-    def announce(self, announcement: Announcement, *, replayed: bool) -> None:
-        """See `Reducer.announce`: sets the token of the next flush."""
-        self._announcement = announcement
-        self.replayed = replayed
+    def _forget(self) -> None:
+        super()._forget()
+        self._opened.forget()
 
-    async def flush(self) -> FlushResult:
-        """Write the added rows, except those that an earlier attempt has written.
+    @property
+    def _opened(self) -> Inserter:
+        assert self._inserter is not None  # noqa: S101  `flush` has looked
+        return self._inserter
+
+    def __str__(self) -> str:
+        return str(self._inserter.table) if self._inserter is not None else self.table
+
+    async def has(self, rows: RangeRows) -> bool | Retry:
+        """Count the rows of a range that may have been written, in a table that may have forgotten its token.
+
+        Elsewhere the token decides, or a count after the write.
+        """
+        if not rows.repeated or self.delivery != "exactly-once":
+            return False
+        return await was_counted(self._opened, rows)
+
+    async def refused(self, rows: RangeRows) -> Mapping[int, str]:
+        """See `RangeWriter.refused`."""
+        return await self._opened.refused(rows)
+
+    async def write(self, rows: RangeRows) -> Mapping[int, str] | Retry:
+        """Write a range; the table drops it if it knows the token.
 
         Raises:
             StrategyError: rows and table do not fit.
             UnexpectedDuplicate: see `_write_first`.
         """
-        inserter = self._inserter
-        if inserter is None:
-            raise SinkError(f"ClickHouseWriter({self.table!r}) is used before it was opened")
-        if not self.rows:
-            return Empty()
-        results: list[list[Poisoned] | Retry | Exception] = []
-        repeated, self._tried = self.replayed or self._tried, True
+        return await (self._write_first(rows) if self._is_first(rows) else self._write(rows))
 
-        async def write(insert: Insert) -> None:
-            async with inserter.limiter:
-                try:
-                    if self._is_first(insert):
-                        results.append(await self._write_first(inserter, insert, repeated=repeated))
-                    else:
-                        results.append(await self._write(inserter, insert, repeated=repeated))
-                except Exception as error:  # noqa: BLE001  the other inserts continue
-                    results.append(error)
+    async def _write(self, rows: RangeRows) -> Mapping[int, str] | Retry:
+        if rows.repeated:
+            return await repeat(self._opened, rows, alone=self.delivery == "exactly-once")
+        return await self._opened.write(rows)
 
-        async with anyio.create_task_group() as tasks:
-            for insert in self._inserts():
-                tasks.start_soon(write, insert)
-        poisoned: list[Poisoned] = []
-        for result in sorted(results, key=lambda result: not isinstance(result, Exception)):
-            if isinstance(result, Exception):
-                raise result
-            if isinstance(result, Retry):
-                return result
-            poisoned += result
-        inserter.forget()
-        self._tried = False
-        return Flushed(poisoned=poisoned)
-
-    async def _write(
-        self, inserter: Inserter, insert: Insert, *, repeated: bool
-    ) -> list[Poisoned] | Retry:
-        if repeated:
-            alone = self.delivery == "exactly-once"
-            reset = any(self._generations.get(r.topic_partition) for r in insert.ranges)
-            return await repeat(inserter, insert, alone=alone, reset=reset)
-        return await inserter.write(insert)
-
-    def _is_first(self, insert: Insert) -> bool:
-        """Return whether nothing shows yet that the table does not know the partition's tokens.
-
-        Tokens of a generation above 0 are new. A range that was announced before may be known.
-        """
-        announcement = self._announcement
-        if announcement is None or announcement.generation or self.replayed:
-            return False
-        return insert.ranges[0].topic_partition not in self._proven
-
-    async def _write_first(
-        self, inserter: Inserter, insert: Insert, *, repeated: bool
-    ) -> list[Poisoned] | Retry:
+    async def _write_first(self, rows: RangeRows) -> Mapping[int, str] | Retry:
         """Write the first range of a partition that this process announces.
 
         Raises:
             UnexpectedDuplicate: the table dropped the rows as a repetition, so it remembers a range that
                 was never announced: the offsets were moved back by another tool.
         """
-        partition = insert.ranges[0].topic_partition
         if self._before is None:
-            before = await fingerprint(inserter, insert)
+            before = await fingerprint(self._opened, rows)
             if isinstance(before, Retry):
                 return before
             self._before = before
-        result = await self._write(inserter, insert, repeated=repeated)
-        if isinstance(result, Retry) or sum(len(each.rows) for each in result) == len(insert):
+        result = await self._write(rows)
+        if isinstance(result, Retry) or len(result) == len(rows):
             return result
-        after = await fingerprint(inserter, insert)
+        after = await fingerprint(self._opened, rows)
         if isinstance(after, Retry):
             return after
         if after == self._before:
-            first, last = insert.ranges[0].first, insert.ranges[-1].last
-            raise UnexpectedDuplicate(
-                f"{inserter.table}: the rows of {partition}[{first}..{last}] were not written: it knows "
-                f"the deduplication token {insert.token}, though no worker had announced it. The "
-                "committed offsets were moved back by another tool than kmr, or the topic was created "
-                "anew. To write the records again, run kmr offsets reset, which begins new tokens; if the "
-                f"table shall keep what it has, run kmr offsets reset --to-offset {last + 1}"
-            )
+            raise self._unexpected(rows)
         self._before = None
-        self._proven.add(partition)
         return result
-
-    def _inserts(self) -> list[Insert]:
-        announcement = self._announcement
-        if announcement is None:
-            return plan_inserts(self.rows, self._group, self._generations)
-        insert = Insert(announcement.token, tuple(self.rows), announcement.chunk or MAX_BLOCK_ROWS)
-        return [insert] if len(insert) else []

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .row_messages import Messages
 
-__all__ = ["ProducerLost", "SendState", "stop_producer"]
+__all__ = ["ProducerLost", "SendState"]
 
 _LOST: Final = (
     errors.ProducerFenced,
@@ -52,11 +52,13 @@ class ProducerLost(Exception):
 
     Attributes:
         may_double: messages that the new one sends again may have been written.
+        too_large: only a record batch was too large; its parts are sent next.
     """
 
-    def __init__(self, reason: str, *, may_double: bool) -> None:
+    def __init__(self, reason: str, *, may_double: bool, too_large: bool = False) -> None:
         super().__init__(reason)
         self.may_double = may_double
+        self.too_large = too_large
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class SendState:
         self._topic = topic
         self._messages = messages
         self._in_flight: dict[asyncio.Future[Any], Chunk] = {}
+        self._acknowledged: list[Chunk] = []
         self.refused = list(refused)
         # Stable, so that order within a partition is kept.
         order = np.argsort(partitions, kind="stable")
@@ -99,6 +102,13 @@ class SendState:
             for positions in np.split(order, ends)
             if len(positions)
         }
+
+    def restart(self) -> None:
+        """Send all messages again after an aborted transaction, but for those that were refused."""
+        self._again(*self._in_flight.values())
+        self._in_flight.clear()
+        self._again(*self._acknowledged)
+        self._acknowledged.clear()
 
     async def attempt(
         self, producer: AIOKafkaProducer, timeout: float, *, idempotent: bool
@@ -117,7 +127,7 @@ class SendState:
                 return Retry(None, reason, may_double=False)
             if not self._in_flight:
                 return None
-            retry = await self._acknowledged(timeout, idempotent=idempotent)
+            retry = await self._wait_acknowledged(timeout, idempotent=idempotent)
             if retry is not None:
                 return retry
 
@@ -164,7 +174,7 @@ class SendState:
         builder.close()
         return builder, taken
 
-    async def _acknowledged(self, timeout: float, *, idempotent: bool) -> Retry | None:
+    async def _wait_acknowledged(self, timeout: float, *, idempotent: bool) -> Retry | None:
         done, _ = await asyncio.wait(
             self._in_flight, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
         )
@@ -182,6 +192,7 @@ class SendState:
             chunk = self._in_flight.pop(future)
             error = future.exception()
             if error is None:
+                self._acknowledged.append(chunk)
                 continue
             if isinstance(error, _TOO_LARGE):
                 self._again(*self._halves(chunk))
@@ -199,7 +210,11 @@ class SendState:
             may_double |= bool(self._in_flight)
             self._again(*self._in_flight.values())
             self._in_flight.clear()
-            raise ProducerLost(str(lost) or type(lost).__name__, may_double=may_double)
+            raise ProducerLost(
+                str(lost) or type(lost).__name__,
+                may_double=may_double,
+                too_large=isinstance(lost, _TOO_LARGE),
+            )
         return None if reason is None else Retry(None, reason, may_double=may_double)
 
     def _again(self, *chunks: Chunk) -> None:
@@ -230,22 +245,6 @@ class SendState:
         raise SinkError(
             f"the brokers refuse messages for topic {self._topic}: {described}{hint}"
         ) from error
-
-
-async def stop_producer(producer: AIOKafkaProducer, patience: float) -> None:
-    """Stop a producer, after `patience` seconds even if the brokers do not answer.
-
-    An idempotent one would wait for them forever. The messages it then drops were never acknowledged.
-    """
-    with anyio.move_on_after(patience):
-        await producer.flush()
-        await producer.stop()
-        return
-    # No public method stops it without waiting for pending messages.
-    producer._closed = True  # noqa: SLF001
-    with anyio.move_on_after(1.0):
-        await producer._sender.close()  # noqa: SLF001
-    await producer.client.close()
 
 
 def _needs_new_producer(future: asyncio.Future[Any]) -> bool:

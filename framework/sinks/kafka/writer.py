@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, Unpack, get_args
 
 import anyio
 import numpy as np
@@ -16,8 +16,10 @@ from aiokafka import errors as kafka_errors
 from ...config.schema import ADDRESSES
 from ...dead_letters.letters import letter_headers
 from ...errors import BrokerUnavailable, SinkError, StrategyError
+from ...kafka.connection import stop_producer
+from ...kafka.transactions import Transactions
 from ...reducers.collect import Collecting, one_table
-from ...reducers.reducer import Context, Empty, Flushed, FlushResult, Poisoned, Retry
+from ...reducers.reducer import Context, Empty, Flushed, FlushResult, Poisoned, Retry, SizeLimits
 from ...service.threads import run_in_thread
 from ...values.registry import RegistryUnavailable
 from .row_messages import (
@@ -28,13 +30,14 @@ from .row_messages import (
     messages_of,
     partitions_by_key,
 )
-from .sending import ProducerLost, SendState, stop_producer
+from .sending import ProducerLost, SendState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
+    from ...reducers.reducer import Delivery, Limits
     from ...values.value_format import ValueFormat
 
 __all__ = ["Compression", "DeadLetterWriter", "KafkaWriter", "RecordWriter"]
@@ -52,6 +55,12 @@ class KafkaWriter(Collecting):
 
     At least once: rows are sent again after a crash, unacknowledged ones also after a failed attempt.
     The client's own retries within an attempt double nothing (`idempotence`).
+
+    Exactly once (`delivery="exactly-once"`): the rows of a flush and the offsets of their records are one
+    transaction, which the group's coordinator refuses from a worker that has lost its partitions. Consumers
+    with `isolation_level=read_committed` see each result once; others also see what was aborted. All writers
+    of a worker share one producer. Its transactional id is `transactional_id_prefix` (a setting), the group,
+    and the `group_instance_id` or else a random part. Output and input are on the same cluster.
 
     Args:
         topic: the topic to write to.
@@ -72,6 +81,10 @@ class KafkaWriter(Collecting):
         open_timeout: seconds to wait for the topic at start.
         bootstrap_servers: the brokers to write to; by default the worker's own, with the same security
             settings.
+        delivery: `at-least-once`, or `exactly-once` by transactions: not on Spark, not as `reduce_err`.
+        transaction_timeout: seconds after which the brokers abort the transaction of a worker that died in
+            it: until then, readers with `read_committed` wait, and so may the next owner of its partitions.
+            Below `session_timeout`, and below the brokers' `transaction.max.timeout.ms`.
         limits: the limits and policies of `Reducer`.
 
     Raises:
@@ -95,7 +108,9 @@ class KafkaWriter(Collecting):
         attempt_timeout: float = 15.0,
         open_timeout: float = 15.0,
         bootstrap_servers: str | None = None,
-        **limits: Any,
+        delivery: Literal["at-least-once", "exactly-once"] = "at-least-once",
+        transaction_timeout: float = 15.0,
+        **limits: Unpack[Limits],
     ) -> None:
         super().__init__(**limits)
         name = type(self).__name__
@@ -134,11 +149,34 @@ class KafkaWriter(Collecting):
         self.attempt_timeout = attempt_timeout
         self.open_timeout = open_timeout
         self.bootstrap_servers = bootstrap_servers
+        self.delivery: Delivery = delivery
+        self.commits_offsets = delivery == "exactly-once"
+        self.transaction_timeout = transaction_timeout
+        self._transactions: Transactions | None = None
         self._client: dict[str, Any] = {}
         self._producer: AIOKafkaProducer | None = None
         self._state: SendState | None = None
         self._topic_limit: int | None = None
         self._flushes = 0
+        self._check_delivery()
+
+    def _check_delivery(self) -> None:
+        name = type(self).__name__
+        if self.delivery not in ("at-least-once", "exactly-once"):
+            raise StrategyError(
+                f"{name}: delivery must be 'at-least-once' or 'exactly-once', not {self.delivery!r}"
+            )
+        if self.transaction_timeout <= 0:
+            raise StrategyError(f"{name}: transaction_timeout must be above 0")
+        if not self.commits_offsets:
+            return
+        if not self.idempotence:
+            raise StrategyError(f"{name}: delivery='exactly-once' needs acks='all' and idempotence")
+        if self.bootstrap_servers is not None:
+            raise StrategyError(
+                f"{name}: delivery='exactly-once' cannot write to other brokers, because a transaction "
+                "has the input's offsets too; remove bootstrap_servers"
+            )
 
     def topic_written(self, bootstrap_servers: str) -> str | None:
         """See `Reducer.topic_written`: one address in common makes it the same cluster."""
@@ -157,7 +195,12 @@ class KafkaWriter(Collecting):
         if self.bootstrap_servers is not None:
             self._client["bootstrap_servers"] = self.bootstrap_servers
         self._topic_limit = await message_limit(self._client, self.topic)
-        producer = await self._connect()
+        self._transactions = context.transactions
+        await self._require_topic(context, await self._connect())
+        if self._transactions is not None:
+            await self.close()  # their producer connects when no earlier process may write any more
+
+    async def _require_topic(self, context: Context, producer: AIOKafkaProducer) -> None:
         try:
             with anyio.fail_after(self.open_timeout):
                 await producer.partitions_for(self.topic)
@@ -180,9 +223,23 @@ class KafkaWriter(Collecting):
         super().reset()
         self._state = None
 
+    def transactions(self, context: Context) -> Transactions:
+        """See `Reducer.transactions`."""
+        client = {**context.client, "bootstrap_servers": context.bootstrap_servers}
+        return Transactions(
+            client,
+            context.group,
+            context.transactional_id,
+            self.transaction_timeout,
+            compression_type=self.compression,
+            max_batch_size=_BATCH_BYTES,
+        )
+
     async def flush(self) -> FlushResult:
         if not self.rows:
             return Empty()
+        if self._transactions is not None:
+            return await self._flush_in(self._transactions)
         try:
             for _ in range(_MOST_PRODUCERS):
                 producer = self._producer or await self._connect()
@@ -204,6 +261,24 @@ class KafkaWriter(Collecting):
             return Retry(None, reason, may_double=False)
         if retry is not None:
             return retry
+        return Flushed(poisoned=self._poisoned(sorted(state.refused)))
+
+    async def _flush_in(self, transactions: Transactions) -> FlushResult:
+        """Send in the transaction that the stage has entered, and will commit if nothing is refused."""
+        try:
+            state = self._state or await self._prepare(transactions.producer)
+            if not state.refused:
+                state.restart()
+                producer = await transactions.begin()
+                retry = await state.attempt(producer, self.attempt_timeout, idempotent=True)
+                if retry is not None:
+                    return replace(retry, may_double=False)
+        except ProducerLost as lost:
+            after = 0.0 if lost.too_large else None
+            return Retry(after, f"topic {self.topic}: {lost}", may_double=False)
+        except (RegistryUnavailable, kafka_errors.KafkaError) as error:
+            reason = f"topic {self.topic}: {type(error).__name__}: {error}"
+            return Retry(None, reason, may_double=False)
         return Flushed(poisoned=self._poisoned(sorted(state.refused)))
 
     def messages(self, table: pa.Table) -> Messages:
@@ -289,12 +364,25 @@ def _addresses(bootstrap_servers: str) -> list[str]:
     return [address.strip().lower() for address in bootstrap_servers.split(",")]
 
 
+class _LetterOptions(SizeLimits, total=False):
+    """The options of `KafkaWriter` that `DeadLetterWriter` has too."""
+
+    partition: int | str | None
+    acks: Literal["all", 1]
+    idempotence: bool | None
+    compression: Compression | None
+    max_message_bytes: int
+    attempt_timeout: float
+    open_timeout: float
+    bootstrap_servers: str | None
+
+
 class DeadLetterWriter(KafkaWriter):
     """For `reduce_err`: writes failed records unchanged to a topic, with headers that tell the reason.
 
     Key, value and headers are those of the record, with the headers of `kmr.dead_letters.letters.HEADERS`
     added; `kmr dlq` lists and replays the letters. A letter whose replay fails is written as a new letter of
-    the same record, which remembers up to 5 earlier failures. The topic must accept messages about 8,000
+    the same record, which remembers up to 5 earlier failures. The topic must accept messages about 10,000
     bytes larger than the largest record: a message that it refuses stops the worker.
 
     Args:
@@ -303,7 +391,9 @@ class DeadLetterWriter(KafkaWriter):
         options: those of `KafkaWriter`, without keys, values, headers and timestamps.
     """
 
-    def __init__(self, topic: str, *, max_age: float | None = 1.0, **options: Any) -> None:
+    def __init__(
+        self, topic: str, *, max_age: float | None = 1.0, **options: Unpack[_LetterOptions]
+    ) -> None:
         self._context: Context | None = None
         for name in ("key", "value", "headers", "timestamp"):
             if name in options:
@@ -311,7 +401,8 @@ class DeadLetterWriter(KafkaWriter):
                     f"DeadLetterWriter: {name} is that of the failed record; remove it"
                 )
         # Only the topic's own limit applies: there is no further place to divert to.
-        super().__init__(topic, max_age=max_age, **{"max_message_bytes": 2**31 - 1, **options})
+        options.setdefault("max_message_bytes", 2**31 - 1)
+        super().__init__(topic, max_age=max_age, **options)
 
     async def open(self, context: Context) -> None:
         self._context = context

@@ -27,15 +27,16 @@ from pyarrow import fs
 
 from ...errors import SinkError, StrategyError
 from ...record import with_schema
+from ..parquet.files import HIDDEN, SUFFIX, open_directory
+from ..planning import Span
 from .destinations import read_table
-from .files import HIDDEN, SUFFIX, Span, open_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
-    from .files import Compression, Directory
+    from ..parquet.files import Compression, Directory
 
 __all__ = ["TARGET_BYTES", "Compacted", "compact_path", "compact_table"]
 
@@ -194,16 +195,16 @@ def _ours(infos: Iterable[fs.FileInfo]) -> Iterator[_File]:
 
 def _groups(files: Sequence[_File], target: int, before: datetime) -> Iterator[list[_File]]:
     """Yield groups of files to merge: neighbours that are small and are not written again."""
-    newest: dict[tuple[str, str, int], int] = {}
+    newest: dict[tuple[str, str, int, int], int] = {}
     for file in files:
-        key = (file.span.group, file.span.topic, file.span.partition)
+        key = _series(file.span)
         newest[key] = max(newest.get(key, -1), file.span.last)
-    series: dict[tuple[str, str, str, int], list[_File]] = defaultdict(list)
+    series: dict[tuple[str, tuple[str, str, int, int]], list[_File]] = defaultdict(list)
     for file in files:
-        span = file.span
-        settled = span.last < newest[span.group, span.topic, span.partition]
+        key = _series(file.span)
+        settled = file.span.last < newest[key]
         if settled and file.modified < before and file.size < target:
-            series[file.directory, span.group, span.topic, span.partition].append(file)
+            series[file.directory, key].append(file)
     for alike in series.values():
         group: list[_File] = []
         size = 0
@@ -216,6 +217,10 @@ def _groups(files: Sequence[_File], target: int, before: datetime) -> Iterator[l
             size += file.size
         if len(group) > 1:
             yield group
+
+
+def _series(span: Span) -> tuple[str, str, int, int]:
+    return span.group, span.topic, span.partition, span.generation
 
 
 def _path(group: Sequence[_File]) -> str:

@@ -15,21 +15,22 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from ...errors import StrategyError
-from .files import HIDDEN, open_directory
-from .types import Fitted, fit, to_spark
+from ..parquet.columns import Columns
+from ..parquet.files import HIDDEN, open_directory
+from .types import to_spark
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
     from ...spark.runtime.session import SharedSession
-    from .files import Compression, Directory, Part, PartitionValues
+    from ..parquet.files import Compression, Directory, PartitionValues
+    from ..planning import RangeRows
 
 __all__ = [
     "FILE_FORMATS",
     "CatalogTable",
-    "Columns",
     "Destination",
     "FileDestination",
     "SparkDestination",
@@ -50,47 +51,6 @@ _OWN_CATALOG = "spark_catalog"
 
 
 @dataclass(slots=True)
-class Columns:
-    """The columns of a destination that are known so far.
-
-    Attributes:
-        destination: its name, for messages.
-        schema: the columns; None before the first rows.
-        reread: reads a table's columns again; rows must not have others. None: new columns are allowed.
-    """
-
-    destination: str
-    schema: pa.Schema | None = None
-    reread: Callable[[], pa.Schema] | None = None
-
-    def fit(self, rows: pa.Table) -> Fitted:
-        """Cast rows to the known columns, so that all files have the same types.
-
-        Raises:
-            StrategyError: a table does not have a column, or its type cannot become that of the destination.
-        """
-        rows = to_spark(rows)
-        if self.schema is None:
-            self.schema = rows.schema
-            return Fitted(rows, {})
-        if self.reread is not None and self._unknown(rows):
-            self.schema = self.reread()
-            if unknown := self._unknown(rows):
-                raise StrategyError(
-                    f"{self.destination} has no column {', '.join(unknown)}; its columns are "
-                    f"{', '.join(self.schema.names)}. Alter the table, or return other columns"
-                )
-        fitted = fit(rows, self.schema, self.destination)
-        for name in self._unknown(rows):
-            self.schema = self.schema.append(pa.field(name, rows.schema.field(name).type))
-        return fitted
-
-    def _unknown(self, rows: pa.Table) -> list[str]:
-        known = () if self.schema is None else self.schema.names
-        return [name for name in rows.column_names if name not in known]
-
-
-@dataclass(slots=True)
 class FileDestination:
     """Parquet files that this process writes and renames. Only a table needs the JVM, for a refresh."""
 
@@ -102,14 +62,14 @@ class FileDestination:
     _known: set[PartitionValues] = field(default_factory=set)
     _new: set[PartitionValues] = field(default_factory=set)
 
-    def write(self, part: Part, rows: pa.Table) -> dict[int, str]:
+    def write(self, part: RangeRows, rows: pa.Table) -> dict[int, str]:
         """Write rows; return the numbers of rows that do not fit, which are not written, with the reasons."""
         fitted = self.columns.fit(rows)
         if fitted.table.num_rows:
-            self._new.update(self.directory.write(part.name, fitted.table))
+            self._new.update(self.directory.write(part.file_name, fitted.table))
         return fitted.refused
 
-    def write_frame(self, part: Part, frame: DataFrame) -> None:
+    def write_frame(self, part: RangeRows, frame: DataFrame) -> None:
         """Write the result of a transform of a part's rows."""
         refused = self.write(part, frame.toArrow())
         if refused:
@@ -117,7 +77,7 @@ class FileDestination:
                 f"{len(refused)} rows of transform do not fit: {next(iter(refused.values()))}"
             )
 
-    def doubles(self, _part: Part) -> bool:
+    def doubles(self, _part: RangeRows) -> bool:
         """Return False: a file is replaced by its name."""
         return False
 
@@ -147,21 +107,21 @@ class SparkDestination:
     options: Mapping[str, str]
     doubt: str | None
 
-    def write(self, part: Part, rows: pa.Table) -> dict[int, str]:
+    def write(self, part: RangeRows, rows: pa.Table) -> dict[int, str]:
         """Write rows, as `FileDestination.write` does."""
         fitted = self.columns.fit(rows)
         if fitted.table.num_rows:
             self.write_frame(part, self.session.get().createDataFrame(fitted.table).coalesce(1))
         return fitted.refused
 
-    def write_frame(self, part: Part, frame: DataFrame) -> None:
+    def write_frame(self, part: RangeRows, frame: DataFrame) -> None:
         """Write a DataFrame: replace the directory of a part, or append with Delta's transaction id."""
         writer: Any = frame.write.format(self.format).options(**self.options)
         if self.format == "delta" and part.span is not None:
             span = part.span
             application = f"kmr:{span.group}:{span.topic}:{span.partition}"
-            if part.generation:  # else Delta would skip what a reset reads again
-                application += f"@{part.generation}"
+            if span.generation:  # else Delta would skip what a reset reads again
+                application += f"@{span.generation}"
             writer = writer.option("txnAppId", application).option("txnVersion", str(span.last))
         if self.table is not None:
             writer.mode("append").saveAsTable(self.table.identifier)
@@ -169,11 +129,11 @@ class SparkDestination:
         if self.partition_by:
             writer = writer.partitionBy(*self.partition_by)
         if self.format in FILE_FORMATS:
-            writer.mode("overwrite").save(f"{self.path}/{RANGE_COLUMN}={part.name}")
+            writer.mode("overwrite").save(f"{self.path}/{RANGE_COLUMN}={part.file_name}")
         else:
             writer.mode("append").save(self.path)
 
-    def doubles(self, part: Part) -> bool:
+    def doubles(self, part: RangeRows) -> bool:
         """Return whether a part that is written again may be doubled.
 
         Delta has no transaction id for rows of several partitions: they have no last offset.
@@ -196,7 +156,9 @@ def choose_table(
         StrategyError: there is no such table.
     """
     table = read_table(session.get(), name)
-    columns = Columns(f"table {name}", table.schema, lambda: read_table(session.get(), name).schema)
+    columns = Columns(
+        f"table {name}", table.schema, lambda: read_table(session.get(), name).schema, to_spark
+    )
     doubt: str | None
     if table.provider == "delta":
         doubt = None
@@ -241,14 +203,23 @@ def choose_path(
             if session is None:
                 raise
         else:
-            return FileDestination(directory, Columns(path, schema or directory.schema()))
+            return FileDestination(
+                directory, Columns(path, schema or directory.schema(), types=to_spark)
+            )
     if session is None:
         raise StrategyError(f"{path}: only Spark writes {format}")
     doubt = None
     if format not in (*FILE_FORMATS, "delta"):
         doubt = f"Spark appends to {format}, which does not detect repeated writes"
     return SparkDestination(
-        session, format, Columns(path, schema), None, path, partition_by, options, doubt
+        session,
+        format,
+        Columns(path, schema, types=to_spark),
+        None,
+        path,
+        partition_by,
+        options,
+        doubt,
     )
 
 

@@ -1,23 +1,19 @@
-"""Arrow columns in Spark's types, and rows cast to the columns of a destination."""
+"""Arrow columns in Spark's types."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import StrategyError
-from ..casts import cast_parts, excerpt, is_list
+from ..casts import is_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
-__all__ = ["Fitted", "fit", "spark_type", "to_spark"]
+__all__ = ["spark_type", "to_spark"]
 
 _WIDER: Mapping[pa.DataType, pa.DataType] = {
     pa.uint8(): pa.int16(),
@@ -41,18 +37,6 @@ _AS_THEY_ARE = (
     pa.types.is_null,
 )
 _MOST_DIGITS = 38
-
-
-class Fitted(NamedTuple):
-    """Rows cast to a schema.
-
-    Attributes:
-        table: the rows that fit.
-        refused: the numbers of the rows that do not fit, with the reasons; they are not in `table`.
-    """
-
-    table: pa.Table
-    refused: dict[int, str]
 
 
 def spark_type(kind: Any) -> pa.DataType | None:
@@ -116,53 +100,3 @@ def to_spark(table: pa.Table) -> pa.Table:
 def _cast(column: Any, kind: pa.DataType) -> Any:
     # Cuts off finer timestamps; the other types of `spark_type` lose nothing.
     return column.cast(options=pc.CastOptions(kind, allow_time_truncate=True))
-
-
-def fit(table: pa.Table, schema: pa.Schema, destination: str) -> Fitted:
-    """Cast rows to a schema, and leave out rows with values that do not fit.
-
-    A column that only the rows have stays as it is, after the others; one that only the schema has is null.
-
-    Raises:
-        StrategyError: a column's type cannot be cast, whatever the values are.
-    """
-    columns: dict[str, Any] = {}
-    reasons: dict[int, str] = {}
-    for field in schema:
-        if field.name not in table.column_names:
-            columns[field.name] = pa.nulls(table.num_rows, field.type)
-            continue
-        column = table.column(field.name)
-        if column.type == field.type:
-            columns[field.name] = column
-            continue
-        array = column.combine_chunks()
-        try:
-            cast = cast_parts(array, partial(pc.cast, target_type=field.type))
-        except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-            raise StrategyError(
-                f"column {field.name} of {destination} is {field.type}, but the rows have {array.type}: "
-                "return the same type always, with @map_record(schema=...)"
-            ) from error
-        columns[field.name] = cast.array
-        if cast.bad is not None:
-            reasons |= _reasons(field, array, cast.bad, reasons)
-    for name in table.column_names:
-        columns.setdefault(name, table.column(name))
-    fitted = pa.table(columns)
-    if reasons:
-        keep = np.ones(fitted.num_rows, dtype=np.bool_)
-        keep[list(reasons)] = False
-        fitted = fitted.filter(pa.array(keep))
-    return Fitted(fitted, reasons)
-
-
-def _reasons(
-    field: pa.Field[Any], array: Any, bad: NDArray[np.bool_], known: Mapping[int, str]
-) -> dict[int, str]:
-    rows = [row for row in np.flatnonzero(bad).tolist() if row not in known]
-    values = array.take(pa.array(rows, pa.int64())).to_pylist()
-    return {
-        row: f"column {field.name} ({field.type}) cannot hold {excerpt(value)}"
-        for row, value in zip(rows, values, strict=True)
-    }

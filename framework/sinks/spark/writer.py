@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Self, cast, get_args
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast, get_args
 
 import structlog
 
 from ...errors import KmrError, SinkError, StrategyError, reason_of
-from ...reducers.collect import Collecting, one_table
+from ...reducers.collect import Collecting
 from ...reducers.reducer import AT_LEAST_ONCE_ON_SPARK, Empty, Flushed, Retry
 from ...service.threads import run_in_thread
 from ...spark.runtime.session import SharedSession
+from ..parquet.files import Compression
+from ..planning import plan_ranges
 from .destinations import FILE_FORMATS, choose_path, choose_table
-from .files import Compression, plan_parts
 from .types import to_spark
 
 if TYPE_CHECKING:
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from ...record import TopicPartition
-    from ...reducers.reducer import Context, FlushResult, Poisoned, SparkPlace
+    from ...reducers.reducer import Context, FlushResult, Poisoned, Policies, SparkPlace
+    from ..planning import RangeRows
     from .destinations import Destination
-    from .files import Part
 
 __all__ = ["SparkWriter"]
 
@@ -115,7 +116,7 @@ class SparkWriter(Collecting):
         max_rows: int | None = DEFAULT_MAX_ROWS,
         max_bytes: int | None = DEFAULT_MAX_BYTES,
         max_age: float | None = DEFAULT_MAX_AGE,
-        **policies: Any,
+        **policies: Unpack[Policies],
     ) -> None:
         super().__init__(max_rows=max_rows, max_bytes=max_bytes, max_age=max_age, **policies)
         if table is not None and path is not None:
@@ -261,12 +262,12 @@ class SparkWriter(Collecting):
         """
         if not self.rows:
             return Empty()
-        missing: list[Part] = []
+        missing: list[RangeRows] = []
         try:
-            parts = plan_parts(self.rows, self._group, self._generations)
-            missing = [part for part in parts if part.name not in self._written]
+            parts = plan_ranges(self.rows, self._group, self._generations)
+            missing = [part for part in parts if part.file_name not in self._written]
             for part in missing:
-                self._written[part.name] = self._write(part)
+                self._written[part.file_name] = self._write(part)
             if self._destination is not None:
                 self._destination.publish()
         except KmrError:
@@ -284,18 +285,18 @@ class SparkWriter(Collecting):
         self._written = {}
         return Flushed(poisoned=poisoned)
 
-    def _doubles(self, part: Part) -> bool:
+    def _doubles(self, part: RangeRows) -> bool:
         return self._destination is None or self._destination.doubles(part)
 
-    def _write(self, part: Part) -> list[Poisoned]:
-        rows = one_table(part.insert.parts)
+    def _write(self, part: RangeRows) -> list[Poisoned]:
+        rows = part.table
         if self.transform is not None:
             self._transform(part, rows)
             return []
         destination = cast("Destination", self._destination)
-        return list(part.insert.poisoned(destination.write(part, rows)))
+        return list(part.poisoned(destination.write(part, rows)))
 
-    def _transform(self, part: Part, rows: pa.Table) -> None:
+    def _transform(self, part: RangeRows, rows: pa.Table) -> None:
         transform: Any = self.transform
         made = transform(self.session.get().createDataFrame(to_spark(rows)))
         name = getattr(transform, "__qualname__", repr(transform))

@@ -23,6 +23,7 @@ from anyio.from_thread import start_blocking_portal
 
 from ...errors import ConsumerError, DeadlineExceeded, KmrError
 from ...kafka.connection import connection_config
+from ...kafka.subscription import Subscription
 from ...observe.health import HealthServer
 from ...observe.metrics import Metrics
 from ...observe.status import StageStatus, WorkerStatus
@@ -104,11 +105,17 @@ class SparkEngine:
         metrics: Metrics | None = None,
         session: SparkSession | None = None,
     ) -> None:
-        strategy.refuse_loop(settings.topics, settings.bootstrap_servers)
+        self._subscription = Subscription(settings.topics, settings.topic_pattern)
+        for topic in settings.topics:
+            strategy.of_topic(topic)
+        strategy.refuse_loop(self._subscription, settings.bootstrap_servers)
         self._strategy = strategy
         self._settings = settings
         self._engine = engine
         self.metrics = metrics or Metrics()
+        self.metrics.begin(
+            settings.group, settings.strategy or "", strategy.stages, settings.topics
+        )
         # Those of the Python source: it reads records again also where the JVM's source reads Kafka.
         ours = source_options(settings, replace(engine, source="python"))
         self._source = SourceOptions.parse(ours, streaming=True)
@@ -122,6 +129,8 @@ class SparkEngine:
             generations=self._generation,
             schema_of=strategy.schema_of,
             strategy=settings.strategy or "",
+            strategy_version=strategy.version or "",
+            has_schema_ids=strategy.has_schema_ids,
         )
         self._reducers = DriverReducers(strategy, self._context, self.metrics, self._reread)
         self._gate = MicroBatchGate()
@@ -257,7 +266,7 @@ class SparkEngine:
             ready=state == "running",
             problem=f"{name} runs for {seconds:.0f} s" if stalled else None,
             group=self._settings.group,
-            topics=self._settings.topics,
+            topics=self._settings.topics or (str(self._subscription),),
             stages=(StageStatus(name=name, activity=activity, queued=0, seconds=seconds),),
             partitions=(),
             inflight_bytes=0,

@@ -11,6 +11,7 @@ import msgspec
 from cyclopts import Group, Parameter
 
 from ...errors import SettingsError
+from ...kafka.connection import oauth_config
 from ..runtime.session import is_connect, open_session
 
 if TYPE_CHECKING:
@@ -148,7 +149,11 @@ def source_options(settings: Settings, engine: EngineSettings) -> dict[str, str]
             "somewhere; set earliest or latest"
         )
     options = {
-        "subscribe": ",".join(settings.topics),
+        **(
+            {"subscribe": ",".join(settings.topics)}
+            if settings.topic_pattern is None
+            else {"subscribePattern": settings.topic_pattern}
+        ),
         "startingOffsets": settings.auto_offset_reset,
         "maxOffsetsPerTrigger": str(engine.max_offsets_per_trigger),
         "failOnDataLoss": str(engine.fail_on_data_loss).lower(),
@@ -157,6 +162,8 @@ def source_options(settings: Settings, engine: EngineSettings) -> dict[str, str]
         "kafka.isolation.level": settings.isolation_level,
         "kafka.fetch.max.wait.ms": str(round(settings.fetch.max_wait * 1000)),
     }
+    if settings.client_rack is not None:
+        options["kafka.client.rack"] = settings.client_rack
     if engine.source == "python":
         options["kafka.group.id"] = settings.group
     else:
@@ -179,7 +186,15 @@ def _security(settings: Settings, engine: EngineSettings) -> dict[str, str]:
     options: dict[str, str | None] = {"kafka.security.protocol": security.protocol}
     if security.protocol.startswith("SASL"):
         options["kafka.sasl.mechanism"] = security.sasl_mechanism
-        if engine.source == "python":
+        oauth = oauth_config(security)
+        if oauth is not None and engine.source != "python":
+            raise SettingsError(
+                "security.sasl_mechanism OAUTHBEARER needs --spark-source python: Java's client cannot call "
+                "our provider of tokens"
+            )
+        if oauth is not None:
+            options["kafka.kmr.oauth.token"] = msgspec.json.encode(oauth).decode()
+        elif engine.source == "python":
             options["kafka.sasl.username"] = security.sasl_user
             options["kafka.sasl.password"] = security.sasl_password
         else:

@@ -95,6 +95,14 @@ def _of_strategy(strategy: Strategy) -> Iterator[Finding]:
             "error",
             "delivery='at-most-once': the checkpoint goes past records when they are written, not before",
         )
+    if strategy.is_transactional:
+        name = type(strategy.reduce[-1]).__name__
+        yield Finding(
+            "strategy",
+            "error",
+            f"delivery='exactly-once' of {name}: its transactions commit a group's offsets, and Spark's are "
+            "in the checkpoint; set Strategy(delivery='at-least-once'), or run a worker",
+        )
 
 
 def _of_reducers(strategy: Strategy) -> Iterator[Finding]:

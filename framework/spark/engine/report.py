@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from ...delivery.failures import FAILED_SCHEMA
 from ...delivery.ranges import merge_ranges, ranges_of
-from ...record import Batch, Range, Rows
+from ...record import SCHEMA, Batch, Range, Rows
 from .chain import Flush  # noqa: TC001  msgspec reads the annotations
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def read_failures(table: pa.Table, stage: str) -> Iterable[Rows]:
     for count in counts:
         part = failed.slice(begin, count).combine_chunks()
         begin += count
-        source = Batch.of(part.drop_columns(["reason", "stage", "attempt"]).to_batches()[0])
+        source = Batch.of(part.select(SCHEMA.names).to_batches()[0])
         yield _rows(part, source)
 
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["REPORT_SCHEMA", "TaskPlan", "strategy_function", "strategy_source"]
 
 REPORT_SCHEMA = (
-    f"{COLUMNS}, {HEADERS}, reason string, stage string, attempt int, rows binary, report binary"
+    f"{COLUMNS}, {HEADERS}, reason string, stage string, attempt int, "
+    "exception string, traceback string, rows binary, report binary"
 )
 """The rows of a task, as DDL. A row is one of three kinds; its other columns are null: the columns of a
 failed record; `rows` (packed) with the topic, partition and first offset they begin at; `report`."""

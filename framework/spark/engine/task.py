@@ -12,7 +12,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain as chained
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -65,36 +65,58 @@ class _OpenPlan(NamedTuple):
     """A strategy with the opened reducers of its tasks.
 
     Attributes:
-        function: the map, with its resources if it has any.
+        resources: those of the maps, open.
         gathers: the driver has reducers, so the rows of the chain go there.
     """
 
     strategy: Strategy
-    function: Callable[..., Any] | None
+    resources: OpenResources | None
     chain: Chain
     gathers: bool
 
+    def map_of(self, topic: str) -> tuple[Callable[..., Any] | None, MapSpec]:
+        """Return the map of a topic, with its resources, and how it is called. Raises StrategyError."""
+        part = self.strategy.of_topic(topic)
+        if self.resources is None or part.map is None:
+            return part.map, part.map_spec
+        return self.resources.bind(part.map), part.map_spec
 
-@lru_cache(maxsize=1)
+
+_open_plans: dict[bytes, _OpenPlan] = {}
+"""The plan of the tasks of this process, which runs one task at a time."""
+
+
 def _open_plan(payload: bytes) -> _OpenPlan:
-    """Open a plan's reducers; the next tasks of this process use them too."""
+    """Open a plan's reducers and resources; the next tasks of this process use them too."""
+    if payload in _open_plans:
+        return _open_plans[payload]
+    _close_plan()
     keep_freed_memory()
     strategy, context = cloudpickle.loads(payload)
     placement = place_reducers(strategy.stages)
     chain = Chain(placement.tasks)
     _start(_open_chain(chain, context)).result()
-    function = strategy.map
-    if function is not None and strategy.resources is not None:
-        function = _start(_bind_resources(function, strategy.resources)).result()
+    resources: OpenResources | None = None
+    if strategy.resources is not None:
+        # Spark kills its processes: they are closed only for the tasks of another plan, or after an error.
+        resources = OpenResources(strategy.resources)
+        _start(resources.open()).result()
+    plan = _OpenPlan(strategy, resources, chain, bool(placement.driver))
+    _open_plans[payload] = plan
+    for part in strategy.parts:
+        part.map_spec.inputs.warm_up()
+    batch_decoder.warm_up()
     freeze_modules()  # Spark collects garbage after every task too
-    return _OpenPlan(strategy, function, chain, bool(placement.driver))
+    return plan
 
 
-async def _bind_resources(function: Callable[..., Any], factory: Any) -> Callable[..., Any]:
-    """Open the resources of the map. They stay open as long as the process, which Spark kills."""
-    resources = OpenResources(factory)
-    await resources.open()
-    return resources.bind(function)
+def _close_plan() -> None:
+    """Begin to close the open plan. The task does not wait, because a sink may hang."""
+    while _open_plans:
+        _, plan = _open_plans.popitem()
+        _start(plan.chain.close())
+        if plan.resources is not None:
+            _start(plan.resources.close())
 
 
 async def _open_chain(chain: Chain, context: Context) -> None:
@@ -132,11 +154,13 @@ def run_task(
     work = _Work(report, schema)
     replayed = _is_replayed(plan)
     try:
-        strategy, function, chain, gathers = _open_plan(plan.payload)
+        opened = _open_plan(plan.payload)
+        chain, gathers = opened.chain, opened.gathers
+        function, spec = opened.map_of(wanted.topic)
         writing: Future[ChainResult] | None = None
         try:
             for chunk in cut_chunks(batches):
-                rows, failed = work.map(function, strategy.map_spec, chunk)
+                rows, failed = work.map(function, spec, chunk)
                 if writing is not None:
                     yield from work.take_result(writing.result(), gathers=gathers)
                     writing = None
@@ -149,8 +173,7 @@ def run_task(
         except BaseException:
             if writing is not None:
                 writing.cancel()
-            _open_plan.cache_clear()
-            _start(chain.close())
+            _close_plan()
             raise
     except KmrError as caught:
         report.error = (type(caught).__name__, str(caught))
@@ -259,8 +282,6 @@ def _prepare(
 ) -> Iterator[pa.RecordBatch]:
     # Spark would print an error with its stack trace.
     with suppress(Exception):
-        strategy = _open_plan(plan.payload).strategy
-        strategy.map_spec.inputs.warm_up()
-        batch_decoder.warm_up()
+        _open_plan(plan.payload)
         shared_client(config).partitions()
     yield from rows  # all of them: Spark ends a process that has not read its input

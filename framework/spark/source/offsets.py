@@ -175,7 +175,7 @@ class OffsetPlanner:
         existing = self._client.partitions()
         if subscription.partitions:
             return [p for p in subscription.partitions if p.partition in existing.get(p.topic, ())]
-        topics = [topic for topic in existing if subscription.names(topic)]
+        topics = [topic for topic in existing if topic in subscription]
         return sorted(TopicPartition(topic, p) for topic in topics for p in existing[topic])
 
     def required_partitions(self) -> list[TopicPartition]:
@@ -263,7 +263,7 @@ class OffsetPlanner:
         """
         partitions = self.partitions()
         check_topics(self._options, start)
-        own = {p for p in start if self._options.subscription.names(p.topic)}
+        own = {p for p in start if p.topic in self._options.subscription}
         if gone := own - set(partitions):
             self._report_loss(f"partitions are gone: {by_topic(gone)}")
         beginnings, ends = self._client.beginnings(partitions), self._client.ends(partitions)
@@ -301,7 +301,7 @@ def check_topics(options: SourceOptions, offsets: Iterable[TopicPartition]) -> N
         ConsumerError: they are of other topics, and `failOnDataLoss` is set.
     """
     subscription = options.subscription
-    others = sorted({p.topic for p in offsets if not subscription.names(p.topic)})
+    others = sorted({p.topic for p in offsets if p.topic not in subscription})
     if not others:
         return
     names = ", ".join(others)

@@ -6,19 +6,20 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
+import msgspec
 import structlog
 
 from ...errors import SettingsError
 from ...kafka.connection import ConnectionConfig
+from ...kafka.subscription import Subscription
+from ...kafka.tokens import OAuthConfig
 from ...settings import IsolationLevel
 from .offsets import EARLIEST, LATEST, Offsets, parse_offsets, parse_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ...record import TopicPartition
-
-__all__ = ["Boundary", "ClientConfig", "SourceOptions", "Subscription", "client_config"]
+__all__ = ["Boundary", "ClientConfig", "SourceOptions", "client_config"]
 
 _log = structlog.get_logger(__name__)
 
@@ -115,6 +116,10 @@ def _plain(quoted: str) -> str:
     return re.sub(r"\\(.)", r"\1", quoted)
 
 
+def _oauth(_option: str, value: str) -> OAuthConfig:
+    return msgspec.json.decode(value, type=OAuthConfig)
+
+
 _READERS: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     "bootstrap.servers": ("bootstrap_servers", _text),
     "client.id": ("client_id", _text),
@@ -122,6 +127,7 @@ _READERS: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     "sasl.mechanism": ("sasl_mechanism", _text),
     "sasl.username": ("sasl_username", _text),
     "sasl.password": ("sasl_password", _text),
+    "kmr.oauth.token": ("oauth", _oauth),  # by the engine; Spark hides the values of such names
     "ssl.ca.location": ("ssl_cafile", _text),
     "ssl.truststore.location": ("ssl_cafile", _text),
     "ssl.certificate.location": ("ssl_certfile", _text),
@@ -162,32 +168,6 @@ _KNOWN: Final = {
     )
 }
 _ENDING: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
-
-
-@dataclass(frozen=True, slots=True)
-class Subscription:
-    """Which partitions are read: exactly one of the three is set.
-
-    Attributes:
-        topics: all partitions of these topics.
-        pattern: all partitions of the topics whose whole name matches.
-        partitions: only these partitions.
-    """
-
-    topics: tuple[str, ...] = ()
-    pattern: str | None = None
-    partitions: tuple[TopicPartition, ...] = ()
-
-    def names(self, topic: str) -> bool:
-        """Return whether partitions of this topic are read, if it exists."""
-        if self.pattern is not None:
-            return re.fullmatch(self.pattern, topic) is not None
-        return topic in self.topics or any(topic == p.topic for p in self.partitions)
-
-    def __str__(self) -> str:
-        if self.pattern is not None:
-            return f"topics that match {self.pattern}"
-        return ", ".join(self.topics or map(str, self.partitions))
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,9 +86,19 @@ class Avro(ValueFormat):
         """The columns of the reader's schema."""
         return self._decoder().program.schema
 
+    @property
+    def has_schema_ids(self) -> bool:
+        return self._registry is not None
+
     def decode(self, values: pa.BinaryArray) -> Decoded:
         """Decode values; one that is damaged, or whose schema is unknown or does not fit, fails alone."""
         return self._decoder().decode(values)
+
+    def warm_up(self) -> None:
+        """Load the compiled code; see `ValueFormat.warm_up`."""
+        known = self._given is not None or self._local.decoder is not None
+        each = self if known else Avro("bytes")  # its columns are known to the registry alone
+        each.decode(pa.array([], pa.binary()))
 
     def decode_objects(self, values: pa.BinaryArray) -> DecodedObjects:
         """Decode values to objects of the type, or to dicts where the schema is not a type."""

@@ -86,6 +86,10 @@ class Protobuf(ValueFormat):
         """The fields of the message type."""
         return self._local.get(self._files, self._name).messages.schema
 
+    @property
+    def has_schema_ids(self) -> bool:
+        return self._registry is not None
+
     def decode(self, values: pa.BinaryArray) -> Decoded:
         """Decode values; one that is damaged, or another message of its schema, fails alone."""
         type_ = self._local.get(self._files, self._name)
@@ -105,6 +109,10 @@ class Protobuf(ValueFormat):
         target = Target(messages.layout, messages.columns, messages.schema)
         running = _Running(type_.tables, type_.columns, messages.paths)
         return decode_slots(running, target, raw, type_.tables.pool, entries, failures)
+
+    def warm_up(self) -> None:
+        """Load the compiled code; see `ValueFormat.warm_up`."""
+        self.decode(pa.array([], pa.binary()))
 
     def encode(self, rows: pa.Table, topic: str) -> pa.BinaryArray:
         """Encode rows; registers the file of the message at the first call for a topic.

@@ -9,6 +9,8 @@ from kio.schema.errors import ErrorCode
 from kio.schema.index import api_key_map
 
 from kmr.broker import apis
+from kmr.broker.apis import entities
+from kmr.broker.apis.api import Api
 from kmr.broker.apis.catalogue import SERVED, UNSUPPORTED, advertised_versions, collect_apis
 from kmr.broker.authorization.rules import Operation, Rule, write_rules
 
@@ -26,13 +28,13 @@ LISTED = list(chain.from_iterable(entry.apis for entry in UNSUPPORTED))
 NEW_API = '''"""UpdateFeatures 0 to 1: refuses every feature."""
 
 from kio.schema.errors import ErrorCode
-from kio.schema.update_features.v1 import UpdateFeaturesRequest, UpdateFeaturesResponse
+from kio.schema.update_features.v1 import UpdateFeaturesResponse
 
 from kmr.broker.apis.access import ALTER_CLUSTER
 from kmr.broker.apis.api import NO_THROTTLE, api
 
 
-@api(UpdateFeaturesRequest, access=ALTER_CLUSTER)
+@api("UpdateFeatures", max_version=1, access=ALTER_CLUSTER)
 def _update(context, request):
     return UpdateFeaturesResponse(
         throttle_time=NO_THROTTLE,
@@ -56,6 +58,13 @@ def test_nothing_is_listed_twice() -> None:
 def test_every_entry_says_what_clients_get_instead() -> None:
     for entry in UNSUPPORTED:
         assert entry.instead.endswith("."), entry.feature
+
+
+def test_every_handler_takes_the_newest_request_that_it_serves() -> None:
+    for each in SERVED:
+        if isinstance(each, Api):
+            _, annotated, _ = each.handler.__annotations__.values()
+            assert getattr(entities, annotated.removeprefix("entities.")) is each.request, each.name
 
 
 async def test_a_new_api_is_one_new_file(

@@ -50,7 +50,7 @@ def test_topics_are_created_written_and_read(kmr: Kmr) -> None:
         "reading orders, in no group",
         "TOPIC   PARTITION  NEXT",
         "orders          0     1",
-        "orders:0:1\t\ttwo words",
+        "orders:0:1\t\ttwo words\ta=b",
         "nothing is subscribed",
         "orders: deleted",
     ]

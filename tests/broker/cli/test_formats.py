@@ -26,7 +26,7 @@ class Record(NamedTuple):
     [
         ("value", b"v\n"),
         ("key-value", b"k\tv\n"),
-        ("full", b"t:1:2\tk\tv\n"),
+        ("full", b"t:1:2\tk\tv\th=1,n=\n"),
         ("raw", b"v"),
         (r"{timestamp}\t{headers}\0", b"3\th=1,n=\0"),
         (r"no {value} \\ { } \x\n", b"no v \\ { } \\x\n"),

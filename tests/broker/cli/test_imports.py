@@ -12,13 +12,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SERVE = """
-import asyncio, pathlib, sys
+import asyncio, pathlib, struct, sys
 import kmr.broker.cli.serve
 from kmr.broker import Broker, BrokerSettings
 
+API_VERSIONS, VERSION, NUMBER, NO_CLIENT_ID = 18, 0, 1, -1
+
 async def main():
-    async with Broker(BrokerSettings(data_dir=pathlib.Path(sys.argv[1]), port=0)):
-        pass
+    async with Broker(BrokerSettings(data_dir=pathlib.Path(sys.argv[1]), port=0)) as broker:
+        reader, writer = await asyncio.open_connection(*broker.bootstrap_servers.split(":"))
+        writer.write(struct.pack(">ihhih", 10, API_VERSIONS, VERSION, NUMBER, NO_CLIENT_ID))
+        assert len(await reader.readexactly(100)) == 100
+        writer.close()
 
 asyncio.run(main())
 print(*sys.modules)
@@ -49,8 +54,14 @@ def modules(program: str, argument: str) -> set[str]:
     return set(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
 
 
-def test_a_broker_starts_without_libraries_that_it_does_not_need(tmp_path: Path) -> None:
-    assert not modules(SERVE, str(tmp_path / "data")) & LARGE
+def test_a_broker_starts_without_libraries_and_messages_that_it_does_not_need(
+    tmp_path: Path,
+) -> None:
+    found = modules(SERVE, str(tmp_path / "data"))
+    assert not found & LARGE
+    messages = {name.split(".")[2] for name in found if name.startswith("kio.schema.")}
+    headers = {"request_header", "response_header"}
+    assert messages == {"api_versions", "errors", "index", "types"} | headers
 
 
 @pytest.mark.parametrize("command", CLIENT_COMMANDS)

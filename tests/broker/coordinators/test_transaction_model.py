@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from kmr.broker.coordinators.transaction_state import TransactionError
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -209,5 +210,5 @@ def test_transactions_are_atomic_in_any_order_of_events(
             super().__init__(make_disk)
 
     run_state_machine_as_test(
-        Machine, settings=settings(max_examples=30, stateful_step_count=30, deadline=None)
+        Machine, settings=settings(max_examples=examples(60), stateful_step_count=30)
     )

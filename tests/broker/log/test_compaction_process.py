@@ -1,5 +1,6 @@
 """A pass in another process: it does the same as in a thread, and ends with its broker."""
 
+import gc
 import os
 import pickle
 import signal
@@ -125,6 +126,27 @@ def test_a_process_that_is_killed_in_the_middle_leaves_the_log_as_it_was(open_lo
     os.close(*readers)
     assert list(log.directory.glob("*.tmp")) == []
     assert pairs(log) == before
+
+
+def test_the_error_of_a_process_that_is_gone_is_collected_as_garbage_without_a_complaint(
+    open_log: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, plan = filled(open_log)
+    ignored: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda hook: ignored.append(str(hook.exc_value)))
+    with process(plan) as compaction:
+        compaction.read_keys()
+        os.kill(pid(compaction), signal.SIGKILL)
+        assert compaction._process is not None
+        compaction._process.wait()
+        try:
+            compaction.rewrite(next(plan.groups))
+        except ChildProcessError as error:
+            error.args = (error,)  # what is in a cycle is left to the collector
+        else:
+            pytest.fail("a process that is gone cannot answer")
+    gc.collect()
+    assert ignored == []
 
 
 def test_a_process_that_cannot_start_is_an_error_of_the_disk(

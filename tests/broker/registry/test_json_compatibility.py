@@ -122,13 +122,24 @@ CASES: list[tuple[Any, Any, str]] = [
     ({"not": TEXT}, {"not": {"type": ["string", "null"]}}, ""),
     ({"not": {"type": ["string", "null"]}}, {"not": TEXT}, "NOT_TYPE_EXTENDED"),
     ({"if": TEXT, "then": {"maxLength": 3}}, {}, "KEYWORD_CHANGED"),
-    # patterns that only JavaScript knows
+    # patterns that RE2 knows, and Python's re does not
+    ({"pattern": r"^\p{L}$"}, {"const": "a"}, ""),
+    ({"pattern": r"^\p{L}$"}, {"const": "1"}, "ENUM_ARRAY_NARROWED"),
+    # values of an enum that properties of a pattern, and the others, refuse
+    ({"patternProperties": {"^a": TEXT}}, {"const": {"ab": 1, "b": 1}}, "ENUM_ARRAY_NARROWED"),
+    ({"patternProperties": {"^a": TEXT}}, {"const": {"ab": "x", "b": 1}}, ""),
     (
-        {**closed(), "patternProperties": {r"^\p{L}$": TEXT}},
-        {**closed(a=TEXT), "patternProperties": {r"^\p{L}$": TEXT}},
+        {"patternProperties": {"^a": TEXT}, "additionalProperties": False},
+        {"const": {"b": 1}},
+        "ENUM_ARRAY_NARROWED",
+    ),
+    # patterns that RE2 does not know
+    (
+        {**closed(), "patternProperties": {r"^(?!b)": TEXT}},
+        {**closed(a=TEXT), "patternProperties": {r"^(?!b)": TEXT}},
         "",
     ),
-    ({"pattern": r"^\p{L}$"}, {"const": "a"}, "ENUM_ARRAY_NARROWED"),
+    ({"pattern": r"^(?!b)"}, {"const": "a"}, "ENUM_ARRAY_NARROWED"),
     # references
     (recursive(x=NUMBER), recursive(x=INTEGER), ""),
     (recursive(x=INTEGER), recursive(x=NUMBER), "TYPE_NARROWED"),

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import ssl
 import sys
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import pytest
+from anyio import to_thread
 
+from kmr import Registry
 from kmr.broker import Broker, BrokerError, BrokerSettings
 from kmr.broker.authorization.rules import Operation, Rule, write_rules
 from kmr.broker.authorization.users import make_user, write_users
+from kmr.values.registry import RegisteredSchema
 
 from .conftest import login
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
+
+    from tests.conftest import Certificates
 
     from .conftest import Rest
 
@@ -90,6 +97,33 @@ async def test_a_broker_with_users_asks_for_them(
     right = open_rest(broker, headers=login("alice", "alice's"))
     for _ in range(2):
         assert await right.get("/subjects") == []
+
+
+async def test_with_a_certificate_the_port_is_encrypted_and_asks_for_that_of_clients(
+    start: Start, open_rest: Open, certificates: Certificates
+) -> None:
+    broker = await start(
+        registry_port=0,
+        tls_certificate=certificates.certificate,
+        tls_key=certificates.key,
+        tls_client_ca=certificates.authority,
+    )
+    assert (broker.registry_url or "").startswith("https://")
+    trusting = ssl.create_default_context(cafile=certificates.authority)
+    stranger = open_rest(broker, connector=aiohttp.TCPConnector(ssl=trusting))
+    with pytest.raises(aiohttp.ClientError):
+        await stranger.get("/subjects")
+    trusting.load_cert_chain(certificates.client_certificate, certificates.client_key)
+    known = open_rest(broker, connector=aiohttp.TCPConnector(ssl=trusting))
+    assert await known.get("/subjects") == []
+    registry = Registry(
+        str(broker.registry_url),
+        ca_file=str(certificates.authority),
+        certificate_file=str(certificates.client_certificate),
+        key_file=str(certificates.client_key),
+    )
+    number = await to_thread.run_sync(registry.register, "s", RegisteredSchema('"int"'))
+    assert await known.get(f"/schemas/ids/{number}") == {"schema": '"int"'}
 
 
 async def test_a_changed_password_applies_to_the_next_request(

@@ -163,9 +163,7 @@ async def test_offsets_that_a_group_has_committed_without_a_row_are_filtered_or_
         ["0", "1..8", "3", "4"],
         ["1", "none", "0", "4"],
     ]
-    with pytest.raises(
-        ConsumerError, match="group other has no committed offsets of topic flights"
-    ):
+    with pytest.raises(ConsumerError, match="group other has no committed offsets of flights"):
         await run("--group", "other", "--topic", "flights")
 
 

@@ -120,3 +120,12 @@ def test_kmr_clickhouse_create_table_prints_and_runs_the_statements_of_a_strateg
         kmr("create-table", "cli_tables:undeclared", "--sample", "nowhere")
     with pytest.raises(StrategyError, match="stage of it is no ClickHouseWriter"):
         kmr("create-table", "cli_tables:elsewhere")
+
+
+def test_a_query_without_an_address_reads_what_a_writer_without_one_writes(
+    kmr: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("KMR_CLICKHOUSE_URL", raising=False)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KmrError, match=f"no ClickHouse directory {tmp_path}/.kmr/clickhouse"):
+        kmr("query", "SELECT 1")

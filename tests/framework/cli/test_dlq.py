@@ -54,6 +54,8 @@ async def letters(broker: Broker) -> None:
             "reason": "late" if offset % 2 else "no json",
             "stage": "map",
             "attempt": 1,
+            "exception": "KeyError" if offset == 2 else None,
+            "traceback": "  line 1\nKeyError: 2" if offset == 2 else None,
         }
         for partition, offset in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1))
     ]
@@ -79,6 +81,14 @@ async def test_list_counts_open_letters_by_reason(dlq: Dlq) -> None:
 
 
 @pytest.mark.usefixtures("letters")
+async def test_list_counts_by_other_headers(dlq: Dlq) -> None:
+    lines = (await dlq("list", "--by", "exception", "--by", "topic")).out.splitlines()
+    assert [line.split("  ")[-1] for line in lines[1:]] == ["-: orders", "KeyError: orders"]
+    listed = json.loads((await dlq("list", "--json", "--by", "exception")).out)["reasons"]
+    assert [(each["exception"], each["letters"]) for each in listed] == [("", 4), ("KeyError", 1)]
+
+
+@pytest.mark.usefixtures("letters")
 @pytest.mark.parametrize(
     ("flags", "found"),
     [
@@ -101,6 +111,7 @@ async def test_show_prints_the_letter_and_its_record(dlq: Dlq) -> None:
     assert (await dlq("show", "orders:1:1")).out == by_letter
     for line in ("offset: 1", "reason: late", "header trace: \\xff", 'value: {"order": 1}'):
         assert f"  {line}\n" in by_letter
+    assert "  traceback:   line 1\n    KeyError: 2\n" in (await dlq("show", "0:2")).out
     missing = await dlq("show", "orders:1:7")
     assert missing.code == 1
     assert missing.err == "kmr: dead has no letter for orders-1 offset 7\n"
@@ -135,6 +146,7 @@ async def test_a_dry_run_of_a_replay_changes_nothing(dlq: Dlq, folder: Path) -> 
         (("--to-topic", "dead"), "--to-topic dead is the topic of the letters; give another one"),
         (("--to-topic", "a", "--offsets", "x"), "--offsets must be an offset or FIRST..LAST"),
         (("--to-topic", "a", "--since", "soon"), "--since must be a time such as"),
+        (("--to-topic", "a", "--rate", "fast"), "--rate must be letters per second"),
         (("--to-topic", "a", "--limit", "0"), "--limit must be at least 1, not 0"),
         (("--resume",), "--resume: every replay of dead has ended"),
     ],

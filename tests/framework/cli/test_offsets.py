@@ -75,6 +75,17 @@ async def test_show_has_the_lag_of_every_partition(
     assert output.out.endswith("total lag: 6\n")
 
 
+async def test_a_pattern_chooses_topics(
+    broker: Broker, offsets: Callable[..., Awaitable[Any]]
+) -> None:
+    await produce(broker)
+    reset = await offsets("reset", "--topic-pattern", "f.*s", "--to-offset", "3")
+    assert reset.code == 0
+    assert (await offsets("show", "--topic-pattern", "fl.*")).out.endswith("total lag: 7\n")
+    missing = await offsets("show", "--topic-pattern", "light.")
+    assert missing.err == "kmr: no topic matches light.\n"
+
+
 async def test_an_announced_range_is_shown_and_a_reset_says_what_it_forgets(
     broker: Broker, offsets: Callable[..., Awaitable[Any]]
 ) -> None:
@@ -170,7 +181,8 @@ async def test_reset_is_refused_while_the_group_has_members(
         await member.getone()
         await member.commit()
         shown = await offsets("show")
-        assert ["flights-0", "1", "0", "10", "9", "worker-1"] in [
+        name = f"worker-1-{member._coordinator.member_id.removeprefix('worker-1-')[:8]}"
+        assert ["flights-0", "1", "0", "10", "9", name] in [
             line.split() for line in shown.out.splitlines()
         ]
         output = await offsets("reset", "--to-latest")

@@ -75,3 +75,10 @@ def test_a_sink_that_writes_to_the_input_topic_is_refused(
     output = kmr("run", "flow:loop", "--topic", "orders", "--group", "g", *flags)
     assert output.code == 1
     assert "reduce-1: KafkaWriter writes to topic orders, which is an input" in output.err
+
+
+def test_the_spark_engine_refuses_workers(kmr: Callable[..., Any], folder: Path) -> None:
+    flags = ("--engine", "spark", "--checkpoint", "c", "--workers", "2")
+    output = kmr("run", "flow", "--topic", "t", "--group", "g", *flags)
+    assert output.code == 2
+    assert output.err.startswith("kmr: workers: 2 does not fit --engine spark")

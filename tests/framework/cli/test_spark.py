@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kmr.sinks.spark.files import SUFFIX, Span
+from kmr.sinks.parquet.files import SUFFIX
+from kmr.sinks.planning import Span
 
 pytest.importorskip("pyspark")
 

@@ -10,6 +10,7 @@ import pytest
 from anyio import to_thread
 
 from kmr.cli.top import Watch
+from kmr.observe.status import WorkerSummary
 from tests.framework.cli.watched_worker import STUCK, Worker
 
 if TYPE_CHECKING:
@@ -28,6 +29,30 @@ async def test_once_prints_state_rates_lag_and_the_reason(kmr: Callable[..., Any
     rows = [line.split() for line in text.splitlines()]
     assert ["reduce-1", "retrying", "4.5", "s", "3", "1,000", "2,000", "no", "answer"] in rows
     assert ["flights-0", "1,200", "50", "40", "90", "1,250", "paused"] in rows
+
+
+async def test_several_workers_have_a_row_each(kmr: Callable[..., Any]) -> None:
+    worker = Worker()
+    summary = WorkerSummary(
+        index=1,
+        pid=7,
+        state="running",
+        live=True,
+        ready=True,
+        problem=None,
+        restarts=2,
+        partitions=3,
+        consumed=1_000,
+        settled=999,
+        inflight_bytes=2048,
+        uptime=60.0,
+    )
+    worker.now = msgspec.structs.replace(worker.now, workers=(summary,))
+    async with worker.serving() as url:
+        run = partial(kmr, "top", "--once", "--interval", "0.01", "--url", url)
+        output = await to_thread.run_sync(run)
+    rows = [line.split() for line in output.out.splitlines()]
+    assert ["1", "(process", "7)", "running", "60", "s", "3", "999", "2"] in rows
 
 
 async def test_no_rates_across_a_restart_of_the_worker() -> None:

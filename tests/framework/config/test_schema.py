@@ -58,8 +58,8 @@ def test_every_setting_says_in_words_what_is_allowed(settings: Any) -> None:
 
 
 def test_only_passwords_are_secret() -> None:
-    (secret,) = [setting for setting in WORKER.settings if setting.secret]
-    assert secret.name == "security.sasl_password"
+    secret, other = [setting for setting in WORKER.settings if setting.secret]
+    assert (secret.name, other.name) == ("security.sasl_password", "security.oauth_client_secret")
     assert (secret.masked("hunter2"), secret.shown("hunter2")) == (MASK, MASK)
     assert secret.masked(None) is None
 

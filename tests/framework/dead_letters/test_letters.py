@@ -32,6 +32,8 @@ FAILED: dict[str, Any] = {
     "reason": "ValueError: no json",
     "stage": "map",
     "attempt": 2,
+    "exception": "ValueError",
+    "traceback": "where\nValueError: no json",
 }
 WRITTEN = datetime(2026, 2, 2, tzinfo=UTC)
 
@@ -87,12 +89,32 @@ def test_a_letter_names_group_strategy_and_generation() -> None:
         client={},
         generations={TopicPartition("flights", 3): 7},
         strategy="flow:strategy",
+        strategy_version="1.4",
     )
     headers = headers_of(written(FAILED, context=context))
     assert headers["kmr.group"] == "g"
     assert headers["kmr.strategy"] == "flow:strategy"
+    assert headers["kmr.strategy-version"] == "1.4"
     assert headers["kmr.generation"] == "7"
     assert set(headers) - {"trace"} < set(HEADERS)
+
+
+def test_a_letter_has_class_and_traceback_of_its_exception_if_there_was_one() -> None:
+    headers = headers_of(written(FAILED))
+    assert headers["kmr.exception"] == "ValueError"
+    assert headers["kmr.traceback"] == "where\nValueError: no json"
+    headers = headers_of(written(FAILED | {"exception": None, "traceback": None}))
+    assert not {"kmr.exception", "kmr.traceback"} & set(headers)
+
+
+def test_a_letter_has_the_schema_id_where_values_have_one_also_after_a_replay_that_failed() -> None:
+    context = Context("g", "", "reduce-err", {}, has_schema_ids=True)
+    framed = FAILED | {"value": b"\0\0\0\1\2value"}
+    letters = written(framed, FAILED, context=context)
+    assert headers_of(letters)["kmr.schema-id"] == "258"
+    assert "kmr.schema-id" not in headers_of(letters, 1)
+    assert "kmr.schema-id" not in headers_of(written(framed))
+    assert headers_of(written(failed_again(letters)))["kmr.schema-id"] == "258"
 
 
 def test_a_letter_that_fails_again_is_a_letter_of_the_same_record_with_a_history() -> None:

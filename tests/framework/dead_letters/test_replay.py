@@ -13,8 +13,9 @@ import pytest
 from kmr.dead_letters.replay import replay_of
 from kmr.errors import StrategyError
 from kmr.mapping.functions import apply, apply_async, map_batch, map_record
+from kmr.mapping.stop import Stop
 from kmr.sinks import DeadLetterWriter, KafkaWriter
-from kmr.strategy import ErrorLimit, Strategy
+from kmr.strategy import ErrorLimit, Strategy, TopicMap
 from kmr.testing import Journal, MemoryWriter
 from kmr.values.json import Json
 
@@ -127,7 +128,7 @@ def test_a_replay_gives_the_map_its_resources() -> None:
     strategy = Strategy(annotated, [SINK], resources=lambda: nullcontext("open"))
     replay = replay_of(strategy, everything(letters))
     assert replay.resources is strategy.resources
-    mapped = replay.map(letters, resources="open")  # type: ignore[misc]  # there is a map
+    mapped = replay.map(letters, None, resources="open")  # type: ignore[misc]  # there is a map
     assert rows_by_letter(mapped) == [(0, ("open",))]
 
 
@@ -152,3 +153,93 @@ def test_values_with_a_format_are_decoded_as_in_the_strategy() -> None:
     mapped = apply(replay.map, letters, replay.map_spec)
     assert rows_by_letter(mapped) == [(0, (1,))]
     assert [failure.offset for failure in mapped.failures] == [1]
+
+
+@map_record
+def locate_other(record: Record) -> dict[str, Any] | None:
+    return {"topic": "other", "partition": record.partition, "offset": record.offset}
+
+
+@pytest.mark.parametrize("function", [locate, locate_later])
+async def test_each_letter_goes_through_the_map_of_the_topic_of_its_record(function: Any) -> None:
+    letters = letters_for(("t", 0, 5), ("u", 0, 3))
+    by_topic = {"t": TopicMap(function), "u": TopicMap(locate_other)}
+    replay = replay_of(Strategy(by_topic=by_topic, reduce=[SINK]), everything(letters))
+    assert replay.map is not None
+    if replay.map_spec.is_async:
+        mapped = await apply_async(replay.map, letters, replay.map_spec)
+    else:
+        mapped = apply(replay.map, letters, replay.map_spec)
+    assert rows_by_letter(mapped) == [(0, ("t", 0, 5)), (1, ("other", 0, 3))]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_replay_that_is_stopped_ends_before_its_next_call_and_names_the_rest(
+    is_async: bool,
+) -> None:
+    stop, called = Stop(), []
+
+    def call(record: Record) -> dict[str, Any]:
+        called.append((record.topic, record.offset))
+        if len(called) == 3:
+            stop.expire()  # that is for maps whose records are in order
+        if len(called) == 4:
+            stop.request()
+        return {"topic": record.topic, "offset": record.offset}
+
+    @map_record
+    def plain(record: Record) -> dict[str, Any]:
+        return call(record)
+
+    @map_record
+    async def later(record: Record) -> dict[str, Any]:
+        return call(record)
+
+    letters = letters_for(("t", 0, 1), ("u", 0, 1), ("t", 0, 2), ("u", 0, 2), ("u", 0, 3))
+    strategy = Strategy(map=later if is_async else plain, reduce=[SINK])
+    replay = replay_of(strategy, everything(letters))
+    assert replay.map is not None
+    if is_async:
+        mapped = await apply_async(replay.map, letters, replay.map_spec, stop)
+    else:
+        mapped = apply(replay.map, letters, replay.map_spec, stop)
+    assert called == [("t", 1), ("t", 2), ("u", 1), ("u", 2)]
+    assert (mapped.offsets.tolist(), mapped.rest) == ([0, 1, 2, 3], 4)
+
+
+def test_a_stopped_replay_drops_rows_after_the_first_letter_that_is_left() -> None:
+    stop = Stop()
+
+    @map_record
+    def first_part(record: Record) -> dict[str, Any]:
+        if record.topic == "u":
+            stop.request()
+        return {"topic": record.topic, "offset": record.offset}
+
+    letters = letters_for(("u", 0, 1), ("u", 0, 2), ("t", 0, 1), ("t", 0, 2))
+    by_name = Strategy(map=first_part, reduce=[SINK])
+    replay = replay_of(by_name, everything(letters))
+    mapped = apply(replay.map, letters, replay.map_spec, stop)
+    assert (mapped.offsets.tolist(), mapped.rest) == ([0], 1)
+
+
+@pytest.mark.parametrize("function", [locate, locate_later])
+async def test_a_rate_holds_for_letters(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(Stop, "sleep", lambda _, seconds: waited.append(seconds))
+
+    async def sleep_async(_: Stop, seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr(Stop, "sleep_async", sleep_async)
+    letters = letters_for(*(("t", 0, offset) for offset in range(1, 11)))
+    rate = 0.5 if function is locate else 0.25  # a limit is shared by all with its rate
+    replay = replay_of(Strategy(map=function, reduce=[SINK]), everything(letters), rate)
+    assert replay.map is not None
+    for _ in range(2):
+        if replay.map_spec.is_async:
+            await apply_async(replay.map, letters, replay.map_spec)
+        else:
+            apply(replay.map, letters, replay.map_spec)
+    assert waited[0] == 0
+    assert waited[1] == pytest.approx(10 / rate, rel=0.02)

@@ -41,6 +41,10 @@ async def test_a_failed_record_is_settled_only_by_the_error_sink(clock: VirtualC
         [failed] = errors.rows()
         assert (failed["offset"], failed["value"], failed["stage"]) == (1, b"poison", "map")
         assert failed["reason"] == "ValueError: poisoned"
+        assert failed["exception"] == "ValueError"
+        where, *_, last = failed["traceback"].splitlines()
+        assert where.endswith(", in locate")  # not in this package
+        assert last == "ValueError: poisoned"
 
 
 async def test_without_an_error_sink_the_first_failure_stops_the_worker_and_names_the_record(

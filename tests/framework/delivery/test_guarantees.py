@@ -55,11 +55,11 @@ class Bench:
         self.buffer = Buffer(self.writer)
 
     def exactly_once(self, replayed: Announcement | None = None) -> ExactlyOnce:
-        parts = (P0, self.ledgers, self.committer, self.waiting.append)
+        parts = (self.ledgers, self.committer, self.waiting.append, P0)
         return ExactlyOnce(*parts, "g", "writer", replayed)
 
     def at_most_once(self) -> AtMostOnce:
-        return AtMostOnce(P0, self.ledgers, self.committer, self.waiting.append)
+        return AtMostOnce(self.ledgers, self.committer, self.waiting.append, P0)
 
     def collect(self, count: int) -> None:
         position = self.ledger.position

@@ -173,3 +173,24 @@ def test_nothing_below_the_watermark_is_given_back() -> None:
     ledger.settle(0, 7)
     assert [(b.first, b.last) for b in ledger.give_back(4)] == [(6, 7)]
     assert (ledger.watermark, ledger.position, ledger.has_unsettled) == (8, 8, False)
+
+
+def test_the_watermark_with_more_ranges_is_what_it_would_be_if_they_were_settled() -> None:
+    ledgers = Ledgers()
+    ledger = ledgers.open(P0, 0)
+    ledger.take_in(batch(0, 10))
+    ledger.settle(4, 5)
+    ours = Range("t", 0, 0, 3, ledger.generation)
+    gap = Range("t", 0, 7, 8, ledger.generation)
+    assert ledgers.watermarks([ours]) == {P0: 6}
+    assert ledgers.watermarks([gap, ours]) == {P0: 6}
+    assert ledgers.watermarks([ours._replace(generation=99)]) == {P0: 0}
+    assert ledger.watermark == 0
+    assert ledgers.complete([ours])
+    assert not ledgers.complete([ours, gap])
+    ledger.settle(6, 6)
+    assert ledgers.complete([ours, gap])
+    assert not ledgers.are_settled([ours])
+    ledger.settle(0, 3)
+    assert ledgers.are_settled([ours])
+    assert not ledgers.are_settled([ours, gap])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +28,10 @@ from kmr.sinks import ClickHouseWriter
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryWriter
 from kmr.worker import Worker
+from tests.framework.guarantees.working import working
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
 
     from clickhouse_connect.driver.client import Client
 
@@ -98,18 +98,6 @@ def settings_of(broker: Broker, **options: Any) -> Settings:
     defaults: dict[str, Any] = {"topics": ("t",), "group": "g", "heartbeat_interval": 0.1}
     defaults |= {"bootstrap_servers": broker.bootstrap_servers, "commit_interval": 0.05}
     return Settings(**defaults | options)
-
-
-@asynccontextmanager
-async def working(strategy: Strategy, settings: Settings) -> AsyncIterator[Worker]:
-    """A worker; it drains at the end."""
-    worker = Worker(strategy, settings)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(worker.run)
-        with anyio.fail_after(60):
-            await worker.ready()
-            yield worker
-        worker.shutdown("done")
 
 
 async def work_through(strategy: Strategy, settings: Settings, until: int) -> None:

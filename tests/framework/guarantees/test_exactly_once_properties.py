@@ -1,8 +1,8 @@
 """Kills, late writes, lost answers, refused commits, rebalances: each row is in the sink exactly once.
 
-The sink recognises tokens, as ClickHouse does. The group's other member is always prompt: it writes what
-is announced with the announced token, then the rest, and commits. A reset begins a generation of offsets,
-which every commit keeps, and each row that it reads again is in the sink once more.
+The sink recognises tokens, and is asked for them as a `RangeWriter` is. The group's other member is always
+prompt: it writes what is announced with the announced token, then the rest, and commits. A reset begins a
+generation of offsets, which every commit keeps, and each row that it reads again is in the sink once more.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from kmr.errors import CommitFenced
 from kmr.kafka.consumer import CommitOffset
 from kmr.mapping.functions import map_record
 from kmr.record import Record, TopicPartition
-from kmr.reducers.reducer import Flushed, Reducer, Retry
+from kmr.reducers.reducer import Retry
 from kmr.settings import Settings
+from kmr.sinks import RangeWriter
 from kmr.strategy import Strategy
 from kmr.testing import (
     Journal,
@@ -38,9 +39,7 @@ from tests.examples import examples
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kmr.delivery.announcement import Announcement
-    from kmr.record import Rows
-    from kmr.reducers.reducer import FlushResult
+    from kmr.sinks import RangeRows
 
 PARTITIONS = [TopicPartition("t", number) for number in range(2)]
 GENERATIONS = {PARTITIONS[0]: 5, PARTITIONS[1]: 0}  # at first
@@ -107,51 +106,38 @@ class Sink:
             self.hold = None
 
 
-class TokenWriter(Reducer):
+class TokenWriter(RangeWriter):
     """Writes announced ranges with their tokens."""
-
-    delivery = "exactly-once"
 
     def __init__(self, sink: Sink, **limits: Any) -> None:
         super().__init__(**limits)
         self.sink = sink
-        self.added: list[Rows] = []
-        self.announcement: Announcement | None = None
 
     def spawn(self) -> Self:
         return type(self)(self.sink, max_rows=self.max_rows, max_age=self.max_age)
 
-    def add(self, rows: Rows) -> None:
-        self.added.append(rows)
+    async def has(self, rows: RangeRows) -> bool:
+        return rows.token in self.sink.tokens
 
-    def reset(self) -> None:
-        self.added = []
-        self.announcement = None
-
-    def announce(self, announcement: Announcement, *, replayed: bool) -> None:
-        self.announcement = announcement
-
-    async def flush(self) -> FlushResult:
-        assert self.announcement is not None, "written without an announcement"
-        sink, token = self.sink, self.announcement.token
-        rows = [
-            (row["p"], row["o"], row["n"]) for part in self.added for row in part.table.to_pylist()
-        ]
+    async def write(self, rows: RangeRows) -> Retry | None:
+        assert self._announcement is not None, "written without an announcement"
+        sink, token = self.sink, rows.token
+        found = [(row["p"], row["o"], row["n"]) for row in rows.table.to_pylist()]
         trouble = sink.troubles.pop() if sink.troubles else None
         if trouble == "retry":
             return Retry(1.0, "busy")
         if trouble == "raise":
             raise OSError("gone")
         if sink.hold is not None:
-            write = (token, rows)
+            write = (token, found)
             sink.under_way.append(write)
             await sink.hold.wait()
             if write in sink.under_way:
                 sink.under_way.remove(write)
-        sink.write(token, rows)
+        sink.write(token, found)
         if trouble == "unanswered":
             raise OSError("written, but the answer was lost")
-        return Flushed()
+        return None
 
 
 class Group:

@@ -185,3 +185,11 @@ async def test_pauses_are_repeated_after_a_rebalance(clock: VirtualClock) -> Non
         assert consumer._paused == set()
         inboxes.close_all()
         assert P0 not in inboxes
+
+
+async def test_a_batch_for_a_map_that_has_failed_is_dropped() -> None:
+    inboxes = MapInboxes(MemoryConsumer(), queue_batches=1)
+    inboxes.open(P0).close()  # as a map does that fails, before intake is cancelled
+    inboxes.put(batch_of("t", 0, 0, [b"a"]))
+    assert not inboxes.is_paused(P0)
+    inboxes.close_all()

@@ -194,8 +194,24 @@ def test_a_response_of_every_version_is_unpacked(version: int) -> None:
             last_stable=7 if version >= 4 else None,
             log_start=2 if version >= 5 else None,
             aborted=[(5, 6)] if version >= 4 else [],
+            preferred_replica=-1 if version >= 11 else None,
         )
     ]
+
+
+async def test_records_are_fetched_from_the_replica_that_the_leader_names_for_our_rack(
+    consume: Consume, produce: Produce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def from_leader(response: Any) -> Any:
+        return [each._replace(preferred_replica=0) for each in unpack_response(response)]
+
+    monkeypatch.setattr("kmr.kafka.fetching.unpack_response", from_leader)
+    await produce("t", [b"1"])
+    for rack, cached in ((None, None), ("zone-a", 0)):
+        async with consume(client_rack=rack) as member:
+            await member.read(1)
+            found = member.consumer._fetcher._preferred_read_replica.get(T0, (None,))
+            assert found[0] == cached
 
 
 def test_a_request_has_the_topics_that_were_requested() -> None:

@@ -303,6 +303,17 @@ async def test_a_static_member_comes_back_without_a_rebalance(
             assert other.consumer.generation == generation
 
 
+async def test_a_static_member_that_is_not_expected_back_leaves(
+    consume: Consume, create_topic: CreateTopic
+) -> None:
+    await create_topic("t", 2)
+    async with consume(heartbeat_interval=0.1) as other:
+        async with consume(group_instance_id="one", heartbeat_interval=0.1) as member:
+            await other.until_assigned(lambda p: len(p) == 1)
+            await member.consumer.stop(leave=True)
+        await other.until_assigned(lambda p: len(p) == 2)
+
+
 @pytest.mark.slow
 async def test_heartbeats_go_on_while_a_listener_takes_longer_than_the_session(
     consume: Consume, create_topic: CreateTopic

@@ -1,4 +1,4 @@
-"""The options of calls: what is allowed, how long pauses are, and how a rate is kept."""
+"""The options of calls: their limits, the lengths of pauses, and the rate."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ async def test_a_call_is_repeated_after_the_named_errors_before_its_record_fails
 
     mapped = await apply_async(coroutine, RECORDS) if is_async else apply(plain, RECORDS)
     assert values(mapped) == [10, 14, 15, 16, 17]
-    assert mapped.failures == (
+    assert tuple(each[:3] for each in mapped.failures) == (
         (11, "TimeoutError: down", 3),
         (12, "KeyError: 'worse'", 2),
         (13, "ValueError: wrong", 1),
@@ -162,7 +162,9 @@ async def test_a_call_that_takes_too_long_is_cancelled_and_fails() -> None:
         return {"o": record.offset}
 
     mapped = await apply_async(hanging, RECORDS)
-    assert mapped.failures == ((12, "TimeoutError: the call took longer than timeout=0.02 s", 2),)
+    assert tuple(each[:3] for each in mapped.failures) == (
+        (12, "TimeoutError: the call took longer than timeout=0.02 s", 2),
+    )
 
 
 def test_a_generator_runs_within_its_call() -> None:

@@ -108,7 +108,7 @@ async def test_async_maps_give_what_plain_ones_give() -> None:
     assert mapped.table is not None
     assert plain.table is not None
     assert mapped.table.equals(plain.table)
-    assert mapped.failures == plain.failures
+    assert [each[:4] for each in mapped.failures] == [each[:4] for each in plain.failures]
     mapped = await apply_async(by_batch, records(VALUES))
     assert mapped.offsets.tolist() == [10, 11, 13]
 

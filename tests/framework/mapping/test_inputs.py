@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -96,6 +97,19 @@ async def test_a_per_record_map_may_take_the_record_too_and_be_async() -> None:
     records = batch_of("t", 3, 10, HITS).records
     result = await apply_async(path_and_offset, records, made.map_spec)
     assert rows(result) == [{"path": "/a", "offset": 10}, {"path": "/c", "offset": 13}]
+
+
+def test_the_pairs_of_a_value_and_its_record_do_not_exist_all_at_a_time() -> None:
+    pairs: list[int] = []
+
+    def count(hit: Hit, record: Record) -> None:
+        tuples = [each for each in gc.get_objects() if type(each) is tuple and len(each) == 2]
+        pairs.append(sum(type(each[1]) is Record for each in tuples))
+
+    values = [b'{"path":"/","status":1}'] * 9
+    made = strategy(map=map_record(count))
+    apply(made.map, batch_of("t", 0, 0, values).records, made.map_spec)
+    assert max(pairs) <= 2
 
 
 def test_a_failure_of_the_map_and_one_of_a_value_come_in_the_order_of_offsets() -> None:

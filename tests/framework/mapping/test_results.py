@@ -1,6 +1,6 @@
 """The results of map functions as columns: types, schemas, offsets, and results that are refused."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -30,6 +30,23 @@ def test_a_key_that_only_later_rows_have_becomes_a_column_with_nulls() -> None:
     mapped = apply(widening, records([b"", b""]))
     assert mapped.table is not None
     assert mapped.table.to_pydict() == {"a": [1, 2], "b": [None, 3]}
+
+
+def test_rows_with_as_many_keys_but_others_are_not_taken_for_equal() -> None:
+    rows = [{"a": 1, "b": 2}, {"a": 3, "c": 4}, defaultdict(int, {"a": 5, "d": 6})]
+
+    @map_record
+    def varied(record: Record) -> dict[str, int]:
+        return rows[record.offset - 10]
+
+    mapped = apply(varied, records([b"", b"", b""]))
+    assert mapped.table is not None
+    assert mapped.table.to_pylist() == [
+        {"a": 1, "b": 2, "c": None, "d": None},
+        {"a": 3, "b": None, "c": 4, "d": None},
+        {"a": 5, "b": None, "c": None, "d": 6},
+    ]
+    assert [len(row) for row in rows] == [2, 2, 2]
 
 
 def test_a_value_of_another_type_than_its_column_fails_only_its_record() -> None:

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import re
+import time
+from pathlib import Path
+
+from prometheus_client import generate_latest
+
 from kmr.observe.metrics import Metrics
+from kmr.observe.status import PartitionStatus
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
+BLOCK = re.compile(r"(?<=test_metrics.py -->\n).*(?=<!-- end -->)", re.DOTALL)
 
 NAMES = {
+    "kmr_build",
+    "kmr_consumer_drain_seconds",
+    "kmr_consumer_lag_seconds",
+    "kmr_rebalance_seconds",
+    "kmr_worker",
     "kmr_backpressure_seconds",
     "kmr_commits",
     "kmr_consumed_records",
@@ -24,6 +40,7 @@ NAMES = {
     "kmr_reduce_flush_seconds",
     "kmr_reduce_flushes",
     "kmr_settled_records",
+    "kmr_transactions",
     "kmr_unexpected_duplicates",
 }
 
@@ -38,3 +55,62 @@ def test_two_workers_of_one_process_count_apart() -> None:
     one, other = Metrics(), Metrics()
     one.commits.labels("ok").inc()
     assert other.registry.get_sample_value("kmr_commits_total", {"result": "ok"}) is None
+
+
+def table() -> str:
+    """Make the table of all metrics: the name of a series, its type, its labels, its meaning."""
+    metrics = Metrics()
+    rows = ["| metric | type | labels | meaning |", "| --- | --- | --- | --- |"]
+    suffixes = {"counter": "_total", "info": "_info"}
+    for collector in vars(metrics).values():
+        if collector is metrics.registry:
+            continue
+        (family,) = collector.describe()
+        name = f"`{family.name}{suffixes.get(family.type, '')}`"
+        labels = ", ".join(f"`{each}`" for each in collector._labelnames)
+        rows.append(f"| {name} | {family.type} | {labels} | {family.documentation} |")
+    return "\n" + "\n".join(rows) + "\n\n"
+
+
+def test_the_page_lists_every_metric_of_the_code() -> None:
+    """KMR_WRITE_DOCS=1 writes it instead."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    generated = BLOCK.sub(lambda _: table(), text)
+    if os.environ.get("KMR_WRITE_DOCS"):
+        DOCUMENT.write_text(generated, encoding="utf-8")
+    else:
+        assert text == generated, (
+            "run KMR_WRITE_DOCS=1 pytest tests/framework/observe/test_metrics.py"
+        )
+    assert all(f"`{name}" in generated for name in NAMES)
+
+
+def test_counters_of_failures_and_the_worker_are_there_from_the_start() -> None:
+    metrics = Metrics()
+    metrics.begin("g", "flow:strategy", ["reduce-1"], ["t"])
+    lines = generate_latest(metrics.registry).decode().splitlines()
+    assert 'kmr_worker_info{group="g",strategy="flow:strategy"} 1.0' in lines
+    assert 'kmr_failed_records_total{stage="map"} 0.0' in lines
+    assert 'kmr_failed_records_total{stage="reduce-1"} 0.0' in lines
+    assert 'kmr_reduce_flush_retries_total{stage="reduce-err"} 0.0' in lines
+    assert 'kmr_dlq_records_total{reason="dropped"} 0.0' in lines
+    assert 'kmr_commits_total{result="failed"} 0.0' in lines
+    assert 'kmr_offset_resets_total{topic="t"} 0.0' in lines
+    assert not [line for line in lines if "_created" in line]
+
+
+def test_the_lag_in_seconds_is_the_age_of_the_oldest_batch_that_is_not_settled() -> None:
+    metrics = Metrics()
+    labels = {"topic": "t", "partition": "0"}
+    behind = PartitionStatus("t", 0, 5, 5, 5, 0, 9, paused=False)
+    metrics.observe_lag(behind, time.time() - 60)
+    value = metrics.registry.get_sample_value("kmr_consumer_lag_seconds", labels)
+    assert value is not None
+    assert 60 <= value < 90
+    metrics.observe_lag(behind, None)
+    assert metrics.registry.get_sample_value("kmr_consumer_lag_seconds", labels) is None
+    assert metrics.registry.get_sample_value("kmr_consumer_lag_records", labels) == 4
+    metrics.observe_lag(PartitionStatus("t", 0, 9, 9, 9, 0, 9, paused=False), None)
+    assert metrics.registry.get_sample_value("kmr_consumer_lag_seconds", labels) == 0
+    metrics.forget_lag("t", 0)
+    assert metrics.registry.get_sample_value("kmr_consumer_lag_records", labels) is None

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kmr.observe.status import PartitionStatus, StageStatus, WorkerStatus
+from kmr.observe.status import PartitionStatus, StageStatus, WorkerStatus, WorkerSummary
 
 NODE = shutil.which("node")
 
@@ -50,6 +50,7 @@ console.log(JSON.stringify({
   boxes: all("rect", "box").map(place),
   cells: all("rect", "cell").map(place),
   width: Number(flow.attributes.viewBox.split(" ")[2]),
+  workers: elements.workers.children.map(tr => tr.children.map(td => td.textContent)),
   rows: elements.stages.children.map(tr => tr.children.map(td => td.textContent)),
 }));
 """
@@ -163,3 +164,40 @@ def test_the_reason_of_one_copy_is_that_of_the_stack() -> None:
     )
     assert "1 retrying, 1 collecting" in page["lines"]
     assert "busy" in page["lines"]
+
+
+def test_several_workers_have_a_row_each() -> None:
+    one = WorkerSummary(
+        index=0,
+        pid=7,
+        state="running",
+        live=True,
+        ready=True,
+        problem=None,
+        restarts=2,
+        partitions=3,
+        consumed=1_000,
+        settled=999,
+        inflight_bytes=2048,
+        uptime=60.0,
+    )
+    other = WorkerSummary(
+        index=1,
+        pid=None,
+        state="starting",
+        live=True,
+        ready=False,
+        problem="killed",
+        restarts=3,
+        partitions=0,
+        consumed=5,
+        settled=5,
+        inflight_bytes=0,
+        uptime=0.0,
+    )
+    page = drawn(msgspec.structs.replace(status(1), workers=(one, other)))
+    assert page["workers"] == [
+        ["0 (process 7)", "running", "60\u202fs", "3", "999", "2.0\u202fKiB", "2", ""],
+        ["1", "starting", "0\u202fms", "0", "5", "0\u202fB", "3", "killed"],
+    ]
+    assert drawn(status(1))["workers"] == []

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from kmr.errors import KmrError, SinkError, StrategyError
+from kmr.record import Range, Rows
+from kmr.reducers.flushing import Buffer
 from kmr.reducers.reducer import Flushed, Retry
-from kmr.testing import Journal, MemoryWriter, VirtualTimeLoop
+from kmr.testing import Journal, MemoryWriter, VirtualTimeLoop, batch_of
 
 from ..stages import Bench, counts, running
 
@@ -87,6 +91,7 @@ async def test_divert_sends_every_row_of_a_failing_flush_to_the_error_sink(
         bench.feed(10)
         failed = await bench.failed.receive()
         assert failed.table.column("offset").to_pylist() == list(range(10))
+        assert failed.table.column("exception").unique().to_pylist() == ["ValueError"]
         bench.ledgers.settle(failed.ranges)
         assert bench.watermark() == 10
 
@@ -252,3 +257,21 @@ async def test_records_set_aside_for_their_type_leave_with_their_partition(
         await clock.advance(5.0)
     assert bench.failed.statistics().current_buffer_used == 0
     assert [row["value"] for row in journal.rows()] == [1, 2, 3]
+
+
+async def test_failed_records_leave_a_buffer_with_all_of_their_rows() -> None:
+    writer = MemoryWriter(Journal())
+    buffer = Buffer(writer)
+    batch = batch_of("t", 0, 0, [b"x"] * 6)
+    offsets = np.array([0, 1, 1, 2, 4])  # two rows of one record; one record without a row
+    table = pa.table({"o": offsets})
+    buffer.add(Rows(table, (Range("t", 0, 0, 4, 1),), offsets, (batch,)))
+    whole = Rows(pa.table({"o": [5]}), (Range("t", 0, 5, 5, 1),), None, (batch,))
+    buffer.add(whole)
+    failed = Rows(pa.table({"o": [1]}), (Range("t", 0, 1, 1, 1),), np.array([1]), (batch,))
+    buffer.remove([failed])
+    assert [rows.table.column("o").to_pylist() for rows in buffer.held] == [[0, 2, 4], [5]]
+    assert buffer.ranges() == (Range("t", 0, 0, 0, 1), Range("t", 0, 2, 5, 1))
+    assert buffer.rows == 4
+    buffer.remove([whole])
+    assert buffer.ranges() == (Range("t", 0, 0, 0, 1), Range("t", 0, 2, 4, 1))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kmr import Aggregate, Batcher, Reducer, StrategyError
+from kmr.sinks import StreamWriter
 from kmr.testing import Journal, MemoryWriter
 
 
@@ -46,3 +47,10 @@ def test_reducers_without_a_sink_have_a_difference_on_spark_and_no_guarantee() -
     for reducer in (Batcher(), Aggregate(["k"], {"n": ("*", "count")})):
         assert reducer.guarantee_on_spark("task") == ""
         assert "one result for each" in reducer.difference_on_spark("task")
+
+
+def test_a_misspelt_limit_is_an_error_of_types() -> None:
+    with pytest.raises(TypeError, match="max_rowz"):
+        Batcher(max_rowz=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="max_rowz"):
+        StreamWriter("stdout", max_rowz=1)  # type: ignore[call-arg]

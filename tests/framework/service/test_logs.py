@@ -1,5 +1,6 @@
 """Logs of a process: tracebacks without secrets, repeated messages once in a while."""
 
+import logging
 from typing import Literal
 
 import pytest
@@ -25,6 +26,17 @@ def test_a_traceback_shows_no_local_variables(
     logged = capsys.readouterr().err
     assert "ValueError: 7" in logged
     assert "hunter2" not in logged
+
+
+@pytest.mark.parametrize(("form", "shown"), [("console", "worker=3"), ("json", '"worker": 3')])
+def test_every_event_says_which_worker_logs_also_those_of_libraries(
+    form: Literal["console", "json"], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_to_stderr("info", form, quiet=(), always={"worker": 3})
+    structlog.get_logger().info("ours")
+    logging.getLogger("library").info("theirs")
+    lines = capsys.readouterr().err.splitlines()
+    assert [shown in line for line in lines] == [True, True]
 
 
 def test_a_repeated_message_is_logged_every_ten_seconds_with_its_count() -> None:

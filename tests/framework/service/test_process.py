@@ -123,3 +123,31 @@ def test_a_child_ends_when_its_parent_is_killed() -> None:
         parent.kill()
         output, _ = parent.communicate(timeout=60)  # to its end: the child has closed it, too
         assert output == b""
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "20000 100000\n"}, 1.0),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/a\n",
+                "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "100000\n",
+                "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+            },
+            1.0,
+        ),
+    ],
+    ids=["v2", "a part of one", "no limit", "v1"],
+)
+def test_the_least_limit_of_the_control_groups_is_the_processor_limit(
+    tmp_path: Path, files: dict[str, str], limit: float | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    ours = len(os.sched_getaffinity(0))
+    assert process.processor_limit(tmp_path) == min(ours, int(limit or ours))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from kmr.values.framing import (
+    NO_SCHEMA_ID,
     NULL,
     OTHER_MESSAGE,
     UNFRAMED,
@@ -13,6 +14,7 @@ from kmr.values.framing import (
     prefix_sizes,
     raw_values,
     schema_ids,
+    unframe,
 )
 
 
@@ -41,3 +43,12 @@ def test_the_position_of_a_message_in_its_file_is_between_id_and_value() -> None
     assert prefix_sizes(raw, [0]).tolist() == [6, 7, other, other, other, NULL, UNFRAMED]
     assert prefix_sizes(raw, [1]).tolist() == [other, other, 7, other, other, NULL, UNFRAMED]
     assert prefix_sizes(raw, [2, 100]).tolist() == [other] * 3 + [9, other, NULL, UNFRAMED]
+
+
+def test_values_that_are_shorter_than_a_prefix_fail_and_the_others_are_read() -> None:
+    rest, failures = unframe(pa.array([b"", b"?", None, prefix(7) + b"x", prefix(8)], pa.binary()))
+    assert rest.to_pylist() == [None, None, None, b"x", b""]
+    assert failures == dict.fromkeys((0, 1), NO_SCHEMA_ID)
+    rest, failures = unframe(pa.array([None, None], pa.binary()))
+    assert rest.to_pylist() == [None, None]
+    assert not failures

@@ -10,10 +10,12 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from anyio.to_thread import run_sync
 
-from kmr import Registry, RegistryError
+from kmr import Avro, Registry, RegistryError
+from kmr.values.framing import prefix
 from kmr.values.registry import Reference, RegisteredSchema, UnknownSchema
 
 if TYPE_CHECKING:
@@ -123,6 +125,36 @@ def test_an_unknown_id_is_remembered_for_a_while(
     with pytest.raises(UnknownSchema):
         other.by_id(7)
     assert other.by_id(7).id == 7
+
+
+def test_unknown_ids_are_forgotten_when_there_are_many(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kmr.values.registry._FORGET_UNKNOWN", -1.0)
+    monkeypatch.setattr("kmr.values.registry._MOST_UNKNOWN", 3)
+    registry = Registry(scripted.url)
+    scripted.answers = [(404, {"error_code": 40403, "message": "not found"})] * 10
+    for number in range(10):
+        with pytest.raises(UnknownSchema):
+            registry.by_id(number)
+    assert len(registry._local.unknown) <= 3
+
+
+def test_known_schemas_are_read_while_the_registry_does_not_answer_and_a_new_one_ends_the_worker(
+    scripted: Scripted,
+) -> None:
+    format_ = Avro("int", registry=Registry(scripted.url, retries=0))
+    scripted.answers = [(200, {"schema": '"int"'})]
+    known, new = prefix(1) + b"\2", prefix(2) + b"\4"
+    for _ in range(2):
+        assert format_.decode(pa.array([known], pa.binary())).columns.to_pylist() == [{"value": 1}]
+    both = pa.array([known, new], pa.binary())
+    scripted.answers = [(503, {})]
+    with pytest.raises(RegistryError):
+        format_.decode(both)
+    scripted.answers = [(200, {"schema": '"int"'})]
+    columns, failures = format_.decode(both)
+    assert (columns.to_pylist(), failures) == ([{"value": 1}, {"value": 2}], {})
 
 
 def test_another_server_is_not_taken_for_a_registry_without_the_schema(scripted: Scripted) -> None:

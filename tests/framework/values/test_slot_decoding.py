@@ -1,4 +1,4 @@
-"""What is found wrong after the kernel has run is left out; the rest is decoded again."""
+"""Values that turn out to be wrong after the kernel has run are left out; the others are decoded again."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any, get_args
 
 from hypothesis import strategies as st
@@ -36,6 +37,7 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+@cache
 def requests(schema: Any) -> st.SearchStrategy[Any]:
     """Any request of kio's class of one version of an API."""
     return st.builds(schema, **{each.name: _field(each) for each in fields(schema)})
@@ -43,7 +45,7 @@ def requests(schema: Any) -> st.SearchStrategy[Any]:
 
 def _field(field: Field[Any]) -> st.SearchStrategy[Any]:
     arguments = get_args(field.type)
-    entity = next((each for each in _leaves(field.type) if is_dataclass(each)), None)
+    entity: Any = next((each for each in _leaves(field.type) if is_dataclass(each)), None)
     values = requests(entity) if entity else _VALUES[field.metadata["kafka_type"]]
     if any(each is Ellipsis for each in _all_arguments(field.type)):
         values = st.lists(values, max_size=3).map(tuple)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError, OperationalError, ProgrammingError
 
+from kmr.sinks.clickhouse import client
 from kmr.sinks.clickhouse.client import classify
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def server_error(code: int, message: str) -> DatabaseError:
@@ -88,3 +94,27 @@ def test_the_reason_of_a_network_error_is_that_of_the_operating_system() -> None
     wrapped.__cause__ = ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)")
     assert classify(wrapped).reason == "Connection refused"
     assert classify(TimeoutError()).reason == "no answer in time"
+
+
+async def test_a_directory_that_another_process_serves_is_reached_by_its_url(
+    tmp_path: Path, clickhouse_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def serve(path: Path) -> str:
+        asked.append(path)
+        return clickhouse_url
+
+    monkeypatch.setattr(client, "_serve", None)
+    client.serve_elsewhere(serve)
+    connection = await client.connect_async(
+        client.Target.of(f"chdb:{tmp_path}?max_threads=1"),
+        settings={},
+        connect_timeout=5,
+        timeout=5,
+        options={},
+    )
+    assert asked == [tmp_path]
+    rows = await connection.rows("SELECT getSetting('max_threads') AS threads", {})
+    assert rows == [{"threads": 1}]
+    await connection.close()

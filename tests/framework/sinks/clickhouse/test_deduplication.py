@@ -112,11 +112,12 @@ async def replica(clickhouse_url: str, client: Client) -> AsyncIterator[Replica]
         yield server
 
 
-async def replay(writer: ClickHouseWriter, part: Rows) -> FlushResult:
+async def replay(writer: ClickHouseWriter, part: Rows, generation: int = 0) -> FlushResult:
     """One round of calls for a range that another process announced, and may have written."""
     writer.reset()
     last = part.ranges[0].last
-    writer.announce(Announcement(0, last, f"g:topic:0:0-{last}", "dead"), replayed=True)
+    announced = Announcement(0, last, f"g:topic:0:0-{last}", "dead", generation=generation)
+    writer.announce(announced, replayed=True)
     writer.add(part)
     return await writer.flush()
 
@@ -140,7 +141,7 @@ async def test_after_a_reset_old_rows_do_not_keep_a_range_from_being_written(
     client.command(f"INSERT INTO {table} SELECT 0, number FROM numbers(10)")
     writer = ClickHouseWriter(table, url=replica.url).spawn()
     await writer.open(replace(context, generations={TopicPartition("topic", 0): 7}))
-    assert await replay(writer, rows(0, 10)) == Flushed(poisoned=[])
+    assert await replay(writer, rows(0, 10), generation=7) == Flushed(poisoned=[])
     await writer.close()
     assert written(client, table) == sorted([*range(10)] * 2)
 

@@ -9,6 +9,7 @@ import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from kmr.delivery.announcement import Announcement
 from kmr.errors import StrategyError
@@ -136,6 +137,33 @@ async def test_new_columns_of_the_rows_are_added_to_the_table_once_by_all_writer
         (1, None, [], 1),
         (2, None, [], None),
     ]
+
+
+async def test_a_new_field_of_a_nested_object_is_not_written_and_named_once_in_the_log(
+    client: Client, create_table: CreateTable, open_writer: OpenWriter
+) -> None:
+    table = create_table(OFFSETS + ", `at` Tuple(zip String, geo Array(Tuple(lat Float64)))")
+    writer = await open_writer(table, evolve="add")
+    old = {"zip": "1", "geo": [{"lat": 1.0}]}
+    new = {"zip": "2", "geo": [{"lat": 2.0, "lon": 3.0}], "city": "Bern"}
+    with capture_logs() as logs:
+        for first, value in enumerate((old, new, new)):
+            assert await flush(writer, rows(first, 1, at=[value])) == Flushed(poisoned=[])
+    found = client.query(f"SELECT at FROM {table} ORDER BY offset").result_rows
+    assert [row[0]["geo"] for row in found] == [[{"lat": 1.0}], [{"lat": 2.0}], [{"lat": 2.0}]]
+    (warning,) = [log for log in logs if log["log_level"] == "warning"]
+    assert warning["fields"] == ["at.city", "at.geo[].lon"]
+
+    # What the documentation says: the table is altered by hand, which rewrites the column.
+    client.command(
+        f"ALTER TABLE {table} MODIFY COLUMN at "
+        "Tuple(zip String, geo Array(Tuple(lat Float64)), city Nullable(String))"
+    )
+    restarted = await open_writer(table, evolve="add")
+    assert await flush(restarted, rows(3, 1, at=[new])) == Flushed(poisoned=[])
+    assert await flush(restarted, rows(4, 1, at=[old])) == Flushed(poisoned=[])
+    found = client.query(f"SELECT at FROM {table} ORDER BY offset").result_rows
+    assert [row[0]["city"] for row in found] == [None, None, None, "Bern", None]
 
 
 async def test_rows_that_do_not_fit_an_evolving_table_are_poison_with_the_reason(

@@ -221,6 +221,11 @@ async def test_a_dead_letter_is_the_unchanged_record_with_the_reason(broker: Bro
         ({"max_message_bytes": 0}, "max_message_bytes must be above 0"),
         ({"attempt_timeout": 0}, "attempt_timeout and open_timeout must be above 0"),
         ({"topic": ""}, "topic is empty"),
+        ({"delivery": "sometimes"}, "delivery must be 'at-least-once' or 'exactly-once'"),
+        ({"delivery": "exactly-once", "acks": 1}, "needs acks='all' and idempotence"),
+        ({"delivery": "exactly-once", "idempotence": False}, "needs acks='all' and idempotence"),
+        ({"delivery": "exactly-once", "bootstrap_servers": "b:9092"}, "remove bootstrap_servers"),
+        ({"transaction_timeout": 0}, "transaction_timeout must be above 0"),
     ],
 )
 def test_invalid_arguments_are_refused(options: dict[str, Any], message: str) -> None:
@@ -230,7 +235,7 @@ def test_invalid_arguments_are_refused(options: dict[str, Any], message: str) ->
 
 def test_a_dead_letter_cannot_have_another_value() -> None:
     with pytest.raises(StrategyError, match="value is that of the failed record"):
-        DeadLetterWriter(TOPIC, value="v")
+        DeadLetterWriter(TOPIC, value="v")  # type: ignore[call-arg]
 
 
 def test_writers_can_be_pickled() -> None:

@@ -14,8 +14,8 @@ import pytest
 from kmr.errors import SinkError
 from kmr.record import Range, Rows
 from kmr.reducers.reducer import Context, Flushed
+from kmr.sinks.parquet.files import Directory
 from kmr.sinks.spark.compact import compact_path, compact_table
-from kmr.sinks.spark.files import Directory
 from kmr.sinks.spark.writer import SparkWriter
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ import pytest
 
 from kmr.errors import StrategyError
 from kmr.record import Range, Rows, TopicPartition
+from kmr.sinks.parquet.columns import Columns
+from kmr.sinks.planning import plan_ranges
 from kmr.sinks.spark.destinations import (
     CatalogTable,
-    Columns,
     FileDestination,
     SparkDestination,
     choose_path,
 )
-from kmr.sinks.spark.files import plan_parts
 from kmr.spark.runtime.session import SharedSession
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def test_delta_gets_the_generation_of_the_offsets_in_its_transaction_id(
     assert isinstance(delta, SparkDestination)
     offsets = np.arange(5)
     added = Rows(pa.table({"o": offsets}), (Range("t", 0, 0, 4),), offsets)
-    (part,) = plan_parts([added], "g", {TopicPartition("t", 0): generation})
+    (part,) = plan_ranges([added], "g", {TopicPartition("t", 0): generation})
     frame = MagicMock()
     delta.write_frame(part, frame)
     options = frame.write.format.return_value.options.return_value.option

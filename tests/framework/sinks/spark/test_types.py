@@ -8,11 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kmr.errors import StrategyError
-from kmr.sinks.spark.types import fit, spark_type, to_spark
+from kmr.sinks.spark.types import spark_type, to_spark
 
 
 @pytest.mark.parametrize(
@@ -63,21 +61,3 @@ def test_a_type_without_a_counterpart_is_an_error_that_names_the_column(kind: An
     assert spark_type(kind) is None
     with pytest.raises(StrategyError, match="column c is"):
         to_spark(pa.table({"c": pa.nulls(1, kind)}))
-
-
-def test_a_type_that_can_never_fit_is_an_error() -> None:
-    schema = pa.schema({"a": pa.int64()})
-    with pytest.raises(StrategyError, match=r"column a of /x is int64, but the rows have list"):
-        fit(pa.table({"a": [[1]]}), schema, "/x")
-
-
-@given(st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6), st.integers(-100, 100).map(float))))
-def test_exactly_the_rows_that_do_not_fit_are_refused(values: list[float | None]) -> None:
-    table = pa.table({"a": pa.array(values, pa.float64()), "row": pa.array(range(len(values)))})
-    fitted = fit(table, pa.schema({"a": pa.int64()}), "/x")
-    bad = {row for row, value in enumerate(values) if value is not None and value % 1 != 0}
-    assert set(fitted.refused) == bad
-    assert fitted.table.column("row").to_pylist() == [
-        row for row in range(len(values)) if row not in bad
-    ]
-    assert all(repr(values[row]) in reason for row, reason in fitted.refused.items())

@@ -16,7 +16,7 @@ import pytest
 from kmr.errors import StrategyError
 from kmr.record import Range, Rows
 from kmr.reducers.reducer import Flushed, Retry
-from kmr.sinks.spark.files import open_directory
+from kmr.sinks.parquet.files import open_directory
 from kmr.sinks.spark.writer import SparkWriter
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ async def test_a_crash_before_the_rename_leaves_nothing_visible(
     writer = await opened(context, tmp_path)
     with monkeypatch.context() as patched:
         # Simulates a crash: nothing after it runs, the hidden file stays.
-        patched.setattr("kmr.sinks.spark.files.Directory.rename", _crash)
-        patched.setattr("kmr.sinks.spark.files.Directory.remove", lambda *_: None)
+        patched.setattr("kmr.sinks.parquet.files.Directory.rename", _crash)
+        patched.setattr("kmr.sinks.parquet.files.Directory.remove", lambda *_: None)
         writer.add(rows_of(0, 9))
         with pytest.raises(KeyboardInterrupt):
             writer.flush()
@@ -115,7 +115,7 @@ async def test_after_a_disk_error_only_the_missing_parts_are_written(
             raise OSError(28, "No space left on device")
         rename(directory, old, new)
 
-    monkeypatch.setattr("kmr.sinks.spark.files.Directory.rename", fail_second)
+    monkeypatch.setattr("kmr.sinks.parquet.files.Directory.rename", fail_second)
     result = writer.flush()
     assert isinstance(result, Retry)
     assert "No space left" in result.reason

@@ -52,15 +52,15 @@ class Cluster:
         self._stack = stack
         package = Path(pyspark.__file__).parent
         self.home = lean_home(package) or package
+        # No file of settings: its directory would be the first of the class path, and JVMs use the archive
+        # of `quick_jvms` only with the class path of a home without one.
         quick = os.environ["SPARK_SUBMIT_OPTS"]
-        (directory / "spark-defaults.conf").write_text(
-            f"spark.executor.extraJavaOptions {quick}\nspark.ui.enabled false\n"
-        )
+        settings = f'-Dspark.ui.enabled=false "-Dspark.executor.extraJavaOptions={quick}"'
         self.environ = {
             **os.environ,
             "JAVA_HOME": str(find_jvm().home),
             "SPARK_HOME": str(self.home),
-            "SPARK_CONF_DIR": str(directory),
+            "SPARK_SUBMIT_OPTS": f"{quick} {settings}",
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_WORKER_DIR": str(directory / "work"),
             "PYSPARK_PYTHON": sys.executable,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
@@ -16,8 +17,9 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from google.protobuf.wrappers_pb2 import StringValue
+
 from kmr import Strategy, map_batch
-from kmr.cli.strategies import load_strategy
 from kmr.errors import (
     ConsumerError,
     DeadlineExceeded,
@@ -25,6 +27,7 @@ from kmr.errors import (
     SettingsError,
     StrategyError,
 )
+from kmr.loading import load_strategy
 from kmr.settings import HttpSettings, Settings
 from kmr.sinks import KafkaWriter
 from kmr.sinks.clickhouse.client import Target, connect
@@ -45,12 +48,17 @@ pytestmark = pytest.mark.slow
 PATIENCE = 300.0  # seconds, for a loaded machine
 WELL_BEFORE_FOR_EVER = 20.0  # seconds; the deadline is 1 s
 STRATEGIES = """
+import contextlib
+import os
 import pathlib
 import threading
 import anyio
+import msgspec
 import pyarrow as pa
+from google.protobuf.wrappers_pb2 import StringValue
 from kmr import Aggregate, Batcher, Collect, ErrorLimit, Flushed, Poisoned, Reducer, Retry, Strategy
-from kmr import map_batch, map_record
+from kmr import Avro, Json, Protobuf, Record, Retries, TopicMap, map_batch, map_record
+from kmr.reducers.collect import one_table
 from kmr.sinks import ClickHouseWriter, StreamWriter
 from kmr.sinks.spark.writer import SparkWriter
 
@@ -64,8 +72,21 @@ def parse(record):
         return None
     return {"partition": record.partition, "offset": record.offset, "value": record.value.decode()}
 
-@map_record
-async def twice(record):
+@contextlib.asynccontextmanager
+async def known():
+    with (HERE / "opened").open("a") as file:
+        file.write(f"{os.getpid()} ")
+    yield set()
+
+@map_record(
+    concurrency=4, retry=Retries(TimeoutError, attempts=2, backoff=0.01), timeout=0.2, rate_limit=500
+)
+async def twice(record, resources):
+    if record.value == b"hang":
+        await anyio.sleep_forever()
+    if record.offset not in resources:
+        resources.add(record.offset)
+        raise TimeoutError("the first attempt")
     row = {"partition": record.partition, "offset": record.offset}
     return [row, row]
 
@@ -89,11 +110,14 @@ class Picky(Reducer):
         return Flushed(poisoned=refused[:1])
 
 class Witness(Picky):
-    '''Says whether the rows may have been written before.'''
+    '''Says whether the rows may have been written before, and hands them on.'''
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
     def flush(self):
-        with (HERE / "witness").open("a") as file:
+        with (HERE / f"witness-{self.name}").open("a") as file:
             file.write(f"{self.replayed} ")
-        return Flushed()
+        return Flushed(out=one_table(self.added))
 
 class Stuck(Picky):
     '''Never succeeds.'''
@@ -119,7 +143,9 @@ class HungLoop(Picky):
     async def flush(self):
         hang()
 
-class HungClose(Witness):
+class HungClose(Picky):
+    def flush(self):
+        return Flushed()
     async def close(self):
         (HERE / "stuck").touch()
         await anyio.to_thread.run_sync(released.wait)
@@ -132,6 +158,18 @@ class NeverOpen(Picky):
 def count_values(frame):
     return frame.groupBy("value").count()
 
+class Hit(msgspec.Struct):
+    value: str
+    offset: int = -1
+
+@map_record
+def typed(hit: Hit, record: Record) -> Hit:
+    return Hit(hit.value, record.offset)
+
+@map_record
+def of_message(message, record: Record) -> Hit:
+    return Hit(message["value"], record.offset)
+
 def files_writer(**options):
     return SparkWriter(path=str(HERE / "out"), **options)
 
@@ -140,12 +178,10 @@ def aggregate():
 
 failed = StreamWriter(HERE / "failed.json")
 files = Strategy(parse, [files_writer()], failed)
-doubled = Strategy(twice, [Batcher(max_rows=3), files_writer()], failed)
+doubled = Strategy(twice, [Batcher(max_rows=3), files_writer()], failed, resources=known)
 counted = Strategy(parse, [aggregate(), files_writer()], failed)
 clickhouse = Strategy(parse, [aggregate(), ClickHouseWriter("TABLE", url="URL")], failed)
-witness = Strategy(parse, [Witness()], failed)
-driver_witness = Strategy(parse, [aggregate(), Witness()], failed)
-error_witness = Strategy(parse, [StreamWriter("stderr")], Witness())
+witness = Strategy(parse, [Witness("task"), aggregate(), Witness("driver")], Witness("error"))
 located = Strategy(parse, [ClickHouseWriter("TABLE", url="URL", extra_columns="ignore")], failed)
 coordinates = pa.schema({"partition": pa.int32(), "offset": pa.int64()})
 grows = Strategy(
@@ -159,6 +195,15 @@ hung_flush = Strategy(parse, [aggregate(), HungFlush()], failed)
 hung_loop = Strategy(parse, [aggregate(), HungLoop()], failed)
 hung_close = Strategy(parse, [aggregate(), HungClose()], failed)
 never_open = Strategy(parse, [aggregate(), NeverOpen()], failed)
+formats = Strategy(
+    reduce=[files_writer()],
+    reduce_err=failed,
+    by_topic={
+        "TOPIC": TopicMap(typed, value=Json(Hit)),
+        "TOPIC-avro": TopicMap(typed, value=Avro(Hit)),
+        "TOPIC-protobuf": TopicMap(of_message, value=Protobuf(StringValue)),
+    },
+)
 picky = Strategy(parse, [Picky(max_rows=4)], failed)
 limited = Strategy(parse, [files_writer()], failed, ErrorLimit(2))
 no_table = Strategy(parse, [ClickHouseWriter("nowhere", url="URL")], failed)
@@ -179,7 +224,7 @@ class Runner:
         self.table = f"t{abs(hash(topic))}"
         self.url = url
         text = STRATEGIES.replace("DIRECTORY", str(directory))
-        text = text.replace("TABLE", self.table).replace("URL", url)
+        text = text.replace("TABLE", self.table).replace("URL", url).replace("TOPIC", topic)
         (directory / f"{self.module}.py").write_text(text)
 
     def engine(self, strategy: str, **engine: Any) -> SparkEngine:
@@ -264,12 +309,37 @@ def test_rows_filtered_records_and_failures_reach_their_sinks(
     assert sample(done, "reduce_flushes_total", stage="reduce-1", reason="trigger") == 1
 
 
-def test_an_async_map_and_a_chain_of_reducers_deliver_every_row_once(
+def test_values_of_all_formats_become_typed_rows_in_the_tasks(
     runner: Runner, kafka: Kafka, topic: str
 ) -> None:
-    kafka.produce(topic, [b"x"] * 10)
-    runner.run("doubled")
+    values = {
+        topic: [b'{"value":"j"}', b'{"value":1}'],
+        f"{topic}-avro": [b"\2a\0", b"\2"],
+        f"{topic}-protobuf": [StringValue(value="p").SerializeToString(), b"\xff"],
+    }
+    for name, some in values.items():
+        if name != topic:
+            kafka.create(name)
+        kafka.produce(name, some)
+    runner.settings = msgspec.structs.replace(runner.settings, topics=tuple(values))
+    runner.run("formats")
+    rows = sorted((row["value"], row["offset"]) for row in runner.rows())
+    assert rows == [("a", 0), ("j", 0), ("p", 0)]
+    failed = sorted(json.loads(line)["reason"].partition(":")[0] for line in runner.failed())
+    assert failed == ["field value", "field value", "the value"]
+
+
+def test_an_async_map_and_a_chain_of_reducers_deliver_every_row_once(
+    runner: Runner, kafka: Kafka, topic: str, tmp_path: Path
+) -> None:
+    kafka.produce(topic, [*([b"x"] * 10), b"hang"])
+    engine = runner.run("doubled")
     assert Counter(row["offset"] for row in runner.rows()) == dict.fromkeys(range(10), 2)
+    (failed,) = map(json.loads, runner.failed())
+    assert (failed["offset"], failed["attempt"], failed["exception"]) == (10, 2, "TimeoutError")
+    assert engine.metrics.map_retries._value.get() == 11
+    processes = (tmp_path / "opened").read_text().split()
+    assert len(processes) == len(set(processes))  # resources are opened once in each
 
 
 @pytest.mark.parametrize("runner", [2], indirect=True)
@@ -338,25 +408,18 @@ def test_records_that_a_new_checkpoint_reads_again_are_written_again(
         assert client.command(f"SELECT countIf(value = 'x') FROM {runner.table}") == 20
 
 
-@pytest.mark.parametrize(
-    ("strategy", "source"),
-    [
-        ("witness", "python"),
-        ("witness", "jvm"),
-        ("driver_witness", "python"),
-        ("error_witness", "python"),
-    ],
-    indirect=["source"],
-)
+@pytest.mark.parametrize("source", ["python", "jvm"], indirect=True)
 def test_a_reducer_knows_that_its_rows_may_have_been_written_only_in_a_repeated_micro_batch(
-    runner: Runner, kafka: Kafka, topic: str, tmp_path: Path, strategy: str, source: str
+    runner: Runner, kafka: Kafka, topic: str, tmp_path: Path, source: str
 ) -> None:
-    kafka.produce(topic, [b"poison" if strategy == "error_witness" else b"a"])
-    runner.run(strategy, source=source)
+    kafka.produce(topic, [b"a", b"poison"])
+    runner.run("witness", source=source)
     runner.forget_last()
-    kafka.produce(topic, [b"poison" if strategy == "error_witness" else b"a"])
-    runner.run(strategy, source=source)
-    assert (tmp_path / "witness").read_text().split() == ["False", "True", "False"]
+    kafka.produce(topic, [b"a", b"poison"])
+    runner.run("witness", source=source)
+    for name in ("task", "driver", "error"):
+        said = (tmp_path / f"witness-{name}").read_text().split()
+        assert said == ["False", "True", "False"], name
 
 
 @pytest.mark.parametrize("runner", [2], indirect=True)
@@ -396,7 +459,7 @@ def test_a_transform_gets_the_micro_batch_and_its_result_is_written_once(
 
 @pytest.fixture
 def short(runner: Runner) -> Iterator[Runner]:
-    """With a deadline of a second; at the end, release whatever hangs and wait for what was abandoned."""
+    """Run with a deadline of one second; at the end, release the calls that hang, and join their threads."""
     runner.settings = msgspec.structs.replace(runner.settings, shutdown_deadline=1.0)
     yield runner
     sys.modules[runner.module].released.set()

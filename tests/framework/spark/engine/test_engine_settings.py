@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from kmr.errors import SettingsError
-from kmr.settings import Settings
+from kmr.kafka.subscription import Subscription
+from kmr.kafka.tokens import OAuthConfig
+from kmr.settings import SecuritySettings, Settings
 from kmr.spark.engine.engine_settings import EngineSettings, source_options
 from kmr.spark.source.options import SourceOptions
 
@@ -21,6 +23,21 @@ def test_a_workers_settings_become_options_that_the_source_takes() -> None:
     parsed = SourceOptions.parse(found, streaming=True)
     assert parsed.subscription.topics == ("a", "b")
     assert (parsed.group, parsed.min_partitions) == ("g", 4)
+    by_pattern = Settings(topic_pattern="a.*", group="g")
+    parsed = SourceOptions.parse(
+        source_options(by_pattern, EngineSettings(checkpoint="c")), streaming=True
+    )
+    assert parsed.subscription == Subscription(pattern="a.*")
+
+
+def test_tokens_need_the_python_source() -> None:
+    security = SecuritySettings(
+        protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER", oauth_token_provider="a:b"
+    )
+    found = source_options(settings(security=security), EngineSettings(checkpoint="c"))
+    assert SourceOptions.parse(found, streaming=True).client.oauth == OAuthConfig(provider="a:b")
+    with pytest.raises(SettingsError, match="needs --spark-source python"):
+        source_options(settings(security=security), EngineSettings(checkpoint="c", source="jvm"))
 
 
 @pytest.mark.parametrize(

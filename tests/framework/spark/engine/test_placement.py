@@ -159,6 +159,15 @@ def test_at_most_once_is_not_supported() -> None:
     require_runnable(Strategy(same, [ClickHouseWriter("t")]))
 
 
+def test_transactions_are_refused_unless_the_strategy_is_at_least_once() -> None:
+    writer = KafkaWriter("t", delivery="exactly-once")
+    found = texts(writer, stage="strategy")
+    assert found.startswith("error: delivery='exactly-once' of KafkaWriter: its transactions")
+    with pytest.raises(StrategyError, match="cannot run on Spark"):
+        require_runnable(Strategy(same, [writer]))
+    require_runnable(Strategy(same, [writer], delivery="at-least-once"))
+
+
 def test_the_error_sink_runs_in_the_driver_or_is_missing() -> None:
     assert "stops the query" in texts(COUNT, stage="reduce-err")
     found = texts(COUNT, stage="reduce-err", reduce_err=StreamWriter("stderr"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import asynccontextmanager
+from queue import Queue
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -13,7 +15,7 @@ pytest.importorskip("pyspark")
 
 from pyspark import TaskContext
 
-from kmr import Json, Record, Strategy, map_batch, map_record
+from kmr import Json, Record, Strategy, Text, TopicMap, map_batch, map_record
 from kmr.record import Range
 from kmr.reducers.collect import Collecting
 from kmr.reducers.reducer import Flushed
@@ -25,6 +27,7 @@ from kmr.testing import batch_of
 from tests.framework.spark.engine.made_tasks import CONTEXT, SCHEMA, parse, task
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from kmr.reducers.reducer import FlushResult
@@ -43,6 +46,17 @@ def test_a_task_reports_what_it_read_and_the_records_that_failed(tmp_path: Path)
         {"offset": 12, "reason": "ValueError: poisoned", "attempt": 1}
     ]
     assert len((tmp_path / "out").read_text().splitlines()) == 2
+
+
+def test_a_task_maps_by_the_map_of_its_topic(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    by_topic = {"t": TopicMap(parse), "u": TopicMap(value=Text())}
+    task(Strategy(by_topic=by_topic, reduce=[StreamWriter(str(out))]), [b"a"])
+    assert out.read_text() == '{"value":"a"}\n'
+    other = Strategy(by_topic={"u": TopicMap(parse)}, reduce=[StreamWriter(str(out))])
+    (report,) = read_reports(task(other, [b"a"]))
+    assert report.error is not None
+    assert "does not name topic t" in report.error[1]
 
 
 class Hit(msgspec.Struct):
@@ -126,6 +140,36 @@ def test_a_task_repeats_one_of_a_logged_micro_batch_or_its_own_first_attempt(
     done = list(run_task(plan, Range("t", 0, 0, 0), iter([batch_of("t", 0, 0, [b"a"])]), SCHEMA))
     assert Witness.seen == [replayed]
     assert len(done) == 1
+
+
+CLOSED: Queue[str] = Queue()
+
+
+class ClosedSink(Collecting):
+    def flush(self) -> FlushResult:
+        return Flushed()
+
+    async def close(self) -> None:
+        CLOSED.put("sink")
+
+
+@asynccontextmanager
+async def pool() -> AsyncIterator[str]:
+    yield "pool"
+    CLOSED.put("resources")
+
+
+@map_record
+def with_pool(record: Record, resources: str) -> dict[str, str]:
+    return {"value": resources}
+
+
+def test_tasks_of_another_plan_close_what_the_last_one_opened() -> None:
+    task(Strategy(with_pool, [ClosedSink()], resources=pool), [b"a"])
+    task(Strategy(with_pool, [ClosedSink()], resources=pool), [b"a"], partition=1)
+    assert CLOSED.empty(), "tasks of one plan share them"
+    task(Strategy(parse, [Witness()]), [b"a"])
+    assert {CLOSED.get(timeout=10) for _ in range(2)} == {"sink", "resources"}
 
 
 def test_rows_of_sparks_own_source_are_a_task_too(tmp_path: Path) -> None:

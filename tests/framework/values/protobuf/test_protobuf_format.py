@@ -1,4 +1,4 @@
-"""`Protobuf` with and without a registry: which message it is, writing, and what is refused."""
+"""`Protobuf` with and without a registry: the message of a value, writing, and refusals."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kmr.spark.runtime.jvm import find_jvm
+from kmr.spark.runtime.jvm import find_jvm, lean_home
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,13 +94,13 @@ def connect_server(directory: Path, port: int) -> Iterator[int]:
     """A Spark Connect server; yields its port."""
     import pyspark
 
-    home = Path(pyspark.__file__).parent
+    package = Path(pyspark.__file__).parent
+    home = lean_home(package) or package
     settings = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
         "spark.ui.enabled": "false",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.local.dir": str(directory / "local"),
@@ -119,6 +119,7 @@ def connect_server(directory: Path, port: int) -> Iterator[int]:
         env={
             **os.environ,
             "JAVA_HOME": str(find_jvm().home),
+            "SPARK_HOME": str(home),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYSPARK_PYTHON": sys.executable,
         },
@@ -145,6 +146,7 @@ def connect_server(directory: Path, port: int) -> Iterator[int]:
     drain.wait(30)
 
 
+@pytest.mark.usefixtures("quick_jvms")
 def test_a_client_writes_through_a_server_and_continues_after_its_restart(tmp_path: Path) -> None:
     pytest.importorskip("grpc_status")
     (tmp_path / "client.py").write_text(CLIENT)

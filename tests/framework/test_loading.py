@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kmr.cli.strategies import load_strategy
-from kmr.errors import StrategyError
+from kmr.errors import KmrError, SettingsError
+from kmr.loading import load_strategy
+from tests.framework.cli.conftest import folder  # noqa: F401  a fixture
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +50,9 @@ if TYPE_CHECKING:
     ],
 )
 def test_a_mistake_in_the_module_is_reported_with_file_and_line(
-    folder: Path, path: str, message: str
+    folder: Path,  # noqa: F811
+    path: str,
+    message: str,
 ) -> None:
     modules = {
         "lacking": "x = 1\nimport absent_library\n",
@@ -62,6 +65,8 @@ def test_a_mistake_in_the_module_is_reported_with_file_and_line(
     }
     for name, text in modules.items():
         (folder / f"{name}.py").write_text(text, encoding="utf-8")
-    with pytest.raises(StrategyError) as error:
+    with pytest.raises(KmrError) as error:
         load_strategy(path)
     assert str(error.value).startswith(message.format(folder=folder))
+    # A wrong name is a wrong command line, which ends with 2; a broken module ends with 1.
+    assert isinstance(error.value, SettingsError) == (path not in modules)

@@ -1,14 +1,16 @@
-"""Parquet files for Spark: written under a hidden name, then renamed to a name made of their offsets.
+"""Parquet files that appear as a whole, under names made of their offsets.
 
-The same offsets have the same name, so a file that is written again replaces the first one.
+The same offsets have the same name, so a file that is written again replaces the first one. File systems are
+those of pyarrow, which every installation has: local, S3, GCS, Azure, HDFS; and through its adapter those of
+fsspec.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
-from dataclasses import dataclass, replace
-from hashlib import sha256
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
@@ -19,14 +21,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from ..._extras import install_command
 from ...errors import StrategyError
-from ..planning import plan_inserts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-    from ...record import Rows, TopicPartition
-    from ..planning import Insert
 
 __all__ = [
     "HIDDEN",
@@ -34,13 +33,10 @@ __all__ = [
     "SUFFIX",
     "Compression",
     "Directory",
-    "Part",
     "PartitionValues",
-    "Span",
     "open_directory",
     "partition_directory",
-    "plan_parts",
-    "safe_name",
+    "without_secrets",
 ]
 
 PartitionValues = tuple[Any, ...]
@@ -54,96 +50,20 @@ HIDDEN = "_"
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """The value for null in the names of partition directories, as in Hive and Spark."""
 
-_SEPARATOR = "~"  # not allowed in topic names, and not special in a URI or to Spark
-_LONGEST = 200  # a file name has at most 255 bytes; ours get a prefix and a suffix
-_SPAN = re.compile(r"([^~]+)~([^~]+)~(\d+)~(\d+)-(\d+)")
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 # Spark escapes these in the names of partition directories (ExternalCatalogUtils).
 _ESCAPED = re.compile(r"[\x00-\x1f\"#%'*/:=?\\{\[\]^\x7f]")
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _S3 = re.compile(r"s3[an]:")
+# pyarrow's names of file systems, and protocols of fsspec.
+_OBJECT_STORES = frozenset(
+    ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "memory")
+)
 _PARTITION_TYPES = (
     pa.types.is_string,
     pa.types.is_integer,
     pa.types.is_boolean,
     pa.types.is_date,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Offsets `[first, last]`, both inclusive, of one topic partition, written by one consumer group.
-
-    `str` is the name of their file, without its suffix.
-    """
-
-    group: str
-    topic: str
-    partition: int
-    first: int
-    last: int
-
-    def __str__(self) -> str:
-        # 19 digits hold every offset, so names sort by offset.
-        parts = (safe_name(self.group), self.topic, str(self.partition))
-        return _SEPARATOR.join((*parts, f"{self.first:019d}-{self.last:019d}"))
-
-    @classmethod
-    def parse(cls, name: str) -> Span | None:
-        """Parse the name of a file, without its suffix; return None for a foreign file."""
-        found = _SPAN.fullmatch(name)
-        if found is None:
-            return None
-        group, topic, *numbers = found.groups()
-        return cls(group, topic, *map(int, numbers))
-
-    def through(self, other: Span) -> Span:
-        """Return the span from the lowest to the highest offset of both."""
-        return replace(self, first=min(self.first, other.first), last=max(self.last, other.last))
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The rows of a flush from one topic partition; or all rows, if they belong to no single one.
-
-    Attributes:
-        name: made of the offsets only: the same in every process.
-        span: the offsets; None for rows of several partitions.
-        insert: the rows.
-        generation: of the partition's offsets; 0 without a span.
-    """
-
-    name: str
-    span: Span | None
-    insert: Insert
-    generation: int = 0
-
-
-def plan_parts(
-    added: Sequence[Rows], group: str, generations: Mapping[TopicPartition, int]
-) -> list[Part]:
-    """Divide a flush into parts, one for each topic partition."""
-    return [_part(insert, group, generations) for insert in plan_inserts(added, group, generations)]
-
-
-def _part(insert: Insert, group: str, generations: Mapping[TopicPartition, int]) -> Part:
-    ranges = [r for rows in insert.parts for r in rows.ranges]
-    digest = sha256(insert.token.encode()).hexdigest()[:32]
-    name = f"{safe_name(group[:64])}{_SEPARATOR}{digest}"
-    if len({r.topic_partition for r in ranges}) != 1:
-        return Part(name, None, insert)
-    topic, partition = ranges[0].topic_partition
-    first, last = min(r.first for r in ranges), max(r.last for r in ranges)
-    span = Span(group, topic, partition, first, last)
-    generation = generations.get(ranges[0].topic_partition, 0)
-    return Part(str(span) if len(str(span)) <= _LONGEST else name, span, insert, generation)
-
-
-def safe_name(text: str) -> str:
-    """Return a text as a safe and unique part of a file name."""
-    if text and not _UNSAFE.search(text):
-        return text
-    return f"{_UNSAFE.sub('_', text)}_{sha256(text.encode()).hexdigest()[:8]}"
 
 
 def partition_directory(column: str, value: Any) -> str:
@@ -179,11 +99,17 @@ class Directory:
     def __str__(self) -> str:
         return self.root
 
-    def write(self, name: str, table: pa.Table) -> list[PartitionValues]:
+    def write(
+        self, name: str, table: pa.Table, metadata: Mapping[bytes, bytes] | None = None
+    ) -> list[PartitionValues]:
         """Write rows to the file `name`, and replace an older one; return the partitions that have it.
 
         A file appears as a whole, and survives a power failure (on a local disk) once this returns. With
-        `partition_by`, each partition has a file of that name; they appear one after the other.
+        `partition_by`, each partition has a file of that name; they appear one after the other. On an
+        object store a file is one put; elsewhere it is written under a hidden name, and renamed.
+
+        Args:
+            metadata: for the footer of each file.
 
         Raises:
             StrategyError: a partition column is missing, or its type is not allowed.
@@ -191,12 +117,29 @@ class Directory:
         """
         values = []
         for value, rows in self._divide(table):
-            names = map(partition_directory, self.partition_by, value)
-            directory = "/".join([self.root, *names])
-            self.filesystem.create_dir(directory, recursive=True)
-            self._put(directory, f"{name}{SUFFIX}", rows)
+            rows = rows.replace_schema_metadata(
+                {**(rows.schema.metadata or {}), **(metadata or {})}
+            )
+            self._put(self._directory(value), f"{name}{SUFFIX}", rows)
             values.append(value)
         return values
+
+    def paths(self, name: str, table: pa.Table) -> list[str]:
+        """Return the paths of the files that `write` writes for these rows."""
+        return [f"{self._directory(value)}/{name}{SUFFIX}" for value, _ in self._divide(table)]
+
+    def _directory(self, value: PartitionValues) -> str:
+        return "/".join([self.root, *map(partition_directory, self.partition_by, value)])
+
+    def exist(self, paths: Sequence[str]) -> bool:
+        """Return whether all of these files exist."""
+        found = self.filesystem.get_file_info(list(paths))
+        return all(info.type == fs.FileType.File for info in found)
+
+    def metadata(self, path: str) -> Mapping[bytes, bytes]:
+        """Return the metadata in the footer of a file."""
+        with self.filesystem.open_input_file(path) as file:
+            return pq.read_schema(file).metadata or {}
 
     def _divide(self, table: pa.Table) -> Iterator[tuple[PartitionValues, pa.Table]]:
         if not self.partition_by:
@@ -231,7 +174,21 @@ class Directory:
         if table.num_columns == len(self.partition_by):
             raise StrategyError(f"{self}: the rows have no columns but those of partition_by")
 
+    @property
+    def is_object_store(self) -> bool:
+        """Whether a file appears as a whole when it is complete, so that renaming it would only copy it."""
+        handler = _fsspec_of(self.filesystem)
+        if handler is None:
+            return self.filesystem.type_name in _OBJECT_STORES
+        protocols = handler.protocol
+        names = (protocols,) if isinstance(protocols, str) else protocols
+        return not _OBJECT_STORES.isdisjoint(names)
+
     def _put(self, directory: str, name: str, table: pa.Table) -> None:
+        if self.is_object_store:
+            self._put_object(f"{directory}/{name}", table)
+            return
+        self.filesystem.create_dir(directory, recursive=True)
         # A unique name: a worker that lost its partition may still write the same rows.
         hidden = f"{directory}/{HIDDEN}{name}.{uuid4().hex[:8]}"
         try:
@@ -243,6 +200,18 @@ class Directory:
         except BaseException:
             self.remove(hidden)
             raise
+
+    def _put_object(self, path: str, table: pa.Table) -> None:
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression=self.compression)
+        handler = _fsspec_of(self.filesystem)
+        if handler is not None:
+            handler.pipe_file(path, sink.getvalue().to_pybytes())
+            return
+        # Not as a context: that would close the stream after an error too, and so complete the object.
+        stream = self.filesystem.open_output_stream(path)
+        stream.write(sink.getvalue())
+        stream.close()
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file, and replace one that has the new name."""
@@ -268,6 +237,15 @@ class Directory:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+    def check(self) -> None:
+        """Raise OSError if it shows before the first file that the directory cannot be written to."""
+        if self.is_object_store:
+            self.filesystem.get_file_info(self.root)
+            return
+        self.filesystem.create_dir(self.root, recursive=True)
+        if isinstance(self.filesystem, fs.LocalFileSystem) and not os.access(self.root, os.W_OK):
+            raise PermissionError("permission denied")
 
     def schema(self) -> pa.Schema | None:
         """Return the columns of any existing file; None without files."""
@@ -297,20 +275,62 @@ def _without_empty(column: Any) -> Any:
     return pc.if_else(pc.equal(column, pa.scalar("")), pa.scalar(None, pa.string()), column)
 
 
+def _fsspec_of(filesystem: fs.FileSystem) -> Any:
+    """Return the file system of fsspec behind one of pyarrow; None if there is none."""
+    handler = getattr(filesystem, "handler", None)
+    return handler.fs if isinstance(handler, fs.FSSpecHandler) else None
+
+
 def open_directory(
-    path: str, *, partition_by: Sequence[str] = (), compression: Compression = "zstd"
+    path: str,
+    *,
+    filesystem: Any = None,
+    partition_by: Sequence[str] = (),
+    compression: Compression = "zstd",
 ) -> Directory:
     """Open a directory by its path or URI (`file:`, `s3:`, `s3a:`, `gs:`, `hdfs:`, `abfs:`); may be missing.
 
+    A URI that pyarrow does not know is opened by fsspec, if that is installed.
+
+    Args:
+        filesystem: of pyarrow, or of fsspec; then `path` is a path in it.
+
     Raises:
-        StrategyError: pyarrow cannot open its file system.
+        StrategyError: no file system can be opened.
     """
-    filesystem: fs.FileSystem
     try:
-        if _URI.match(path):
-            filesystem, root = fs.FileSystem.from_uri(_S3.sub("s3:", path))
-        else:
-            filesystem, root = fs.LocalFileSystem(), str(Path(path).expanduser().absolute())
-    except (OSError, ValueError, NotImplementedError) as error:  # ArrowInvalid is a ValueError
-        raise StrategyError(f"{path} cannot be written from here: {error}") from error
-    return Directory(filesystem, root.rstrip("/") or "/", tuple(partition_by), compression)
+        opened, root = _open(path, filesystem)
+    # ArrowInvalid is a ValueError; a client that fsspec needs is not installed: ImportError
+    except (OSError, ValueError, NotImplementedError, ImportError) as error:
+        raise StrategyError(
+            f"{without_secrets(path)} cannot be written from here: {error}"
+        ) from error
+    return Directory(opened, root.rstrip("/") or "/", tuple(partition_by), compression)
+
+
+def _open(path: str, filesystem: Any) -> tuple[fs.FileSystem, str]:
+    if isinstance(filesystem, fs.FileSystem):
+        return filesystem, path
+    if filesystem is not None:
+        return _wrapped(filesystem), path
+    if not _URI.match(path):
+        return fs.LocalFileSystem(), str(Path(path).expanduser().absolute())
+    try:
+        return fs.FileSystem.from_uri(_S3.sub("s3:", path))
+    except pa.ArrowInvalid as error:
+        if importlib.util.find_spec("fsspec") is None:
+            raise ValueError(f"{error}; fsspec may know it: {install_command('fsspec')}") from error
+    import fsspec
+
+    opened, root = fsspec.core.url_to_fs(path)
+    return _wrapped(opened), root
+
+
+def _wrapped(filesystem: Any) -> fs.FileSystem:
+    handler: Any = fs.FSSpecHandler  # the stubs call it abstract
+    return fs.PyFileSystem(handler(filesystem))
+
+
+def without_secrets(url: str) -> str:
+    """Return a URL without its user, password and query, for messages."""
+    return re.sub(r"://[^@/]*@", "://", url).partition("?")[0]

@@ -1,0 +1,47 @@
+"""Which topics are read: named ones, or those whose names match a pattern."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..record import TopicPartition
+    from ..settings import GroupSettings, Settings
+
+__all__ = ["Subscription", "subscription_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """Which partitions are read: exactly one of the three is set.
+
+    `topic in subscription` says whether partitions of a topic are read, if it exists.
+
+    Attributes:
+        topics: all partitions of these topics.
+        pattern: all partitions of the topics whose whole name matches.
+        partitions: only these partitions.
+    """
+
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    partitions: tuple[TopicPartition, ...] = ()
+
+    def __contains__(self, topic: object) -> bool:
+        if self.pattern is not None:
+            return isinstance(topic, str) and re.fullmatch(self.pattern, topic) is not None
+        return topic in self.topics or any(topic == p.topic for p in self.partitions)
+
+    def __str__(self) -> str:
+        if self.pattern is not None:
+            return f"topics that match {self.pattern}"
+        return ", ".join(self.topics or map(str, self.partitions))
+
+
+def subscription_of(settings: Settings | GroupSettings) -> Subscription | None:
+    """Return the topics of settings; None if they name none (`GroupSettings`)."""
+    if not settings.topics and settings.topic_pattern is None:
+        return None
+    return Subscription(settings.topics, settings.topic_pattern)

@@ -1,0 +1,1 @@
+"""Parquet files, one for each range of offsets."""

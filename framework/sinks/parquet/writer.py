@@ -1,0 +1,197 @@
+"""Write rows to Parquet files, one for each range of offsets."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Self, Unpack, get_args
+
+import msgspec
+import pyarrow as pa
+
+from ...errors import StrategyError, reason_of
+from ...reducers.reducer import Retry
+from ...service.threads import run_in_thread
+from ..ranges import RangeWriter
+from .columns import Columns
+from .files import Compression, open_directory, without_secrets
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+
+    from ...reducers.reducer import Context, Policies
+    from ..planning import RangeRows
+    from ..ranges import RangeDelivery
+    from .columns import Fitted
+    from .files import Directory
+
+__all__ = ["ParquetWriter"]
+
+DEFAULT_MAX_ROWS = 500_000
+DEFAULT_MAX_BYTES = 128 * 1024 * 1024
+DEFAULT_MAX_AGE = 60.0
+
+_REFUSED = b"kmr.refused"
+"""The key in the footer of a file whose value is a JSON object: rows of its range that are not in it."""
+
+
+class ParquetWriter(RangeWriter):
+    """Writes rows to Parquet files: a directory on this machine, or an object store. It needs no Spark.
+
+    A file has the rows of one range of offsets, and is named by it:
+    `group~topic~partition~first-last.parquet`, and the generation of the offsets behind it after `kmr
+    offsets reset`. So a range that is written again is the same file: exactly once. On a local disk a file is
+    written under a hidden name, synced and renamed; on an object store it appears when its upload is
+    complete. Readers never see a part of it.
+
+    Types are those of the rows. The first of these decides which type a column has: `schema`, the columns
+    that the strategy declares, a file that exists, the first flush. A value that does not fit goes to
+    `reduce_err`; a new column is added to the files that follow.
+
+    Many small files are slow to read: flush rarely. `kmr spark compact` merges files that it knows by
+    their names, without Spark.
+
+    Args:
+        url: a directory, or its URI: `s3://bucket/directory?region=eu-central-1`, `gs://...`, `abfs://...`,
+            `hdfs://...`. pyarrow opens it, which finds credentials as the cloud's own tools do; a scheme
+            that it lacks is opened by fsspec, which is then needed. It need not exist yet.
+        filesystem: of pyarrow or fsspec, opened already; `url` is then a path in it.
+        partition_by: columns of text, integers, booleans or dates, whose values become directories:
+            `day=2026-01-31`. A range is then one file in each of them.
+        schema: columns and their types; rows may have further columns.
+        compression: `zstd`, `snappy`, `gzip`, `brotli`, `lz4` or `none`.
+        delivery, concurrency: see `RangeWriter`.
+        max_rows: of a file; for this and the other limits see `Reducer`.
+        policies: those of `Reducer`.
+
+    Raises:
+        StrategyError: an argument is invalid, or no file system can be opened.
+    """
+
+    range_name = "file"
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        filesystem: Any = None,
+        partition_by: str | Sequence[str] = (),
+        schema: pa.Schema | None = None,
+        compression: Compression = "zstd",
+        delivery: RangeDelivery = "exactly-once",
+        concurrency: int = 4,
+        max_rows: int | None = DEFAULT_MAX_ROWS,
+        max_bytes: int | None = DEFAULT_MAX_BYTES,
+        max_age: float | None = DEFAULT_MAX_AGE,
+        **policies: Unpack[Policies],
+    ) -> None:
+        super().__init__(
+            delivery=delivery,
+            concurrency=concurrency,
+            max_rows=max_rows,
+            max_bytes=max_bytes,
+            max_age=max_age,
+            **policies,
+        )
+        if compression not in get_args(Compression):
+            raise StrategyError(
+                f"ParquetWriter: compression must be one of {get_args(Compression)}, not {compression!r}"
+            )
+        self.url = str(url)
+        self.filesystem = filesystem
+        self.partition_by = (
+            (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        )
+        self.schema = schema
+        self.compression: Compression = compression
+        self._directory: Directory | None = None
+        self._columns: Columns | None = None
+
+    def __str__(self) -> str:
+        return without_secrets(self.url)
+
+    def spawn(self) -> Self:
+        """Return a copy without rows; the file system, if one is given, is shared."""
+        other = copy.copy(self)
+        other.rows, other._written = [], {}  # noqa: SLF001  of our own class
+        return other
+
+    async def open(self, context: Context) -> None:
+        """Open the file system, and find out which columns there are.
+
+        Raises:
+            StrategyError: the directory cannot be written to.
+        """
+        await super().open(context)
+        if isinstance(opened := context.opened, ParquetWriter):
+            self._directory, self._columns = opened._directory, opened._columns  # noqa: SLF001  of our class
+            return
+        await run_in_thread(self._open, context)
+
+    def _open(self, context: Context) -> None:
+        directory = open_directory(
+            self.url,
+            filesystem=self.filesystem,
+            partition_by=self.partition_by,
+            compression=self.compression,
+        )
+        try:
+            directory.check()
+            schema = self.schema or context.schema_of(context.stage) or directory.schema()
+        except OSError as error:
+            raise StrategyError(
+                f"{context.stage}: cannot write to {self}: {reason_of(error)}. Create the directory or the "
+                "bucket, or grant the permission"
+            ) from error
+        except pa.ArrowInvalid as error:
+            raise StrategyError(
+                f"{context.stage}: a file in {self} cannot be read: {error}. Remove it, or set schema="
+            ) from error
+        self._directory = directory
+        self._columns = Columns(str(self), schema)
+
+    def has(self, rows: RangeRows) -> bool | Retry:
+        """Return whether all files of the range exist."""
+        try:
+            return bool(paths := self._paths(rows)) and self._opened.exist(paths)
+        except OSError as error:
+            return self._retry(error)
+
+    def write(self, rows: RangeRows) -> Mapping[int, str] | Retry:
+        """Write the files of the range, and replace those that exist.
+
+        Raises:
+            StrategyError: rows and files do not fit, or a partition column is missing.
+        """
+        fitted = self._fit(rows)
+        metadata = {_REFUSED: msgspec.json.encode(fitted.refused)} if fitted.refused else None
+        try:
+            if fitted.table.num_rows:
+                self._opened.write(rows.file_name, fitted.table, metadata)
+        except OSError as error:
+            return self._retry(error)
+        return fitted.refused
+
+    def refused(self, rows: RangeRows) -> Mapping[int, str] | Retry:
+        """Read the rows that do not fit from a file of the range: other columns may be known now."""
+        try:
+            found = self._opened.metadata(self._paths(rows)[0]).get(_REFUSED)
+        except OSError as error:
+            return self._retry(error)
+        return msgspec.json.decode(found, type=dict[int, str]) if found else {}
+
+    def _paths(self, rows: RangeRows) -> list[str]:
+        fitted = self._fit(rows)
+        return self._opened.paths(rows.file_name, fitted.table) if fitted.table.num_rows else []
+
+    def _fit(self, rows: RangeRows) -> Fitted:
+        assert self._columns is not None  # noqa: S101  `flush` has looked
+        return self._columns.fit(rows.table)
+
+    @property
+    def _opened(self) -> Directory:
+        assert self._directory is not None  # noqa: S101  `flush` has looked
+        return self._directory
+
+    def _retry(self, error: OSError) -> Retry:
+        return Retry(None, f"{self}: {reason_of(error)}", may_double=False)

@@ -1,0 +1,5 @@
+"""Rows into PostgreSQL. Start at `writer.py`."""
+
+from ..._extras import require_extra
+
+require_extra("postgres", "PostgresWriter")

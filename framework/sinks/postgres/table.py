@@ -1,0 +1,136 @@
+"""A table of PostgreSQL, and the statements that make one for the columns of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from ...errors import StrategyError
+from .types import Column, column_type
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+    from .connection import Connection
+
+__all__ = ["ExtraColumns", "Table", "TableName", "create_table", "quote", "read_table"]
+
+ExtraColumns = Literal["error", "ignore"]
+
+_COLUMNS: Final = """
+SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typname, a.atttypmod, NOT a.attnotnull,
+       a.atthasdef OR a.attidentity <> '', a.attgenerated <> '' OR a.attidentity = 'a'
+FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
+
+
+@dataclass(frozen=True, slots=True)
+class TableName:
+    """The name of a table: `schema.table`, or `table` in the first schema of the search path.
+
+    `str` is the name, quoted for SQL.
+    """
+
+    schema: str
+    name: str
+
+    @classmethod
+    def of(cls, text: str) -> TableName:
+        """Parse a name without quotes."""
+        schema, _, name = text.rpartition(".")
+        return cls(schema, name)
+
+    def __str__(self) -> str:
+        return ".".join(quote(part) for part in (self.schema, self.name) if part)
+
+    def beside(self, name: str) -> TableName:
+        """Return the table of another name in the same schema."""
+        return TableName(self.schema, name)
+
+
+def quote(name: str) -> str:
+    """Quote an identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The definition of a table, at the time of `read_table`."""
+
+    name: TableName
+    columns: tuple[Column, ...]
+
+    def choose(
+        self, rows: Sequence[str], only: Sequence[str] | None, extra: ExtraColumns
+    ) -> list[Column]:
+        """Return the columns that rows with these columns are written to.
+
+        Args:
+            only: write these columns; None: all of the rows.
+            extra: what happens to columns of the rows that the table lacks.
+
+        Raises:
+            StrategyError: rows and table do not fit.
+        """
+        known = {column.name: column for column in self.columns}
+        names = list(rows if only is None else only)
+        if absent := [name for name in names if name not in rows]:
+            raise StrategyError(f"the rows for {self.name} have no column {', '.join(absent)}")
+        unknown = [name for name in names if name not in known]
+        if unknown and extra == "error":
+            raise StrategyError(
+                f"{self.name} has no column {', '.join(unknown)}; its columns are {', '.join(known)}. Add "
+                "it to the table, return other columns, or set extra_columns='ignore'"
+            )
+        chosen = [known[name] for name in names if name in known]
+        if not chosen:
+            raise StrategyError(f"the rows have no column of {self.name}")
+        missing = [
+            column.name
+            for column in self.columns
+            if column not in chosen and not column.nullable and not column.has_default
+        ]
+        if missing:
+            raise StrategyError(
+                f"the rows for {self.name} have no column {', '.join(missing)}, which cannot be null"
+            )
+        return chosen
+
+
+async def read_table(connection: Connection, name: TableName) -> Table | None:
+    """Read the definition of a table, without generated columns; None if there is no such table."""
+    rows = await (await connection.execute(_COLUMNS, (str(name),))).fetchall()
+    columns = [
+        Column(column, type_name, kind, _digits(kind, modifier), nullable, has_default)
+        for column, type_name, kind, modifier, nullable, has_default, generated in rows
+        if not generated
+    ]
+    return Table(name, tuple(columns)) if rows else None
+
+
+def _digits(kind: str, modifier: int) -> tuple[int, int] | None:
+    """Decode precision and scale of a `numeric`."""
+    if kind != "numeric" or modifier < 0:
+        return None
+    precision, scale = (modifier - 4) >> 16, (modifier - 4) & 0x7FF
+    return (precision, scale) if scale <= precision else None
+
+
+def create_table(name: TableName, schema: pa.Schema) -> str:
+    """Return the CREATE TABLE for rows with the columns of a schema.
+
+    Raises:
+        StrategyError: the schema is empty, or PostgreSQL has no type for a column.
+    """
+    if not len(schema):
+        raise StrategyError(f"the rows for {name} have no columns: declare some")
+    columns = []
+    for field in schema:
+        try:
+            kind = column_type(field.type)
+        except StrategyError as error:
+            raise StrategyError(f"column {field.name}: {error}") from error
+        columns.append(f"{quote(field.name)} {kind}{'' if field.nullable else ' NOT NULL'}")
+    return f"CREATE TABLE IF NOT EXISTS {name} ({', '.join(columns)})"

@@ -1,0 +1,330 @@
+"""Write rows to a table of PostgreSQL: the rows and the name of their range in one transaction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Unpack
+
+import anyio
+import numpy as np
+import psycopg
+import pyarrow as pa
+import structlog
+
+from ...errors import KmrError, SinkError, StrategyError
+from ...reducers.reducer import Retry
+from ...service.threads import run_in_thread
+from ..ranges import RangeWriter
+from .connection import Pool, classify, one_line
+from .ranges import Entry, Ranges
+from .table import TableName, create_table, quote, read_table
+from .types import copy_text, fit_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from typing import TypeVar
+
+    from ...reducers.reducer import Context, Limits
+    from ..parquet.columns import Fitted
+    from ..planning import RangeRows
+    from ..ranges import RangeDelivery
+    from .connection import Connection
+    from .table import ExtraColumns, Table
+    from .types import Column
+
+    T = TypeVar("T")
+
+__all__ = ["PostgresWriter"]
+
+_GRACE: Final = 5.0  # seconds that the server has to end a transaction itself
+_PIECE: Final = 1 << 20
+_LIMITS: Final = """
+SELECT set_config('statement_timeout', %(ms)s, true),
+       set_config('idle_in_transaction_session_timeout', %(ms)s, true)"""
+
+_log = structlog.get_logger(__name__)
+
+
+class PostgresWriter(RangeWriter):
+    """Writes rows to a table of PostgreSQL, by COPY.
+
+    Columns are matched by name and cast to the table's types; rows with a value that does not fit, or that a
+    constraint refuses, go to `reduce_err`, the others are written. Lists, structs and maps are JSON.
+
+    A range of offsets is one transaction: its rows, and a row in the table `kmr_ranges` beside it. So a range
+    that was written before a crash is found, also when the answer to the commit was lost. A worker that was
+    suspended cannot write a range again, because a later one is there. `kmr_ranges` keeps the last range of
+    each partition; those that Spark's tasks write, a day. The server must not lose commits: with
+    `synchronous_commit = off` its crash can lose rows whose offsets are committed.
+
+    Args:
+        table: `table` or `schema.table`; it must exist, unless `create` is set.
+        url: `postgresql://user:password@host:5432/database?sslmode=require`, or what else libpq understands.
+            None: the environment's KMR_POSTGRES_URL, else the variables of libpq (PGHOST, ...).
+        columns: write these columns only; None: all columns of the rows.
+        extra_columns: `error`, or `ignore` columns of the rows that the table lacks.
+        create: make the table at start if it is missing, for the columns that the strategy declares, or
+            for those of a schema.
+        delivery: see `RangeWriter`.
+        concurrency: the most transactions, and connections, at a time.
+        connect_timeout: seconds to wait for the server at start.
+        timeout: seconds until a transaction is given up and tried again; the server ends one that waits
+            longer for its client.
+        limits: the limits and policies of `Reducer`.
+
+    Raises:
+        StrategyError: an argument is not allowed.
+    """
+
+    range_name = "row of kmr_ranges"
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        url: str | None = None,
+        columns: Sequence[str] | None = None,
+        extra_columns: ExtraColumns = "error",
+        create: bool | pa.Schema = False,
+        delivery: RangeDelivery = "exactly-once",
+        concurrency: int = 4,
+        connect_timeout: float = 10.0,
+        timeout: float = 60.0,
+        **limits: Unpack[Limits],
+    ) -> None:
+        super().__init__(delivery=delivery, concurrency=concurrency, **limits)
+        if not table:
+            raise StrategyError("PostgresWriter needs the name of a table")
+        if timeout <= 0 or connect_timeout <= 0:
+            raise StrategyError("PostgresWriter: timeouts must be above 0 seconds")
+        if extra_columns not in ("error", "ignore"):
+            raise StrategyError(
+                f"PostgresWriter: extra_columns must be 'error' or 'ignore', not {extra_columns!r}"
+            )
+        self.table = table
+        self.url = url
+        self.columns = None if columns is None else tuple(columns)
+        self.extra_columns = extra_columns
+        self.create = create
+        self.connect_timeout = connect_timeout
+        self.timeout = timeout
+        self._pool: Pool | None = None
+        self._shares = False
+        self._found: Table | None = None
+
+    def __str__(self) -> str:
+        return f"PostgreSQL table {self.table}"
+
+    async def open(self, context: Context) -> None:
+        """Connect, create the tables that are missing, and read the table.
+
+        Raises:
+            SinkError: the server cannot be reached, or refuses the connection or a statement.
+            StrategyError: there is no such table, or a permission is missing.
+        """
+        await super().open(context)
+        if isinstance(opened := context.opened, PostgresWriter):
+            self._pool, self._found = opened._pool, opened._found  # noqa: SLF001  of our own class
+            self._shares = True
+            return
+        pool = Pool.of(self.url, self.timeout)
+        await pool.wait(self.connect_timeout)
+        try:
+            async with pool.connection() as connection:
+                self._found = await self._read_or_create(connection, context)
+                await self._require(connection, self._name, "INSERT")
+                ranges = self._ranges
+                if await read_table(connection, ranges.name) is None:
+                    await self._make(connection, ranges.create_statement())
+                needed = ("SELECT", "INSERT", "UPDATE", "DELETE")
+                await self._require(connection, ranges.name, *needed)
+        except KmrError:
+            await pool.close()
+            raise
+        except Exception as error:
+            await pool.close()
+            raise SinkError(
+                f"{pool}: cannot read or create {self}: {classify(error)[1]}"
+            ) from error
+        self._pool = pool
+
+    @property
+    def _name(self) -> TableName:
+        return TableName.of(self.table)
+
+    @property
+    def _ranges(self) -> Ranges:
+        return Ranges(self._name.beside("kmr_ranges"))
+
+    async def _read_or_create(self, connection: Connection, context: Context) -> Table:
+        found = await read_table(connection, self._name)
+        if found is not None:
+            return found
+        # In a thread, because it may ask a schema registry, or call the user's map.
+        declared = await run_in_thread(context.schema_of, context.stage)
+        schema = self.create if isinstance(self.create, pa.Schema) else declared
+        if schema is None:
+            raise StrategyError(
+                f"There is no {self}, and the columns of its rows are not declared. Create it, or declare "
+                "them with Strategy(value=Json(Hit)), the map's return annotation (-> Hit), "
+                "@map_record(schema=...) or PostgresWriter(create=pa.schema(...))"
+            )
+        if self.columns is not None:
+            schema = pa.schema(
+                [schema.field(name) for name in self.columns if name in schema.names]
+            )
+        statement = create_table(self._name, schema)
+        if not self.create:
+            raise StrategyError(
+                f"There is no {self}. Create it, or set create=True: {one_line(statement)}"
+            )
+        await self._make(connection, statement)
+        found = await read_table(connection, self._name)
+        if found is None:
+            raise SinkError(f"{self} is gone, though it was just created")
+        return found
+
+    async def _make(self, connection: Connection, statement: str) -> None:
+        """Create a table. Another process may do the same at the same time."""
+        try:
+            async with connection.transaction():
+                await connection.execute("SELECT pg_advisory_xact_lock(hashtext('kmr'))")
+                await connection.execute(statement.encode())
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise StrategyError(
+                f"{self}: {one_line(str(error))}. Grant CREATE on its schema, or have its owner run: "
+                f"{' '.join(statement.split())}"
+            ) from error
+        _log.info("table created", statement=" ".join(statement.split()))
+
+    async def _require(self, connection: Connection, name: TableName, *privileges: str) -> None:
+        """Raise StrategyError unless the user has these privileges on a table."""
+        for privilege in privileges:
+            answer = await connection.execute(
+                "SELECT has_table_privilege(to_regclass(%s), %s), current_user",
+                (str(name), privilege),
+            )
+            granted, user = await answer.fetchone() or (False, "")
+            if not granted:
+                raise StrategyError(
+                    f"{self}: {user} must not {privilege} in {name}; as its owner run: "
+                    f"GRANT {', '.join(privileges)} ON {name} TO {quote(user)}"
+                )
+
+    async def close(self) -> None:
+        """Disconnect."""
+        if self._pool is not None and not self._shares:
+            await self._pool.close()
+
+    async def has(self, rows: RangeRows) -> bool | Retry:
+        """Return whether the range is in `kmr_ranges`, or a later one of its partition."""
+        found = await self._guard(self._find, rows)
+        return found if isinstance(found, Retry) else found is not None
+
+    async def refused(self, rows: RangeRows) -> Mapping[int, str] | Retry:
+        """Read the rows that were refused when the range was written."""
+        found = await self._guard(self._find, rows)
+        return found if isinstance(found, Retry) else found or {}
+
+    async def write(self, rows: RangeRows) -> Mapping[int, str] | Retry:
+        """Write the range and its name in one transaction; nothing, if it is there.
+
+        Raises:
+            StrategyError: rows and table do not fit, or the server refuses permanently.
+        """
+        return await self._guard(self._write, rows)
+
+    async def _guard(self, call: Callable[[RangeRows], Awaitable[T]], rows: RangeRows) -> T | Retry:
+        """Call and classify errors; call again if the definition of the table was outdated."""
+        for attempt in (1, 2):
+            try:
+                with anyio.fail_after(self.timeout + _GRACE):  # where the network is silent
+                    return await call(rows)
+            except KmrError:
+                if attempt > 1 or not await self._is_altered():
+                    raise
+            except Exception as error:
+                kind, reason = classify(error)
+                if kind == "later":
+                    return Retry(None, f"{self}: {reason}", may_double=False)
+                if kind == "schema" and attempt == 1 and await self._is_altered():
+                    continue
+                if kind == "unknown":
+                    raise
+                raise StrategyError(f"{self} refuses the rows: {reason}") from error
+        raise AssertionError  # both attempts return or raise
+
+    async def _is_altered(self) -> bool:
+        """Read the table again; return whether its definition has changed."""
+        try:
+            async with self._opened.connection() as connection:
+                found = await read_table(connection, self._name)
+        except (psycopg.Error, OSError):
+            return False
+        if found is None or found == self._found:
+            return False
+        self._found = found
+        return True
+
+    @property
+    def _opened(self) -> Pool:
+        assert self._pool is not None  # noqa: S101  `flush` has looked
+        return self._pool
+
+    def _entry(self, rows: RangeRows) -> Entry:
+        return Entry(str(self._name), self._group, rows, ordered=self._announcement is not None)
+
+    async def _find(self, rows: RangeRows) -> dict[int, str] | None:
+        """Return what the range refused; None if it is not there."""
+        async with self._opened.connection() as connection:
+            return await self._ranges.find(connection, self._entry(rows))
+
+    async def _write(self, rows: RangeRows) -> dict[int, str]:
+        fitted, columns = await run_in_thread(self._fit, rows.table)
+        entry, ranges = self._entry(rows), self._ranges
+        async with self._opened.connection() as connection, connection.transaction():
+            await connection.execute(_LIMITS, {"ms": str(int(self.timeout * 1000))})
+            if not await ranges.claim(connection, entry):
+                return await ranges.find(connection, entry) or {}
+            refused = dict(fitted.refused)
+            numbers = np.delete(np.arange(len(rows)), list(refused))
+            for row, reason in (await self._copy(connection, fitted.table, columns)).items():
+                refused[int(numbers[row])] = reason
+            if refused:
+                await ranges.refuse(connection, entry, refused)
+            await ranges.prune(connection, entry)
+        return refused
+
+    def _fit(self, table: pa.Table) -> tuple[Fitted, list[Column]]:
+        assert self._found is not None  # noqa: S101  open
+        columns = self._found.choose(table.column_names, self.columns, self.extra_columns)
+        return fit_rows(table, columns, str(self)), columns
+
+    async def _copy(
+        self, connection: Connection, table: pa.Table, columns: Sequence[Column]
+    ) -> dict[int, str]:
+        """Copy rows; bisect to find those that the server refuses, and return them with the reasons."""
+        names = ", ".join(quote(column.name) for column in columns)
+        statement = f"COPY {self._name} ({names}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')".encode()
+        refused: dict[int, str] = {}
+        todo = [(0, table.num_rows)] if table.num_rows else []
+        while todo:
+            start, stop = todo.pop()
+            text = await run_in_thread(copy_text, table.slice(start, stop - start))
+            try:
+                async with (
+                    connection.transaction(),  # a savepoint
+                    connection.cursor() as cursor,
+                    cursor.copy(statement) as copy,
+                ):
+                    for at in range(0, len(text), _PIECE):
+                        await copy.write(text[at : at + _PIECE])
+            except psycopg.Error as error:
+                kind, reason = classify(error)
+                if kind != "data":
+                    raise
+                if stop - start == 1:
+                    refused[start] = f"{self} refuses it: {reason}"
+                else:
+                    middle = (start + stop) // 2
+                    todo += [(start, middle), (middle, stop)]
+        return refused

@@ -1,0 +1,236 @@
+"""The contract of a sink that can answer "is this range there?", and so can be exactly once.
+
+The engines do three things. Before a range of offsets is written, they announce it: the committed offset, or
+the checkpoint of Spark, says which range. After a crash exactly that range is read and mapped again. And
+they tell the sink that the range may be there already. `RangeWriter` divides a flush into ranges, asks
+`has` where a range may be there, and calls `write` where it is not.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, Unpack, get_args
+
+import anyio
+
+from ..errors import SinkError, StrategyError, UnexpectedDuplicate
+from ..reducers.collect import Collecting
+from ..reducers.reducer import Empty, Flushed, Retry
+from ..service.threads import run_in_thread
+from .planning import RangeRows, plan_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from ..delivery.announcement import Announcement
+    from ..record import TopicPartition
+    from ..reducers.reducer import Context, Delivery, FlushResult, Limits, Poisoned, SparkPlace
+
+__all__ = ["RangeDelivery", "RangeWriter"]
+
+T = TypeVar("T")
+
+RangeDelivery = Literal["exactly-once", "at-least-once"]
+
+
+class RangeWriter(Collecting):
+    """A sink that writes ranges: the rows of one partition in a flush, under a name made of their offsets.
+
+    A subclass has three methods. Each gets a `RangeRows`: `rows.table` are the rows, `rows.token` and
+    `rows.file_name` are names of the range, `rows.span` says which offsets it is. Plain functions run in a
+    thread, coroutine functions on the event loop; several ranges may be written at the same time. Each
+    may return a `Retry`, and raise what `Reducer.flush` may raise.
+
+    - `has(rows)`: is the range there? It is asked where the range may be there (`rows.repeated`), and for
+      the first range of each partition.
+    - `write(rows)`: write the range and its name at once: both or neither, whenever the process is killed.
+      A range that is there is left alone, or replaced by the same rows: a process that was suspended may
+      write its range after another process has. Returns the rows that cannot be stored, if any.
+    - `refused(rows)`: the rows that `write` refused when the range was written. Only for a sink that
+      refuses rows.
+
+    Exactly once needs a map that makes the same rows of the same records.
+
+    Args:
+        delivery: `exactly-once`: each partition has its own flushes, which are announced. Or
+            `at-least-once`: a flush has the rows of all partitions, so that there are fewer and larger ones
+            and no commit before each; after a crash the records are divided into other ranges, and some
+            may be written twice.
+        concurrency: the most ranges that are written at a time.
+        limits: the limits and policies of `Reducer`.
+
+    Attributes:
+        range_name: what names a range in the sink, in words, for `kmr validate`.
+
+    Raises:
+        StrategyError: an argument is not allowed.
+    """
+
+    names_ranges = True
+    range_name: ClassVar[str] = "token"
+
+    def __init__(
+        self,
+        *,
+        delivery: RangeDelivery = "exactly-once",
+        concurrency: int = 4,
+        **limits: Unpack[Limits],
+    ) -> None:
+        super().__init__(**limits)
+        name = type(self).__name__
+        if delivery not in get_args(RangeDelivery):
+            raise StrategyError(
+                f"{name}: delivery must be 'exactly-once' or 'at-least-once', not {delivery!r}; "
+                "'at-most-once' is set in Strategy(delivery=...)"
+            )
+        if concurrency < 1:
+            raise StrategyError(f"{name}: concurrency must be at least 1, not {concurrency}")
+        self.delivery: Delivery = delivery
+        self.concurrency = concurrency
+        self._group = ""
+        self._generations: Mapping[TopicPartition, int] = {}
+        self._limiter: anyio.CapacityLimiter | None = None
+        self._announcement: Announcement | None = None
+        self._tried = False  # since the last complete flush
+        self._written: dict[str, Sequence[Poisoned]] = {}  # since the last complete flush, by token
+        self._proven: set[TopicPartition] = set()  # their first range was not there
+
+    @abstractmethod
+    def has(self, rows: RangeRows) -> bool | Retry | Awaitable[bool | Retry]:
+        """Return whether the range is there, as a whole."""
+
+    @abstractmethod
+    def write(
+        self, rows: RangeRows
+    ) -> Mapping[int, str] | Retry | Awaitable[Mapping[int, str] | Retry | None] | None:
+        """Write the range; return the numbers of rows that cannot be stored, with the reasons."""
+
+    def refused(
+        self, rows: RangeRows
+    ) -> Mapping[int, str] | Retry | Awaitable[Mapping[int, str] | Retry]:
+        """Return what `write` returned when it wrote this range, which is there."""
+        return {}
+
+    def __str__(self) -> str:
+        return type(self).__name__
+
+    def guarantee_on_spark(self, place: SparkPlace) -> str:
+        """See `Reducer.guarantee_on_spark`."""
+        if place == "reduce_err":
+            return "exactly once"
+        each = "range of offsets" if place == "task" else "micro-batch"
+        return f"exactly once, by one {self.range_name} per {each}"
+
+    async def open(self, context: Context) -> None:
+        """See `Reducer.open`; call it first in a subclass."""
+        self._group, self._generations = context.group, context.generations
+        opened = context.opened
+        if isinstance(opened, RangeWriter):
+            self._limiter, self._proven = opened._limiter, opened._proven  # noqa: SLF001  of our class
+            self.delivery = opened.delivery
+        else:
+            self._limiter = anyio.CapacityLimiter(self.concurrency)
+
+    def announce(self, announcement: Announcement, *, replayed: bool) -> None:
+        """See `Reducer.announce`: names the next flush."""
+        self._announcement = announcement
+        self.replayed = replayed
+
+    def reset(self) -> None:
+        """Drop the rows. The writer remembers written ranges until a flush is complete."""
+        super().reset()
+        self._announcement = None
+
+    async def flush(self) -> FlushResult:
+        """Write the added rows, except ranges that are there.
+
+        Raises:
+            UnexpectedDuplicate: a range that nobody had announced is there.
+        """
+        limiter = self._limiter
+        if limiter is None:
+            raise SinkError(f"{self} is used before it was opened")
+        if not self.rows:
+            return Empty()
+        repeated, self._tried = self.replayed or self._tried, True
+        retries: list[Retry] = []
+        errors: list[Exception] = []
+
+        async def deliver(rows: RangeRows) -> None:
+            async with limiter:
+                try:
+                    if isinstance(result := await self._deliver(rows), Retry):
+                        retries.append(result)
+                    else:
+                        self._written[rows.token] = result
+                except Exception as error:  # noqa: BLE001  the other ranges continue
+                    errors.append(error)
+
+        planned = plan_ranges(
+            self.rows, self._group, self._generations, self._announcement, repeated=repeated
+        )
+        async with anyio.create_task_group() as tasks:
+            for rows in planned:
+                if rows.token not in self._written:
+                    tasks.start_soon(deliver, rows)
+        if errors:
+            raise errors[0]
+        if retries:
+            return retries[0]
+        poisoned = [refused for rows in planned for refused in self._written[rows.token]]
+        self._forget()
+        return Flushed(poisoned=poisoned)
+
+    def _forget(self) -> None:
+        """Forget the written ranges: the flush is complete."""
+        self._tried = False
+        self._written = {}
+
+    async def _deliver(self, rows: RangeRows) -> Sequence[Poisoned] | Retry:
+        first = self._is_first(rows)
+        if rows.repeated or first:
+            found = await _call(self.has, rows)
+            if isinstance(found, Retry):
+                return found
+            if found and not rows.repeated:
+                raise self._unexpected(rows)
+            if found:
+                return _poisoned(rows, await _call(self.refused, rows))
+        result = _poisoned(rows, await _call(self.write, rows))
+        if first and not isinstance(result, Retry) and rows.span is not None:
+            self._proven.add(rows.span.topic_partition)
+        return result
+
+    def _is_first(self, rows: RangeRows) -> bool:
+        """Return whether nothing shows yet that the sink does not have the partition's ranges.
+
+        Ranges of a generation above 0 are new. A range that was announced before may be there.
+        """
+        if self._announcement is None or self.replayed or rows.span is None:
+            return False
+        return not rows.span.generation and rows.span.topic_partition not in self._proven
+
+    def _unexpected(self, rows: RangeRows) -> UnexpectedDuplicate:
+        assert rows.span is not None  # noqa: S101  only announced ranges are unexpected
+        span = rows.span
+        return UnexpectedDuplicate(
+            f"{self}: the rows of {span.topic_partition}[{span.first}..{span.last}] were not written: it "
+            f"knows the range {rows.token}, though no worker had announced it. The committed offsets were "
+            "moved back by another tool than kmr, or the topic was created anew. To write the records again, "
+            "run kmr offsets reset, which begins new tokens; if what was written shall stay as it is, run "
+            f"kmr offsets reset --to-offset {span.last + 1}"
+        )
+
+
+def _poisoned(
+    rows: RangeRows, refused: Mapping[int, str] | Retry | None
+) -> Sequence[Poisoned] | Retry:
+    return refused if isinstance(refused, Retry) else list(rows.poisoned(refused or {}))
+
+
+async def _call(method: Callable[[RangeRows], T | Awaitable[T]], rows: RangeRows) -> T:
+    """Call a method on the event loop if it is a coroutine function, else in a thread."""
+    if inspect.iscoroutinefunction(method):
+        return await method(rows)  # type: ignore[no-any-return]
+    return await run_in_thread(method, rows)  # type: ignore[arg-type]

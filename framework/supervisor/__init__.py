@@ -1,0 +1,1 @@
+"""Several workers under one command: `kmr run --workers N`."""

@@ -1,0 +1,52 @@
+"""Run a supervisor as a process: its signals, its last resort, its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import anyio
+
+from ..service.process_end import ExitCode, ProcessEnd
+from .supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ..settings import Settings
+
+__all__ = ["run_workers"]
+
+
+def run_workers(settings: Settings, config: Path | None, flags: Mapping[str, object]) -> int:
+    """Run several workers until a signal: the first SIGTERM or SIGINT drains all, a second one ends all.
+
+    SIGHUP replaces one worker after the other. When `shutdown_deadline` has passed since the first signal,
+    the workers that still run are killed.
+
+    Args:
+        config: the TOML file; each worker reads it again.
+        flags: the command line's settings, by dotted name.
+
+    Returns:
+        The exit code (`ExitCode`).
+    """
+    return anyio.run(_run, settings, config, flags)
+
+
+async def _run(settings: Settings, config: Path | None, flags: Mapping[str, object]) -> int:
+    supervisor = Supervisor(settings, config, flags)
+    loop = asyncio.get_running_loop()
+
+    def request(name: str) -> None:
+        loop.call_soon_threadsafe(supervisor.shutdown, name)
+
+    ProcessEnd(supervisor.deadline, request, supervisor.kill).arm()
+    loop.add_signal_handler(signal.SIGHUP, supervisor.roll)
+    code, message = await supervisor.run()
+    if code != ExitCode.CLEAN:
+        print(f"kmr: {message}", file=sys.stderr)  # noqa: T201  the user's message
+    return code

@@ -1,0 +1,106 @@
+"""What a supervisor and its workers tell each other, over a socket pair: one JSON object a line."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = [
+    "Admit",
+    "Failed",
+    "FromSupervisor",
+    "FromWorker",
+    "Job",
+    "Joined",
+    "Left",
+    "Prepared",
+    "Serve",
+    "Served",
+    "Serving",
+    "Stay",
+    "decode_from_supervisor",
+    "decode_from_worker",
+    "encode",
+]
+
+
+class Job(msgspec.Struct, frozen=True, tag="job"):
+    """The first message to a worker: what to run. The worker reads file and environment itself.
+
+    Attributes:
+        index: of the worker, from 0.
+        strategy: `module:attribute`; None if file or environment name it.
+        config: the TOML file.
+        flags: settings by dotted name, those of the command line and those that the supervisor decides.
+        leaves: whether the worker leaves the group when it ends, unless it is told to stay.
+    """
+
+    index: int
+    strategy: str | None
+    config: str | None
+    flags: dict[str, object]
+    leaves: bool
+
+
+class Admit(msgspec.Struct, frozen=True, tag="admit"):
+    """The worker may join the group."""
+
+
+class Stay(msgspec.Struct, frozen=True, tag="stay"):
+    """The worker does not leave the group when it ends: another takes its place."""
+
+
+class Served(msgspec.Struct, frozen=True, tag="served"):
+    """The answer to `Serve`: the URL, or why it cannot be served."""
+
+    url: str | None
+    problem: str = ""
+
+
+class Serving(msgspec.Struct, frozen=True, tag="serving"):
+    """The worker's HTTP server begins to answer."""
+
+
+class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
+    """The worker has done what takes long, and waits for `Admit`."""
+
+
+class Joined(msgspec.Struct, frozen=True, tag="joined"):
+    """The worker has joined the group and processes its partitions."""
+
+
+class Left(msgspec.Struct, frozen=True, tag="left"):
+    """The worker has drained and uses the group no more: another may take its place."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The worker ends, with this error."""
+
+    reason: str
+
+
+class Serve(msgspec.Struct, frozen=True, tag="serve"):
+    """Serve the ClickHouse directory, which only one process can open."""
+
+    path: str
+
+
+FromSupervisor = Job | Admit | Stay | Served
+FromWorker = Serving | Prepared | Joined | Left | Failed | Serve
+
+_from_supervisor: msgspec.json.Decoder[FromSupervisor] = msgspec.json.Decoder(FromSupervisor)
+_from_worker: msgspec.json.Decoder[FromWorker] = msgspec.json.Decoder(FromWorker)
+
+
+def encode(message: FromSupervisor | FromWorker) -> bytes:
+    """Return the line of a message."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+def decode_from_supervisor(line: bytes) -> FromSupervisor:
+    """Return the message of a line to a worker."""
+    return _from_supervisor.decode(line)
+
+
+def decode_from_worker(line: bytes) -> FromWorker:
+    """Return the message of a line from a worker."""
+    return _from_worker.decode(line)

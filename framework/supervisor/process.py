@@ -1,0 +1,175 @@
+"""The process of one worker, as its supervisor sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Self
+
+import anyio
+
+from .messages import (
+    Admit,
+    Failed,
+    Joined,
+    Left,
+    Prepared,
+    Serve,
+    Served,
+    Serving,
+    Stay,
+    decode_from_worker,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from anyio.abc import Process
+
+    from .messages import FromSupervisor, Job
+
+__all__ = ["COMMAND", "WorkerProcess"]
+
+COMMAND: Final = (sys.executable, "-P", "-c", "from kmr.supervisor.seat import main; main()")
+"""What a worker's process is started with. `-P`: the user's folder must not hide modules of Python. Not by
+`-m`: the processes of its executor would run the module as a file, which cannot import its neighbours."""
+
+_LAST_WORDS_TIMEOUT: Final = 1.0  # seconds
+
+
+class WorkerProcess:
+    """One process, from its start to its end.
+
+    Attributes:
+        index: of the worker.
+        pid: its process id.
+        url: the address of its HTTP server.
+        serving: set when its HTTP server answers.
+        prepared: set when it waits to be admitted.
+        joined: set when it has joined the group.
+        left: set when it has drained and uses the group no more.
+        ended: set when the process is gone.
+        code: the exit code, once it has ended; negative: the number of the signal that killed it.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        process: Process,
+        url: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self.index = index
+        self.pid = process.pid
+        self.url = url
+        self.serving = anyio.Event()
+        self.prepared = anyio.Event()
+        self.joined = anyio.Event()
+        self.left = anyio.Event()
+        self.ended = anyio.Event()
+        self.code = 0
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._failure = ""
+        self._admitted = False
+
+    @classmethod
+    async def start(cls, job: Job, command: Sequence[str] = COMMAND) -> Self:
+        """Start a process in a session of its own: signals of a terminal are for the supervisor.
+
+        `run` must be called afterwards. Raises OSError if there are no more processes or sockets.
+        """
+        ours, theirs = socket.socketpair()
+        listener = socket.create_server(("127.0.0.1", 0))
+        with theirs, listener:
+            process = await anyio.open_process(
+                [*command, str(theirs.fileno()), str(listener.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=None,
+                stderr=None,
+                pass_fds=(theirs.fileno(), listener.fileno()),
+                start_new_session=True,
+            )
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        started = cls(job.index, process, url, *await asyncio.open_connection(sock=ours))
+        started.tell(job)
+        return started
+
+    async def run(self, serve: Callable[[str], Awaitable[Served]]) -> None:
+        """Handle the worker's messages, and return when the process has ended.
+
+        Args:
+            serve: serves a ClickHouse directory.
+        """
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._listen, serve)
+            self.code = await self._process.wait()
+            # What it said last may be read only now. A process that it has left behind may hold the socket.
+            tasks.cancel_scope.deadline = anyio.current_time() + _LAST_WORDS_TIMEOUT
+        self._writer.close()
+        self.ended.set()
+
+    async def _listen(self, serve: Callable[[str], Awaitable[Served]]) -> None:
+        with suppress(ConnectionError):
+            async for line in self._reader:
+                match decode_from_worker(line):
+                    case Serving():
+                        self.serving.set()
+                    case Prepared():
+                        self.prepared.set()
+                    case Joined():
+                        self.joined.set()
+                    case Left():
+                        self.left.set()
+                    case Failed(reason):
+                        self._failure = reason
+                    case Serve(path):
+                        self.tell(await serve(path))
+
+    def tell(self, message: FromSupervisor) -> None:
+        """Send a message; nothing happens if the process has ended."""
+        if not self._writer.is_closing():
+            self._writer.write(encode(message))
+
+    def admit(self) -> None:
+        """Let it join the group; further calls have no effect."""
+        if not self._admitted:
+            self._admitted = True
+            self.tell(Admit())
+
+    def stop(self, *, stay: bool = False) -> None:
+        """Let it drain and end. Return at once.
+
+        Args:
+            stay: it does not leave the group: another takes its place.
+        """
+        if stay:
+            self.tell(Stay())
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it at once, from any thread."""
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        # Not by the process object: that takes the exit code away from asyncio, which then reports 255.
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    @property
+    def ending(self) -> str:
+        """Why it ended, as a part of a message."""
+        if self._failure:
+            return self._failure
+        if self.code < 0:
+            return f"killed by signal {-self.code} ({signal.strsignal(-self.code)})"
+        return f"ended with exit code {self.code}"

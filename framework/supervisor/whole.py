@@ -1,0 +1,151 @@
+"""All workers as one: their status and their metrics, asked for at each request."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import msgspec
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from ..observe.status import WorkerState, WorkerStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import aiohttp
+
+    from ..observe.status import StageStatus
+    from ..settings import Settings
+    from .slot import Slot
+
+__all__ = ["Whole"]
+
+_WORST_FIRST: Final[tuple[WorkerState, ...]] = (
+    *("failed", "stopped", "draining", "starting", "suspended", "running"),
+)
+
+
+class Whole:
+    """The source of the endpoints that are about all workers.
+
+    Args:
+        slots: the workers.
+        session: to ask them.
+    """
+
+    def __init__(
+        self, settings: Settings, slots: Sequence[Slot], session: aiohttp.ClientSession
+    ) -> None:
+        self._settings = settings
+        self._slots = slots
+        self._session = session
+        self._started = time.monotonic()
+
+    async def status(self) -> WorkerStatus:
+        """Return the status of all workers as that of one.
+
+        Counts are sums. It is live if all workers are, and ready if all are; one that is started again is
+        live.
+        """
+        async with anyio.create_task_group() as tasks:
+            for slot in self._slots:
+                tasks.start_soon(slot.ask, self._session)
+        summaries = tuple(slot.summary() for slot in self._slots)
+        states = {summary.state for summary in summaries}
+        problems = [f"worker {each.index}: {each.problem}" for each in summaries if each.problem]
+        known = [(slot.index, slot.status) for slot in self._slots if slot.status is not None]
+        return WorkerStatus(
+            state=next(state for state in _WORST_FIRST if state in states),
+            live=all(summary.live for summary in summaries),
+            ready=all(summary.ready for summary in summaries),
+            problem="; ".join(problems) or None,
+            group=self._settings.group,
+            topics=self._settings.topics or (self._settings.topic_pattern or "",),
+            stages=tuple(
+                _of_worker(stage, index) for index, status in known for stage in status.stages
+            ),
+            partitions=tuple(
+                sorted(
+                    (each for _, status in known for each in status.partitions),
+                    key=lambda each: (each.topic, each.partition),
+                )
+            ),
+            inflight_bytes=sum(status.inflight_bytes for _, status in known),
+            inflight_limit=sum(status.inflight_limit for _, status in known),
+            consumed=sum(summary.consumed for summary in summaries),
+            settled=sum(summary.settled for summary in summaries),
+            uptime=time.monotonic() - self._started,
+            workers=summaries,
+        )
+
+    async def registry(self) -> CollectorRegistry:
+        """Return the metrics of all workers, with the label `worker`, beside those of the supervisor.
+
+        Nothing is summed: a counter of one worker begins anew when that one restarts, which Prometheus sees
+        in its own series only. `sum without (worker) (rate(...))` is the whole.
+        """
+        texts: dict[int, str] = {}
+
+        async def ask(slot: Slot) -> None:
+            body = await slot.get(self._session, "/metrics")
+            if body is not None:
+                texts[slot.index] = body.decode()
+
+        async with anyio.create_task_group() as tasks:
+            for slot in self._slots:
+                tasks.start_soon(ask, slot)
+        registry = CollectorRegistry()
+        registry.register(_Families([*self._own(texts), *_labelled(texts)]))
+        return registry
+
+    def _own(self, answered: Mapping[int, str]) -> Iterable[Metric]:
+        up = GaugeMetricFamily(
+            "kmr_worker_up", "1 if the worker answered this scrape, else 0.", labels=["worker"]
+        )
+        restarts = CounterMetricFamily(
+            "kmr_worker_restarts",
+            "Times that a worker was started again after it had ended by itself.",
+            labels=["worker"],
+        )
+        for slot in self._slots:
+            up.add_metric([str(slot.index)], float(slot.index in answered))
+            restarts.add_metric([str(slot.index)], slot.restarts.total)
+        return up, restarts
+
+
+def _of_worker(stage: StageStatus, index: int) -> StageStatus:
+    """Name a stage after its worker, unless it is that of a partition, which no other worker has."""
+    if " " in stage.name:
+        return stage
+    return msgspec.structs.replace(stage, name=f"{stage.name} worker {index}")
+
+
+def _labelled(texts: Mapping[int, str]) -> Iterable[Metric]:
+    """Return the metrics of all workers, with the label `worker`.
+
+    Args:
+        texts: by worker, its metrics in the text format.
+    """
+    families: dict[str, Metric] = {}
+    for index, text in sorted(texts.items()):
+        for family in text_string_to_metric_families(text):
+            whole = families.setdefault(
+                family.name, Metric(family.name, family.documentation, family.type)
+            )
+            for sample in family.samples:
+                labels = {"worker": str(index), **sample.labels}
+                whole.samples.append(sample._replace(labels=labels))
+    return families.values()
+
+
+class _Families(Collector):
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families

@@ -1,0 +1,158 @@
+"""Exactly once into Parquet files and PostgreSQL: a worker dies around a write, and another one goes on.
+
+Also under the Spark engine: a task that is repeated, at its first attempt or as another one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import anyio
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kmr import Strategy, map_record
+from kmr.record import Range, Record, TopicPartition
+from kmr.reducers.reducer import Context
+from kmr.settings import Settings
+from kmr.sinks import ParquetWriter, PostgresWriter
+from kmr.spark.engine.strategy_source import TaskPlan
+from kmr.spark.engine.task import run_task
+from kmr.testing import Journal, MemoryWriter, batch_of
+from kmr.worker import Worker
+from tests.framework.spark.engine.made_tasks import SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from kmr.broker import Broker
+    from kmr.sinks import RangeRows, RangeWriter
+    from tests.framework.conftest import Produce
+
+Moment = Literal["before", "after"]
+COLUMNS = pa.schema({"offset": pa.int64()})
+
+
+class Dying:
+    """Stops for ever before or after its second write; the test kills the worker then."""
+
+    moment: Moment | None = None
+    writes = 0
+    here = anyio.Event()
+
+    @classmethod
+    async def around(cls, write: Callable[[], Any]) -> Any:
+        cls.writes += 1
+        dies = cls.moment if cls.writes == 2 else None
+        if dies == "before":
+            await cls.hang()
+        result = await write()
+        if dies == "after":
+            await cls.hang()
+        return result
+
+    @classmethod
+    async def hang(cls) -> None:
+        cls.here.set()
+        await anyio.sleep_forever()
+
+
+class DyingParquetWriter(ParquetWriter):
+    async def write(self, rows: RangeRows) -> Any:  # type: ignore[override]
+        write = super().write
+
+        async def in_thread() -> Any:
+            return await anyio.to_thread.run_sync(write, rows)
+
+        return await Dying.around(in_thread)
+
+
+class DyingPostgresWriter(PostgresWriter):
+    async def write(self, rows: RangeRows) -> Any:
+        write = super().write
+        return await Dying.around(lambda: write(rows))
+
+
+@map_record(schema=COLUMNS)
+def locate(record: Record) -> dict[str, int]:
+    if record.value == b"poison":
+        raise ValueError("poisoned")
+    return {"offset": record.offset}
+
+
+class Place:
+    """Where a sink writes to, and what is there."""
+
+    def __init__(self, kind: str, directory: Path, url: str) -> None:
+        self.kind, self.directory, self.url = kind, directory, url
+
+    def writer(self, *, dying: bool = False) -> RangeWriter:
+        limits: dict[str, Any] = {"max_rows": 10, "max_age": 0.05}
+        if self.kind == "parquet":
+            return (DyingParquetWriter if dying else ParquetWriter)(self.directory, **limits)
+        made = DyingPostgresWriter if dying else PostgresWriter
+        return made("hits", url=self.url, create=True, **limits)
+
+    def offsets(self) -> list[Any]:
+        if self.kind == "parquet":
+            files = self.directory.glob("[!_]*.parquet")
+            return sorted(o for f in files for o in pq.ParquetFile(f).read()["offset"].to_pylist())
+        with psycopg.connect(self.url) as connection:
+            return [row[0] for row in connection.execute('SELECT "offset" FROM hits ORDER BY 1')]
+
+
+@pytest.fixture(params=["parquet", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    postgres = request.param == "postgres"
+    url = request.getfixturevalue("postgres_url") if postgres else ""
+    return Place(request.param, tmp_path / "hits", url)
+
+
+def settings_of(broker: Broker) -> Settings:
+    return Settings(
+        topics=("t",),
+        group="g",
+        bootstrap_servers=broker.bootstrap_servers,
+        heartbeat_interval=0.1,
+        commit_interval=0.05,
+        session_timeout=6.0,
+    )
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_a_worker_that_dies_around_a_write_loses_and_doubles_nothing(
+    broker: Broker, produce: Produce, place: Place, moment: Moment
+) -> None:
+    await produce("t", [b"poison" if n == 13 else b"row" for n in range(35)])
+    errors = Journal()
+    Dying.moment, Dying.writes, Dying.here = moment, 0, anyio.Event()
+    doomed = Strategy(locate, [place.writer(dying=True)], MemoryWriter(errors))
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(Worker(doomed, settings_of(broker)).run)
+            await Dying.here.wait()
+            tasks.cancel_scope.cancel()
+        heir = Worker(Strategy(locate, [place.writer()], MemoryWriter(errors)), settings_of(broker))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(heir.run)
+            await heir.ready()
+            await heir._pipeline.ledgers.wait_reached(TopicPartition("t", 0), 35)
+            heir.shutdown("done")
+    assert place.offsets() == [n for n in range(35) if n != 13]
+    assert {row["offset"] for row in errors.rows()} == {13}
+
+
+def test_a_task_of_spark_that_is_repeated_doubles_nothing(place: Place) -> None:
+    """Outside of Spark each attempt believes that it is the first: the write itself finds the range."""
+    strategy = Strategy(locate, [place.writer()], MemoryWriter(Journal()))
+    context = Context("g", "", "reduce-1", {}, schema_of=lambda _: COLUMNS)
+    for _ in range(2):
+        for first in (10, 0):
+            batch = batch_of("t", 0, first, [b"row"] * 10)
+            plan = TaskPlan.of(strategy, context)
+            wanted = Range("t", 0, first, batch.last)
+            list(run_task(plan, wanted, iter([batch]), SCHEMA))
+    assert place.offsets() == list(range(20))

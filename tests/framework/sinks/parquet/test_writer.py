@@ -1,0 +1,236 @@
+"""ParquetWriter: which files it writes, what kills leave, and file systems that are not local."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import replace
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import fs
+
+from kmr.delivery.announcement import Announcement
+from kmr.errors import StrategyError
+from kmr.record import Range, Rows, TopicPartition
+from kmr.reducers.reducer import Flushed, Retry
+from kmr.sinks import ParquetWriter
+from kmr.sinks.parquet.files import Directory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from kmr.reducers.reducer import Context, FlushResult
+
+NAME = "g~t~0~{:019d}-{:019d}"
+
+
+def rows(first: int, last: int, **columns: Any) -> Rows:
+    offsets = np.arange(first, last + 1)
+    table = pa.table({"offset": offsets, **columns})
+    return Rows(table, (Range("t", 0, first, last),), offsets)
+
+
+async def opened(url: object, context: Context, **options: Any) -> ParquetWriter:
+    writer = ParquetWriter(str(url), **options).spawn()
+    await writer.open(context)
+    return writer
+
+
+async def flush(
+    writer: ParquetWriter, added: Rows, *, replayed: bool = False, generation: int = 0
+) -> FlushResult:
+    """One round of calls for an announced range."""
+    writer.reset()
+    writer.add(added)
+    of = added.ranges[0]
+    token = f"g:t:0:{of.first}-{of.last}"
+    announced = Announcement(of.first, of.last, token, "w", generation=generation)
+    writer.announce(announced, replayed=replayed)
+    return await writer.flush()
+
+
+def offsets_in(directory: Path) -> list[Any]:
+    """The rows as any reader of a directory of Parquet files finds them."""
+    return sorted(
+        o for path in found(directory) for o in pq.ParquetFile(path).read()["offset"].to_pylist()
+    )
+
+
+def found(directory: Path) -> list[Path]:
+    return sorted(directory.rglob("[!_.]*.parquet"))
+
+
+def files_in(directory: Path) -> list[str]:
+    return sorted(str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file())
+
+
+async def test_a_range_is_a_file_and_a_reset_of_the_offsets_makes_another(
+    tmp_path: Path, context: Context
+) -> None:
+    writer = await opened(tmp_path, context)
+    assert await flush(writer, rows(0, 4)) == Flushed(poisoned=[])
+    assert await flush(writer, rows(0, 4), generation=7) == Flushed(poisoned=[])
+    assert files_in(tmp_path) == [NAME.format(0, 4) + ".parquet", NAME.format(0, 4) + "~7.parquet"]
+    assert offsets_in(tmp_path) == sorted([*range(5)] * 2)
+
+
+class Killed(BaseException):
+    """Ends a flush as kill -9 would: nothing is cleaned up."""
+
+
+STEPS = ("create_dir", "open_output_stream", "sync", "rename")
+
+
+@pytest.mark.parametrize("partition_by", [(), ("day",)])
+async def test_a_kill_at_any_step_loses_and_doubles_nothing(
+    tmp_path: Path, context: Context, monkeypatch: pytest.MonkeyPatch, partition_by: tuple[str, ...]
+) -> None:
+    """The process dies before each step in turn, and after the last one; the next owner writes again."""
+    days = {"day": ["mon", "tue", "mon", "tue", "mon"]} if partition_by else {}
+    steps = 0
+    for fatal in count():
+        target = tmp_path / str(fatal)
+        clock = count()
+
+        def step(call: Callable[..., Any], clock: Any = clock, fatal: int = fatal) -> Any:
+            def counted(*arguments: Any, **options: Any) -> Any:
+                if next(clock) == fatal:
+                    raise Killed
+                return call(*arguments, **options)
+
+            return counted
+
+        writer = await opened(target, context, partition_by=partition_by)
+        killed = False
+        with monkeypatch.context() as patch:
+            for name in ("sync", "rename", "_put"):
+                patch.setattr(Directory, name, step(getattr(Directory, name)))
+            patch.setattr(Directory, "remove", lambda *_: None)
+            patch.setattr(pq, "write_table", step(pq.write_table))
+            try:
+                await flush(writer, rows(0, 4, **days))
+            except BaseExceptionGroup:
+                killed = True
+        assert set(offsets_in(target)) <= set(range(5))
+        heir = await opened(target, context, partition_by=partition_by)
+        assert await flush(heir, rows(0, 4, **days), replayed=True) == Flushed(poisoned=[])
+        late = await opened(target, context, partition_by=partition_by)  # was suspended meanwhile
+        late._proven.add(TopicPartition("t", 0))
+        assert await flush(late, rows(0, 4, **days)) == Flushed(poisoned=[])
+        assert offsets_in(target) == list(range(5))
+        steps += 1
+        if not killed:
+            break
+    assert steps == (11 if partition_by else 6)
+
+
+async def test_rows_that_do_not_fit_fail_again_when_their_range_is_there_already(
+    tmp_path: Path, context: Context
+) -> None:
+    """The first file had other columns than the next owner knows: what was refused stays refused."""
+    schema = pa.schema({"offset": pa.int64(), "n": pa.int64()})
+    writer = await opened(tmp_path, context, schema=schema)
+    first = await flush(writer, rows(0, 2, n=["1", "x", "3"]))
+    text = pa.table({"offset": [0], "n": [""]}).schema
+    again = await flush(
+        await opened(tmp_path, context, schema=text), rows(0, 2, n=["1", "x", "3"]), replayed=True
+    )
+    for result in (first, again):
+        assert isinstance(result, Flushed)
+        assert [(p.rows.ranges, p.reason) for p in result.poisoned] == [
+            ((Range("t", 0, 1, 1),), "column n (int64) cannot hold 'x'")
+        ]
+    assert offsets_in(tmp_path) == [0, 2]
+
+
+async def test_columns_are_those_that_are_declared_else_those_of_a_file(
+    tmp_path: Path, context: Context
+) -> None:
+    declared = replace(context, schema_of=lambda _: pa.schema({"offset": pa.int32()}))
+    await flush(await opened(tmp_path, declared), rows(0, 4))
+    await flush(await opened(tmp_path, context), rows(5, 9))
+    assert {pq.read_schema(p).field("offset").type for p in found(tmp_path)} == {pa.int32()}
+
+
+@pytest.mark.parametrize("given", [True, False])
+async def test_on_an_object_store_of_fsspec_a_file_is_one_put(
+    context: Context, monkeypatch: pytest.MonkeyPatch, given: bool
+) -> None:
+    memory = fsspec.filesystem("memory")
+    puts: list[str] = []
+    store = type(memory).pipe_file
+
+    def put(self: Any, path: str, value: bytes) -> None:
+        puts.append(path)
+        store(self, path, value)
+
+    monkeypatch.setattr(type(memory), "pipe_file", put)
+    where = f"/bucket-{given}/hits"
+    url, options = (where, {"filesystem": memory}) if given else (f"memory:/{where}", {})
+    writer = await opened(url, context, **options)
+    await flush(writer, rows(0, 4))
+    heir = await opened(url, context, **options)
+    assert await flush(heir, rows(0, 4), replayed=True) == Flushed(poisoned=[])
+    assert puts == [f"{where}/{NAME.format(0, 4)}.parquet"]
+    assert memory.find(where) == puts
+    with memory.open(puts[0]) as file:
+        assert pq.read_table(file)["offset"].to_pylist() == list(range(5))
+
+
+async def test_a_failing_file_system_is_tried_again_without_doubles(
+    tmp_path: Path, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = await opened(tmp_path, context)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Directory, "rename", full)
+        result = await flush(writer, rows(0, 4))
+    assert isinstance(result, Retry)
+    assert not result.may_double
+    assert "No space left" in result.reason
+    assert await writer.flush() == Flushed(poisoned=[])
+    assert offsets_in(tmp_path) == list(range(5))
+    assert files_in(tmp_path) == [NAME.format(0, 4) + ".parquet"]
+
+
+async def test_what_cannot_be_written_to_is_said_at_the_start_without_secrets(
+    context: Context,
+) -> None:
+    with pytest.raises(StrategyError, match=f"reduce-1: cannot write to {__file__}/x: .*Create"):
+        await opened(f"{__file__}/x", context)
+    with pytest.raises(
+        StrategyError, match="nosuch://host/x cannot be written from here"
+    ) as raised:
+        await opened("nosuch://user:hunter2@host/x?secret=hunter2", context)
+    assert "hunter2" not in str(raised.value).partition(" from here")[0]
+    with pytest.raises(StrategyError, match="compression must be one of"):
+        ParquetWriter("x", compression="zip")  # type: ignore[arg-type]
+
+
+async def test_a_broken_file_that_would_show_the_columns_is_named(
+    tmp_path: Path, context: Context
+) -> None:
+    (tmp_path / "a.parquet").touch()
+    with pytest.raises(StrategyError, match=r"a file in .* cannot be read: .* set schema="):
+        await opened(tmp_path, context)
+
+
+def test_a_writer_can_be_pickled_before_it_is_opened(tmp_path: Path) -> None:
+    writer = ParquetWriter(tmp_path, filesystem=fs.LocalFileSystem(), partition_by="day")
+    again = pickle.loads(pickle.dumps(writer))
+    assert (again.url, again.partition_by, again.delivery) == (
+        os.fspath(tmp_path),
+        ("day",),
+        "exactly-once",
+    )
+    assert again.guarantee_on_spark("task") == "exactly once, by one file per range of offsets"

@@ -1,0 +1,97 @@
+"""Which ranges `kmr_ranges` knows, for how long, and who waits for whom."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from kmr.reducers.reducer import Flushed, Retry
+from kmr.sinks.postgres.ranges import Ranges
+from tests.framework.sinks.postgres.writing import (
+    execute,
+    flush,
+    opened,
+    query,
+    rows,
+)
+
+if TYPE_CHECKING:
+    from kmr.reducers.reducer import Context, FlushResult
+
+pytestmark = pytest.mark.usefixtures("closed_at_the_end")
+
+
+async def test_a_writer_that_was_suspended_cannot_write_its_range_after_a_later_one(
+    postgres_url: str, context: Context
+) -> None:
+    owner, late = [await opened(postgres_url, context) for _ in range(2)]
+    assert await flush(late, rows(0, 4)) == Flushed(poisoned=[])
+    execute(postgres_url, "TRUNCATE hits, kmr_ranges")  # it was suspended before it wrote that
+    for first in (0, 5, 10):
+        assert await flush(owner, rows(first, first + 4), replayed=True) == Flushed(poisoned=[])
+    assert query(postgres_url, "SELECT first_offset FROM kmr_ranges") == [10], "others are pruned"
+    assert await flush(late, rows(0, 4)) == Flushed(poisoned=[])
+    assert query(postgres_url) == list(range(15))
+
+
+async def test_while_a_suspended_writer_has_its_transaction_open_the_next_owner_waits_and_then_writes(
+    postgres_url: str, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suspended, owner = [await opened(postgres_url, context, timeout=0.5) for _ in range(2)]
+    here, on = anyio.Event(), anyio.Event()
+    prune = Ranges.prune
+
+    async def pause(*arguments: Any) -> None:
+        here.set()
+        await on.wait()
+        await prune(*arguments)
+
+    monkeypatch.setattr(Ranges, "prune", pause)
+    late: list[FlushResult] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def write() -> None:
+            late.append(await flush(suspended, rows(0, 4)))
+
+        tasks.start_soon(write)
+        await here.wait()
+        monkeypatch.setattr(Ranges, "prune", prune)
+        result = await flush(owner, rows(0, 4), replayed=True)
+        while isinstance(
+            result, Retry
+        ):  # until the server ends the transaction that waits for its client
+            assert not result.may_double
+            result = await owner.flush()
+        on.set()
+    assert isinstance(late[0], Retry)
+    assert query(postgres_url) == list(range(5))
+
+
+async def test_ranges_that_are_not_announced_are_known_by_their_names_for_a_day(
+    postgres_url: str, context: Context
+) -> None:
+    """As the tasks of Spark write them, in any order."""
+    one, other = [await opened(postgres_url, context) for _ in range(2)]
+    for first in (5, 0):
+        assert await flush(one, rows(first, first + 4), announced=False) == Flushed(poisoned=[])
+    other.replayed = True
+    for first in (0, 5, 10):
+        await flush(other, rows(first, first + 4), announced=False)
+    assert query(postgres_url) == list(range(15))
+    assert len(query(postgres_url, "SELECT token FROM kmr_ranges")) == 3
+    old = "UPDATE kmr_ranges SET written_at = written_at - interval '2 days' WHERE first_offset = 0"
+    execute(postgres_url, old)
+    await flush(one, rows(15, 19), announced=False)
+    assert query(postgres_url, "SELECT first_offset FROM kmr_ranges ORDER BY 1") == [5, 10, 15]
+
+
+async def test_failed_records_between_others_that_were_written_before_are_not_taken_for_them(
+    postgres_url: str, context: Context
+) -> None:
+    """As `reduce_err` gets them: after a crash in another order, so that other ones are together."""
+    one, other = [await opened(postgres_url, context) for _ in range(2)]
+    await flush(one, rows(13, 13), rows(99, 99), announced=False)
+    await flush(other, rows(13, 13), rows(50, 50), rows(99, 99), announced=False)
+    assert set(query(postgres_url)) == {13, 50, 99}

@@ -1,0 +1,277 @@
+"""PostgresWriter against a real PostgreSQL: what is written, refused, found again, and said."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from itertools import count
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import anyio
+import numpy as np
+import psycopg
+import pyarrow as pa
+import pytest
+
+from kmr.errors import SinkError, StrategyError, UnexpectedDuplicate
+from kmr.record import Range, Rows
+from kmr.reducers.reducer import Flushed, Retry
+from kmr.sinks import PostgresWriter
+from tests.framework.sinks.postgres.writing import (
+    OFFSETS,
+    execute,
+    flush,
+    opened,
+    query,
+    refused,
+    rows,
+)
+
+if TYPE_CHECKING:
+    from chaos.postgres import PostgresServer
+    from kmr.reducers.reducer import Context
+
+pytestmark = pytest.mark.usefixtures("closed_at_the_end")
+
+
+async def test_values_of_every_type_arrive_as_they_are(postgres_url: str, context: Context) -> None:
+    moment = datetime(2026, 1, 31, 12, 30, 15, 123456, tzinfo=UTC)
+    values: dict[str, Any] = {
+        "n": pa.array([1, None], pa.uint32()),
+        "big": pa.array([2**64 - 1, 0], pa.uint64()),
+        "f": [1.5, float("inf")],
+        "b": [True, None],
+        "s": ['comma, "quote"\nline', ""],
+        "code": pa.array(["a", "a"]).dictionary_encode(),
+        "raw": [b"\x00\xff", None],
+        "at": pa.array([moment, None], pa.timestamp("ns", "UTC")),
+        "local": pa.array([datetime(2026, 1, 31, 1), None]),  # noqa: DTZ001  without a zone
+        "day": [date(2026, 1, 31), None],
+        "price": pa.array([Decimal("1.20"), None], pa.decimal128(10, 2)),
+        "tags": pa.array([["x", "y"], None]),
+        "nested": pa.array([{"a": 1, "b": [b"z"]}, None]),
+    }
+    table = pa.table(values)
+    writer = await opened(postgres_url, context, create=table.schema)
+    added = Rows(table, (Range("t", 0, 0, 1),), np.arange(2))
+    assert await flush(writer, added) == Flushed(poisoned=[])
+    assert query(postgres_url, "SELECT * FROM hits") == [
+        (
+            *(1, Decimal(2**64 - 1), 1.5, True, 'comma, "quote"\nline', "a", b"\x00\xff", moment),
+            *(datetime(2026, 1, 31, 1), date(2026, 1, 31), Decimal("1.20"), ["x", "y"]),  # noqa: DTZ001
+            {"a": 1, "b": ["z"]},
+        ),
+        (None, Decimal(0), float("inf"), None, "", "a", *([None] * 7)),
+    ]
+
+
+async def test_types_that_the_server_casts_take_text(postgres_url: str, context: Context) -> None:
+    execute(
+        postgres_url,
+        "CREATE TYPE mood AS ENUM ('sad', 'happy')",
+        "CREATE TABLE hits (id uuid, at inet, mood mood, numbers int[], document json)",
+    )
+    key = UUID("12345678-1234-5678-1234-567812345678")
+    table = pa.table(
+        {
+            "id": pa.array([key.bytes, key.bytes], pa.uuid()),
+            "at": ["10.0.0.1", "nowhere"],
+            "mood": ["happy", "sad"],
+            "numbers": ["{1,2}", None],
+            "document": ['{"a": [1]}', None],
+        }
+    )
+    result = await flush(
+        await opened(postgres_url, context), Rows(table, (Range("t", 0, 0, 1),), np.arange(2))
+    )
+    assert query(postgres_url, "SELECT id, host(at), mood, numbers, document FROM hits") == [
+        (key, "10.0.0.1", "happy", [1, 2], {"a": [1]})
+    ]
+    refuses = 'PostgreSQL table hits refuses it: invalid input syntax for type inet: "nowhere"'
+    assert refused(result) == [(1, refuses)]
+
+
+class Killed(BaseException):
+    """Ends a flush as kill -9 would: the connection is gone, and nothing else is said to the server."""
+
+
+async def test_a_kill_at_any_step_loses_and_doubles_nothing(
+    postgres_url: str, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process dies after each exchange with the server in turn; the next owner writes again."""
+    execute(postgres_url, 'CREATE TABLE hits ("offset" bigint CHECK ("offset" % 100 <> 1))')
+    exchange = psycopg.AsyncConnection.wait
+    victim, heir = [await opened(postgres_url, context) for _ in range(2)]
+    for fatal in count():
+        first = fatal * 100
+        clock = count()
+
+        async def wait(
+            self: Any, *arguments: Any, clock: Any = clock, fatal: int = fatal, **options: Any
+        ) -> Any:
+            step = next(clock)
+            if step == fatal:
+                await exchange(self, *arguments, **options)
+            if step >= fatal:
+                self.pgconn.finish()
+                raise Killed
+            return await exchange(self, *arguments, **options)
+
+        killed = False
+        victim._forget()
+        with monkeypatch.context() as patch:
+            patch.setattr(psycopg.AsyncConnection, "wait", wait)
+            try:
+                await flush(victim, rows(first, first + 2))
+            except BaseExceptionGroup:
+                killed = True
+        result = await flush(heir, rows(first, first + 2), replayed=True)
+        assert [offset for offset, _ in refused(result)] == [first + 1]
+        assert query(postgres_url, "SELECT last_offset FROM kmr_ranges") == [first + 2]
+        if not killed:
+            break
+    assert fatal > 25, "the writer has fewer exchanges than this test thinks"
+    assert query(postgres_url) == [base + n for base in range(0, first + 1, 100) for n in (0, 2)]
+
+
+async def test_a_reset_of_the_offsets_writes_again_and_another_tool_is_found_out(
+    postgres_url: str, context: Context
+) -> None:
+    writer = await opened(postgres_url, context)
+    await flush(writer, rows(0, 9))
+    again = await opened(postgres_url, context)
+    with pytest.raises(UnexpectedDuplicate, match=r"t-0\[0..4\].*run kmr offsets reset"):
+        await flush(again, rows(0, 4))
+    assert await flush(again, rows(0, 4), generation=7) == Flushed(poisoned=[])
+    assert query(postgres_url) == sorted([*range(10), *range(5)])
+
+
+async def test_rows_that_do_not_fit_go_to_reduce_err_and_the_others_are_written(
+    postgres_url: str, context: Context
+) -> None:
+    execute(
+        postgres_url,
+        'CREATE TABLE hits ("offset" bigint UNIQUE, n smallint NOT NULL, s varchar(3), at timestamptz)',
+        "INSERT INTO hits VALUES (5, 0)",
+    )
+    writer = await opened(postgres_url, context)
+    result = await flush(
+        writer,
+        rows(
+            *(0, 7),
+            n=[1, 70_000, None, 4, 5, 6, 7, 8],
+            s=["a", "b", "c", "long", "a\0b", "f", "g", "h"],
+            at=["2026-01-31T00:00:00Z"] * 7 + ["soon"],
+        ),
+    )
+    refuses = "PostgreSQL table hits refuses it"
+    assert sorted(refused(result)) == [
+        (1, "column n (smallint) cannot hold 70000"),
+        (2, "column n (smallint) cannot be null"),
+        (3, f"{refuses}: value too long for type character varying(3)"),
+        (4, f'{refuses}: invalid byte sequence for encoding "UTF8": 0x00'),
+        (5, f'{refuses}: duplicate key value violates unique constraint "hits_offset_key"'),
+        (7, "column at (timestamp with time zone) cannot hold 'soon'"),
+    ]
+    assert query(postgres_url) == [0, 5, 6]
+
+
+async def test_a_column_that_is_added_while_the_worker_runs_is_written(
+    postgres_url: str, context: Context
+) -> None:
+    writer = await opened(postgres_url, context)
+    with pytest.raises(StrategyError, match=r"has no column n; its columns are offset. Add it"):
+        await flush(writer, rows(0, 1, n=[1, 2]))
+    execute(postgres_url, "ALTER TABLE hits ADD n int")
+    assert await writer.flush() == Flushed(poisoned=[])
+    assert query(postgres_url, "SELECT n FROM hits ORDER BY 1") == [1, 2]
+
+
+async def test_a_server_that_dies_is_waited_for_and_nothing_is_doubled(
+    postgres_server: PostgresServer, postgres_url: str, context: Context
+) -> None:
+    writer = await opened(postgres_url, context)
+    assert await flush(writer, rows(0, 4)) == Flushed(poisoned=[])
+    postgres_server.kill()
+    try:
+        result = await flush(writer, rows(5, 9))
+        assert isinstance(result, Retry)
+        assert not result.may_double
+    finally:
+        postgres_server.start()
+    result = await writer.flush()
+    while isinstance(result, Retry):
+        result = await writer.flush()
+    assert query(postgres_url) == list(range(10))
+
+
+async def test_a_server_that_says_nothing_any_more_is_given_up_and_asked_again(
+    postgres_url: str, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = await opened(postgres_url, context, timeout=0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr("kmr.sinks.postgres.writer._GRACE", 0.0)
+        patch.setattr(psycopg.AsyncConnection, "wait", lambda *_, **__: anyio.sleep_forever())
+        with anyio.fail_after(10):
+            result = await flush(writer, rows(0, 4))
+    assert isinstance(result, Retry)
+    assert result.reason == "PostgreSQL table hits: the server does not answer"
+    writer.timeout = 60.0
+    assert await writer.flush() == Flushed(poisoned=[])
+    assert query(postgres_url) == list(range(5))
+
+
+async def test_what_is_missing_is_one_clear_message_without_secrets(
+    postgres_server: PostgresServer, postgres_url: str, context: Context
+) -> None:
+    declared = replace(context, schema_of=lambda _: OFFSETS)
+    with pytest.raises(
+        StrategyError, match=r'create=True: CREATE TABLE .*"hits" .*"offset" bigint'
+    ):
+        await opened(postgres_url, declared, create=False)
+    with pytest.raises(
+        StrategyError, match=r"no PostgreSQL table hits, and the columns .* not declared"
+    ):
+        await opened(postgres_url, context, create=False)
+    execute(
+        postgres_url,
+        'CREATE TABLE hits ("offset" bigint)',
+        "DROP ROLE IF EXISTS guest",
+        "CREATE ROLE guest LOGIN PASSWORD 'hunter2'",
+        "DO $$ BEGIN EXECUTE format('GRANT USAGE ON SCHEMA %I TO guest', current_schema); END $$",
+    )
+    guest = postgres_url.replace("postgres@", "guest:hunter2@")
+    with pytest.raises(StrategyError, match='GRANT INSERT ON "hits" TO "guest"'):
+        await opened(guest, context)
+    execute(postgres_url, "GRANT INSERT ON hits TO guest")
+    with pytest.raises(
+        StrategyError, match=r"permission denied.*owner run: CREATE TABLE IF NOT EXISTS"
+    ):
+        await opened(guest, context)
+    await opened(postgres_url, context)
+    with pytest.raises(StrategyError, match='GRANT SELECT, INSERT, UPDATE, DELETE ON "kmr_ranges"'):
+        await opened(guest, context)
+    with pytest.raises(SinkError, match=r"refuses the connection: .*does not exist") as raised:
+        await opened(guest.replace("/postgres?", "/nosuch?"), context)
+    assert "hunter2" not in str(raised.value)
+    with pytest.raises(StrategyError, match="is not valid") as invalid:
+        await opened("postgresql://me:hunter2@host:x%/db?a=hunter2", context)
+    assert "hunter2" not in str(invalid.value)
+    with pytest.raises(SinkError, match=r"did not answer for 0.1 s"):
+        await opened("postgresql://127.0.0.1:1/x", context, connect_timeout=0.1)
+
+
+async def test_an_address_is_needed(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KMR_POSTGRES_URL", "PGHOST", "PGSERVICE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(StrategyError, match="set url= or KMR_POSTGRES_URL"):
+        await PostgresWriter("hits").open(context)
+    with pytest.raises(StrategyError, match="timeouts must be above 0"):
+        PostgresWriter("hits", timeout=0)
+    writer = pickle.loads(pickle.dumps(PostgresWriter("hits")))
+    assert writer.guarantee_on_spark("task") == (
+        "exactly once, by one row of kmr_ranges per range of offsets"
+    )

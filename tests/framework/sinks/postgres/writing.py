@@ -1,0 +1,71 @@
+"""Rows for PostgreSQL, a flush of them, and the content of a table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+
+from kmr.delivery.announcement import Announcement
+from kmr.record import Range, Rows
+from kmr.reducers.reducer import Flushed
+from kmr.sinks import PostgresWriter
+
+if TYPE_CHECKING:
+    from kmr.reducers.reducer import Context, FlushResult
+
+WRITERS: list[PostgresWriter] = []
+OFFSETS = pa.schema([pa.field("offset", pa.int64(), nullable=False)])
+
+
+def rows(first: int, last: int, **columns: Any) -> Rows:
+    offsets = np.arange(first, last + 1)
+    table = pa.table({"offset": offsets, **columns})
+    return Rows(table, (Range("t", 0, first, last),), offsets)
+
+
+async def opened(url: str, context: Context, **options: Any) -> PostgresWriter:
+    options = {"create": OFFSETS, **options}
+    writer = PostgresWriter("hits", url=url, **options).spawn()
+    await writer.open(context)
+    WRITERS.append(writer)
+    return writer
+
+
+async def flush(
+    writer: PostgresWriter,
+    *added: Rows,
+    replayed: bool = False,
+    generation: int = 0,
+    announced: bool = True,
+) -> FlushResult:
+    """One round of calls for a range."""
+    writer.reset()
+    for each in added:
+        writer.add(each)
+    if announced:
+        first, last = added[0].ranges[0].first, added[-1].ranges[-1].last
+        at = f"@{generation}" if generation else ""
+        token = f"g:t:0:{first}-{last}{at}"
+        writer.announce(
+            Announcement(first, last, token, "w", generation=generation), replayed=replayed
+        )
+    return await writer.flush()
+
+
+def query(url: str, sql: str = 'SELECT "offset" FROM hits ORDER BY 1') -> list[Any]:
+    with psycopg.connect(url) as connection:
+        return [row[0] if len(row) == 1 else row for row in connection.execute(sql.encode())]
+
+
+def execute(url: str, *statements: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def refused(result: FlushResult) -> list[tuple[int, str]]:
+    assert isinstance(result, Flushed)
+    return [(r.first, p.reason) for p in result.poisoned for r in p.rows.ranges]

@@ -1,0 +1,184 @@
+"""The contract of sinks that know ranges: which ranges `has` gets, and the rows of a flush and a retry."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from kmr.delivery.announcement import Announcement
+from kmr.errors import SinkError, StrategyError, UnexpectedDuplicate
+from kmr.record import Range, Rows
+from kmr.reducers.reducer import Context, Empty, Flushed, Retry
+from kmr.sinks import RangeRows, RangeWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kmr.reducers.reducer import FlushResult
+
+
+class Store:
+    """Ranges by their tokens, the calls of its writers, and faults of the next calls."""
+
+    def __init__(self) -> None:
+        self.ranges: dict[str, list[int | None]] = {}
+        self.calls: list[str] = []
+        self.faults: list[Exception | Retry] = []
+
+
+class StoreWriter(RangeWriter):
+    """Writes offsets into a store, which refuses the offset 13."""
+
+    range_name = "entry"
+
+    def __init__(self, store: Store, **options: Any) -> None:
+        super().__init__(**options)
+        self.store = store
+
+    def has(self, rows: RangeRows) -> bool:
+        self.store.calls.append(f"has {rows.token}")
+        return rows.token in self.store.ranges
+
+    async def write(self, rows: RangeRows) -> Mapping[int, str] | Retry:
+        self.store.calls.append(f"write {rows.token}")
+        fault = self.store.faults.pop(0) if self.store.faults else None
+        if isinstance(fault, Retry):
+            return fault
+        if fault is not None:
+            raise fault
+        refused = await self.refused(rows)
+        offsets = rows.table.column("o").to_pylist()
+        kept = [offset for at, offset in enumerate(offsets) if at not in refused]
+        self.store.ranges[rows.token] = kept
+        return refused
+
+    async def refused(self, rows: RangeRows) -> dict[int, str]:
+        offsets = rows.table.column("o").to_pylist()
+        return {at: "unlucky" for at, offset in enumerate(offsets) if offset == 13}
+
+
+CONTEXT = Context(group="g", bootstrap_servers="", stage="reduce-1", client={})
+
+
+def rows(first: int, last: int, partition: int = 0) -> Rows:
+    offsets = np.arange(first, last + 1)
+    return Rows(pa.table({"o": offsets}), (Range("t", partition, first, last),), offsets)
+
+
+async def opened(store: Store, **options: Any) -> StoreWriter:
+    writer = StoreWriter(store, **options)
+    await writer.open(CONTEXT)
+    return writer
+
+
+async def flush(
+    writer: StoreWriter, *added: Rows, replayed: bool | None = None, generation: int = 0
+) -> FlushResult:
+    """One round of calls; an announced one if `replayed` is given."""
+    writer.reset()
+    for each in added:
+        writer.add(each)
+    if replayed is not None:
+        first, last = added[0].ranges[0].first, added[-1].ranges[-1].last
+        token = f"g:t:0:{first}-{last}" + (f"@{generation}" if generation else "")
+        announced = Announcement(first, last, token, "me", generation=generation)
+        writer.announce(announced, replayed=replayed)
+    return await writer.flush()
+
+
+async def test_only_the_first_range_of_a_partition_is_asked_for_before_it_is_written() -> None:
+    store = Store()
+    writer = await opened(store)
+    assert await flush(writer, rows(0, 4), replayed=False) == Flushed(poisoned=[])
+    assert await flush(writer, rows(5, 9), replayed=False) == Flushed(poisoned=[])
+    assert store.calls == ["has g:t:0:0-4", "write g:t:0:0-4", "write g:t:0:5-9"]
+
+
+async def test_a_replayed_range_that_is_there_is_not_written_and_its_refused_rows_fail_again() -> (
+    None
+):
+    store = Store()
+    result = await flush(await opened(store), rows(10, 14), replayed=False)
+    store.calls.clear()
+    again = await flush(await opened(store), rows(10, 14), replayed=True)
+    assert store.calls == ["has g:t:0:10-14"]
+    assert store.ranges == {"g:t:0:10-14": [10, 11, 12, 14]}
+    for each in (result, again):
+        assert isinstance(each, Flushed)
+        assert [(p.rows.ranges, p.reason) for p in each.poisoned] == [
+            ((Range("t", 0, 13, 13),), "unlucky")
+        ]
+
+
+async def test_a_replayed_range_that_is_not_there_is_written() -> None:
+    store = Store()
+    await flush(await opened(store), rows(0, 4), replayed=True)
+    assert store.calls == ["has g:t:0:0-4", "write g:t:0:0-4"]
+
+
+@pytest.mark.parametrize("fault", [OSError("lost"), Retry(None, "lost")])
+async def test_a_retry_asks_for_what_it_may_have_written_and_leaves_out_what_it_has(
+    fault: Exception | Retry,
+) -> None:
+    store = Store()
+    writer = await opened(store, delivery="at-least-once", concurrency=1)
+    store.faults = [fault]
+    added = (rows(0, 4), rows(0, 4, partition=1))
+    if isinstance(fault, Retry):
+        assert await flush(writer, *added) == fault
+    else:
+        with pytest.raises(OSError, match="lost"):
+            await flush(writer, *added)
+    assert store.ranges.keys() == {"g:t:1:0-4"}, "the other range goes on"
+    store.calls.clear()
+    assert await writer.flush() == Flushed(poisoned=[])
+    assert store.calls == ["has g:t:0:0-4", "write g:t:0:0-4"]
+    store.calls.clear()
+    assert await flush(writer, rows(5, 9)) == Flushed(poisoned=[])
+    assert store.calls == ["write g:t:0:5-9"]
+
+
+async def test_a_range_that_is_there_though_it_was_never_announced_stops_the_worker() -> None:
+    store = Store()
+    await flush(await opened(store), rows(0, 4), replayed=False)
+    with pytest.raises(UnexpectedDuplicate, match=r"t-0\[0..4\].*kmr offsets reset --to-offset 5"):
+        await flush(await opened(store), rows(0, 4), replayed=False)
+    assert isinstance(
+        await flush(await opened(store), rows(0, 4), replayed=False, generation=7), Flushed
+    )
+    assert store.ranges.keys() == {"g:t:0:0-4", "g:t:0:0-4@7"}
+
+
+async def test_copies_in_the_lanes_of_partitions_know_together_which_partitions_are_proven() -> (
+    None
+):
+    store = Store()
+    opened_once = await opened(store)
+    lane = StoreWriter(store)
+    await lane.open(replace(CONTEXT, opened=opened_once))
+    await flush(lane, rows(0, 4), replayed=False)
+    store.calls.clear()
+    await flush(opened_once, rows(5, 9), replayed=False)
+    assert store.calls == ["write g:t:0:5-9"]
+
+
+async def test_a_flush_without_rows_writes_nothing() -> None:
+    store = Store()
+    assert await flush(await opened(store)) == Empty()
+    assert store.calls == []
+
+
+async def test_arguments_and_the_order_of_calls_are_checked() -> None:
+    with pytest.raises(StrategyError, match="StoreWriter: delivery must be"):
+        StoreWriter(Store(), delivery="at-most-once")
+    with pytest.raises(StrategyError, match="concurrency must be at least 1, not 0"):
+        StoreWriter(Store(), concurrency=0)
+    with pytest.raises(SinkError, match="StoreWriter is used before it was opened"):
+        await StoreWriter(Store()).flush()
+    assert StoreWriter(Store()).guarantee_on_spark("task") == (
+        "exactly once, by one entry per range of offsets"
+    )

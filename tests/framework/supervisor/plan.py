@@ -1,0 +1,106 @@
+"""Processes that a supervisor takes for workers: they begin in 20 ms, and end as a test plans."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from kmr.settings import Settings
+from kmr.supervisor.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+WORKER: Final = r"""
+import json, os, signal, socket, sys, threading
+
+channel = socket.socket(fileno=int(sys.argv[1]))
+lines = channel.makefile("r")
+job = json.loads(next(lines))
+index, flags = job["index"], job["flags"]
+journal = os.open(flags["journal"], os.O_RDWR | os.O_APPEND | os.O_CREAT)
+earlier = os.read(journal, 1 << 20).decode().split("\n").count(f"{index} begins")
+leaves = job["leaves"]
+stopped = threading.Event()
+
+def note(text):
+    os.write(journal, f"{index} {text}\n".encode())
+
+def tell(**message):
+    channel.sendall(json.dumps(message).encode() + b"\n")
+
+def stop(*_):
+    note("stops")
+    stopped.set()
+
+signal.signal(signal.SIGTERM, stop)
+note("begins")
+plan = flags["plan"][index]
+end = plan[min(earlier, len(plan) - 1)]
+if end == "refused":
+    tell(type="failed", reason="wrong usage")
+    sys.exit(2)
+if end == "never prepared":
+    tell(type="failed", reason="no such module")
+    sys.exit(1)
+note("prepared")
+tell(type="prepared")
+if end == "not begun":
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+for line in lines:
+    message = json.loads(line)["type"]
+    if message == "admit":
+        break
+if end == "fails":
+    tell(type="failed", reason="no such topic")
+    sys.exit(1)
+if end == "serves":
+    tell(type="serve", path=flags["journal"])
+    note("served " + str(json.loads(next(lines))["problem"]))
+note("joined")
+tell(type="joined")
+if end == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+if end == "breaks":
+    tell(type="failed", reason=f"broken {earlier}")
+    sys.exit(1)
+if end == "done":
+    sys.exit(0)
+while not stopped.wait(0.01):
+    pass
+if end == "hangs":
+    threading.Event().wait()
+sys.exit(3 if end == "late" else 0)
+"""
+
+
+class Planned:
+    """A supervisor of such processes.
+
+    Args:
+        plan: for each worker, how its processes end, one after the other; the last one again and again.
+    """
+
+    def __init__(self, directory: Path, *plan: Sequence[str], **settings: object) -> None:
+        self.journal = directory / "journal"
+        self.settings = Settings.load(
+            flags={"topics": "t", "group": "g", "workers": len(plan) or 1, **settings}
+        )
+        self.supervisor = Supervisor(
+            self.settings,
+            flags={"plan": plan, "journal": str(self.journal)},
+            command=(sys.executable, "-I", "-S", "-c", WORKER),
+        )
+
+    def lines(self) -> list[str]:
+        """Return what the processes have noted."""
+        return self.journal.read_text().splitlines() if self.journal.exists() else []
+
+    async def until(self, line: str, times: int = 1) -> None:
+        """Wait until a line is in the journal so often."""
+        with anyio.fail_after(30):
+            while self.lines().count(line) < times:  # noqa: ASYNC110  another process writes it
+                await anyio.sleep(0.01)

@@ -1,0 +1,66 @@
+"""The process of a worker, as its supervisor sees it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import anyio
+
+from kmr.supervisor.messages import Job, Served
+from kmr.supervisor.process import COMMAND, WorkerProcess
+from tests.framework.supervisor.plan import WORKER
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def run(directory: Path, end: str, *, stop: bool = False) -> WorkerProcess:
+    """Run a process to its end; with `stop`, stop it when it has joined."""
+    journal = directory / "journal"
+    job = Job(0, None, None, {"plan": [[end]], "journal": str(journal)}, leaves=False)
+    process = await WorkerProcess.start(job, (sys.executable, "-I", "-S", "-c", WORKER))
+
+    async def serve(path: str) -> Served:
+        return Served(None, f"not {path == str(journal)}")
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(process.run, serve)
+            process.admit()
+            if stop:
+                await process.joined.wait()
+                process.stop()
+            await process.ended.wait()
+    return process
+
+
+async def test_a_process_that_says_why_it_fails_ends_for_that_reason(tmp_path: Path) -> None:
+    process = await run(tmp_path, "breaks")
+    assert (process.code, process.ending) == (1, "broken 0")
+
+
+async def test_a_process_that_is_killed_names_the_signal(tmp_path: Path) -> None:
+    process = await run(tmp_path, "killed")
+    assert (process.code, process.ending) == (-signal.SIGKILL, "killed by signal 9 (Killed)")
+
+
+async def test_a_process_that_ends_without_a_word_names_its_code(tmp_path: Path) -> None:
+    process = await run(tmp_path, "late", stop=True)
+    assert (process.code, process.ending) == (3, "ended with exit code 3")
+    process.stop()  # it has ended: nothing happens
+
+
+async def test_a_process_that_asks_for_a_directory_is_answered(tmp_path: Path) -> None:
+    await run(tmp_path, "serves", stop=True)
+    assert "0 served not True" in (tmp_path / "journal").read_text().splitlines()
+
+
+def test_a_process_that_is_started_so_can_start_those_of_its_executor() -> None:
+    *interpreter, code = COMMAND
+    assert code.startswith("from kmr.supervisor.seat import main;")
+    code = "import os, anyio, anyio.to_process as each; anyio.run(each.run_sync, os.getpid)"
+    done = subprocess.run([*interpreter, code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
