@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WORKER: Final = r"""
-import json, os, signal, socket, sys, threading
+import json, os, signal, socket, sys, time
 
 channel = socket.socket(fileno=int(sys.argv[1]))
 lines = channel.makefile("r")
@@ -24,7 +24,7 @@ index, flags = job["index"], job["flags"]
 journal = os.open(flags["journal"], os.O_RDWR | os.O_APPEND | os.O_CREAT)
 earlier = os.read(journal, 1 << 20).decode().split("\n").count(f"{index} begins")
 leaves = job["leaves"]
-stopped = threading.Event()
+stopped = False  # no Event: a handler that interrupts wait() must not take the lock of wait() in set()
 
 def note(text):
     os.write(journal, f"{index} {text}\n".encode())
@@ -33,8 +33,9 @@ def tell(**message):
     channel.sendall(json.dumps(message).encode() + b"\n")
 
 def stop(*_):
+    global stopped
     note("stops")
-    stopped.set()
+    stopped = True
 
 signal.signal(signal.SIGTERM, stop)
 note("begins")
@@ -69,10 +70,10 @@ if end == "breaks":
     sys.exit(1)
 if end == "done":
     sys.exit(0)
-while not stopped.wait(0.01):
-    pass
-if end == "hangs":
-    threading.Event().wait()
+while not stopped:
+    time.sleep(0.01)
+while end == "hangs":
+    time.sleep(60)
 sys.exit(3 if end == "late" else 0)
 """
 
