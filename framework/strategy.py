@@ -45,6 +45,13 @@ OnLimit = Literal["stop", "pause", "drop"]
 class ErrorLimit:
     """The acceptable number of failed records.
 
+    Example:
+        ```python
+        from kmr import ErrorLimit
+
+        limit = ErrorLimit(records=100, per=60, on_limit="pause")
+        ```
+
     Attributes:
         records: the most failed records within `per` seconds.
         per: the length of the window, in seconds.
@@ -73,7 +80,26 @@ class ErrorLimit:
 
 @dataclass(frozen=True, slots=True)
 class TopicMap:
-    """The map of one topic, see `Strategy.by_topic`. The attributes are those of `Strategy`."""
+    """The map of one topic, see `Strategy.by_topic`. The attributes are those of `Strategy`.
+
+    Example:
+        ```python
+        import pyarrow as pa
+        from kmr import Json, Strategy, TopicMap, map_record
+        from kmr.sinks import StreamWriter
+
+        PERSON = pa.schema({"name": pa.string()})
+
+        @map_record
+        def by_hand(record):
+            return {"name": record.value.decode()}
+
+        strategy = Strategy(
+            by_topic={"people": TopicMap(value=Json(PERSON)), "names": TopicMap(map=by_hand)},
+            reduce=[StreamWriter("stdout")],
+        )
+        ```
+    """
 
     map: Callable[..., Any] | None = None
     value: ValueFormat | None = None
@@ -84,6 +110,23 @@ class TopicMap:
 @dataclass(frozen=True)
 class Strategy:
     """How the records of topics are processed; the same for both engines.
+
+    Example:
+        ```python
+        import msgspec
+        from kmr import Json, Strategy, map_record
+        from kmr.sinks import StreamWriter
+
+        class Hit(msgspec.Struct):
+            path: str
+            status: int
+
+        @map_record
+        def errors(hit: Hit) -> Hit | None:
+            return hit if hit.status >= 500 else None
+
+        strategy = Strategy(value=Json(Hit), map=errors, reduce=[StreamWriter("stdout")])
+        ```
 
     Attributes:
         map: a function marked with `map_record` or `map_batch`. Without it, which needs `value=`, the columns

@@ -363,6 +363,24 @@ def run_strategy(
     The map and the reducers but for the last run as in a worker, to their end: every row is flushed. The last
     reducer, and `reduce_err`, are not called: what reaches them is the result.
 
+    Example:
+        ```python
+        from kmr import Strategy, map_record
+        from kmr.sinks import StreamWriter
+        from kmr.testing import run_strategy
+
+        @map_record
+        def doubled(record):
+            return {"n": 2 * int(record.value)}
+
+        run = run_strategy(
+            Strategy(map=doubled, reduce=[StreamWriter("stdout")], reduce_err=StreamWriter("stderr")),
+            ["1", "two", "3"],
+        )
+        assert run.rows == [{"n": 2}, {"n": 6}]
+        assert [failure["offset"] for failure in run.failures] == [1]
+        ```
+
     Args:
         records: values; text is encoded as UTF-8, a mapping as JSON. A `Record` also has a key, headers, a
             timestamp and a partition of its own; the offsets of a partition must ascend.

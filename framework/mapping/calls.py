@@ -27,6 +27,15 @@ class Retries:
     The pause before a repetition is random, between half and all of `backoff`, which doubles with each
     attempt. A drain, or the loss of the partition, ends the pause: then the record is read again.
 
+    Example:
+        ```python
+        from kmr import Retries, map_record
+
+        @map_record(retry=Retries(on=(TimeoutError, ConnectionError), attempts=3))
+        def enriched(record):
+            return {"value": record.value}
+        ```
+
     Attributes:
         on: the exceptions after which a call is repeated; others fail at once.
         attempts: the most calls for one record, the first one included.

@@ -104,6 +104,21 @@ def map_record(
     or None (the record is filtered). A row is a dict, a msgspec Struct, a dataclass or a pydantic model. A
     record for which it raises goes to `reduce_err`. The function may be `async def`.
 
+    Example:
+        ```python
+        import msgspec
+        from kmr import map_record
+
+        @map_record
+        def words(record):
+            for word in record.value.decode().split():
+                yield {"word": word, "at": record.timestamp}
+
+        @map_record(concurrency=64, timeout=5)
+        async def checked(record):
+            return msgspec.json.decode(record.value)
+        ```
+
     Args:
         function: the function, when the decorator is used without arguments.
         schema: the Arrow schema of the rows. Without it, the return annotation is the schema if it names a
@@ -154,6 +169,16 @@ def map_batch(function: F) -> F:
     or a pair of columns and `keep`, the input row (from 0) that each output row came from, or a mask of the
     input rows; or None, when every record is filtered. When it raises, the batch is bisected, so that
     only the records that make it raise fail. It may be `async def`.
+
+    Example:
+        ```python
+        import pyarrow.compute as pc
+        from kmr import map_batch
+
+        @map_batch
+        def errors(hits):  # with value=Json(Hit): the columns of Hit, and topic, partition, offset, ...
+            return hits.filter(pc.greater_equal(hits["status"], 500))
+        ```
     """
     setattr(function, MARK, MapSpec("batch", _is_async(function)))
     return function

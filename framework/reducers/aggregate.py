@@ -34,7 +34,11 @@ class Aggregate(Collecting):
     with all of its partitions, and limits have no effect.
 
     Example:
-        `Aggregate(["carrier"], {"flights": ("*", "count"), "delay": ("dep_delay", "mean")})`
+        ```python
+        from kmr import Aggregate
+
+        delays = Aggregate(["carrier"], {"flights": ("*", "count"), "delay": ("dep_delay", "mean")})
+        ```
 
     Args:
         by: the columns that make a group; groups come out in the order of their first row.

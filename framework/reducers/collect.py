@@ -63,6 +63,14 @@ class Batcher(Collecting):
     """Joins the rows of many batches to larger ones for the next reducer.
 
     Takes the limits and policies of `Reducer`; they set the size.
+
+    Example:
+        ```python
+        from kmr import Batcher
+        from kmr.sinks import ParquetWriter
+
+        reduce = [Batcher(max_rows=500_000, max_age=60), ParquetWriter("hits")]
+        ```
     """
 
     def flush(self) -> FlushResult:
@@ -82,6 +90,13 @@ class Batcher(Collecting):
 
 class Collect(Collecting):
     """Applies a function to all collected rows, and sends its result to the next reducer.
+
+    Example:
+        ```python
+        from kmr import Collect
+
+        largest = Collect(lambda rows: rows.sort_by([("size", "descending")]).slice(0, 10), max_age=60)
+        ```
 
     Args:
         function: called with a `pyarrow.Table`; returns a table (or a record batch) of rows for the

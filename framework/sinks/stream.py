@@ -28,6 +28,14 @@ class StreamWriter(Collecting):
 
     Bytes become text where they are UTF-8, else `base64:...`.
 
+    Example:
+        ```python
+        from kmr.sinks import StreamWriter
+
+        to_terminal = StreamWriter("stdout", format="pretty")
+        to_file = StreamWriter("rows.jsonl")
+        ```
+
     Args:
         stream: `sys.stdout`, `sys.stderr`, their names, the path of a file, or any open text stream.
             The standard streams are kept by name, so that the reducer can be pickled; one with another

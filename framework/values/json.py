@@ -25,6 +25,20 @@ __all__ = ["Json"]
 class Json(TypedFormat):
     """Values that are JSON objects of one type, with Confluent's wire format if there is a registry.
 
+    Example:
+        ```python
+        from typing import NotRequired, TypedDict
+
+        from kmr import Json
+
+        class Hit(TypedDict):  # or a msgspec Struct, dataclass, pydantic model, pyarrow.Schema
+            path: str
+            status: int
+            ms: NotRequired[float]
+
+        hits = Json(Hit)
+        ```
+
     Args:
         type: see `TypedFormat`.
         registry: the registry, or its URL. Reading needs only the type: values begin with a schema id.

@@ -1,4 +1,4 @@
-"""The code of README and of every page is run, or its block says why not.
+"""The code of README, of every page and of every docstring is run, or its block says why not.
 
 Of one page, in the order of its blocks, in an empty directory:
 
@@ -9,11 +9,14 @@ Of one page, in the order of its blocks, in an empty directory:
 - `toml` blocks are read as settings of a worker, where they have the table `[kmr]`.
 - Every command line that begins with `kmr` is parsed, in `shell` blocks and in indented ones, run or not.
 
+The `python` block of a docstring runs as a module of its own; a `strategy` in it is validated.
+
 A block that is not run says why after its language: ```` ```shell not run: it needs a cluster ````.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import os
@@ -22,8 +25,10 @@ import shlex
 import socket
 import subprocess
 import sys
+import textwrap
 import tomllib
 import types
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -102,12 +107,20 @@ def save(page: Path, folder: Path) -> None:
             (folder / block.file).write_text(block.code, encoding="utf-8")
 
 
+@contextmanager
+def as_module(name: str) -> Iterator[types.ModuleType]:
+    """A module that is found by its name, where msgspec looks for the names of annotations."""
+    module = sys.modules[name] = types.ModuleType(name)
+    try:
+        yield module
+    finally:
+        del sys.modules[name]
+
+
 @pytest.mark.parametrize("page", pages_with("python"), ids=named)
 def test_the_python_of_a_page_runs(page: Path, folder: Path) -> None:
     save(page, folder)
-    module = types.ModuleType("page")
-    sys.modules["page"] = module  # where msgspec looks for the names of annotations
-    try:
+    with as_module("page") as module:
         for block in blocks_of(page):
             if block.language == "python" and block.is_run:
                 exec(compile(block.code, named(page), "exec"), module.__dict__)
@@ -118,8 +131,30 @@ def test_the_python_of_a_page_runs(page: Path, folder: Path) -> None:
         for name, value in list(vars(module).items()):
             if name.startswith("test_") and not inspect.signature(value).parameters:
                 value()
-    finally:
-        del sys.modules["page"]
+
+
+def docstring_examples() -> Iterator[tuple[str, str]]:
+    """The place and the code of each `python` block in a docstring of the package."""
+    for path in sorted([*(ROOT / "framework").rglob("*.py"), *(ROOT / "broker").rglob("*.py")]):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)) if "```python" in text else ():
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                code = textwrap.dedent(ast.get_docstring(node) or "")
+                for block in re.findall(r"^( *)```python\n(.*?)^\1```$", code, re.M | re.S):
+                    yield (
+                        f"{path.relative_to(ROOT)}:{getattr(node, 'name', '')}",
+                        textwrap.dedent(block[1]),
+                    )
+
+
+@pytest.mark.parametrize(
+    "code", [pytest.param(code, id=place) for place, code in docstring_examples()]
+)
+def test_the_example_of_a_docstring_runs(code: str, folder: Path) -> None:
+    with as_module("example") as module:
+        exec(compile(code, "docstring", "exec"), module.__dict__)
+        if isinstance(strategy := getattr(module, "strategy", None), Strategy):
+            strategy.validate()
 
 
 @pytest.mark.parametrize("page", pages_with("toml"), ids=named)

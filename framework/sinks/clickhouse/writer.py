@@ -61,6 +61,14 @@ class ClickHouseWriter(RangeWriter):
     deduplicates. With `at-least-once` an INSERT that was under way in a crash may be doubled, because the
     records are divided into other ranges afterwards.
 
+    Example:
+        ```python
+        from kmr.sinks import ClickHouseWriter
+
+        embedded = ClickHouseWriter("hits", create=True)
+        server = ClickHouseWriter("web.hits", url="http://reader@clickhouse:8123", max_age=2)
+        ```
+
     Args:
         table: `table` or `database.table`; it must exist, unless `create` is set.
         delivery: `exactly-once`, which an unsuitable table refuses at start, or `at-least-once`. None:

@@ -62,6 +62,13 @@ class KafkaWriter(Collecting):
     of a worker share one producer. Its transactional id is `transactional_id_prefix` (a setting), the group,
     and the `group_instance_id` or else a random part. Output and input are on the same cluster.
 
+    Example:
+        ```python
+        from kmr.sinks import KafkaWriter
+
+        totals = KafkaWriter("totals", key="carrier", value="json", delivery="exactly-once")
+        ```
+
     Args:
         topic: the topic to write to.
         key: the column with the keys; the key determines the partition, as in the Java client. Without
@@ -384,6 +391,19 @@ class DeadLetterWriter(KafkaWriter):
     added; `kmr dlq` lists and replays the letters. A letter whose replay fails is written as a new letter of
     the same record, which remembers up to 5 earlier failures. The topic must accept messages about 10,000
     bytes larger than the largest record: a message that it refuses stops the worker.
+
+    Example:
+        ```python
+        import pyarrow as pa
+        from kmr import Json, Strategy
+        from kmr.sinks import DeadLetterWriter, StreamWriter
+
+        strategy = Strategy(
+            value=Json(pa.schema({"path": pa.string()})),
+            reduce=[StreamWriter("stdout")],
+            reduce_err=DeadLetterWriter("hits-dead"),
+        )
+        ```
 
     Args:
         topic: the topic to write to.

@@ -51,6 +51,13 @@ class ParquetWriter(RangeWriter):
     Many small files are slow to read: flush rarely. `kmr spark compact` merges files that it knows by
     their names, without Spark.
 
+    Example:
+        ```python
+        from kmr.sinks import ParquetWriter
+
+        hits = ParquetWriter("hits", partition_by=["day"], max_rows=1_000_000, max_age=300)
+        ```
+
     Args:
         url: a directory, or its URI: `s3://bucket/directory?region=eu-central-1`, `gs://...`, `abfs://...`,
             `hdfs://...`. pyarrow opens it, which finds credentials as the cloud's own tools do; a scheme

@@ -56,6 +56,13 @@ class PostgresWriter(RangeWriter):
     each partition; those that Spark's tasks write, a day. The server must not lose commits: with
     `synchronous_commit = off` its crash can lose rows whose offsets are committed.
 
+    Example:
+        ```python
+        from kmr.sinks import PostgresWriter
+
+        orders = PostgresWriter("shop.orders", url="postgresql://kmr@db/shop", create=True)
+        ```
+
     Args:
         table: `table` or `schema.table`; it must exist, unless `create` is set.
         url: `postgresql://user:password@host:5432/database?sslmode=require`, or what else libpq understands.

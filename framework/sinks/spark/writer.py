@@ -76,6 +76,13 @@ class SparkWriter(Collecting):
     With `--engine spark`, tasks write Parquet files to a path, one for each range of offsets. The driver
     writes everything else, once for each micro-batch and topic partition, with the engine's session.
 
+    Example:
+        ```python
+        from kmr.sinks import SparkWriter
+
+        hits = SparkWriter(path="warehouse/hits", max_rows=500_000, max_age=60)
+        ```
+
     Args:
         table: `table`, `database.table` or `catalog.database.table`; it must exist.
         path: a directory, or its URI: `s3://bucket/directory`. It need not exist yet.
