@@ -283,6 +283,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     worker_restart_period: Annotated[
         Seconds, about("Time after which a restart of one of several workers no longer counts.")
     ] = 300.0
+    worker_live_timeout: Annotated[
+        Seconds,
+        about(
+            "Time that one of several workers may fail /live, or not answer it; then it is killed and "
+            "started again."
+        ),
+    ] = 60.0
     inflight_bytes: Annotated[
         Bytes | None,
         about(

@@ -261,7 +261,7 @@ def drop(
     WORKER,
     without=(
         *("topics", "topic_pattern", "group", "until_caught_up", "auto_offset_reset", "executor"),
-        *("workers", "worker_restarts", "worker_restart_period"),
+        *("workers", "worker_restarts", "worker_restart_period", "worker_live_timeout"),
     ),
 )
 def replay(

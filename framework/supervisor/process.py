@@ -79,6 +79,7 @@ class WorkerProcess:
         self._reader = reader
         self._writer = writer
         self._failure = ""
+        self._killed_for = ""
         self._admitted = False
 
     @classmethod
@@ -155,8 +156,13 @@ class WorkerProcess:
             self.tell(Stay())
         self._send(signal.SIGTERM)
 
-    def kill(self) -> None:
-        """End it at once, from any thread."""
+    def kill(self, reason: str = "") -> None:
+        """End it at once, from any thread.
+
+        Args:
+            reason: why, for `ending`.
+        """
+        self._killed_for = reason
         self._send(signal.SIGKILL)
 
     def _send(self, number: signal.Signals) -> None:
@@ -170,6 +176,8 @@ class WorkerProcess:
         """Why it ended, as a part of a message."""
         if self._failure:
             return self._failure
+        if self._killed_for and self.code == -signal.SIGKILL:
+            return f"killed, because it was {self._killed_for}"
         if self.code < 0:
             return f"killed by signal {-self.code} ({signal.strsignal(-self.code)})"
         return f"ended with exit code {self.code}"

@@ -2,6 +2,7 @@
 
     the worker's process                    what the supervisor does
     ends by itself, or is killed            starts it again, later each time (`Restarts`)
+    hangs (`watch`)                         kills it and starts it again, likewise
     is refused by usage (exit code 2)       ends all: the same would be refused again
     fails before any worker has joined      ends all, with that error: so does a wrong topic
     ends more than `worker_restarts` times  ends all, with the first error
@@ -35,6 +36,7 @@ from .messages import Job
 from .process import COMMAND, WorkerProcess
 from .restarts import Restarts
 from .slot import Slot
+from .watch import wait_until_hung
 from .whole import Whole
 
 if TYPE_CHECKING:
@@ -139,10 +141,10 @@ class Supervisor:
             members=self._prefix,
         )
         async with AsyncExitStack() as stack:
+            self._session = await stack.enter_async_context(aiohttp.ClientSession())
             if settings.http.port is not None:
-                session = await stack.enter_async_context(aiohttp.ClientSession())
                 server = HttpServer(
-                    build_app(Whole(settings, self.slots, session)),
+                    build_app(Whole(settings, self.slots, self._session)),
                     partial(listen_on, settings.http.host, settings.http.port),
                 )
                 self.url = (await stack.enter_async_context(server)).url
@@ -194,8 +196,17 @@ class Supervisor:
         return process
 
     async def _watch(self, process: WorkerProcess) -> None:
-        await process.run(self._directories.serve)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._kill_if_hung, process)
+            await process.run(self._directories.serve)
+            tasks.cancel_scope.cancel()
         self._processes.discard(process)
+
+    async def _kill_if_hung(self, process: WorkerProcess) -> None:
+        reason = await wait_until_hung(process, self._session, self._settings.worker_live_timeout)
+        if not self._ending.is_set():  # a drain has its own deadline
+            _log.error("a worker hangs and is killed", worker=process.index, reason=reason)
+            process.kill(reason)
 
     async def _keep(self, slot: Slot) -> None:
         """Keep a worker running in its slot, one process after the other."""

@@ -61,8 +61,14 @@ if end == "fails":
 if end == "serves":
     tell(type="serve", path=flags["journal"])
     note("served " + str(json.loads(next(lines))["problem"]))
+if end in ("not live", "silent"):  # a silent one listens, and answers nothing
+    tell(type="serving")
 note("joined")
 tell(type="joined")
+while end == "not live":
+    with socket.socket(fileno=os.dup(int(sys.argv[2]))) as listener, listener.accept()[0] as request:
+        request.recv(65536)
+        request.sendall(b"HTTP/1.1 503 x\r\nConnection: close\r\nContent-Length: 10\r\n\r\nmap hangs\n")
 if end == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 if end == "breaks":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 from kmr.supervisor import restarts
 from tests.framework.supervisor.plan import Planned
@@ -169,3 +171,32 @@ async def test_a_rolling_restart_is_given_up_when_the_new_process_cannot_begin(
         *("0 begins", "0 prepared", "0 stops", "0 joined"),
         "0 stops",
     ]
+
+
+@pytest.mark.parametrize(
+    ("end", "problem"), [("not live", "map hangs"), ("silent", "/live does not answer")]
+)
+async def test_a_worker_that_hangs_is_killed_and_started_again_and_the_reason_is_told(
+    tmp_path: Path, end: str, problem: str
+) -> None:
+    planned = Planned(tmp_path, [end, "runs"], ["runs"], worker_live_timeout=0.1)
+    with capture_logs() as logs:
+        async with running(planned) as run:
+            await planned.until("0 joined", 2)
+            await planned.until("1 joined")
+    assert run.code == 0
+    (ended,) = [each for each in logs if each["event"] == "a worker has ended"]
+    assert re.fullmatch(
+        rf"killed, because it was not live for \d+ s \(worker_live_timeout\): {problem}",
+        ended["reason"],
+    )
+    assert "0 stops" in planned.lines()  # the second process, which was drained
+    assert planned.lines().count("1 begins") == 1
+
+
+async def test_workers_that_hang_again_and_again_end_all_with_the_reason(tmp_path: Path) -> None:
+    planned = Planned(tmp_path, ["not live"], worker_live_timeout=0.1, worker_restarts=1)
+    code, message = await outcome_of(planned)
+    assert code == 1
+    assert "worker 0 has ended 2 times within 300 s" in message
+    assert message.endswith("map hangs")
