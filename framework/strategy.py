@@ -153,7 +153,8 @@ class Strategy:
         resources: what the map needs and each process opens once, such as a pool of connections: a function
             that returns an async context manager. The map has a parameter named `resources`, which gets
             the value of `async with`. A worker closes them at its end. A process of Spark keeps them until
-            Spark kills it. With `executor = "process"` the map must be `async def`: it runs in the worker.
+            Spark kills it. With `executor = "process"` each of the map's processes opens its own, with a
+            function that can be pickled; those of an `async def` map are the worker's.
         by_topic: instead of `map`, `value`, `key` and `tombstones`: those of each topic, by its name. All
             topics have the same reducers, so maps that declare their rows must declare the same ones. A
             topic that is read and is not named ends the worker.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import pickle
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import anyio
 from anyio import to_process
 
-from ..errors import StrategyError
+from ..errors import StrategyError, reason_of
 from ..observe.logs import in_every_event, setup_logs
 from ..service.process import end_with_parent
-from ..service.threads import run_in_thread
+from ..service.threads import background_loop, run_in_thread
 from ..settings import LogSettings
 from .functions import apply, apply_async
 from .resources import OpenResources
@@ -68,23 +69,44 @@ class Executor:
         self._limiter = anyio.CapacityLimiter(workers or os.cpu_count() or 1)
         self._unlimited = anyio.CapacityLimiter(math.inf)
         self._resources: OpenResources | None = None
+        self._factory: bytes | None = None
+        self._opened_in: set[int] = set()
 
     async def open(self, strategy: Strategy) -> None:
-        """Open the resources of a strategy, if it has any. Raises StrategyError if that fails."""
+        """Open the resources of a strategy, if it has any, where its maps run.
+
+        With `process` that is one process; the others open them before their first batch.
+
+        Raises:
+            StrategyError: they cannot be opened, or not in another process.
+        """
         if strategy.resources is None:
             return
-        if self.kind == "process" and not all(part.map_spec.is_async for part in strategy.parts):
-            raise StrategyError(
-                "resources= cannot be opened in the processes of executor='process': use "
-                "executor='thread', or an async map"
-            )
-        self._resources = OpenResources(strategy.resources)
-        await self._resources.open()
+        are_async = {part.map_spec.is_async for part in strategy.parts}
+        if self.kind != "process" or True in are_async:
+            self._resources = OpenResources(strategy.resources)
+            await self._resources.open()
+        if self.kind == "process" and False in are_async:
+            try:
+                self._factory = pickle.dumps(strategy.resources)
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                raise StrategyError(
+                    "resources= cannot be opened in the processes of executor='process': "
+                    f"{reason_of(error)}; use a function of a module, or executor='thread'"
+                ) from error
+            await self._in_process(partial(_open_here, self._factory))
 
     async def close(self) -> None:
-        """Close the resources, also after a failure. Raises StrategyError if that fails."""
+        """Close the resources, also after a failure. Raises StrategyError if that fails.
+
+        Those of a process that was killed, because its map hung or it was idle for five minutes, are not.
+        """
         if self._resources is not None:
             await self._resources.close()
+        if self._factory is not None:
+            close = partial(_close_here, self._factory)
+            # At the same time, so that each call has another process.
+            await asyncio.gather(*(self._in_process(close) for _ in self._opened_in))
 
     async def map(
         self,
@@ -111,7 +133,8 @@ class Executor:
             StrategyError: the function returned a value that cannot become rows.
             CorruptRecords: the batch cannot be decoded.
         """
-        if self._resources is not None and function is not None:
+        is_elsewhere = self.kind == "process" and not (spec.is_async and function is not None)
+        if self._resources is not None and function is not None and not is_elsewhere:
             function = self._resources.bind(function)
         if self.kind == "inline":
             records = batch.records
@@ -133,32 +156,40 @@ class Executor:
             on_begin()
             in_thread = self.kind != "inline"
             return await apply_async(function, records, spec, stop, decode_in_thread=in_thread)
-        if self.kind == "process":
+        if is_elsewhere:
             async with self._limiter:
                 if stop is not None and stop.requested:
                     return MapResult(None, NO_OFFSETS, rest=batch.first)
                 on_begin()
-                done = await to_process.run_sync(
-                    partial(
-                        _apply_here,
-                        pickle.dumps((function, spec)),
-                        records,
-                        self._logs,
-                        parent=os.getpid(),
-                        terminal=sys.stderr.isatty(),
-                        always=tuple(in_every_event().items()),
-                    ),
-                    cancellable=True,
-                    limiter=self._unlimited,
-                )
-            for stream, text in ((sys.stdout, done.stdout), (sys.stderr, done.stderr)):
-                if text:
-                    await run_in_thread(stream.write, text)
-            if isinstance(done.result, Exception):
-                raise done.result
-            return done.result
+                factory = None if function is None else self._factory
+                call = partial(_apply_here, function, spec, factory)
+                result: MapResult = await self._in_process(call, records)
+                return result
         on_begin()
         return apply(function, records, spec, stop)
+
+    async def _in_process(self, call: Callable[..., Any], *arguments: object) -> Any:
+        """Call a function in a process of anyio's, and write here what it prints and logs there."""
+        done = await to_process.run_sync(
+            partial(
+                _call_here,
+                pickle.dumps(call),
+                arguments,
+                self._logs,
+                parent=os.getpid(),
+                terminal=sys.stderr.isatty(),
+                always=tuple(in_every_event().items()),
+            ),
+            cancellable=True,
+            limiter=self._unlimited,
+        )
+        self._opened_in.add(done.process)
+        for stream, text in ((sys.stdout, done.stdout), (sys.stderr, done.stderr)):
+            if text:
+                await run_in_thread(stream.write, text)
+        if isinstance(done.result, Exception):
+            raise done.result
+        return done.result
 
     async def divide(self, batch: Batch, most: int) -> list[Batch]:
         """Divide a batch into parts of at most `most` records (`Batch.divide`).
@@ -174,9 +205,10 @@ class Executor:
 
 
 class _Done(NamedTuple):
-    """The outcome of a call in another process, and the text that it wrote meanwhile."""
+    """The outcome of a call in another process, its process id, and the text that it wrote meanwhile."""
 
-    result: MapResult | Exception
+    result: Any
+    process: int
     stdout: str
     stderr: str
 
@@ -198,29 +230,60 @@ class _Text(StringIO):
         return text
 
 
-def _apply_here(
-    function: bytes,
-    records: pa.RecordBatch,
+def _call_here(
+    call: bytes,
+    arguments: tuple[object, ...],
     logs: LogSettings,
     *,
     parent: int,
     terminal: bool,
     always: tuple[tuple[str, object], ...],
 ) -> _Done:
-    """Apply a pickled function as its pickled spec says, in a process of anyio's."""
+    """Call a pickled function in a process of anyio's."""
     stdout, stderr = _prepare_process(logs, parent=parent, terminal=terminal, always=always)
-    result: MapResult | Exception
+    try:
+        # Loaded only now: the import of the user's module may print and log too.
+        result = pickle.loads(call)(*arguments)  # noqa: S301  our own bytes
+    except Exception as error:  # noqa: BLE001  raised by `Executor._in_process`
+        result = error
+    return _Done(result, os.getpid(), stdout.take(), stderr.take())
+
+
+def _apply_here(
+    function: Callable[..., Any] | None,
+    spec: MapSpec,
+    factory: bytes | None,
+    records: pa.RecordBatch,
+) -> MapResult:
+    """Apply a map, with the resources that the pickled factory makes."""
+    if factory is not None and function is not None:
+        function = _opened_here(factory).bind(function)
     stop = Stop()
     done = Event()
     Thread(target=_expire, args=(stop, done), daemon=True).start()
     try:
-        # Loaded only now: the import of its module may print and log too.
-        mapped, spec = pickle.loads(function)  # noqa: S301  our own bytes
-        result = apply(mapped, records, spec, stop)
-    except Exception as error:  # noqa: BLE001  raised by `Executor.map`
-        result = error
-    done.set()
-    return _Done(result, stdout.take(), stderr.take())
+        return apply(function, records, spec, stop)
+    finally:
+        done.set()
+
+
+@cache
+def _opened_here(factory: bytes) -> OpenResources:
+    resources = OpenResources(pickle.loads(factory))  # noqa: S301  our own bytes
+    asyncio.run_coroutine_threadsafe(resources.open(), background_loop()).result()
+    return resources
+
+
+def _open_here(factory: bytes) -> None:
+    _opened_here(factory)
+
+
+def _close_here(factory: bytes) -> None:
+    """Close the resources of this process, if it has opened them."""
+    if _opened_here.cache_info().currsize:
+        resources = _opened_here(factory)
+        _opened_here.cache_clear()
+        asyncio.run_coroutine_threadsafe(resources.close(), background_loop()).result()
 
 
 def _expire(stop: Stop, done: Event) -> None:

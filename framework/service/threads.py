@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import deque
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
-from functools import partial
+from functools import lru_cache, partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
@@ -21,10 +22,22 @@ if TYPE_CHECKING:
 
     from anyio import CapacityLimiter
 
-__all__ = ["run_in_thread"]
+__all__ = ["background_loop", "run_in_thread"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+
+def background_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of this process that runs in a daemon thread; a forked process has its own."""
+    return _background_loop(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _background_loop(_process: int) -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="kmr event loop", daemon=True).start()
+    return loop
 
 
 async def run_in_thread(

@@ -16,8 +16,8 @@ from ...delivery.ranges import merge_ranges
 from ...errors import KmrError, SinkError
 from ...record import Range, Rows
 from ...reducers.collect import one_table
+from ...service.threads import background_loop
 from ...strategy import ERROR_STAGE, MAP_STAGE
-from ..source.blocking_client import event_loop
 from .aggregation import FinalAggregate
 from .chain import Chain
 from .placement import place_reducers
@@ -192,7 +192,7 @@ class DriverReducers:
             metrics.flush_retries.labels(stage).inc(count)
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        self._running = asyncio.run_coroutine_threadsafe(coroutine, event_loop())
+        self._running = asyncio.run_coroutine_threadsafe(coroutine, background_loop())
         if self._cancelled:
             self._running.cancel()
         self._running.result()

@@ -29,9 +29,10 @@ from ...mapping.resources import OpenResources
 from ...mapping.results import join
 from ...record import Range, Rows
 from ...service.process import freeze_modules, keep_freed_memory
+from ...service.threads import background_loop
 from ...strategy import MAP_STAGE
 from ..runtime.session import is_local
-from ..source.blocking_client import event_loop, shared_client
+from ..source.blocking_client import shared_client
 from .chain import Chain, ChainResult
 from .chunks import batches_of_rows, cut_chunks
 from .placement import place_reducers
@@ -129,7 +130,7 @@ async def _open_chain(chain: Chain, context: Context) -> None:
 
 
 def _start(coroutine: Any) -> Future[Any]:
-    return asyncio.run_coroutine_threadsafe(coroutine, event_loop())
+    return asyncio.run_coroutine_threadsafe(coroutine, background_loop())
 
 
 def _is_replayed(plan: TaskPlan) -> bool:

@@ -21,6 +21,7 @@ from aiokafka.protocol.fetch import FetchRequest
 from ...kafka.admin import explain_refusal, log_offsets, offsets_at_times
 from ...kafka.connection import connect
 from ...kafka.fetching import unpack_response
+from ...service.threads import background_loop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from ...record import TopicPartition
     from .options import ClientConfig
 
-__all__ = ["BlockingClient", "event_loop", "shared_client"]
+__all__ = ["BlockingClient", "shared_client"]
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ class BlockingClient:
 
     def __init__(self, config: ClientConfig) -> None:
         self.config = config
-        self._loop = event_loop()
+        self._loop = background_loop()
         self._lock = threading.Lock()
         self._consumer: Any = None
         self._committers: dict[str, Any] = {}
@@ -175,15 +176,3 @@ def shared_client(config: ClientConfig) -> BlockingClient:
 @lru_cache(maxsize=32)
 def _shared_client(config: ClientConfig, _process: int) -> BlockingClient:
     return BlockingClient(config)
-
-
-def event_loop() -> asyncio.AbstractEventLoop:
-    """Return this process's event loop for Kafka clients and sinks; it runs in a daemon thread."""
-    return _event_loop(os.getpid())
-
-
-@lru_cache(maxsize=1)
-def _event_loop(_process: int) -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="kmr-kafka", daemon=True).start()
-    return loop

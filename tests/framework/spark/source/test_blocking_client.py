@@ -8,7 +8,8 @@ import pytest
 
 from kmr.errors import ConsumerError
 from kmr.record import TopicPartition
-from kmr.spark.source.blocking_client import BlockingClient, event_loop, shared_client
+from kmr.service.threads import background_loop
+from kmr.spark.source.blocking_client import BlockingClient, shared_client
 from kmr.spark.source.options import ClientConfig
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def test_offsets_are_those_of_the_log_and_of_the_group(
 def test_a_client_and_its_loop_are_kept_for_the_process(kafka: Kafka) -> None:
     config = ClientConfig(bootstrap_servers=kafka.servers)
     assert shared_client(config) is shared_client(ClientConfig(bootstrap_servers=kafka.servers))
-    assert event_loop() is event_loop()
+    assert background_loop() is background_loop()
 
 
 def test_no_broker_is_an_error_with_its_address() -> None:
