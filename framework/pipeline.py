@@ -117,7 +117,11 @@ class Pipeline:
         return [*self._lanes.stages, *errors]
 
     async def open(self, context: Context) -> None:
-        """Connect all reducers. Raises StrategyError if the strategy does not fit its sinks."""
+        """Connect all reducers, and do what the first batch would wait for.
+
+        Raises:
+            StrategyError: the strategy does not fit its sinks, or its map cannot be loaded.
+        """
         context = replace(
             context, generations=self.committer.generations, schema_of=self._strategy.schema_of
         )
@@ -132,6 +136,7 @@ class Pipeline:
                     delivery=ERROR_DELIVERY,
                     others=self._lanes.delivery,
                 )
+        await self._executor.warm_up(self._strategy)
 
     async def take_over(self) -> None:
         """Take over from an earlier process of the same member; call it right before joining the group.

@@ -31,7 +31,6 @@ from .service.deadline import Deadline, end_shields
 from .service.http import HttpServer
 from .service.process import freeze_modules, keep_freed_memory
 from .service.process_end import ExitCode, ProcessEnd, exit_now
-from .service.threads import run_in_thread
 
 if TYPE_CHECKING:
     import socket
@@ -251,8 +250,6 @@ class Worker:
                 transactional_id=settings.transactional_id,
             )
         )
-        for part in self._strategy.parts:
-            await run_in_thread(part.map_spec.inputs.warm_up)
         await self._consumer.start(self._events, self._admitted)
 
     async def _admitted(self) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import anyio
 from anyio import to_process
 
-from ..errors import StrategyError, reason_of
+from ..errors import KmrError, StrategyError, reason_of
 from ..observe.logs import in_every_event, setup_logs
 from ..service.process import end_with_parent
 from ..service.threads import background_loop, run_in_thread
@@ -27,7 +27,7 @@ from .results import NO_OFFSETS, MapResult
 from .stop import Stop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import pyarrow as pa
 
@@ -75,7 +75,7 @@ class Executor:
     async def open(self, strategy: Strategy) -> None:
         """Open the resources of a strategy, if it has any, where its maps run.
 
-        With `process` that is one process; the others open them before their first batch.
+        With `process` that is one process; the others open them in `warm_up`.
 
         Raises:
             StrategyError: they cannot be opened, or not in another process.
@@ -95,6 +95,34 @@ class Executor:
                     f"{reason_of(error)}; use a function of a module, or executor='thread'"
                 ) from error
             await self._in_process(partial(_open_here, self._factory))
+
+    async def warm_up(self, strategy: Strategy) -> None:
+        """Do what the first batch would wait for: load what formats decode with, and start the processes.
+
+        Raises:
+            StrategyError: a process cannot be started, or cannot import the map.
+        """
+        for part in strategy.parts:
+            await run_in_thread(part.map_spec.inputs.warm_up)
+        plain = [(p.map, p.map_spec) for p in strategy.parts if not p.map_spec.is_async]
+        if self.kind == "process" and plain:
+            load = partial(_load_here, plain, self._factory)
+            async with anyio.create_task_group() as tasks:
+                # At the same time, so that each call has another process.
+                for _ in range(int(self._limiter.total_tokens)):
+                    tasks.start_soon(self._warm_up_process, load)
+
+    async def _warm_up_process(self, load: Callable[[], None]) -> None:
+        try:
+            await self._in_process(load)
+        except KmrError:
+            raise
+        except Exception as error:
+            cause = error if error.__cause__ is None else error.__cause__
+            raise StrategyError(
+                "executor='process': a process cannot start, or cannot import the map: "
+                f"{type(cause).__name__}: {cause}"
+            ) from error
 
     async def close(self) -> None:
         """Close the resources, also after a failure. Raises StrategyError if that fails.
@@ -276,6 +304,16 @@ def _opened_here(factory: bytes) -> OpenResources:
 
 def _open_here(factory: bytes) -> None:
     _opened_here(factory)
+
+
+def _load_here(
+    maps: Sequence[tuple[Callable[..., Any] | None, MapSpec]], factory: bytes | None
+) -> None:
+    """Load what the formats decode with, and open the resources; the maps are imported by now."""
+    for _, spec in maps:
+        spec.inputs.warm_up()
+    if factory is not None:
+        _opened_here(factory)
 
 
 def _close_here(factory: bytes) -> None:

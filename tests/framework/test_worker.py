@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import anyio.lowlevel
+import pyarrow as pa
 import pytest
 
 import kmr.worker
@@ -23,10 +24,12 @@ from kmr.mapping.functions import map_record
 from kmr.record import Record
 from kmr.reducers.collect import Batcher
 from kmr.reducers.reducer import Empty, Retry
+from kmr.service.threads import run_in_thread
 from kmr.settings import Settings
 from kmr.sinks import DeadLetterWriter
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
+from kmr.values.value_format import Decoded, ValueFormat
 from kmr.worker import Worker, freeze_when_ready
 
 from .workers import P0, P1, committed, locate, put, running, written
@@ -399,3 +402,42 @@ async def test_what_the_start_has_imported_is_not_traversed_by_the_garbage_colle
             assert not frozen
             await consumer.rebalance([P0])
         assert frozen
+
+
+class _Compiled(ValueFormat):
+    """A format whose code is being compiled as long as a test wants."""
+
+    schema = pa.schema([("value", pa.binary())])
+
+    def __init__(self, compiling: threading.Event, compiled: threading.Event) -> None:
+        self.compiling = compiling
+        self.compiled = compiled
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Self:
+        return self
+
+    def warm_up(self) -> None:
+        self.compiling.set()
+        assert self.compiled.wait(60)
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        return Decoded(pa.RecordBatch.from_arrays([values], schema=self.schema), {})
+
+
+async def test_a_worker_does_not_join_before_its_formats_are_compiled(clock: VirtualClock) -> None:
+    compiling, compiled = threading.Event(), threading.Event()
+    strategy = Strategy(
+        reduce=[MemoryWriter(Journal())], value=_Compiled(compiling, compiled), tombstones="drop"
+    )
+    consumer = MemoryConsumer()
+    worker = Worker(strategy, Settings(topics=("t",), group="g"), consumer=consumer)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(worker.run)
+        await run_in_thread(compiling.wait, 60)
+        assert (worker.status().state, worker.status().ready) == ("starting", False)
+        assert not consumer.started.is_set()
+        compiled.set()
+        await consumer.started.wait()
+        await consumer.rebalance([P0])
+        assert worker.status().ready
+        worker.shutdown("the test is over")

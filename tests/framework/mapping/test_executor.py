@@ -17,7 +17,8 @@ from kmr.mapping.functions import map_batch, map_record, spec_of
 from kmr.mapping.stop import Stop
 from kmr.observe.logs import setup_logs
 from kmr.settings import LogSettings
-from kmr.testing import batch_of
+from kmr.strategy import Strategy
+from kmr.testing import Journal, MemoryWriter, batch_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -187,3 +188,40 @@ async def test_a_map_that_waits_for_its_turn_does_not_begin_after_it_was_stopped
     stop.request()
     mapped = await Executor(kind, 1).map(refused, spec_of(refused), BATCH, stop=stop)
     assert (mapped.table, mapped.failures, mapped.rest) == (None, (), 5)
+
+
+async def test_warm_processes_have_imported_the_map_and_take_the_first_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imports = tmp_path / "imports"
+    imports.touch()
+    (tmp_path / "that_counts.py").write_text(
+        f"import os\nos.write(os.open({str(imports)!r}, os.O_WRONLY | os.O_APPEND), b'%d ' % os.getpid())\n"
+        + MODULE
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    whereabouts = importlib.import_module("that_counts").whereabouts
+    executor = Executor("process", 2)
+    strategy = Strategy(whereabouts, [MemoryWriter(Journal())])
+    await executor.open(strategy)
+    await executor.warm_up(strategy)
+    warm = set(map(int, imports.read_text().split())) - {os.getpid()}
+    assert len(warm) == 2
+    mapped = await executor.map(whereabouts, spec_of(whereabouts), BATCH)
+    assert mapped.table is not None
+    assert set(mapped.table.column("process").to_pylist()) <= warm
+    assert set(map(int, imports.read_text().split())) == {os.getpid(), *warm}
+
+
+async def test_a_map_that_another_process_cannot_import_is_refused_before_the_first_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_here.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    whereabouts = importlib.import_module("only_here").whereabouts
+    (tmp_path / "only_here.py").write_text("raise RuntimeError('no such device')")
+    strategy = Strategy(whereabouts, [MemoryWriter(Journal())])
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(StrategyError, match="cannot import the map: RuntimeError: no such device")
+    ):
+        await Executor("process", 1).warm_up(strategy)
