@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import anyio
 import anyio.to_thread
@@ -37,6 +37,7 @@ async def consume(
     follow: Flag = False,
     max_records: int | None = None,
     partition: Annotated[tuple[int, ...], Parameter(negative=(), show_default=False)] = (),
+    isolation_level: Literal["read_uncommitted", "read_committed"] = "read_uncommitted",
     form: Annotated[str, Parameter("--format")] = "value",
     client: ClientFlags | None = None,
 ) -> None:
@@ -65,6 +66,9 @@ async def consume(
         Stop after this many records.
     partition
         Read only this partition; may be repeated. Not with --group: the group assigns the partitions.
+    isolation_level
+        read_committed leaves out the records of transactions that were aborted, and ends before the first
+        one that is open.
     form
         value, key-value, full, json, raw (no line ends), or a template such as
         '{topic} {partition} {offset} {timestamp} {key} {value} {headers}\\n'. Bytes are written unchanged.
@@ -79,6 +83,7 @@ async def consume(
     settings = client_settings(client)
     async with open_admin(settings) as admin:
         partitions = await admin.partitions(required(topics, "topic"), partition)
+    settings["isolation_level"] = isolation_level
     async with _reading(partitions, group, from_beginning, settings) as consumer:
         with anyio.CancelScope() as reading, _stopped_by_signals(reading), log_client_errors():
             endless = follow or not (from_beginning or group)

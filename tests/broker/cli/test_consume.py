@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
+from aiokafka import AIOKafkaProducer
 from aiokafka.partitioner import murmur2
 
 if TYPE_CHECKING:
@@ -93,6 +95,25 @@ def test_only_the_partitions_that_are_named_are_read(kmr: Kmr) -> None:
         kmr("produce", "parts", "--partition", str(index), stdin=b"%d\n" % index)
     read = kmr("consume", "parts", "--from-beginning", "--partition", "0", "--partition", "2")
     assert sorted(read.lines) == ["0", "2"]
+
+
+def test_read_committed_leaves_out_what_was_aborted(kmr: Kmr, servers: str) -> None:
+    kmr("topic", "create", "transactions")
+
+    async def produce() -> None:
+        async with AIOKafkaProducer(bootstrap_servers=servers, transactional_id="t") as producer:
+            for value in (b"committed", b"aborted"):
+                await producer.begin_transaction()
+                await producer.send_and_wait("transactions", value, partition=0)
+                if value == b"committed":
+                    await producer.commit_transaction()
+                else:
+                    await producer.abort_transaction()
+
+    anyio.run(produce)
+    consume = ("consume", "transactions", "--from-beginning", "--isolation-level")
+    assert kmr(*consume, "read_committed").lines == ["committed"]
+    assert kmr(*consume, "read_uncommitted").lines == ["committed", "aborted"]
 
 
 def test_mistakes_are_one_line(kmr: Kmr) -> None:
