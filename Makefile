@@ -35,7 +35,7 @@ bench: ## side-by-side benchmarks, printed as ratios
 	@tools/install bench demo
 	@.venv/bin/python -m bench
 
-chaos: ## break the system on purpose, count missing and doubled records (ARGS="--long", "--list", ...)
+chaos: ## break the system on purpose, count missing and doubled records (ARGS="--long", "--soak 30m", "--list", ...)
 	@tools/install dev demo
 	@.venv/bin/python -m chaos $(ARGS)
 

@@ -11,7 +11,7 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 from rich.console import Console
@@ -22,6 +22,8 @@ from chaos.report import write_report
 from chaos.scenarios import LONG, SCENARIOS, SHORT, SLOW
 from chaos.services import ServiceFailed
 from chaos.shape import Outside
+from chaos.soak import soak
+from kmr.config.schema import SECONDS, parse_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+_SHORTEST_SOAK: Final = 30  # seconds; shorter ones have too few samples for a verdict
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run scenarios; 0: every verdict is ok, 1: one is not, 2: wrong usage."""
@@ -39,8 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         _list(console)
         return 0
-    scenarios = [SCENARIOS[name] for name in options.scenario] or (
-        LONG if options.long else [*SHORT, *SLOW]
+    scenarios = (
+        [soak(options.soak)]
+        if options.soak
+        else [SCENARIOS[name] for name in options.scenario]
+        or (LONG if options.long else [*SHORT, *SLOW])
     )
     seed = random.SystemRandom().getrandbits(32) if options.seed is None else options.seed
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # it cannot know that we meant it
@@ -114,6 +121,16 @@ def _list(console: Console) -> None:
             console.print(f"  {scenario.name:<22}{scenario.about}")
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = parse_quantity(text, SECONDS)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if seconds < _SHORTEST_SOAK:
+        raise argparse.ArgumentTypeError(f"{text}: a soak takes {_SHORTEST_SOAK} s or more")
+    return seconds
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
     parser.add_argument("--list", action="store_true", help="name the scenarios")
@@ -126,6 +143,13 @@ def _parser() -> argparse.ArgumentParser:
         help="run this one; may be given more than once",
     )
     parser.add_argument("--long", action="store_true", help="the long scenarios")
+    parser.add_argument(
+        "--soak",
+        type=_seconds,
+        metavar="TIME",
+        help="a steady load for so long (30m), with rebalances; growing memory, descriptors, threads or "
+        "tasks are a failure",
+    )
     parser.add_argument("--seed", type=int, help="reproduces a schedule; default: a new one")
     parser.add_argument(
         "--bootstrap-servers",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from random import Random
@@ -11,6 +12,7 @@ import anyio
 
 from chaos.checkers import check
 from chaos.faults import Strike, plan
+from chaos.growth import check_growth
 from chaos.history import History, Recorder
 from chaos.services import ServiceFailed
 from chaos.shape import Outside
@@ -103,6 +105,8 @@ async def carry_out(
         verify["until"] = time.time_ns()
     history = recorder.history()
     results = check(history, promises, memory_limit=scenario.memory_limit)
+    if scenario.lasts:
+        results.append(check_growth(history))
     return Run(scenario, seed, schedule, skipped, time.monotonic() - started, history, results)
 
 
@@ -129,8 +133,11 @@ class _Course:
         self._say("records flow")
         await self._in_time("the first records", site.load.until(between))
         await self._in_time("the first commits", site.until_settled())
+        until = anyio.current_time() + (self._scenario.lasts or math.inf)
         for strike in schedule:
             await self._strike(strike)
+            if anyio.current_time() > until:
+                break
             await self._in_time("records after a fault", site.load.until_more(between))
         site.load.stop()
         await self._in_time("the end of the load", finished.wait())

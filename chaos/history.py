@@ -44,6 +44,8 @@ SCHEMAS: dict[str, pa.Schema] = {
     # Committed offsets as the broker showed them at `time`.
     "commits": _schema("group topic", "partition offset time"),
     "memory": _schema("process", "bytes time"),
+    # What each process holds, in a soak; `tasks` is null where nothing counts them.
+    "resources": _schema("process", "time rss pss descriptors threads tasks"),
     # One line per process; `ended` and `code` are null while it runs.
     "processes": _schema("name ending", "pid started ended code", ready=pa.bool_()),
     # The course of the run: phases, faults (from `time` to `until`), observations.
@@ -65,6 +67,7 @@ class History:
     dead: pa.Table
     commits: pa.Table
     memory: pa.Table
+    resources: pa.Table
     processes: pa.Table
     events: pa.Table
     unread: Mapping[str, str] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from chaos.soak import plot
 from chaos.timeline import timeline
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ def write_report(run: Run, directory: Path) -> Path:
     (directory / "report.json").write_bytes(json + b"\n")
     title = f"{run.scenario.name}, seed {run.seed}: {run.verdict}"
     (directory / "timeline.svg").write_text(timeline(run.history, title))
+    if run.scenario.lasts:
+        (directory / "resources.svg").write_text(plot(run.history, title))
     summary = directory / "summary.md"
     summary.write_text(summary_of(run))
     return summary
@@ -63,7 +66,7 @@ def summary_of(run: Run) -> str:
         "",
         f"{run.scenario.about[0].upper()}{run.scenario.about[1:]}.",
         "",
-        f"Again with the same schedule: `python -m chaos --scenario {run.scenario.name} --seed {run.seed}`",
+        f"Again with the same schedule: `python -m chaos {run.scenario.arguments} --seed {run.seed}`",
         "",
         _sentence(run),
         "",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from chaos.shape import Outside
     from chaos.workload import Mode, Sink
 
-__all__ = ["EVERY_FAULT", "LONG", "SCENARIOS", "SHORT", "SLOW", "Scenario"]
+__all__ = ["EVERY_FAULT", "LONG", "MIB", "SCENARIOS", "SHORT", "SLOW", "Scenario"]
 
 MIB: Final = 1024 * 1024
 
@@ -41,6 +41,7 @@ class Scenario:
     Attributes:
         faults: their names; all of them once a round, in an order that the seed decides.
         more_faults: by name, what can strike besides `EVERY_FAULT`.
+        lasts: seconds after which no further fault strikes; 0: all rounds are done.
         between: records that must be acknowledged between two faults.
         finds: checkers that must find a violation, because the guarantee is switched off.
         patience: seconds for a fault to have its effect, and as many again for the system to recover.
@@ -57,6 +58,12 @@ class Scenario:
     finds: frozenset[str] = frozenset()
     patience: float = 90.0
     memory_limit: int = 1_024 * MIB
+    lasts: float = 0.0
+
+    @property
+    def arguments(self) -> str:
+        """The arguments of `python -m chaos` that run it."""
+        return f"--soak {self.lasts:g}s" if self.lasts else f"--scenario {self.name}"
 
     def promises(self, groups: Sequence[GroupSpec], topic: str) -> list[Promise]:
         """What each group claims; one whose guarantee is switched off claims exactly once, and fails."""

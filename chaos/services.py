@@ -59,6 +59,8 @@ class Service:
         waits: bool,
     ) -> None:
         self.name = name
+        self.http_port: int | None = None
+        """Where it serves its metrics, on loopback."""
         self.wanted = False
         """Whether it should run: false from the moment that we signal it to end."""
         self.starts = 0
@@ -84,6 +86,11 @@ class Service:
         """The number of the process that runs, or ran last."""
         assert self._process is not None, f"{self.name} was never started"  # noqa: S101
         return self._process.pid
+
+    @property
+    def http_flags(self) -> tuple[str, ...]:
+        """The flags of `kmr` for `http_port`."""
+        return () if self.http_port is None else ("--http-port", str(self.http_port))
 
     async def start(self) -> None:
         """Start it, and wait until it is ready, if it is of that kind.

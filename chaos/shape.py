@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from chaos.workload import Workload
 
@@ -47,6 +47,8 @@ class Shape:
         links: whether workers reach broker and ClickHouse through proxies.
         poison_every: one record in so many fails in the map; 0: none.
         flags: more flags of `kmr run`.
+        topic_configs: settings of the input topic.
+        sample_every: seconds between two looks at what each process holds; 0: never.
     """
 
     groups: Sequence[GroupSpec]
@@ -55,6 +57,8 @@ class Shape:
     links: bool = False
     poison_every: int = 1_000
     flags: Sequence[str] = ()
+    topic_configs: Mapping[str, str] = field(default_factory=dict)
+    sample_every: float = 0.0
 
 
 @dataclass(frozen=True)

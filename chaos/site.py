@@ -18,6 +18,7 @@ from chaos.kafka_link import KafkaLink
 from chaos.postgres import PostgresServer
 from chaos.producers import Load
 from chaos.proxies import HttpLink
+from chaos.resources import watch_resources
 from chaos.services import START_TIMEOUT, ServiceFailed, Services, free_port
 from chaos.view import View, watch_memory
 from chaos.workload import FILES, HANG
@@ -210,6 +211,8 @@ class Site:
         stack.callback(self._tasks.cancel_scope.cancel)
         self._tasks.start_soon(self.view.watch)
         self._tasks.start_soon(watch_memory, self._services, self.recorder)
+        if every := self.shape.sample_every:
+            self._tasks.start_soon(watch_resources, self._services, self.recorder, every)
         for worker in self.workers:
             await worker.service.start()
         self._tasks.start_soon(self._supervise)
@@ -227,10 +230,13 @@ class Site:
                 *("--data", data, "--host", host, "--port", port, "--no-auto-create-topics"),
                 *("--group-min-session-timeout", f"{_SESSION_TIMEOUT:g}"),
             )
-            self.broker = self._services.add(
-                "broker", lambda: ["broker", "serve", *flags], ready_line="listening on"
+            self.broker = broker = self._services.add(
+                "broker",
+                lambda: ["broker", "serve", *flags, *broker.http_flags],
+                ready_line="listening on",
             )
-            await self.broker.start()
+            self._listen(broker)
+            await broker.start()
         if any(spec.workload.sink == "postgres" for spec in self.groups):
             server = PostgresServer()
             self._stack.push_async_callback(to_thread.run_sync, server.__exit__)
@@ -274,7 +280,8 @@ class Site:
 
     async def _create_topics(self) -> None:
         replicas = self._outside.replicas
-        topics = [NewTopic(self.topic, self.shape.partitions, replicas)]
+        configs = dict(self.shape.topic_configs)
+        topics = [NewTopic(self.topic, self.shape.partitions, replicas, topic_configs=configs)]
         topics += [NewTopic(name, 1, replicas) for name in self._dead_topics()]
         topics += [NewTopic(name, _RESULT_PARTITIONS, replicas) for name in self._results()]
         async with self.admin() as admin:
@@ -317,7 +324,7 @@ class Site:
         ]
         service = self._services.add(
             name,
-            lambda: [*arguments, "--client-id", f"{name}.{service.starts}"],
+            lambda: [*arguments, "--client-id", f"{name}.{service.starts}", *service.http_flags],
             ready_line="Setting Spark log level" if spec.engine == "spark" else '"assigned"',
             waits=False,
             KMR_CLICKHOUSE_URL=url,
@@ -325,7 +332,12 @@ class Site:
             **{HANG: str(self._hang(name)), FILES: str(self.places.files)},
             **spec.workload.environment(),
         )
+        self._listen(service)
         return service
+
+    def _listen(self, service: Service) -> None:
+        if self.shape.sample_every:
+            service.http_port = free_port()
 
     def _hang(self, name: str) -> Path:
         return self._directory / f"hang-{name}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from chaos.history import History
 
-__all__ = ["timeline"]
+__all__ = ["COLOURS", "Canvas", "Line", "timeline"]
 
 _WIDTH: Final = 1_000
 _LEFT: Final = 136
@@ -27,7 +27,7 @@ _PANEL: Final = 130
 _GAP: Final = 46
 _ROW: Final = 15
 _BINS: Final = 240
-_COLOURS: Final = ("#2f6fb3", "#3a9a5b", "#b3832f", "#8a4fb3")
+COLOURS: Final = ("#2f6fb3", "#3a9a5b", "#b3832f", "#8a4fb3")
 _FAULT: Final = "#c0392b"
 _STYLE: Final = (
     "text{font:11px system-ui,sans-serif;fill:#333}.axis{stroke:#bbb}.grid{stroke:#eee}"
@@ -36,7 +36,9 @@ _STYLE: Final = (
 
 
 @dataclass(frozen=True)
-class _Line:
+class Line:
+    """One line of a diagram: values at equal distances over the whole time."""
+
     name: str
     colour: str
     values: NDArray[np.float64]
@@ -51,22 +53,20 @@ def timeline(history: History, title: str) -> str:
     groups = sorted(
         {str(g) for table in (history.rows, history.dead) for g in table["group"].to_pylist()}
     )
-    rates = [_Line("produced", _COLOURS[0], np.histogram(acked, edges)[0] / seconds)]
+    rates = [Line("produced", COLOURS[0], np.histogram(acked, edges)[0] / seconds)]
     lags = []
-    for group, colour in zip(groups, _COLOURS[1:] * len(groups), strict=False):
+    for group, colour in zip(groups, COLOURS[1:] * len(groups), strict=False):
         settled = _first_settled(history, group)
-        rates.append(
-            _Line(f"delivered, {group}", colour, np.histogram(settled, edges)[0] / seconds)
-        )
+        rates.append(Line(f"delivered, {group}", colour, np.histogram(settled, edges)[0] / seconds))
         behind = np.searchsorted(acked, edges[1:]) - np.searchsorted(settled, edges[1:])
-        lags.append(_Line(f"behind, {group}", colour, np.maximum(behind, 0).astype(np.float64)))
-    canvas = _Canvas(begin, end)
+        lags.append(Line(f"behind, {group}", colour, np.maximum(behind, 0).astype(np.float64)))
+    canvas = Canvas(begin, end)
     canvas.heading(title)
     faults = [
         event for event in history.events.to_pylist() if event["kind"] in ("fault", "recovery")
     ]
     panels = (("records per second", rates), ("records behind", lags))
-    canvas.shade(faults, (_PANEL + _GAP) * len(panels))
+    canvas.shade(faults, Canvas.height_of(len(panels)))
     for name, lines in panels:
         canvas.panel(name, lines)
     canvas.rows("faults, and recovery", (_bar(event, end) for event in faults))
@@ -122,15 +122,26 @@ def _life(line: dict[str, object], end: int) -> _Bar:
     return str(line["name"]), begin, until, "#9ab7d3" if colour == _FAULT else colour, what
 
 
-class _Canvas:
-    """Draws from top to bottom."""
+class Canvas:
+    """Draws from top to bottom.
+
+    Args:
+        begin: the time at the left edge, in nanoseconds;
+        end: at the right edge.
+    """
 
     def __init__(self, begin: int, end: int) -> None:
         self._begin, self._end = begin, end
         self._parts: list[str] = []
         self._y = 0
 
+    @staticmethod
+    def height_of(panels: int) -> int:
+        """The height of so many panels."""
+        return (_PANEL + _GAP) * panels
+
     def heading(self, text: str) -> None:
+        """A title above all."""
         self._y += 24
         self._text(_LEFT, self._y, text, "title")
         self._y += 8
@@ -145,7 +156,7 @@ class _Canvas:
                 f'fill="{colour}" opacity="0.13"><title>{escape(what)}</title></rect>'
             )
 
-    def panel(self, title: str, lines: Sequence[_Line]) -> None:
+    def panel(self, title: str, lines: Sequence[Line]) -> None:
         """A diagram over time."""
         top, bottom = self._y + 22, self._y + 22 + _PANEL - 22
         highest = max((float(line.values.max(initial=0)) for line in lines), default=0) or 1

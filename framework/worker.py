@@ -366,6 +366,7 @@ class Worker:
             status = self.status()
             self.metrics.observe_retries(status.stages)
             progress.note(status, anyio.current_time())
+            self.metrics.tasks.set(len(asyncio.all_tasks()))
             self.metrics.drain_seconds.set(drain.seconds(status, anyio.current_time()))
             if catch_up is not None and catch_up.is_reached(status):
                 self.shutdown("caught up")

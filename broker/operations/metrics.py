@@ -7,6 +7,7 @@ lock. The series of a topic or group therefore end when it is deleted.
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import os
 from bisect import bisect_left
@@ -189,6 +190,7 @@ def _broker(cluster_id: str, data_dir: Path) -> Iterator[Metric]:
         disk = os.statvfs(data_dir)
         free.add_metric((), disk.f_bavail * disk.f_frsize)
     yield from (about, free)
+    yield _value("event_loop_tasks", "Tasks of the broker's event loop.", len(asyncio.all_tasks()))
 
 
 def _version() -> str:

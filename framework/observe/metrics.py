@@ -124,6 +124,7 @@ class Metrics:
             "reason",
         )
         self.inflight = gauge("inflight_bytes", "Bytes of records taken in and not yet settled.")
+        self.tasks = gauge("event_loop_tasks", "Tasks of the worker's event loop.")
         self.commits = counter("commits", "Commits of watermarks, by result.", "result")
         self.transactions = counter(
             "transactions", "Transactions of rows and offsets: committed, or aborted.", "result"

@@ -26,6 +26,7 @@ NAMES = {
     "kmr_consumed_records",
     "kmr_consumer_lag_records",
     "kmr_dlq_records",
+    "kmr_event_loop_tasks",
     "kmr_failed_records",
     "kmr_inflight_bytes",
     "kmr_reduce_flush_retrying_seconds",
