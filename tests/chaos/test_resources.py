@@ -10,7 +10,6 @@ import pytest
 
 from chaos.resources import resources_of, tasks_in
 
-
 HOLDS_MORE = """
 import os, threading
 print(flush=True)

@@ -58,6 +58,7 @@ NAMES = {
     "kmr_broker_connections_rejected",
     "kmr_broker_connections_unauthenticated",
     "kmr_broker_disk_free_bytes",
+    "kmr_broker_event_loop_tasks",
     "kmr_broker_fetched_bytes",
     "kmr_broker_fetched_records",
     "kmr_broker_fetches_waiting",
