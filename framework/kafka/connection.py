@@ -18,10 +18,16 @@ import anyio
 import structlog
 from aiokafka.client import AIOKafkaClient, collect_hosts
 from aiokafka.conn import create_conn
-from aiokafka.errors import AuthenticationFailedError, KafkaError, SaslAuthenticationFailed
+from aiokafka.errors import (
+    AuthenticationFailedError,
+    KafkaConnectionError,
+    KafkaError,
+    SaslAuthenticationFailed,
+)
 from aiokafka.helpers import create_ssl_context
 from aiokafka.protocol.group import LeaveGroupRequest
 from aiokafka.protocol.metadata import MetadataRequest
+from anyio.lowlevel import checkpoint
 
 from ..config.schema import ADDRESSES
 from ..errors import BrokerUnavailable, ConsumerError, SettingsError
@@ -279,6 +285,9 @@ async def connect(consumer: Any, config: ConnectionConfig) -> None:
     _never_create_topics(consumer._client)
     try:
         await consumer.start()
+        if not consumer._client.cluster.brokers():  # a broker that refuses a token names none
+            await checkpoint()  # aiokafka cannot stop tasks that have not begun
+            raise KafkaConnectionError("no broker is named in the metadata")
     except KafkaError as error:
         await consumer.stop()
         try:
@@ -310,7 +319,11 @@ async def reach_broker(config: ConnectionConfig) -> None:
         try:
             with anyio.fail_after(_PROBE_TIMEOUT):
                 connection = await create_conn(host, port, **options)
-            connection.close()
+                try:
+                    if config.oauth is not None:
+                        await _require_accepted_token(connection)
+                finally:
+                    connection.close()
             return
         except (AuthenticationFailedError, SaslAuthenticationFailed) as error:
             raise ConsumerError(
@@ -325,6 +338,21 @@ async def reach_broker(config: ConnectionConfig) -> None:
         except KafkaError as error:
             reasons.append(f"{host}:{port}: {error}")
     raise BrokerUnavailable(f"no Kafka broker answers at bootstrap_servers ({'; '.join(reasons)})")
+
+
+async def _require_accepted_token(connection: Any) -> None:
+    """Raise SaslAuthenticationFailed if the token of a new connection was refused.
+
+    A broker answers a wrong token with a challenge (RFC 7628), which aiokafka takes for a success. The
+    broker refuses the next request, because the connection is still to be authenticated: Apache Kafka names
+    no brokers, others disconnect.
+    """
+    try:
+        answer = await connection.send(MetadataRequest([]))
+    except KafkaConnectionError:
+        answer = None
+    if answer is None or not answer.brokers:
+        raise SaslAuthenticationFailed("the token is wrong or has expired")
 
 
 async def require_topics(client: Any, config: ConnectionConfig, topics: tuple[str, ...]) -> None:

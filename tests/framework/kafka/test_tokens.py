@@ -45,6 +45,10 @@ def no_text() -> int:
     return 5
 
 
+def malformed() -> str:
+    return "malformed"
+
+
 def fails() -> str:
     raise PermissionError("who are you")
 
@@ -129,7 +133,7 @@ async def test_client_id_and_secret_are_exchanged_for_a_token(token_url: str) ->
 
 
 class _BearerExchange(SaslExchange):
-    """Accepts any new token; the bundled broker has no OAUTHBEARER."""
+    """Accepts any new token; the bundled broker has no OAUTHBEARER. Challenges one that is malformed."""
 
     seen: list[str]
 
@@ -139,6 +143,8 @@ class _BearerExchange(SaslExchange):
 
     async def respond(self, message: bytes) -> bytes:
         token = message.decode().removeprefix("n,,\x01auth=Bearer ").rstrip("\x01")
+        if "malformed" in token:
+            return b'{"status": "invalid_token"}'
         if token in self.seen:
             raise AuthenticationFailed("the token has expired")
         self.seen.append(token)
@@ -181,6 +187,10 @@ async def test_each_connection_sends_a_token_and_an_old_one_is_replaced(
     CALLS.clear()  # the next token is one that was sent before
     with pytest.raises(ConsumerError, match="refuses OAUTHBEARER credentials: "):
         async with connect_admin(connection_config(settings("long_lived"))):
+            pass
+    refused = "refuses OAUTHBEARER credentials: .*the token is wrong or has expired"
+    with pytest.raises(ConsumerError, match=refused):
+        async with connect_admin(connection_config(settings("malformed"))):
             pass
     with pytest.raises(BrokerUnavailable, match=r"no token from .*PermissionError: who are you"):
         async with connect_admin(connection_config(settings("fails"))):
