@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .reducers.collect import Collect as Collect
     from .reducers.collect import Collecting as Collecting
     from .reducers.collect import one_table as one_table
+    from .reducers.finding import Finding as Finding
     from .reducers.reducer import Context as Context
     from .reducers.reducer import Delivery as Delivery
     from .reducers.reducer import Empty as Empty

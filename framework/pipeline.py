@@ -13,11 +13,13 @@ from .commit import Committer
 from .delivery.failures import ErrorPort, LimitWindow
 from .intake.backpressure import Gate
 from .intake.intake import Intake
+from .kafka.connection import connection_config
 from .lanes import Lanes
 from .map import MapStage
 from .mapping.executor import Executor
 from .record import ReplayEnd, Rows
 from .reduce import ReduceStage, SharedParts
+from .reducers.reducer import Context
 from .strategy import ERROR_DELIVERY, ERROR_STAGE
 
 if TYPE_CHECKING:
@@ -30,13 +32,29 @@ if TYPE_CHECKING:
     from .observe.metrics import Metrics
     from .observe.status import StageStatus
     from .record import TopicPartition
-    from .reducers.reducer import Context
     from .settings import Settings
     from .strategy import Strategy
 
-__all__ = ["Pipeline"]
+__all__ = ["Pipeline", "context_of"]
 
 _log = structlog.get_logger(__name__)
+
+
+def context_of(strategy: Strategy, settings: Settings) -> Context:
+    """Return the surroundings of a strategy's reducers, without a stage. Raises SettingsError."""
+    return Context(
+        group=settings.group,
+        bootstrap_servers=settings.bootstrap_servers,
+        stage="",
+        strategy=settings.strategy or "",
+        strategy_version=strategy.version or "",
+        has_schema_ids=strategy.has_schema_ids,
+        client=connection_config(settings).client_options(),
+        prepare=settings.prepare_table,
+        transactional_id=settings.transactional_id,
+        session_timeout=settings.session_timeout,
+        schema_of=strategy.schema_of,
+    )
 
 
 class Pipeline:
@@ -122,9 +140,7 @@ class Pipeline:
         Raises:
             StrategyError: the strategy does not fit its sinks, or its map cannot be loaded.
         """
-        context = replace(
-            context, generations=self.committer.generations, schema_of=self._strategy.schema_of
-        )
+        context = replace(context, generations=self.committer.generations)
         await self._executor.open(self._strategy)
         await self._lanes.open(context)
         if self._error_stage is not None:

@@ -16,7 +16,7 @@ import structlog
 from ._extras import installed_version
 from .errors import BrokerUnavailable, DeadlineExceeded, KmrError, reason_of
 from .events import EventHandler, Failed, Shutdown
-from .kafka.connection import connection_config, consumer_config
+from .kafka.connection import consumer_config
 from .kafka.kafka_consumer import KafkaConsumer
 from .kafka.subscription import Subscription
 from .observe.health import HealthServer, app_of_worker
@@ -24,9 +24,8 @@ from .observe.liveness import IdlePartition, Liveness
 from .observe.metrics import Metrics
 from .observe.progress import CatchUp, DrainTime, ProgressLog
 from .observe.status import PartitionStatus, WorkerStatus
-from .pipeline import Pipeline
+from .pipeline import Pipeline, context_of
 from .record import TopicPartition
-from .reducers.reducer import Context
 from .service.deadline import Deadline, end_shields
 from .service.http import HttpServer
 from .service.process import freeze_modules, keep_freed_memory
@@ -237,19 +236,7 @@ class Worker:
             settings=settings.changed(),
         )
         await self._wait_for_broker()
-        await self._pipeline.open(
-            Context(
-                group=settings.group,
-                bootstrap_servers=settings.bootstrap_servers,
-                stage="",
-                strategy=settings.strategy or "",
-                strategy_version=self._strategy.version or "",
-                has_schema_ids=self._strategy.has_schema_ids,
-                client=connection_config(settings).client_options(),
-                prepare=settings.prepare_table,
-                transactional_id=settings.transactional_id,
-            )
-        )
+        await self._pipeline.open(context_of(self._strategy, settings))
         await self._consumer.start(self._events, self._admitted)
 
     async def _admitted(self) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Self, TypedDict, get_args
 
 from ..errors import StrategyError
+from .finding import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -104,6 +105,7 @@ class Context:
         schema_of: returns the columns of the rows that reach a stage; None if they are not known yet. It
             may block.
         transactional_id: of this worker, for a sink whose transactions commit the input's offsets.
+        session_timeout: seconds after which the group takes the worker's partitions away; None: unknown.
         transactions: what `Reducer.transactions` returned, open; None if nothing is written with them.
     """
 
@@ -120,6 +122,7 @@ class Context:
     strategy_version: str = ""
     has_schema_ids: bool = False
     transactional_id: str = ""
+    session_timeout: float | None = None
     transactions: Transactions | None = None
 
 
@@ -314,6 +317,20 @@ class Reducer(ABC):
     def difference_on_spark(self, place: SparkPlace) -> str:
         """Describe what differs from the worker, for `kmr validate`; empty if nothing does."""
         return ""
+
+    async def examine(self, context: Context) -> Sequence[Finding]:
+        """Check for `kmr doctor` what a worker would meet; called on a copy that is not opened.
+
+        By default it calls `open`, so a sink whose `open` creates or alters something overrides it.
+
+        Raises:
+            KmrError: becomes a `problem`.
+        """
+        try:
+            await self.open(context)
+        finally:
+            await self.close()
+        return [Finding("ok", context.stage, f"{type(self).__name__} opens")]
 
     @abstractmethod
     def add(self, rows: Rows) -> None:

@@ -17,12 +17,14 @@ from ..ranges import RangeWriter
 from .client import Target, classify, connect_async
 from .ddl import Layout, create_table, one_line
 from .deduplication import read_memories
+from .examination import Examination
 from .inserts import Inserter, fingerprint, repeat, was_counted
 from .table import MissingTable, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ...reducers.finding import Finding
     from ...reducers.reducer import Context, Limits
     from ..planning import RangeRows
     from ..ranges import RangeDelivery
@@ -207,7 +209,8 @@ class ClickHouseWriter(RangeWriter):
                     await connection.execute(remedy)
                     _log.info("table altered", statement=remedy)
                 memories = await read_memories(connection, target.database, name)
-            self._choose_delivery(memories, context.stage)
+            self.choose_delivery(memories)
+            self._warn(memories, context.stage)
         except Exception as error:
             await connection.close()
             if isinstance(error, KmrError):
@@ -227,6 +230,23 @@ class ClickHouseWriter(RangeWriter):
             memories[0].deduplicates,
             self.layout if self.evolve else None,
         )
+
+    async def examine(self, context: Context) -> Sequence[Finding]:
+        """See `Reducer.examine`: the server and the table, and what `open` would create or alter."""
+        target, name = self.target()
+        connection = await self._connect(target)
+        try:
+            # In a thread, because it may ask a schema registry, or call the user's map.
+            declared = await run_in_thread(context.schema_of, context.stage)
+            return await Examination(self, connection, target.database, name, context).run(declared)
+        except KmrError:
+            raise
+        except Exception as error:
+            raise SinkError(
+                f"{target}: cannot read the table {self.table}: {classify(error).reason}"
+            ) from error
+        finally:
+            await connection.close()
 
     def target(self) -> tuple[Target, str]:
         """Return the address with the table's database, and the table's name without it."""
@@ -283,8 +303,8 @@ class ClickHouseWriter(RangeWriter):
         self._inserter = replace(opened._inserter, _outcomes={})
         self._shares = True
 
-    def _choose_delivery(self, memories: Sequence[InsertMemory], stage: str) -> None:
-        """Choose the guarantee that the table supports, and log how to improve it."""
+    def choose_delivery(self, memories: Sequence[InsertMemory]) -> None:
+        """Choose the guarantee that the table supports. Raises StrategyError if another was demanded."""
         table = memories[0]
         if not table.deduplicates:
             if self._wanted == "exactly-once":
@@ -293,6 +313,9 @@ class ClickHouseWriter(RangeWriter):
                     f"{table.advice() or f'{self.table} ({table.engine}) does not deduplicate'}"
                 )
             self.delivery = "at-least-once"
+
+    def _warn(self, memories: Sequence[InsertMemory], stage: str) -> None:
+        """Log how to make the tables recognise repeated INSERTs."""
         for advice in dict.fromkeys(memory.advice() for memory in memories):
             if advice is not None and advice not in self._warned:
                 self._warned.add(advice)

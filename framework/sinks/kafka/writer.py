@@ -17,8 +17,10 @@ from ...config.schema import ADDRESSES
 from ...dead_letters.letters import letter_headers
 from ...errors import BrokerUnavailable, SinkError, StrategyError
 from ...kafka.connection import stop_producer
+from ...kafka.inspector import inspect_cluster
 from ...kafka.transactions import Transactions
 from ...reducers.collect import Collecting, one_table
+from ...reducers.finding import Finding
 from ...reducers.reducer import Context, Empty, Flushed, FlushResult, Poisoned, Retry, SizeLimits
 from ...service.threads import run_in_thread
 from ...values.registry import RegistryUnavailable
@@ -33,7 +35,7 @@ from .row_messages import (
 from .sending import ProducerLost, SendState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -46,6 +48,7 @@ Compression = Literal["gzip", "snappy", "lz4", "zstd"]
 
 _BATCH_BYTES: Final = 512 * 1024
 _CLOSE_SECONDS: Final = 5.0
+_TRANSACTION_MAX: Final = "transaction.max.timeout.ms"
 # Each replacement halves a record batch that is too large; enough to find several such messages.
 _MOST_PRODUCERS: Final = 64
 
@@ -198,14 +201,16 @@ class KafkaWriter(Collecting):
         return other
 
     async def open(self, context: Context) -> None:
-        self._client = {**context.client, "bootstrap_servers": context.bootstrap_servers}
-        if self.bootstrap_servers is not None:
-            self._client["bootstrap_servers"] = self.bootstrap_servers
+        self._client = self._client_of(context)
         self._topic_limit = await message_limit(self._client, self.topic)
         self._transactions = context.transactions
         await self._require_topic(context, await self._connect())
         if self._transactions is not None:
             await self.close()  # their producer connects when no earlier process may write any more
+
+    def _client_of(self, context: Context) -> dict[str, Any]:
+        servers = self.bootstrap_servers or context.bootstrap_servers
+        return {**context.client, "bootstrap_servers": servers}
 
     async def _require_topic(self, context: Context, producer: AIOKafkaProducer) -> None:
         try:
@@ -220,6 +225,59 @@ class KafkaWriter(Collecting):
             raise StrategyError(
                 f"{context.stage}: cannot write to topic {self.topic}: {type(error).__name__}: {error}"
             ) from error
+
+    async def examine(self, context: Context) -> Sequence[Finding]:
+        """See `Reducer.examine`: the topic, permissions, and limits of transactions. It creates no topic."""
+        client, stage = self._client_of(context), context.stage
+        user = client.get("sasl_plain_username") or "the user of this connection"
+        async with inspect_cluster(client) as inspector:
+            facts = (await inspector.topics([self.topic]))[self.topic]
+            settings = await inspector.broker_settings() or {}
+            if facts.is_missing and settings.get("auto.create.topics.enable") == "true":
+                text = f"topic {self.topic} does not exist: the brokers will make it, as they like"
+                return [Finding("warning", stage, text, "create it with the partitions you want")]
+            if (problem := facts.problem("WRITE", user)) is not None:
+                return [Finding("problem", stage, *problem)]
+            found = [Finding("ok", stage, f"topic {self.topic} may be written to")]
+            if self.commits_offsets:
+                name = context.transactional_id
+                if not await inspector.may_use_transactional_id(name):
+                    found.append(
+                        Finding(
+                            "problem",
+                            stage,
+                            f"we may not use the transactional id {name}: the worker fails at its start",
+                            f"allow {user} WRITE and DESCRIBE on transactional ids that begin as this one "
+                            "(transactional_id_prefix)",
+                        )
+                    )
+                found += self._examine_timeouts(context, settings.get(_TRANSACTION_MAX))
+        return found
+
+    def _examine_timeouts(self, context: Context, most_ms: str | None) -> list[Finding]:
+        seconds, session = self.transaction_timeout, context.session_timeout
+        found = []
+        if most_ms is not None and seconds * 1000 > int(most_ms):
+            found.append(
+                Finding(
+                    "problem",
+                    context.stage,
+                    f"transaction_timeout is {seconds:g} s, and the brokers allow {int(most_ms) / 1000:g} s "
+                    f"({_TRANSACTION_MAX}): they refuse the transactional id",
+                    "lower transaction_timeout",
+                )
+            )
+        if session is not None and seconds >= session:
+            found.append(
+                Finding(
+                    "warning",
+                    context.stage,
+                    f"transaction_timeout is {seconds:g} s, and session_timeout {session:g} s: the next "
+                    "owner of a dead worker's partitions waits for its open transaction",
+                    "set transaction_timeout below session_timeout",
+                )
+            )
+        return found
 
     async def close(self) -> None:
         producer, self._producer = self._producer, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final, Unpack
 
 import anyio
@@ -11,6 +12,7 @@ import pyarrow as pa
 import structlog
 
 from ...errors import KmrError, SinkError, StrategyError
+from ...reducers.finding import Finding, compare_clocks
 from ...reducers.reducer import Retry
 from ...service.threads import run_in_thread
 from ..ranges import RangeWriter
@@ -37,6 +39,11 @@ __all__ = ["PostgresWriter"]
 
 _GRACE: Final = 5.0  # seconds that the server has to end a transaction itself
 _PIECE: Final = 1 << 20
+_RANGES_NEED: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
+_SERVER: Final = "SELECT current_setting('server_version'), extract(epoch FROM clock_timestamp())"
+_MAY_CREATE: Final = """
+SELECT has_schema_privilege(name, 'CREATE'), name, current_user
+FROM (SELECT coalesce(nullif(%s, ''), current_schema()) AS name) AS wanted"""
 _LIMITS: Final = """
 SELECT set_config('statement_timeout', %(ms)s, true),
        set_config('idle_in_transaction_session_timeout', %(ms)s, true)"""
@@ -142,8 +149,7 @@ class PostgresWriter(RangeWriter):
                 ranges = self._ranges
                 if await read_table(connection, ranges.name) is None:
                     await self._make(connection, ranges.create_statement())
-                needed = ("SELECT", "INSERT", "UPDATE", "DELETE")
-                await self._require(connection, ranges.name, *needed)
+                await self._require(connection, ranges.name, *_RANGES_NEED)
         except KmrError:
             await pool.close()
             raise
@@ -153,6 +159,61 @@ class PostgresWriter(RangeWriter):
                 f"{pool}: cannot read or create {self}: {classify(error)[1]}"
             ) from error
         self._pool = pool
+
+    async def examine(self, context: Context) -> Sequence[Finding]:
+        """See `Reducer.examine`: the server, the table, `kmr_ranges` and the privileges."""
+        pool = Pool.of(self.url, self.timeout)
+        await pool.wait(self.connect_timeout)
+        try:
+            async with pool.connection() as connection:
+                return await self._examine(connection, context)
+        except KmrError:
+            raise
+        except Exception as error:
+            raise SinkError(f"{pool}: cannot read {self}: {classify(error)[1]}") from error
+        finally:
+            await pool.close()
+
+    async def _examine(self, connection: Connection, context: Context) -> list[Finding]:
+        stage, before = context.stage, time.time()
+        answer = await connection.execute(_SERVER)
+        version, now = await answer.fetchone() or ("", 0.0)
+        found = [
+            Finding("ok", stage, f"PostgreSQL {version} answers"),
+            compare_clocks(stage, float(now), before, time.time()),
+        ]
+        table = await read_table(connection, self._name)
+        if table is None:
+            statement = await self._create_statement(context)
+            if not self.create:
+                raise self._missing(statement)
+            found.append(Finding("ok", stage, f"{self} will be created: {one_line(statement)}"))
+        else:
+            await self._require(connection, self._name, "INSERT")
+            found.append(Finding("ok", stage, f"{self} exists, and may be written to"))
+            declared = await run_in_thread(context.schema_of, stage)
+            if declared is not None:
+                columns = table.choose(declared.names, self.columns, self.extra_columns)
+                fit_rows(declared.empty_table(), columns, str(self))
+                found.append(Finding("ok", stage, f"the {len(columns)} declared columns fit"))
+        ranges = self._ranges
+        has_ranges = await read_table(connection, ranges.name) is not None
+        if has_ranges:
+            await self._require(connection, ranges.name, *_RANGES_NEED)
+        if table is None or not has_ranges:
+            await self._require_create(connection)
+        state = "exists, and may be written to" if has_ranges else "will be created"
+        found.append(Finding("ok", stage, f"{ranges.name} {state}"))
+        return found
+
+    async def _require_create(self, connection: Connection) -> None:
+        answer = await connection.execute(_MAY_CREATE, (self._name.schema,))
+        granted, schema, user = await answer.fetchone() or (False, "", "")
+        if not granted:
+            raise StrategyError(
+                f"{self}: {user} must not CREATE in the schema {schema}; as its owner run: "
+                f"GRANT CREATE ON SCHEMA {schema} TO {quote(user)}"
+            )
 
     @property
     def _name(self) -> TableName:
@@ -166,6 +227,21 @@ class PostgresWriter(RangeWriter):
         found = await read_table(connection, self._name)
         if found is not None:
             return found
+        statement = await self._create_statement(context)
+        if not self.create:
+            raise self._missing(statement)
+        await self._make(connection, statement)
+        found = await read_table(connection, self._name)
+        if found is None:
+            raise SinkError(f"{self} is gone, though it was just created")
+        return found
+
+    def _missing(self, statement: str) -> StrategyError:
+        return StrategyError(
+            f"There is no {self}. Create it, or set create=True: {one_line(statement)}"
+        )
+
+    async def _create_statement(self, context: Context) -> str:
         # In a thread, because it may ask a schema registry, or call the user's map.
         declared = await run_in_thread(context.schema_of, context.stage)
         schema = self.create if isinstance(self.create, pa.Schema) else declared
@@ -179,16 +255,7 @@ class PostgresWriter(RangeWriter):
             schema = pa.schema(
                 [schema.field(name) for name in self.columns if name in schema.names]
             )
-        statement = create_table(self._name, schema)
-        if not self.create:
-            raise StrategyError(
-                f"There is no {self}. Create it, or set create=True: {one_line(statement)}"
-            )
-        await self._make(connection, statement)
-        found = await read_table(connection, self._name)
-        if found is None:
-            raise SinkError(f"{self} is gone, though it was just created")
-        return found
+        return create_table(self._name, schema)
 
     async def _make(self, connection: Connection, statement: str) -> None:
         """Create a table. Another process may do the same at the same time."""

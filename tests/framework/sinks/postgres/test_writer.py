@@ -275,3 +275,53 @@ async def test_an_address_is_needed(context: Context, monkeypatch: pytest.Monkey
     assert writer.guarantee_on_spark("task") == (
         "exactly once, by one row of kmr_ranges per range of offsets"
     )
+
+
+async def test_doctor_finds_what_is_missing_and_creates_nothing(
+    postgres_url: str, context: Context
+) -> None:
+    writer = PostgresWriter("hits", url=postgres_url, create=OFFSETS)
+    texts = " ".join(each.text for each in await writer.examine(context))
+    assert '"kmr_ranges" will be created' in texts
+    assert "PostgreSQL table hits will be created: CREATE TABLE" in texts
+    with pytest.raises(StrategyError, match="There is no PostgreSQL table hits"):
+        await PostgresWriter("hits", url=postgres_url).examine(
+            replace(context, schema_of=lambda _: OFFSETS)
+        )
+    assert query(
+        postgres_url, "SELECT count(*) FROM pg_tables WHERE schemaname = current_schema()"
+    ) == [0]
+    await opened(postgres_url, context)
+    found = await writer.examine(replace(context, schema_of=lambda _: OFFSETS))
+    assert [each.text for each in found][1:] == [
+        "its clock agrees with ours",
+        "PostgreSQL table hits exists, and may be written to",
+        "the 1 declared columns fit",
+        '"kmr_ranges" exists, and may be written to',
+    ]
+    wider = pa.schema([*OFFSETS, pa.field("more", pa.int64())])
+    with pytest.raises(StrategyError, match="more"):
+        await writer.examine(replace(context, schema_of=lambda _: wider))
+
+
+async def test_doctor_finds_privileges_that_are_missing(
+    postgres_url: str, context: Context
+) -> None:
+    schema = query(postgres_url, "SELECT current_schema()")[0]
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        for statement in (
+            "DROP ROLE IF EXISTS visitor",
+            "CREATE ROLE visitor LOGIN PASSWORD 'hunter2'",
+            f'GRANT USAGE ON SCHEMA "{schema}" TO visitor',
+        ):
+            connection.execute(statement.encode())
+    visitor = postgres_url.replace("postgres@", "visitor:hunter2@")
+    try:
+        with pytest.raises(StrategyError, match=f"visitor must not CREATE in the schema {schema}"):
+            await PostgresWriter("hits", url=visitor, create=OFFSETS).examine(context)
+        await opened(postgres_url, context)
+        with pytest.raises(StrategyError, match="visitor must not INSERT"):
+            await PostgresWriter("hits", url=visitor).examine(context)
+    finally:
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute(b"DROP OWNED BY visitor; DROP ROLE visitor")

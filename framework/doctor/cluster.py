@@ -1,0 +1,202 @@
+"""What the brokers say: topics, permissions, the group's members and its limits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ..kafka.subscription import Subscription
+from ..reducers.finding import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..kafka.inspector import GroupFacts, Inspector, TopicFacts
+    from ..settings import Settings
+    from ..strategy import Strategy
+
+__all__ = ["ClusterCheck"]
+
+_PROTOCOL: Final = "sticky"
+_ABSENT: Final = ("Dead", "Empty")
+_LARGEST: Final = "max.message.bytes"
+_HEADERS_OF_LETTERS: Final = 10_000
+"""Bytes that a dead letter may have beside its record, see `DeadLetterWriter`."""
+
+
+class ClusterCheck:
+    """The checks of one cluster. Call `topics` before the others that need it.
+
+    Attributes:
+        readable: the input topics that can be read, with the number of their partitions.
+    """
+
+    def __init__(self, strategy: Strategy, settings: Settings, inspector: Inspector) -> None:
+        self._strategy = strategy
+        self._settings = settings
+        self._inspector = inspector
+        self.readable: dict[str, int] = {}
+        self._largest: dict[str, int] = {}
+
+    async def brokers(self) -> list[Finding]:
+        """Check the brokers' limits of a member."""
+        settings, brokers = self._settings, await self._inspector.brokers()
+        security = settings.security
+        how: str = security.protocol
+        if how.startswith("SASL"):
+            how += f", {security.sasl_mechanism}"
+        found = [Finding("ok", "brokers", f"{', '.join(brokers)} ({how})")]
+        limits = await self._inspector.broker_settings()
+        if limits is None:
+            return [*found, Finding("ok", "brokers", "we may not read their limits: not compared")]
+        return [*found, *self._session(limits)]
+
+    def _session(self, limits: Mapping[str, str]) -> list[Finding]:
+        seconds = self._settings.session_timeout
+        low = int(limits.get("group.min.session.timeout.ms", "0")) / 1000
+        high = int(limits.get("group.max.session.timeout.ms", str(2**31))) / 1000
+        if low <= seconds <= high:
+            return [Finding("ok", "session_timeout", f"the brokers allow {seconds:g} s")]
+        return [
+            Finding(
+                "problem",
+                "session_timeout",
+                f"{seconds:g} s; the brokers allow {low:g} to {high:g} s (group.min.session.timeout.ms, "
+                "group.max.session.timeout.ms) and refuse the worker",
+                "change session_timeout, or the brokers' limits",
+            )
+        ]
+
+    async def topics(self) -> list[Finding]:
+        """Check the topics that are read."""
+        settings = self._settings
+        subscription = Subscription(settings.topics, settings.topic_pattern)
+        if subscription.pattern is None:
+            known = await self._inspector.topics(list(settings.topics))
+        else:
+            every = await self._inspector.topics(None)
+            known = {name: facts for name, facts in every.items() if name in subscription}
+        found = []
+        if not known:
+            found.append(
+                Finding("warning", "topics", f"no topic matches {subscription.pattern} yet")
+            )
+        for name, facts in sorted(known.items()):
+            if (problem := facts.problem("READ", self._user())) is not None:
+                found.append(Finding("problem", f"topic {name}", *problem))
+            else:
+                found += await self._input(name, facts)
+        return found
+
+    async def _input(self, name: str, facts: TopicFacts) -> list[Finding]:
+        subject, settings = f"topic {name}", self._settings
+        self.readable[name] = facts.partitions
+        found = [Finding("ok", subject, f"we may read its {facts.partitions} partitions")]
+        if facts.lagging:
+            found.append(
+                Finding(
+                    "warning",
+                    subject,
+                    f"{len(facts.lagging)} partitions lack a replica: they are lost with one more broker",
+                    "start the brokers that have the replicas",
+                )
+            )
+        limits = await self._inspector.topic_settings(name)
+        largest = self._largest[name] = int((limits or {}).get(_LARGEST, "0"))
+        if largest > settings.budget:
+            found.append(
+                Finding(
+                    "warning",
+                    subject,
+                    f"a record batch may have {largest} bytes ({_LARGEST}), more than inflight_bytes "
+                    f"({settings.budget}): such a batch needs memory that the limit does not foresee",
+                    f"raise inflight_bytes, or lower {_LARGEST}",
+                )
+            )
+        return found
+
+    async def group(self) -> list[Finding]:
+        """Check the permission for the group, and its members."""
+        settings, subject = self._settings, f"group {self._settings.group}"
+        facts = await self._inspector.group(settings.group)
+        if facts is None or (facts.operations is not None and "READ" not in facts.operations):
+            return [
+                Finding(
+                    "problem",
+                    subject,
+                    "we may not join it: the worker fails at its start",
+                    f"allow {self._user()} READ on the group",
+                )
+            ]
+        if facts.state in _ABSENT:
+            return [Finding("ok", subject, "we may join it; it has no members now")]
+        return [*self._protocol(facts), *self._members(facts)]
+
+    def _protocol(self, facts: GroupFacts) -> list[Finding]:
+        subject = f"group {self._settings.group}"
+        if facts.protocol_type in ("", "consumer") and facts.protocol in ("", _PROTOCOL):
+            return []
+        theirs = " ".join(filter(None, (facts.protocol_type, facts.protocol)))
+        return [
+            Finding(
+                "problem",
+                subject,
+                f"its members use the protocol {theirs}, ours is consumer {_PROTOCOL}: the broker refuses us "
+                "as long as they are there",
+                "stop them, or choose another group",
+            )
+        ]
+
+    def _members(self, facts: GroupFacts) -> list[Finding]:
+        settings, subject = self._settings, f"group {self._settings.group}"
+        members, workers = len(facts.members), settings.worker_count
+        hosts = sorted({member.host for member in facts.members})
+        found = [Finding("ok", subject, f"it has {members} members, at {', '.join(hosts)}")]
+        ours = {settings.group_instance_id}
+        if workers > 1:
+            ours = {f"{settings.group_instance_id}-{index}" for index in range(workers)}
+        same = [each for each in facts.members if each.instance_id in ours - {None}]
+        found += [
+            Finding(
+                "warning",
+                subject,
+                f"a member named {member.instance_id} is alive at {member.host}: a second one of that name "
+                "takes its place, and the first one stops with an error",
+                "give each worker its own group_instance_id, or stop the other one first",
+            )
+            for member in same
+        ]
+        members += workers - len(same)
+        partitions = sum(self.readable.values())
+        if partitions and members > partitions:
+            found.append(
+                Finding(
+                    "warning",
+                    subject,
+                    f"with ours, {members} members share {partitions} partitions: some have nothing to do",
+                    "add partitions, or start fewer workers",
+                )
+            )
+        return found
+
+    async def dead_letters(self) -> list[Finding]:
+        """Compare the sizes of messages that the dead letter topic and the input accept."""
+        sink = self._strategy.reduce_err
+        topic = None if sink is None else sink.topic_written(self._settings.bootstrap_servers)
+        if topic is None:
+            return []
+        accepted = int((await self._inspector.topic_settings(topic) or {}).get(_LARGEST, "0"))
+        needed = max(self._largest.values(), default=0) + _HEADERS_OF_LETTERS
+        if not accepted or accepted >= needed:
+            return []
+        return [
+            Finding(
+                "warning",
+                f"topic {topic}",
+                f"it accepts messages of {accepted:,} bytes ({_LARGEST}); a failed record with the headers "
+                f"of a dead letter may have {needed:,}: a message that it refuses stops the worker",
+                f"set {_LARGEST} of {topic} to {needed} or more",
+            )
+        ]
+
+    def _user(self) -> str:
+        return self._settings.security.sasl_user or "the user of this connection"

@@ -1,0 +1,69 @@
+"""Check everything that a worker of these settings would meet: it joins no group and writes no record.
+
+Each part asks for itself, so that one that fails hides no other. The rules of settings are in `kmr.settings`,
+those of a strategy in `Strategy.validate`, those of a sink in its `examine`: here they are only called.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+
+from ..errors import KmrError, reason_of
+from ..kafka.connection import connection_config, reach_broker
+from ..kafka.inspector import inspect_cluster
+from ..reducers.finding import Finding
+from .cluster import ClusterCheck
+from .machine import check_machine
+from .offsets import check_offsets
+from .sinks import check_sinks
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from ..settings import Settings
+    from ..strategy import Strategy
+
+__all__ = ["examine"]
+
+
+async def examine(strategy: Strategy, settings: Settings) -> list[Finding]:
+    """Return all findings, part after part.
+
+    Args:
+        strategy: a valid one.
+
+    Raises:
+        SettingsError: a TLS file or a provider of tokens cannot be loaded.
+    """
+    found = check_machine(settings)
+    found += await _part("brokers", lambda: _check_cluster(strategy, settings))
+    found += await check_sinks(strategy, settings)
+    return found
+
+
+async def _check_cluster(strategy: Strategy, settings: Settings) -> list[Finding]:
+    config = connection_config(settings)
+    await reach_broker(config)
+    async with inspect_cluster(config.client_options()) as inspector:
+        check = ClusterCheck(strategy, settings, inspector)
+        found = await _part("brokers", check.brokers)
+        found += await _part("topics", check.topics)
+        found += await _part(f"group {settings.group}", check.group)
+        found += await _part("dead letters", check.dead_letters)
+        if check.readable:
+            found += await _part(
+                "offsets", lambda: check_offsets(settings, config, inspector, check.readable)
+            )
+    return found
+
+
+async def _part(subject: str, check: Callable[[], Awaitable[Sequence[Finding]]]) -> list[Finding]:
+    """Return the findings of one part; a failure is one, too."""
+    try:
+        return list(await check())
+    except KmrError as error:
+        return [Finding("problem", subject, str(error))]
+    except (OSError, anyio.BrokenResourceError) as error:
+        return [Finding("problem", subject, reason_of(error))]

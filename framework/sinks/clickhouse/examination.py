@@ -1,0 +1,139 @@
+"""What a worker would meet at a ClickHouse table, for `kmr doctor`. It creates and alters nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from ...reducers.finding import Finding, compare_clocks
+from .ddl import one_line
+from .deduplication import read_memories
+from .table import MissingTable, SchemaMismatch, read_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from ...reducers.finding import Level
+    from ...reducers.reducer import Context
+    from .client import Connection
+    from .table import Table
+    from .writer import ClickHouseWriter
+
+__all__ = ["Examination"]
+
+_SERVER_SQL: Final = (
+    "SELECT version() AS version, toUnixTimestamp64Milli(now64(3)) AS now, currentUser() AS user"
+)
+_GRANT_SQL: Final = "CHECK GRANT INSERT ON %s"
+
+
+class Examination:
+    """One examination of a writer's table.
+
+    Args:
+        connection: to the server; the caller closes it.
+    """
+
+    def __init__(
+        self,
+        writer: ClickHouseWriter,
+        connection: Connection,
+        database: str,
+        name: str,
+        context: Context,
+    ) -> None:
+        self._writer = writer
+        self._connection = connection
+        self._database = database
+        self._name = name
+        self._context = context
+        self._found: list[Finding] = []
+
+    async def run(self, declared: pa.Schema | None) -> list[Finding]:
+        """Return what was found.
+
+        Args:
+            declared: the columns of the rows; None if they are not known.
+
+        Raises:
+            StrategyError: the table and the writer do not fit.
+            Exception: the client's own.
+        """
+        await self._server()
+        try:
+            table = await read_table(self._connection, self._database, self._name)
+        except MissingTable:
+            self._missing(self._writer.create_statement(declared))
+            return self._found
+        self._note("ok", f"table {table} exists ({table.engine})")
+        await self._privilege(table)
+        await self._memory()
+        if declared is not None:
+            self._columns(table, declared)
+        return self._found
+
+    def _note(self, level: Level, text: str, remedy: str = "") -> None:
+        self._found.append(Finding(level, self._context.stage, text, remedy))
+
+    async def _server(self) -> None:
+        before = time.time()
+        (server,) = await self._connection.rows(_SERVER_SQL, {})
+        after = time.time()
+        self._note("ok", f"ClickHouse {server['version']} answers, as user {server['user']}")
+        theirs = server["now"] / 1000
+        self._found.append(compare_clocks(self._context.stage, theirs, before, after))
+
+    def _missing(self, statement: str) -> None:
+        name = f"{self._database}.{self._name}"
+        if self._writer.create:
+            self._note("ok", f"table {name} will be created: {one_line(statement)}")
+        else:
+            self._note(
+                "problem",
+                f"there is no table {name}: the worker will not start",
+                f"create it, or set create=True: {one_line(statement)}",
+            )
+
+    async def _privilege(self, table: Table) -> None:
+        rows = await self._connection.rows(_GRANT_SQL % table.identifier, {})
+        # Without a row the engine is in this process, and has no users.
+        if any(not granted for row in rows for granted in row.values()):
+            self._note(
+                "problem",
+                f"the user must not INSERT into {table}: every flush will fail",
+                f"GRANT INSERT ON {table} to the user of the URL",
+            )
+
+    async def _memory(self) -> None:
+        memories = await read_memories(self._connection, self._database, self._name)
+        prepares = self._context.prepare
+        advices = [each.advice() for each in memories if not (prepares and each.remedy)]
+        if not prepares:
+            self._writer.choose_delivery(memories)
+        for memory in memories:
+            if prepares and memory.remedy:
+                self._note("ok", f"prepare_table will run {memory.remedy}")
+        for advice in dict.fromkeys(advice for advice in advices if advice is not None):
+            self._note("warning", *_halves(advice))
+        if not any(advices):
+            self._note("ok", f"it recognises repeated INSERTs: delivery is {self._writer.delivery}")
+
+    def _columns(self, table: Table, declared: pa.Schema) -> None:
+        writer, names = self._writer, declared.names
+        new = [name for name in names if name not in {each.name for each in table.columns}]
+        if writer.evolve is not None and writer.columns is None and new:
+            self._note("ok", f"evolve will add the columns {', '.join(new)}")
+            names = [name for name in names if name not in new]
+        try:
+            columns = table.choose(names, writer.columns, writer.extra_columns)
+            table.cast([declared.empty_table()], columns)
+        except SchemaMismatch as error:
+            self._note("problem", f"the declared columns do not fit: {error}")
+        else:
+            self._note("ok", f"the {len(columns)} declared columns fit the table")
+
+
+def _halves(advice: str) -> tuple[str, str]:
+    """Divide an advice into the fact and the remedy."""
+    fact, _, remedy = advice.rpartition("; ")
+    return fact, remedy

@@ -1,0 +1,107 @@
+"""What `kmr doctor` finds at a ClickHouse table; it creates and alters nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from kmr.errors import SinkError, StrategyError
+from kmr.sinks.clickhouse.writer import ClickHouseWriter
+
+if TYPE_CHECKING:
+    from clickhouse_connect.driver.client import Client
+
+    from kmr.reducers.finding import Finding
+    from kmr.reducers.reducer import Context
+    from tests.framework.sinks.conftest import CreateTable
+
+DECLARED = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+
+
+@pytest.fixture
+def declaring(context: Context) -> Context:
+    return replace(context, schema_of=lambda _: DECLARED)
+
+
+async def examined(
+    url: str, context: Context, table: str, **options: Any
+) -> dict[str, list[Finding]]:
+    found: dict[str, list[Finding]] = {"ok": [], "warning": [], "problem": []}
+    for finding in await ClickHouseWriter(table, url=url, **options).examine(context):
+        found[finding.level].append(finding)
+    return found
+
+
+async def test_a_table_that_fits_has_no_problems(
+    clickhouse_url: str, create_table: CreateTable, declaring: Context
+) -> None:
+    found = await examined(clickhouse_url, declaring, create_table("n Int64"))
+    assert found["warning"] == found["problem"] == []
+    texts = " ".join(each.text for each in found["ok"])
+    assert "its clock agrees with ours" in texts
+    assert "delivery is exactly-once" in texts
+    assert "the 1 declared columns fit" in texts
+
+
+async def test_a_missing_table_is_a_problem_unless_it_will_be_created(
+    clickhouse_url: str, client: Client, declaring: Context
+) -> None:
+    (problem,) = (await examined(clickhouse_url, declaring, "absent"))["problem"]
+    assert problem.text == "there is no table default.absent: the worker will not start"
+    assert "CREATE TABLE IF NOT EXISTS `default`.`absent`" in problem.remedy
+    found = await examined(clickhouse_url, declaring, "absent", create=True)
+    assert found["problem"] == []
+    assert any("will be created" in each.text for each in found["ok"])
+    assert not client.command("EXISTS TABLE absent")
+
+
+async def test_a_window_that_is_too_small_is_a_warning_or_will_be_mended(
+    clickhouse_url: str, client: Client, create_table: CreateTable, declaring: Context
+) -> None:
+    table = create_table("n Int64", window=5)
+    (warning,) = (await examined(clickhouse_url, declaring, table))["warning"]
+    assert "remembers the last 5 inserts only" in warning.text
+    assert f"run ALTER TABLE `default`.`{table}` MODIFY SETTING" in warning.remedy
+    prepared = await examined(clickhouse_url, replace(declaring, prepare=True), table)
+    assert prepared["warning"] == []
+    assert "= 5" in str(client.command(f"SHOW CREATE TABLE {table}"))
+
+
+async def test_a_table_that_cannot_be_exactly_once_is_refused_as_at_the_start(
+    clickhouse_url: str, create_table: CreateTable, declaring: Context
+) -> None:
+    table = create_table("n Int64", engine="Memory")
+    with pytest.raises(StrategyError, match="does not deduplicate"):
+        await examined(clickhouse_url, declaring, table, delivery="exactly-once")
+    assert len((await examined(clickhouse_url, declaring, table))["warning"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [("x Int64", "has no column n"), ("n Array(Int64)", "column n of")],
+)
+async def test_declared_columns_that_do_not_fit_are_a_problem(
+    clickhouse_url: str, create_table: CreateTable, declaring: Context, columns: str, reason: str
+) -> None:
+    (problem,) = (await examined(clickhouse_url, declaring, create_table(columns)))["problem"]
+    assert reason in problem.text
+
+
+async def test_columns_that_evolve_will_add_are_told(
+    clickhouse_url: str, create_table: CreateTable, declaring: Context
+) -> None:
+    table = create_table("x Nullable(Int64)")
+    context = replace(
+        declaring, schema_of=lambda _: pa.schema([("x", pa.int64()), ("y", pa.int64())])
+    )
+    found = await examined(clickhouse_url, context, table, evolve="add")
+    assert found["problem"] == []
+    assert any(each.text == "evolve will add the columns y" for each in found["ok"])
+
+
+async def test_a_server_that_does_not_answer_is_an_error(declaring: Context) -> None:
+    with pytest.raises(SinkError, match="did not answer"):
+        await examined("http://127.0.0.1:1", declaring, "t", connect_timeout=0.1)
