@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import shlex
+from functools import cache
 from typing import Final
 
 from .errors import KmrError
@@ -76,6 +77,7 @@ def _installed(module: str) -> bool:
         return False
 
 
+@cache
 def installed_version() -> str | None:
     """Return the version of the installed distribution; None if our code is not installed."""
     try:

@@ -200,6 +200,9 @@ class Committer:
                 await self._send(moved)
             except CommitFenced as error:
                 self._metrics.commits.labels("fenced").inc()
+                for partition in moved:  # another member may commit the same offset
+                    entry = self._entry(partition)
+                    entry.attempted = entry.acknowledged
                 if not self.is_fenced:
                     _log.warning(
                         "commit refused: the group has a new generation", reason=str(error)

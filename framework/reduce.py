@@ -259,19 +259,20 @@ class ReduceStage:
             self._hold(
                 buffer.bytes
             )  # the ledgers forget them now: they are settled before the write
+        result: FlushResult = Empty()
         try:
             refusal = await guarantee.before_write(buffer)
-            result: FlushResult = Empty()
             if refusal is None and buffer.held:
                 result = await attempt_flush(buffer, self.name, may_repeat=guarantee.may_repeat)
                 poisoned = buffer.set_aside or (isinstance(result, Flushed) and result.poisoned)
                 if not isinstance(result, Retry) and not (poisoned and guarantee.failed_first):
                     refusal = await guarantee.after_write(buffer)
         except UnexpectedDuplicate as error:
-            self._metrics.unexpected_duplicates.labels(self.name).inc()
-            _log.error("rows were dropped as a repetition", stage=self.name, reason=str(error))
-            guarantee.withdraw()
-            raise
+            refusal = await guarantee.withdraw()
+            if refusal is None:
+                self._metrics.unexpected_duplicates.labels(self.name).inc()
+                _log.error("rows were dropped as a repetition", stage=self.name, reason=str(error))
+                raise
         finally:
             await guarantee.end()
         return result if refusal is None else Retry(_GUARANTEE_RETRY, refusal, may_double=False)

@@ -27,6 +27,7 @@ from .kafka.group_offsets import Membership
 from .record import SCHEMA, Batch, Record, TopicPartition
 from .reducers.collect import one_table
 from .reducers.reducer import Flushed, Reducer
+from .simulation.simulate import columns_of, simulate
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -52,6 +53,7 @@ __all__ = [
     "broker_with_registry",
     "clock",
     "run_strategy",
+    "simulate",
     "start_broker",
 ]
 
@@ -421,7 +423,7 @@ async def _run_strategy(
         delivery=None,
     )
     for records in batches.values():
-        consumer.put(Batch.of(_as_columns(records)))
+        consumer.put(Batch.of(columns_of(records)))
     total = sum(map(len, batches.values()))
     topics = tuple({at.topic for at in batches}) or ("test",)
     worker = Worker(
@@ -472,20 +474,6 @@ def _watched(first: Reducer, mapped: Mapping[TopicPartition, set[int]]) -> Reduc
     watched = copy.copy(first)
     watched.__class__ = Watched
     return watched
-
-
-def _as_columns(records: Sequence[Record]) -> pa.RecordBatch:
-    columns: dict[str, Any] = {
-        "key": [each.key for each in records],
-        "value": [each.value for each in records],
-        "topic": [each.topic for each in records],
-        "partition": [each.partition for each in records],
-        "offset": [each.offset for each in records],
-        "timestamp": [each.timestamp_us for each in records],
-        "timestampType": [each.timestamp_type for each in records],
-        "headers": [[header._asdict() for header in each.headers] or None for each in records],
-    }
-    return pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
 
 
 @pytest.fixture

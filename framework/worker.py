@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
 
+    from .intake.backpressure import Budget
     from .kafka.consumer import Consumer
     from .settings import Settings
     from .strategy import Strategy
@@ -147,6 +148,11 @@ class Worker:
             self._reason = reason
             self._starting.cancel()
             self._shutdown.set()
+
+    @property
+    def budget(self) -> Budget:
+        """The bytes in flight and their limit."""
+        return self._pipeline.intake.budget
 
     async def ready(self) -> None:
         """Return when the worker has joined its group and processes its partitions."""

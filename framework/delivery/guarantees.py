@@ -78,8 +78,13 @@ class DeliveryGuarantee(ABC):
     async def end(self) -> None:  # noqa: B027  nothing is open by default
         """End the attempt, whatever has become of it."""
 
-    def withdraw(self) -> None:  # noqa: B027  nothing to take back by default
-        """Take back what `before_write` committed, as far as possible: the rows were not written."""
+    async def withdraw(self) -> str | None:
+        """Take back what `before_write` committed: the sink has the rows already.
+
+        Returns:
+            None, or the reason why another member may have written them meanwhile; try again later.
+        """
+        return None
 
 
 @dataclass(slots=True)
@@ -136,9 +141,15 @@ class ExactlyOnce(_InOrder):
         reducer.announce(announcement, replayed=replayed is not None)
         return None
 
-    def withdraw(self) -> None:
-        """See `DeliveryGuarantee.withdraw`: the next owner announces the range as a new one."""
+    async def withdraw(self) -> str | None:
+        """See `DeliveryGuarantee.withdraw`: the next owner announces the range as a new one.
+
+        Only if the group accepts the commit, no other member can have read the announcement before.
+        """
         self.committer.withdraw(self.partition)
+        if await self.committer.commit():
+            return None
+        return f"{self.partition} may have another owner, who has written the announced range"
 
 
 @dataclass(slots=True)
@@ -192,6 +203,13 @@ class AtMostOnce(_InOrder):
     """Settles and commits each range before it is written. Rows that are lost then stay lost."""
 
     may_repeat = False
+
+    def _is_turn(self, buffer: Buffer) -> bool:
+        """Return whether the commit before the write covers all rows: no failed record is between them."""
+        return self.ledgers.complete(buffer.ranges())
+
+    async def _wait_turn(self, buffer: Buffer) -> None:
+        await self.ledgers.wait_complete(buffer.ranges())
 
     async def before_write(self, buffer: Buffer) -> str | None:
         """See `DeliveryGuarantee.before_write`."""

@@ -6,8 +6,8 @@ import asyncio
 import os
 import threading
 from collections import deque
-from contextlib import nullcontext, suppress
-from contextvars import copy_context
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar, copy_context
 from functools import lru_cache, partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
@@ -18,11 +18,11 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from .deadline import shield
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from anyio import CapacityLimiter
 
-__all__ = ["background_loop", "run_in_thread"]
+__all__ = ["background_loop", "run_in_thread", "without_threads"]
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -38,6 +38,19 @@ def _background_loop(_process: int) -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="kmr event loop", daemon=True).start()
     return loop
+
+
+_without: ContextVar[bool] = ContextVar("calls are made on the event loop", default=False)
+
+
+@contextmanager
+def without_threads() -> Iterator[None]:
+    """Let `run_in_thread` call functions on the event loop: for a simulation, which has one thread."""
+    token = _without.set(True)
+    try:
+        yield
+    finally:
+        _without.reset(token)
 
 
 async def run_in_thread(
@@ -60,6 +73,8 @@ async def run_in_thread(
         Exception: what the function raised.
     """
     await checkpoint_if_cancelled()
+    if _without.get():
+        return function(*arguments)
     async with limiter or to_thread.current_default_thread_limiter():
         loop = asyncio.get_running_loop()
         future: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()

@@ -1,0 +1,200 @@
+"""What is counted at the sinks and at the group, and the rules that are checked with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Mapping, Sequence
+
+    from ..record import Rows, TopicPartition
+    from ..reducers.reducer import Delivery
+    from .world import Member, World
+
+__all__ = ["Checks", "Expected", "offsets_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What shall become of the records.
+
+    Attributes:
+        delivery: the guarantee of the strategy.
+        rows: how many rows each record becomes in the sink, by partition: one number for each offset. For
+            a chain of reducers 1, where the map makes any: the sink then counts ranges.
+        failed: whether the map fails on it, by partition.
+        exists: whether there is a record with this offset.
+        per_row: whether rows, or else ranges, are counted.
+        refusable: records that the sink may refuse, by partition and offset.
+        batch_bytes: bytes of the largest batch with its rows, for the check of the memory.
+    """
+
+    delivery: Delivery
+    rows: Mapping[TopicPartition, np.ndarray]
+    failed: Mapping[TopicPartition, np.ndarray]
+    exists: Mapping[TopicPartition, np.ndarray]
+    per_row: bool
+    diverts: bool
+    batch_bytes: int
+    refusable: set[tuple[TopicPartition, int]] = field(default_factory=set)
+
+
+def offsets_of(rows: Rows, *, per_row: bool) -> Iterable[tuple[TopicPartition, int]]:
+    """Return the records behind rows: one for each row, or each of the ranges once."""
+    if per_row and rows.offsets is not None:
+        partition = rows.ranges[0].topic_partition
+        return [(partition, offset) for offset in rows.offsets.tolist()]
+    return [(r.topic_partition, at) for r in rows.ranges for at in range(r.first, r.last + 1)]
+
+
+class Checks:
+    """Counts what reaches the sinks in one simulation, and compares it with what is expected."""
+
+    def __init__(self, world: World, expected: Expected) -> None:
+        self._world = world
+        self.expected = expected
+        self.delivered = {p: np.zeros(len(n), dtype=np.int64) for p, n in expected.rows.items()}
+        self.diverted = {p: np.zeros(len(n), dtype=np.int64) for p, n in expected.rows.items()}
+        self.dropped = {p: np.zeros(len(n), dtype=np.bool_) for p, n in expected.rows.items()}
+        self._contents: dict[str, bytes] = {}
+        self._last: dict[tuple[int, int, TopicPartition], int] = {}
+
+    def wrote(
+        self, member: Member, parts: Sequence[Rows], only: Container[int] | None = None
+    ) -> None:
+        """Count rows that the sink has taken, and check their number.
+
+        Args:
+            only: the offsets of the rows that it has taken; None: all.
+        """
+        expected = self.expected
+        for rows in parts:
+            for partition, offset in offsets_of(rows, per_row=expected.per_row):
+                if only is not None and offset not in only:
+                    continue
+                self.delivered[partition][offset] += 1
+                if expected.delivery != "at-least-once":
+                    most = expected.rows[partition][offset]
+                    if self.delivered[partition][offset] > most and most:
+                        self._world.problem(
+                            "a record is in the sink too often",
+                            f"{partition}[{offset}] became {most} rows, but the sink has "
+                            f"{self.delivered[partition][offset]}, the last by {member.name}",
+                        )
+
+    def sends(self, member: Member, parts: Sequence[Rows]) -> None:
+        """Check that a member sends the ranges of a partition in order; a write may be sent again."""
+        began: dict[tuple[int, int, TopicPartition], int] = {}
+        for r in (r for rows in parts for r in rows.ranges):
+            at = (id(member), r.generation, r.topic_partition)
+            last = began.get(at, self._last.get(at, -1))
+            if r.first <= last if at in began else r.first < last:
+                self._world.problem(
+                    "records of a partition are out of order",
+                    f"{member.name} writes {r} after offset {last}",
+                )
+            if at not in began:
+                self._last[at] = r.first
+            began[at] = r.last
+
+    def diverts(self, parts: Sequence[Rows]) -> None:
+        """Count rows that the error sink has taken."""
+        for rows in parts:
+            for partition, offset in offsets_of(rows, per_row=True):
+                self.diverted[partition][offset] += 1
+
+    def drops(self, rows: Rows) -> None:
+        """Note that a reducer has made no rows of these records."""
+        for r in rows.ranges:
+            self.dropped[r.topic_partition][r.first : r.last + 1] = True
+
+    def same(self, token: str, content: bytes) -> None:
+        """Check that a range that is written again has the same rows."""
+        before = self._contents.setdefault(token, content)
+        if before != content:
+            self._world.problem(
+                "a range that is written again has other rows",
+                f"{token}: the map or a reducer makes other rows of the same records",
+            )
+
+    def settled(self, partition: TopicPartition) -> np.ndarray:
+        """Return for each offset whether nothing remains to be done for its record."""
+        expected = self.expected
+        rows = expected.rows[partition]
+        wants_error = expected.failed[partition]
+        settled: np.ndarray = (
+            ((rows == 0) & ~wants_error)
+            | ((rows > 0) & (self.delivered[partition] >= rows))
+            | (self.diverted[partition] > 0)
+            | self.dropped[partition]
+            | ~expected.exists[partition]
+        )
+        return settled
+
+    def committed(self, partition: TopicPartition, before: int, offset: int) -> None:
+        """Check a commit."""
+        if offset < before:
+            self._world.problem(
+                "a committed offset moved back", f"{partition} from {before} to {offset}"
+            )
+        if offset > before and self.expected.delivery != "at-most-once":
+            missing = np.flatnonzero(~self.settled(partition)[before:offset])
+            if len(missing):
+                self._world.problem(
+                    "a commit passes a record that is not settled",
+                    f"{partition}[{before + int(missing[0])}] when {offset} was committed",
+                )
+
+    def memory(self, member: Member) -> None:
+        """Check the bytes in flight of a member."""
+        worker = member.worker
+        if worker is None:
+            return
+        budget = worker.budget
+        most = budget.limit + (1 + len(self.expected.rows)) * self.expected.batch_bytes
+        if budget.used > most:
+            self._world.problem(
+                "more bytes are in flight than the budget allows",
+                f"{member.name}: {budget.used} of {budget.limit}; {most} with a batch of each partition",
+            )
+        if budget.used < 0 or budget.unmapped < 0:
+            self._world.problem(
+                "bytes in flight are subtracted twice",
+                f"{member.name}: {budget.used}, {budget.unmapped} not mapped",
+            )
+
+    def final(self, ends: Mapping[TopicPartition, int]) -> None:
+        """Check every record below these offsets at the end, when everything is committed."""
+        expected, delivery = self.expected, self.expected.delivery
+        for partition, wanted in expected.rows.items():
+            found, errors = self.delivered[partition], self.diverted[partition]
+            if delivery != "at-most-once":
+                lost = np.flatnonzero(~self.settled(partition)[: ends[partition]])
+                if len(lost):
+                    self._world.problem(
+                        "a record is lost", f"{partition}[{int(lost[0])}] is in no sink"
+                    )
+            if delivery != "at-least-once":
+                often = np.flatnonzero((found > wanted) & (wanted > 0))
+                if len(often):
+                    self._world.problem(
+                        "a record is in the sink too often", f"{partition}[{int(often[0])}]"
+                    )
+            if expected.per_row:
+                extra = np.flatnonzero((found > 0) & (wanted == 0))
+                if len(extra):
+                    self._world.problem(
+                        "a record is in the sink that the map filters or fails on",
+                        f"{partition}[{int(extra[0])}]",
+                    )
+            if not expected.diverts and delivery != "at-most-once":
+                found_odd = np.flatnonzero((errors > 0) & ~expected.failed[partition])
+                odd = [at for at in found_odd.tolist() if (partition, at) not in expected.refusable]
+                if odd:
+                    self._world.problem(
+                        "a record is in reduce_err that neither map nor sink refuses",
+                        f"{partition}[{odd[0]}]",
+                    )

@@ -1,0 +1,151 @@
+"""A model of ClickHouse, as far as `ClickHouseWriter` uses it: one table that remembers its inserts.
+
+The real writer casts, plans, inserts and counts; `ModelConnection` replaces its connection.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pyarrow as pa
+
+from ..sinks.clickhouse.client import Connection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ..sinks.planning import RangeRows
+    from .sinks import Place
+
+__all__ = ["ModelConnection", "ModelTable"]
+
+_COORDINATES = ("topic", "partition", "offset")
+
+
+@dataclass(slots=True)
+class ModelTable:
+    """A MergeTree without replication.
+
+    Attributes:
+        columns: names and types.
+        window: how many inserts it remembers (`non_replicated_deduplication_window`).
+        rows: the topic, partition and offset of each row, as far as it has these columns.
+        blocks: the number of inserts that were not dropped as a repetition.
+    """
+
+    columns: Mapping[str, str]
+    window: int = 10_000
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    blocks: int = 0
+    _tokens: deque[str] = field(default_factory=deque)
+
+    def insert(self, token: str, rows: Sequence[dict[str, Any]]) -> bool:
+        """Insert rows; return False if the token is known: they are dropped."""
+        if not self.remember(token):
+            return False
+        self.rows += rows
+        self.blocks += 1
+        return True
+
+    def remember(self, token: str) -> bool:
+        """Remember the token of an insert; return False if it is known."""
+        if token in self._tokens:
+            return False
+        self._tokens.append(token)
+        if len(self._tokens) > self.window:
+            self._tokens.popleft()
+        return True
+
+    def count(
+        self, partition: int, ranges: Sequence[tuple[int, int]], topic: str | None = None
+    ) -> int:
+        """Count the rows of one partition whose offsets are in the ranges, both ends inclusive."""
+        return sum(
+            row["partition"] == partition
+            and (topic is None or row["topic"] == topic)
+            and any(first <= row["offset"] <= last for first, last in ranges)
+            for row in self.rows
+        )
+
+
+@dataclass(frozen=True)
+class ModelConnection(Connection):
+    """What `ClickHouseWriter` needs of a connection, answered by a `ModelTable`."""
+
+    place: Place = field(kw_only=True)
+    writing: Callable[[], RangeRows | None] = field(kw_only=True)
+
+    async def rows(self, sql: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """See `Connection.rows`."""
+        return await self.place.world.request(
+            "", "ClickHouse", "query", lambda: self._answer(sql, parameters), OSError
+        )
+
+    def _answer(self, sql: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+        table = self.place.table
+        if "FROM system.columns" in sql:
+            return [
+                {"name": name, "type": kind, "default_kind": ""}
+                for name, kind in table.columns.items()
+            ]
+        if "FROM system.tables" in sql and "dependencies" not in sql:
+            engine = f"MergeTree SETTINGS non_replicated_deduplication_window = {table.window}"
+            return [{"engine": "MergeTree", "engine_full": engine}]
+        if "FROM system.parts" in sql:
+            return [{"found": table.blocks}]
+        if sql.startswith("SELECT count() AS found"):
+            topic = parameters["topic"] if "`topic`" in sql else None
+            return [{"found": table.count(parameters["partition"], parameters["ranges"], topic)}]
+        return []  # settings and views: the defaults
+
+    async def insert(
+        self, table: str, columns: Sequence[str], block: pa.Buffer, settings: Mapping[str, Any]
+    ) -> None:
+        """See `Connection.insert`."""
+        place, token = self.place, settings["insert_deduplication_token"]
+        rows = self.writing()
+        checks, model = place.checks, place.table
+        member = place.member()
+
+        def effect() -> None:
+            sent = pa.ipc.open_stream(block).read_all()
+            checks.same(token.partition("/again-")[0], repr(sent.to_pydict()).encode())
+            known = [name for name in _COORDINATES if name in sent.column_names]
+            if model.insert(token, sent.select(known).to_pylist()) and rows is not None:
+                checks.wrote(member, rows.parts, only=_refused(rows, sent))
+            checks.memory(member)
+
+        if rows is not None:
+            checks.sends(member, rows.parts)
+        with anyio.fail_after(self.timeout):
+            await place.world.request(
+                "sink",
+                "ClickHouse",
+                f"inserts {_shown(token)}",
+                effect,
+                OSError,
+                torn=(lambda: model.remember(token)) if place.countable else None,
+            )
+
+    async def execute(self, sql: str, settings: Mapping[str, Any] | None = None) -> None:
+        """See `Connection.execute`: there is nothing to alter."""
+
+    async def close(self) -> None:
+        """See `Connection.close`."""
+
+
+def _shown(token: str) -> str:
+    found = re.search(r"[^:]+:\d+:\d+-\d+.*", token)
+    return found[0] if found else token
+
+
+def _refused(rows: RangeRows, sent: pa.Table) -> set[int] | None:
+    """Return the offsets that were sent, if some rows were refused before; None if all were sent."""
+    if len(sent) == len(rows) or "offset" not in sent.column_names:
+        return None
+    offsets: set[int] = set(sent.column("offset").to_numpy().tolist())
+    return offsets

@@ -1,0 +1,377 @@
+"""A model of a consumer group on a broker, and of a client that is a member of it.
+
+The rules are those of Kafka's classic protocol: a rebalance begins when a member joins, leaves or is silent
+for longer than its session; it ends when all members have joined again, or without those that are late;
+then the generation is one higher, and commits of an older one are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from ..errors import CommitFenced, ConsumerError
+from ..kafka.group_offsets import Membership
+from ..record import Batch, TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+    import pyarrow as pa
+
+    from ..kafka.consumer import CommitOffset, Listener
+    from .checks import Checks
+    from .world import Member, World
+
+__all__ = ["Group", "GroupConsumer", "Offsets"]
+
+SESSION: Final = 10.0
+REBALANCE: Final = 20.0
+HEARTBEAT: Final = 1.0
+_COMMIT_TIMEOUT: Final = 5.0
+_FETCHES: Final = (1, 1, 2, 3, 5, 10)
+
+
+class Offsets:
+    """What a coordinator knows of one group: its generation, its members, its committed offsets."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.members: set[str] = set()
+        self.committed: dict[TopicPartition, CommitOffset] = {}
+
+    def commit(
+        self, member_id: str, generation: int, offsets: Mapping[TopicPartition, CommitOffset]
+    ) -> None:
+        """Store offsets. Raises CommitFenced unless the member is one of this generation."""
+        if member_id not in self.members:
+            raise CommitFenced(f"unknown member {member_id}")
+        if generation != self.generation:
+            raise CommitFenced(f"generation {generation} is over, this is {self.generation}")
+        self.committed.update(offsets)
+
+
+class Group:
+    """The group and its topic.
+
+    Attributes:
+        ends: the offset after the last record that was appended to each partition.
+    """
+
+    def __init__(
+        self, world: World, log: Mapping[TopicPartition, pa.RecordBatch], checks: Checks
+    ) -> None:
+        self._world = world
+        self._checks = checks
+        self.log = log
+        self.offsets_in_log = {p: records.column("offset").to_numpy() for p, records in log.items()}
+        self.ends = dict.fromkeys(log, 0)
+        self.offsets = Offsets()
+        self._clients: dict[str, GroupConsumer] = {}
+        self._joined: dict[str, asyncio.Future[tuple[int, frozenset[TopicPartition]]]] = {}
+        self._preparing = False
+        self._round = 0
+        self._names = 0
+        self._deal = 0
+        self.assignment: dict[str, frozenset[TopicPartition]] = {}
+
+    def append(self, number: int, count: int) -> None:
+        """Append the next records to a partition."""
+        partition = sorted(self.log)[number]
+        present = self.offsets_in_log[partition]
+        index = int(present.searchsorted(self.ends[partition])) + count
+        self.ends[partition] = int(present[min(index, len(present)) - 1]) + 1
+        self._world.note("test", "group", f"{count} records are appended to {partition}")
+        for client in self._clients.values():
+            client.changed()
+
+    def deal(self, number: int) -> None:
+        """Begin a rebalance that shuffles the partitions."""
+        self._deal = number
+        self._begin()
+
+    def join(self, client: GroupConsumer) -> asyncio.Future[tuple[int, frozenset[TopicPartition]]]:
+        """Enter a rebalance; the answer is the generation and the partitions."""
+        if client.member_id not in self.offsets.members:
+            self._names += 1
+            client.member_id = f"{client.name}#{self._names}"
+            self.offsets.members.add(client.member_id)
+            self._clients[client.member_id] = client
+        answer = self._joined[client.member_id] = self._world.loop.create_future()
+        self._begin()
+        self._complete_if_all(self._round)
+        return answer
+
+    def leave(self, member_id: str) -> None:
+        """Remove a member, which wanted to or was silent, and begin a rebalance."""
+        if member_id in self.offsets.members:
+            self._world.note("group", "group", f"{member_id} is no member any more")
+            self.offsets.members.discard(member_id)
+            self._clients.pop(member_id).notice()
+            self._joined.pop(member_id, None)
+            self.assignment.pop(member_id, None)
+            self._begin()
+            self._complete_if_all(self._round)
+
+    def _begin(self) -> None:
+        if self._preparing or not self.offsets.members:
+            return
+        self._preparing = True
+        self._round += 1
+        self._world.note("group", "group", "a rebalance begins")
+        for member_id, client in list(self._clients.items()):
+            if member_id not in self._joined:
+                client.notice()
+        self._world.later(REBALANCE, self._complete, self._round)
+
+    def _complete_if_all(self, number: int) -> None:
+        if self._preparing and self._joined.keys() >= self.offsets.members:
+            self._world.later(self._world.latency(), self._complete_all, number)
+
+    def _complete_all(self, number: int) -> None:
+        if self._joined.keys() >= self.offsets.members:
+            self._complete(number)
+
+    def _complete(self, number: int) -> None:
+        if not self._preparing or number != self._round:
+            return
+        for late in sorted(self.offsets.members - self._joined.keys()):
+            self._world.note("group", "group", f"{late} is late, and no member any more")
+            self.offsets.members.discard(late)
+            self._clients.pop(late).notice()
+        self._preparing = False
+        self.offsets.generation += 1
+        self.assignment = self._assign(sorted(self.offsets.members))
+        joined, self._joined = self._joined, {}
+        for member_id, answer in joined.items():
+            partitions = self.assignment.get(member_id, frozenset())
+            shown = ", ".join(map(str, sorted(partitions))) or "nothing"
+            self._world.note(
+                "group", self._clients[member_id].name,
+                f"generation {self.offsets.generation}: gets {shown}",
+            )  # fmt: skip
+            self._world.later(
+                self._world.latency(), _answer, answer, self.offsets.generation, partitions
+            )
+
+    def _assign(self, members: list[str]) -> dict[str, frozenset[TopicPartition]]:
+        rng = random.Random(self._deal)  # noqa: S311  chance that can be repeated
+        rng.shuffle(members)
+        dealt: dict[str, set[TopicPartition]] = {member: set() for member in members}
+        for at, partition in enumerate(sorted(self.log)):
+            if members:
+                unfair = rng.random() < 0.3
+                dealt[rng.choice(members) if unfair else members[at % len(members)]].add(partition)
+        return {member: frozenset(partitions) for member, partitions in dealt.items()}
+
+    def commit(
+        self, client: GroupConsumer, member_id: str, generation: int,
+        offsets: Mapping[TopicPartition, CommitOffset],
+    ) -> None:  # fmt: skip
+        """Commit for a member, and check what it commits."""
+        before = {partition: self.offsets.committed.get(partition) for partition in offsets}
+        self.offsets.commit(member_id, generation, offsets)
+        for partition, entry in offsets.items():
+            was = before[partition]
+            self._checks.committed(partition, 0 if was is None else was.offset, entry.offset)
+        self._checks.memory(client.member)
+
+
+def _answer(
+    answer: asyncio.Future[tuple[int, frozenset[TopicPartition]]],
+    generation: int,
+    partitions: frozenset[TopicPartition],
+) -> None:
+    if not answer.done():
+        answer.set_result((generation, partitions))
+
+
+class GroupConsumer:
+    """A `Consumer` that is a member of a `Group`: what `KafkaConsumer` is for a broker."""
+
+    def __init__(self, world: World, group: Group, member: Member) -> None:
+        self._world = world
+        self._group = group
+        self.member = member
+        self.name = member.name
+        self.member_id = ""
+        self.generation = -1
+        self._positions: dict[TopicPartition, int] = {}
+        self._paused: set[TopicPartition] = set()
+        self._rebalancing = True
+        self._told = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._error: Exception | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def changed(self) -> None:
+        """Look for records again."""
+        self._changed.set()
+
+    def notice(self) -> None:
+        """Hear of a rebalance with the next heartbeat."""
+        self._told.set()
+
+    def silent_for(self, seconds: float) -> None:
+        """Send no heartbeats for a while; seconds may be infinite."""
+        if seconds > SESSION:
+            self._world.later(SESSION, self._group.leave, self.member_id)
+
+    async def reach(self) -> None:
+        """See `Consumer.reach`."""
+
+    async def start(
+        self, listener: Listener, admitted: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """See `Consumer.start`."""
+        if admitted is not None:
+            await admitted()
+        self._task = asyncio.get_running_loop().create_task(self._be_member(listener))
+
+    async def stop(self, *, leave: bool = False) -> None:
+        """See `Consumer.stop`."""
+        if self._task is not None:
+            self._task.cancel()
+        if not self.member.dead:
+            self._group.leave(self.member_id)
+
+    async def _be_member(self, listener: Listener) -> None:
+        try:
+            while True:
+                held = frozenset(self._positions)
+                self._rebalancing, self._positions = True, {}
+                if held:
+                    self._world.note("group", self.name, f"revokes {len(held)} partitions")
+                await listener.revoked(held)
+                self._told.clear()
+                await anyio.sleep(self._world.latency())
+                if self.member.dead:
+                    return
+                answer = self._group.join(self)
+                await _either(answer, self._told)
+                if not answer.done():
+                    continue  # expelled meanwhile
+                self.generation, partitions = answer.result()
+                self._positions = dict.fromkeys(partitions, -1)
+                self._paused.clear()
+                await listener.assigned(partitions)
+                for partition, position in self._positions.items():
+                    if position < 0:
+                        entry = self._group.offsets.committed.get(partition)
+                        self._positions[partition] = 0 if entry is None else entry.offset
+                self._rebalancing = False
+                self.changed()
+                await self._told.wait()
+                await anyio.sleep(self._world.rng.uniform(0, HEARTBEAT))
+        except Exception as error:  # noqa: BLE001  the next poll raises it
+            self._error = error
+            self.changed()
+
+    async def poll(self, max_bytes: int | None = None) -> list[Batch]:
+        """See `Consumer.poll`."""
+        rng = self._world.rng
+        await anyio.sleep(rng.choice((0.0, 0.001, 0.05, 0.4)))
+        while True:
+            if self._error is not None:
+                raise self._error
+            self._changed.clear()
+            ready = [
+                partition
+                for partition, position in sorted(self._positions.items())
+                if partition not in self._paused and position < self._group.ends[partition]
+            ]
+            if ready and not self._rebalancing:
+                rng.shuffle(ready)
+                found: list[Batch] = []
+                for partition in ready[: rng.choice((1, 1, 2, 4))]:
+                    if max_bytes is not None and sum(b.nbytes for b in found) >= max_bytes:
+                        break
+                    found.append(self._fetch(partition, rng.choice(_FETCHES)))
+                return found
+            await self._changed.wait()
+
+    def _fetch(self, partition: TopicPartition, count: int) -> Batch:
+        position, end = self._positions[partition], self._group.ends[partition]
+        records, offsets = self._group.log[partition], self._group.offsets_in_log[partition]
+        start = int(offsets.searchsorted(position))
+        stop = min(start + count, int(offsets.searchsorted(end)))
+        part = records.slice(start, stop - start)
+        last = int(offsets[stop - 1]) if stop > start else end - 1
+        self._positions[partition] = last + 1
+        return Batch(*partition, position, last, nbytes=part.nbytes, load=lambda: part)
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """See `Consumer.pause`."""
+        self._paused.update(partitions)
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """See `Consumer.resume`."""
+        self._paused.difference_update(partitions)
+        self.changed()
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """See `Consumer.seek`."""
+        if partition not in self._positions:
+            raise ConsumerError(f"{partition} is not assigned")
+        self._positions[partition] = offset
+        self.changed()
+
+    async def committed(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, CommitOffset | None]:
+        """See `Consumer.committed`."""
+        wanted, known = sorted(partitions), self._group.offsets.committed
+        return await self._world.request(
+            "", "group", "asks for committed offsets",
+            lambda: {partition: known.get(partition) for partition in wanted}, ConsumerError,
+        )  # fmt: skip
+
+    async def start_positions(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        """See `Consumer.start_positions`: the first offset of each log."""
+        return dict.fromkeys(partitions, 0)
+
+    async def commit(self, offsets: Mapping[TopicPartition, CommitOffset]) -> None:
+        """See `Consumer.commit`."""
+        shown = ", ".join(
+            f"{p}={e.offset}{' ' + e.metadata if e.metadata else ''}"
+            for p, e in sorted(offsets.items())
+        )
+        sent, member_id, generation = dict(offsets), self.member_id, self.generation
+        try:
+            with anyio.fail_after(_COMMIT_TIMEOUT):
+                await self._world.request(
+                    "commit", "group", f"commits {shown}",
+                    lambda: self._group.commit(self, member_id, generation, sent), ConsumerError,
+                )  # fmt: skip
+        except TimeoutError as error:
+            raise ConsumerError("the broker does not answer") from error
+
+    def membership(self, partitions: Iterable[TopicPartition]) -> Membership:
+        """See `Consumer.membership`."""
+        return Membership(self.generation, self.member_id)
+
+    def start_offset(self, partition: TopicPartition) -> int | None:
+        """See `Consumer.start_offset`."""
+        return 0
+
+    def end_offset(self, partition: TopicPartition) -> int | None:
+        """See `Consumer.end_offset`."""
+        return self._group.ends[partition]
+
+    def answered_at(self, partition: TopicPartition) -> float | None:
+        """See `Consumer.answered_at`: every partition that is not paused is answered at once."""
+        return None if partition in self._paused else anyio.current_time()
+
+
+async def _either(answer: asyncio.Future[Any], event: asyncio.Event) -> None:
+    """Return when an answer has come, or the event is set."""
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait([answer, waiting], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()

@@ -1,0 +1,297 @@
+"""One simulation: members of a group run a strategy through one schedule, then everything recovers."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from ..errors import DeadlineExceeded, reason_of
+from ..service.threads import without_threads
+from ..settings import FetchSettings, Settings
+from ..worker import Worker
+from .checks import Checks
+from .group import Group, GroupConsumer
+from .loop import PROCESS, NothingLeft, SimulationLoop
+from .schedule import LENGTH
+from .sinks import with_models
+from .world import Member, World
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pyarrow as pa
+
+    from ..observe.metrics import Metrics
+    from ..record import TopicPartition
+    from ..strategy import Strategy
+    from .checks import Expected
+    from .schedule import Event, Schedule
+    from .sinks import Place
+    from .world import Problem, Step
+
+__all__ = ["Outcome", "run_schedule"]
+
+_RECOVERY: Final = 120.0
+_LOOK: Final = 0.5
+_REVOKE: Final = 8.0
+_SHUTDOWN: Final = 20.0
+_ENOUGH: Final = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a simulation has shown.
+
+    Attributes:
+        problems: the rules that were broken; empty if all is well.
+        steps: what happened, in order.
+        seconds: the virtual time that it took.
+    """
+
+    problems: tuple[Problem, ...]
+    steps: tuple[Step, ...]
+    seconds: float
+    checks: Checks
+
+
+class _Simulation:
+    def __init__(
+        self,
+        loop: SimulationLoop,
+        strategy: Strategy,
+        log: Mapping[TopicPartition, pa.RecordBatch],
+        schedule: Schedule,
+        place: Place,
+        expected: Expected,
+        metrics: Metrics,
+    ) -> None:
+        self.loop = loop
+        self.schedule = schedule
+        self.world = world = World(loop, schedule)
+        self.checks = Checks(world, expected)
+        place.begin()
+        place.world, place.checks = world, self.checks
+        self.group = Group(world, log, self.checks)
+        world.expel = self._expel
+        self.strategy = with_models(strategy, place, schedule.max_rows)
+        self.metrics = metrics
+        self.settings = Settings(
+            topics=tuple(sorted({at.topic for at in log})),
+            group="simulated",
+            executor="inline",
+            inflight_bytes=schedule.budget or _ENOUGH,
+            fetch=FetchSettings(max_partition_bytes=1024),
+            queue_batches=2,
+            commit_interval=2.0,
+            revoke_deadline=_REVOKE,
+            shutdown_deadline=_SHUTDOWN,
+        )
+        self.members: list[Member] = []
+        self._context = copy_context()
+        self._is_over = False
+        self._lives = dict.fromkeys(range(schedule.members), 0)
+
+    async def run(self) -> None:
+        for number in self._lives:
+            self._start(number)
+        for event in self.schedule.events:
+            await self._until(event.at)
+            if self.world.broken.is_set():
+                break
+            self._do(event)
+        if not self.world.broken.is_set():
+            await self._until(LENGTH)
+            await self._recover()
+        self._is_over = True
+        for member in self.members:
+            self.world.kill(member)
+        for member in self.members:
+            await member.ended.wait()
+
+    async def _until(self, at: float) -> None:
+        with anyio.CancelScope(deadline=max(at, self.loop.now)):
+            await self.world.broken.wait()
+
+    def _do(self, event: Event) -> None:
+        world = self.world
+        member = self._present(event.number)
+        match event.what:
+            case "append":
+                self.group.append(event.number, event.count)
+            case "deal":
+                self.group.deal(event.number)
+            case "fault":
+                world.arm(event)
+            case "jump":
+                world.note("test", "test", f"the machine stands still for {event.seconds:g} s")
+                self.loop.now += event.seconds
+            case "kill" if member is not None:
+                world.kill(member)
+            case "sleep" if member is not None:
+                world.sleep(member, event.seconds)
+            case "drain" if member is not None and member.worker is not None:
+                if member.asked_to_end is None:
+                    world.note("test", member.name, "is asked to drain")
+                    member.asked_to_end = self.loop.now
+                    member.slept_since_asked = member.asleep
+                    self.loop.call_soon(member.worker.shutdown, "simulated", context=member.context)
+
+    def _present(self, number: int) -> Member | None:
+        return next(
+            (m for m in self.members if m.number == number and not m.ended.is_set() and not m.dead),
+            None,
+        )
+
+    def _start(self, number: int) -> None:
+        self._lives[number] += 1
+        member = Member(number, self._lives[number])
+        self.members.append(member)
+        self.world.note("test", member.name, "starts")
+        member.context = self._context.copy()
+        member.context.run(PROCESS.set, member)
+        self.loop.create_task(self._live(member), context=member.context)
+
+    async def _live(self, member: Member) -> None:
+        consumer = member.consumer = GroupConsumer(self.world, self.group, member)
+        failure: BaseException | None = None
+        with member.scope:
+            try:
+                worker = member.worker = Worker(
+                    self.strategy, self.settings, metrics=self.metrics, consumer=consumer
+                )
+                await worker.run()
+            except Exception as error:  # noqa: BLE001  judged below
+                failure = error
+        with suppress(Exception):
+            await consumer.stop()
+        if not member.dead:
+            self._judge(member, failure)
+        else:
+            self.world.later(10.0, self.group.leave, consumer.member_id)
+        member.ended.set()
+        if not self._is_over:
+            self.world.later(self._restart_after(member), self._restart, member)
+
+    def _judge(self, member: Member, failure: BaseException | None) -> None:
+        """Check how a member ended that was not killed."""
+        asked, now, world = member.asked_to_end, self.loop.now, self.world
+        world.note(member.name, member.name, f"ends{'' if failure is None else f': {failure}'}")
+        late = asked is not None and now - asked > _SHUTDOWN + 1.0
+        if late and not member.slept_since_asked and not self._jumped(asked or 0.0):
+            world.problem(
+                "a drain is not over at its deadline",
+                f"{member.name} took {now - (asked or 0.0):.1f} s, shutdown_deadline is {_SHUTDOWN:g} s",
+            )
+        stops = any(reducer.on_error == "stop" for reducer in self.strategy.all_stages.values())
+        expected = isinstance(failure, DeadlineExceeded) and asked is not None
+        if failure is not None and not expected and not stops:
+            world.problem("a worker failed", f"{member.name}: {reason_of(failure)}")
+        elif failure is None and asked is None:
+            world.problem("a worker ended though it was not asked to", member.name)
+
+    def _jumped(self, since: float) -> bool:
+        return any(e.what == "jump" for e in self.schedule.events)
+
+    def _restart_after(self, member: Member) -> float:
+        after = [
+            e.seconds
+            for e in self.schedule.events
+            if e.what in ("kill", "drain") and e.number == member.number
+        ]
+        return min(after, default=1.0)
+
+    def _restart(self, member: Member) -> None:
+        if not self._is_over:
+            self._start(member.number)
+
+    def _expel(self, member: Member) -> None:
+        if member.consumer is not None:
+            self.group.leave(member.consumer.member_id)
+
+    async def _recover(self) -> None:
+        """Let nothing fail any more, and wait until everything is committed."""
+        world = self.world
+        world.disarm()
+        world.note("test", "test", "no more faults: everything has to recover")
+        give_up = self.loop.now + _RECOVERY
+        while not self._is_done():
+            if self.loop.now >= give_up:
+                world.problem("something is stuck", self._stuck())
+                return
+            await self._until(self.loop.now + _LOOK)
+            if world.broken.is_set():
+                return
+        self.checks.final(self.group.ends)
+
+    def _is_done(self) -> bool:
+        committed = self.group.offsets.committed
+        return all(
+            not end or (partition in committed and committed[partition].offset >= end)
+            for partition, end in self.group.ends.items()
+        ) and not any(member.asleep or worker.budget.used for member, worker in self._working())
+
+    def _working(self) -> list[tuple[Member, Worker]]:
+        return [
+            (m, m.worker) for m in self.members if not m.ended.is_set() and m.worker is not None
+        ]
+
+    def _stuck(self) -> str:
+        committed = self.group.offsets.committed
+        behind = [
+            f"{partition} is not committed up to {end}"
+            for partition, end in self.group.ends.items()
+            if partition not in committed or committed[partition].offset < end
+        ]
+        busy = [
+            f"{member.name}: {stage.name} is {stage.activity}"
+            for member, worker in self._working()
+            for stage in worker.status().stages
+            if stage.activity != "idle"
+        ]
+        used = [
+            f"{member.name}: {worker.budget.used} bytes in flight"
+            for member, worker in self._working()
+            if worker.budget.used
+        ]
+        return "; ".join((*behind, *busy, *used))
+
+
+def run_schedule(
+    strategy: Strategy,
+    log: Mapping[TopicPartition, pa.RecordBatch],
+    schedule: Schedule,
+    place: Place,
+    expected: Expected,
+    metrics: Metrics,
+) -> Outcome:
+    """Run one schedule, in this thread; no event loop may run in it.
+
+    Args:
+        log: the records of each partition, with their offsets.
+        place: where the models of the strategy's sinks find their surroundings.
+        expected: what shall become of the records.
+        metrics: recorded in, and never read: making them anew takes longer than a simulation.
+    """
+    loop = SimulationLoop()
+    chance = random.getstate()
+    random.seed(schedule.seed)  # of the backoff of retries
+    try:
+        with without_threads():
+            simulation = _Simulation(loop, strategy, log, schedule, place, expected, metrics)
+
+            try:
+                loop.run_until_complete(simulation.run())
+            except NothingLeft:
+                simulation.world.problem(
+                    "something is stuck", "nothing is left that could wake a task"
+                )
+        world = simulation.world
+        return Outcome(tuple(world.problems), tuple(world.trace), loop.now, simulation.checks)
+    finally:
+        random.setstate(chance)
+        loop.close()

@@ -1,0 +1,177 @@
+"""Schedules: what happens to a strategy, and when. Made from a seed, kept as JSON, told in plain words."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Event", "How", "Schedule", "Target", "generate", "read_replay", "write_replay"]
+
+What = Literal["append", "kill", "drain", "sleep", "deal", "fault", "jump"]
+Target = Literal["", "sink", "errors", "commit"]
+How = Literal[
+    "", "refuse", "lose", "slow", "hang", "torn",
+    "kill before", "kill after", "sleep before", "sleep after", "expel",
+]  # fmt: skip
+
+LENGTH: Final = 16.0
+"""Seconds in which events begin."""
+
+_HOW: Final[dict[Target, tuple[How, ...]]] = {
+    "sink": (
+        "refuse", "refuse", "lose", "slow", "hang", "torn",
+        "kill before", "kill after", "kill after", "sleep before", "sleep before", "sleep after",
+    ),
+    "errors": ("refuse", "lose", "slow", "hang", "kill before", "kill after"),
+    "commit": (
+        "refuse", "lose", "slow", "hang", "kill before", "kill after", "kill after", "sleep before",
+        "sleep after", "expel",
+    ),
+}  # fmt: skip
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One thing that happens.
+
+    Attributes:
+        at: seconds since the beginning. A fault happens to the first request at or after it.
+        what: `append` records to a partition's log; `kill`, `drain` or `sleep` a member; `deal` the
+            partitions anew; `fault` of a request; `jump`: nothing runs for a while, then every timer is due.
+        number: the partition of `append`; the member of `kill`, `drain` and `sleep`; how `deal` shuffles.
+        count: the records of `append`.
+        seconds: how long it lasts; after `kill` and `drain`: until the member starts again.
+        target: the requests that a `fault` is for.
+        how: what the `fault` does.
+    """
+
+    at: float
+    what: What
+    number: int = 0
+    count: int = 0
+    seconds: float = 0.0
+    target: Target = ""
+    how: How = ""
+
+    def __str__(self) -> str:
+        return f"{self.at:6.2f} s  {self._words()}"
+
+    def _words(self) -> str:
+        lasts = f"for {self.seconds:g} s"
+        match self.what:
+            case "append":
+                return f"{self.count} records are appended to partition {self.number}"
+            case "kill":
+                return f"member {self.number} is killed, and starts again after {self.seconds:g} s"
+            case "drain":
+                return f"member {self.number} is drained, and starts again after {self.seconds:g} s"
+            case "sleep":
+                return f"member {self.number} sleeps {lasts}"
+            case "deal":
+                return "a rebalance deals the partitions anew"
+            case "jump":
+                return f"the machine stands still {lasts}"
+            case "fault":
+                return f"next request to {_PLACES[self.target]}: {self._fault()}"
+
+    def _fault(self) -> str:
+        lasts = f"for {self.seconds:g} s"
+        words: dict[How, str] = {
+            "": "nothing",
+            "refuse": "it fails, and has no effect",
+            "lose": "it has its effect, but its answer is lost",
+            "slow": f"it is under way {lasts}",
+            "hang": "it is never answered",
+            "torn": "the server dies: it knows the token, but has lost the rows",
+            "kill before": "its member is killed before the effect",
+            "kill after": "its member is killed after the effect",
+            "sleep before": f"its member sleeps {lasts}, and the effect comes as late",
+            "sleep after": f"its member sleeps {lasts} after the effect",
+            "expel": "the group expels the member before it",
+        }
+        return words[self.how]
+
+
+_PLACES: Final[dict[Target, str]] = {
+    "": "",
+    "sink": "the sink",
+    "errors": "the error sink",
+    "commit": "the group (a commit)",
+}
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """What one simulation consists of, besides the strategy and the records.
+
+    Attributes:
+        seed: of everything that is decided by chance while it runs: latencies, the sizes of fetches.
+        members: of the group.
+        max_rows: the most rows of a flush; the reducers' own limit if that is lower.
+        budget: `inflight_bytes`; 0: more than is ever needed.
+        events: in order of time.
+    """
+
+    seed: int
+    members: int
+    max_rows: int
+    budget: int
+    events: tuple[Event, ...]
+
+
+def generate(seed: int, sizes: tuple[int, ...]) -> Schedule:
+    """Make the schedule of a seed.
+
+    Args:
+        sizes: the number of records of each partition.
+    """
+    rng = random.Random(seed)  # noqa: S311  chance that can be repeated
+    members = rng.choice((1, 1, 2, 2, 3))
+    events = []
+    for number, size in enumerate(sizes):
+        left = size
+        while left:
+            count = min(left, rng.choice((1, 2, 5, 10, 30)) if rng.random() < 0.7 else left)
+            at = 0.0 if left == size else rng.uniform(0, LENGTH)
+            events.append(Event(round(at, 2), "append", number, count))
+            left -= count
+    events += [_trouble(rng, members) for _ in range(rng.choice((0, 1, 2, 3, 3, 4, 5, 6)))]
+    return Schedule(
+        seed,
+        members,
+        max_rows=rng.choice((2, 3, 5, 8, 20)),
+        budget=rng.choice((0, 0, 0, 2_000, 10_000)),
+        events=tuple(sorted(events, key=lambda event: event.at)),
+    )
+
+
+def _trouble(rng: random.Random, members: int) -> Event:
+    at = round(rng.uniform(0, LENGTH), 2)
+    member = rng.randrange(members)
+    seconds = rng.choice((0.5, 2.0, 5.0, 15.0, 40.0))
+    chance = rng.random()
+    if chance < 0.60:
+        target: Target = rng.choice(("sink", "sink", "commit", "commit", "errors"))
+        return Event(at, "fault", target=target, how=rng.choice(_HOW[target]), seconds=seconds)
+    if chance < 0.68:
+        return Event(at, "kill", member, seconds=min(seconds, 5.0))
+    if chance < 0.78:
+        return Event(at, "drain", member, seconds=min(seconds, 5.0))
+    if chance < 0.84:
+        return Event(at, "sleep", member, seconds=seconds)
+    if chance < 0.97:
+        return Event(at, "deal", rng.randrange(1000))
+    return Event(at, "jump", seconds=seconds)
+
+
+def write_replay(path: Path, schedule: Schedule) -> None:
+    """Write a schedule as JSON."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(schedule), indent=2) + b"\n")
+
+
+def read_replay(path: Path) -> Schedule:
+    """Read what `write_replay` wrote. Raises msgspec.DecodeError, OSError."""
+    return msgspec.json.decode(path.read_bytes(), type=Schedule)

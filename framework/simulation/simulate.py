@@ -1,0 +1,380 @@
+"""`simulate`: runs a strategy through many schedules, and says what was broken."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import msgspec
+import numpy as np
+import pyarrow as pa
+import structlog
+
+from ..errors import StrategyError
+from ..mapping.executor import Executor
+from ..observe.metrics import Metrics
+from ..record import SCHEMA, Batch, Record, TopicPartition
+from ..sinks.clickhouse.ddl import column_type
+from ..sinks.clickhouse.writer import ClickHouseWriter
+from .checks import Expected
+from .run import run_schedule
+from .schedule import Event, Schedule, generate
+from .shrink import shrink
+from .sinks import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from ..mapping.results import MapResult
+    from ..strategy import Strategy
+    from .run import Outcome
+
+__all__ = [
+    "Failing",
+    "Simulated",
+    "Simulator",
+    "columns_of",
+    "describe",
+    "garbage_is_silent",
+    "simulate",
+]
+
+_COLLECT_EVERY: Final = 100
+_TIMESTAMP_US: Final = 1_767_225_600_000_000  # 2026-01-01
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """A schedule that breaks a rule, and what happened in it."""
+
+    schedule: Schedule
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What simulations have shown.
+
+    Attributes:
+        schedules: how many ran.
+        seconds: their virtual time together.
+        failing: the first schedule that broke a rule; None if none did.
+    """
+
+    schedules: int
+    seconds: float
+    failing: Failing | None
+
+
+class Simulator:
+    """Runs a strategy with given records through schedules.
+
+    Args:
+        records: as for `simulate`.
+        partitions: over how many the values are spread that are no `Record`.
+
+    Raises:
+        StrategyError: the strategy cannot be simulated, or its map is not deterministic.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        records: Iterable[bytes | str | Mapping[str, Any] | Record | None],
+        *,
+        topic: str = "simulated",
+        partitions: int = 2,
+    ) -> None:
+        self.strategy = strategy
+        self.log = _log_of(records, topic, partitions)
+        self._metrics = Metrics()
+        with _quiet():
+            mapped = {at: self._map(part) for at, part in self.log.items()}
+            again = {at: self._map(part) for at, part in self.log.items()}
+            for at in self.log:
+                _require_same(strategy, at, self.log[at], mapped[at], again[at])
+        self.expected = _expect(strategy, self.log, mapped)
+        self.place = Place(_columns(strategy, mapped))
+        calm = self.run(self._calm())
+        if calm.problems:
+            raise StrategyError(
+                f"without a single fault, {calm.problems[0].rule}: {calm.problems[0].text}"
+            )
+        for at, diverted in calm.checks.diverted.items():
+            self.expected.refusable.update(
+                (at, offset) for offset in np.flatnonzero(diverted).tolist()
+            )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of records of each partition."""
+        return tuple(len(self.log[at]) for at in sorted(self.log))
+
+    def _map(self, records: pa.RecordBatch) -> MapResult:
+        """Apply the map to all records of a partition."""
+        strategy = self.strategy.of_topic(records.column("topic")[0].as_py())
+
+        async def run() -> MapResult:
+            executor = Executor("inline")
+            await executor.open(self.strategy)
+            try:
+                return await executor.map(strategy.map, strategy.map_spec, Batch.of(records))
+            finally:
+                await executor.close()
+
+        return anyio.run(run)
+
+    def _calm(self) -> Schedule:
+        appends = tuple(Event(0.0, "append", at, size) for at, size in enumerate(self.sizes))
+        return Schedule(0, 1, max_rows=20, budget=0, events=appends)
+
+    def generate(self, seed: int) -> Schedule:
+        """Make the schedule of a seed for these records."""
+        return generate(seed, self.sizes)
+
+    def run(self, schedule: Schedule) -> Outcome:
+        """Run one schedule. Call it where no event loop runs."""
+        with _quiet():
+            return run_schedule(
+                self.strategy, self.log, schedule, self.place, self.expected, self._metrics
+            )
+
+    def search(
+        self, schedules: int, seed: int = 1, on_run: Callable[[Outcome], None] = lambda _: None
+    ) -> Simulated:
+        """Run the schedules of `schedules` seeds from `seed` on, up to the first that breaks a rule."""
+        seconds = 0.0
+        with garbage_is_silent() as collect:
+            for number in range(schedules):
+                schedule = self.generate(seed + number)
+                outcome = self.run(schedule)
+                seconds += outcome.seconds
+                on_run(outcome)
+                if outcome.problems:
+                    return Simulated(number + 1, seconds, Failing(schedule, outcome))
+                if number % _COLLECT_EVERY == 0:
+                    collect()
+        return Simulated(schedules, seconds, None)
+
+    def shrink(self, failing: Failing) -> Failing:
+        """Find a short list of events that breaks the same rule."""
+        rule = failing.outcome.problems[0].rule
+
+        def breaks(schedule: Schedule) -> bool:
+            problems = self.run(schedule).problems
+            return bool(problems) and problems[0].rule == rule
+
+        schedule = shrink(failing.schedule, breaks)
+        return Failing(schedule, self.run(schedule))
+
+
+def simulate(
+    strategy: Strategy,
+    records: Iterable[bytes | str | Mapping[str, Any] | Record | None],
+    *,
+    schedules: int = 200,
+    seed: int = 1,
+    topic: str = "simulated",
+    partitions: int = 2,
+) -> Simulated:
+    """Run a strategy through schedules of failures, and check what reaches its sinks.
+
+    The map and the reducers are the strategy's own, and so are the worker, its ledgers and commits. The
+    consumer group, the brokers and the sinks are models; limits are lowered, so that few records make many
+    flushes. Each schedule kills, stops and drains members, moves partitions, and lets requests fail before
+    and after their effect.
+
+    Args:
+        records: values; text is encoded as UTF-8, a mapping as JSON. They are spread over `partitions`. A
+            `Record` has a partition and an offset of its own.
+        schedules: how many seeds are tried, from `seed` on.
+        topic: of values that are no `Record`.
+
+    Raises:
+        AssertionError: a schedule breaks a rule; the message has the seed and the shortest list of events.
+        StrategyError: the strategy cannot be simulated, or its map is not deterministic.
+    """
+
+    def run() -> Simulated:
+        with garbage_is_silent():
+            simulator = Simulator(strategy, records, topic=topic, partitions=partitions)
+            done = simulator.search(schedules, seed)
+            if done.failing is not None:
+                short = simulator.shrink(done.failing)
+                raise AssertionError(describe(short, done.failing.schedule.seed))
+            return done
+
+    # In a thread of its own, so that tests with a running event loop can call it too.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result()
+
+
+def describe(failing: Failing, seed: int) -> str:
+    """Return the events and the broken rule in plain words, one per line."""
+    problem = failing.outcome.problems[0]
+    events = (f"    {event}" for event in failing.schedule.events)
+    return "\n".join(
+        (f"{problem.rule}: {problem.text}", f"seed {seed}, shrunk to these events:", *events)
+    )
+
+
+@contextmanager
+def garbage_is_silent() -> Iterator[Callable[[], object]]:
+    """Collect garbage only when the given function is called, and at the end, without warnings.
+
+    Processes that are killed close nothing: their streams warn when they are collected.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            yield gc.collect
+            gc.collect()
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Log nothing: faults are expected here."""
+    before = structlog.get_config()
+    structlog.configure(processors=[_drop], cache_logger_on_first_use=False)
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
+def _drop(_logger: object, _method: str, _event: object) -> Any:
+    raise structlog.DropEvent
+
+
+def _log_of(
+    records: Iterable[bytes | str | Mapping[str, Any] | Record | None], topic: str, partitions: int
+) -> dict[TopicPartition, pa.RecordBatch]:
+    found: dict[TopicPartition, list[Record]] = defaultdict(list)
+    for number, record in enumerate(records):
+        if not isinstance(record, Record):
+            value = record.encode() if isinstance(record, str) else record
+            if value is not None and not isinstance(value, bytes):
+                value = msgspec.json.encode(value)
+            at = TopicPartition(topic, number % partitions)
+            offset = len(found[at]) + len(found[at]) // 10  # every tenth offset has no record
+            record = Record(*at, offset, None, value, _TIMESTAMP_US, 0)
+        found[TopicPartition(record.topic, record.partition)].append(record)
+    if not found:
+        raise StrategyError("there is no record to simulate with")
+    return {at: columns_of(found[at]) for at in sorted(found)}
+
+
+def columns_of(records: Sequence[Record]) -> pa.RecordBatch:
+    """Return records of one partition as the columns of a batch."""
+    columns: dict[str, Any] = {
+        "key": [each.key for each in records],
+        "value": [each.value for each in records],
+        "topic": [each.topic for each in records],
+        "partition": [each.partition for each in records],
+        "offset": [each.offset for each in records],
+        "timestamp": [each.timestamp_us for each in records],
+        "timestampType": [each.timestamp_type for each in records],
+        "headers": [[header._asdict() for header in each.headers] or None for each in records],
+    }
+    return pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
+
+
+def _require_same(
+    strategy: Strategy, at: TopicPartition, records: pa.RecordBatch, one: MapResult, two: MapResult
+) -> None:
+    """Raise StrategyError if two calls of the map with the same records made different rows."""
+    first, second = _by_offset(one), _by_offset(two)
+    for offset in records.column("offset").to_numpy().tolist():
+        if repr(first.get(offset)) != repr(second.get(offset)):
+            function = strategy.of_topic(at.topic).map
+            name = getattr(function, "__qualname__", repr(function))
+            raise StrategyError(
+                f"the map {name} is not deterministic: of record {at}[{offset}] it made "
+                f"{_short(first.get(offset))}, then {_short(second.get(offset))}. After a crash records are "
+                "mapped again: with exactly-once the sink would have a mixture; use no clock, no random "
+                "numbers and no state in it"
+            )
+
+
+def _short(rows: object) -> str:
+    text = "no rows" if rows is None else repr(rows)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def _by_offset(result: MapResult) -> dict[int, list[Any]]:
+    found: dict[int, list[Any]] = defaultdict(list)
+    if result.table is not None:
+        for offset, row in zip(result.offsets.tolist(), result.table.to_pylist(), strict=True):
+            found[offset].append(row)
+    for failure in result.failures:
+        found[failure.offset].append(("failed", failure.exception))
+    return found
+
+
+def _expect(
+    strategy: Strategy,
+    log: Mapping[TopicPartition, pa.RecordBatch],
+    mapped: Mapping[TopicPartition, MapResult],
+) -> Expected:
+    per_row = len(strategy.reduce) == 1
+    rows, failed, exists = {}, {}, {}
+    most = 0
+    for at, records in log.items():
+        offsets = records.column("offset").to_numpy()
+        size = int(offsets[-1]) + 1
+        result = mapped[at]
+        exists[at] = np.zeros(size, dtype=np.bool_)
+        exists[at][offsets] = True
+        rows[at] = np.bincount(result.offsets, minlength=size)
+        if not per_row:
+            rows[at] = np.minimum(rows[at], 1)
+        failed[at] = np.zeros(size, dtype=np.bool_)
+        failed[at][[failure.offset for failure in result.failures]] = True
+        if result.failures and strategy.reduce_err is None:
+            raise StrategyError(
+                f"the map fails on record {at}[{result.failures[0].offset}] ({result.failures[0].reason}), "
+                "and the strategy has no reduce_err: a worker would stop there. Set reduce_err=, or "
+                "leave the record out"
+            )
+        made = 0 if result.table is None else result.table.nbytes
+        most = max(most, records.nbytes + made + len(result.failures) * 4096)
+    return Expected(
+        delivery=strategy.requested_delivery,
+        rows=rows,
+        failed=failed,
+        exists=exists,
+        per_row=per_row,
+        diverts=any(reducer.on_error == "divert" for reducer in strategy.reduce),
+        batch_bytes=most,
+    )
+
+
+def _columns(strategy: Strategy, mapped: Mapping[TopicPartition, MapResult]) -> dict[str, str]:
+    """Return the columns of a ClickHouse table for the rows that reach the last reducer."""
+    if not isinstance(strategy.reduce[-1], ClickHouseWriter):
+        return {}
+    tables = [result.table for result in mapped.values() if result.table is not None]
+    made = (
+        pa.unify_schemas([t.schema for t in tables], promote_options="permissive")
+        if tables
+        else None
+    )
+    schema = strategy.schema_of(list(strategy.stages)[-1], made)
+    if schema is None:
+        return {}
+    never_null = ("topic", "partition", "offset")
+    return {
+        each.name: column_type(each.type, nullable=each.nullable and each.name not in never_null)
+        for each in schema
+    }

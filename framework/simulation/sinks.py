@@ -1,0 +1,264 @@
+"""Replaces the sinks of a strategy by models, as far below the reducers as possible.
+
+ClickHouseWriter             its connection: the real writer casts, plans, inserts and counts
+any other `RangeWriter`      `has`, `write` and `refused`: the real writer plans and repeats ranges
+any other last reducer       the whole reducer: `ModelWriter` with its limits and policies
+reduce_err                   the whole reducer
+reducers before the last     nothing: they are real
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import anyio
+
+from ..errors import StrategyError
+from ..reducers.reducer import Flushed, Reducer, Retry
+from ..sinks.clickhouse.writer import ClickHouseWriter
+from ..sinks.ranges import RangeWriter
+from .clickhouse import ModelConnection, ModelTable
+from .world import current_member
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ..record import Rows
+    from ..reducers.reducer import Context, FlushResult
+    from ..sinks.planning import RangeRows
+    from ..strategy import Strategy
+    from .checks import Checks
+    from .schedule import Target
+    from .world import Member, World
+
+__all__ = ["Place", "with_models"]
+
+_TIMEOUT = 6.0
+"""Seconds after which a client of a sink gives up a request."""
+
+_writing: ContextVar[RangeRows | None] = ContextVar("the range that is written", default=None)
+
+
+class Place:
+    """What the models of one strategy share; everything in it is new for each schedule.
+
+    Attributes:
+        columns: of the ClickHouse table.
+        countable: whether the rows of a range can be counted in the table.
+    """
+
+    world: World
+    checks: Checks
+
+    def __init__(self, columns: Mapping[str, str]) -> None:
+        self.columns = columns
+        self.countable = {"partition", "offset"} <= columns.keys()
+        self.begin()
+
+    def begin(self) -> None:
+        """Empty all sinks."""
+        self.table = ModelTable(self.columns)
+        self.ranges: set[str] = set()
+
+    def member(self) -> Member:
+        """Return the member whose code runs."""
+        return current_member()
+
+
+def with_models(strategy: Strategy, place: Place, max_rows: int) -> Strategy:
+    """Return a strategy with models instead of its sinks, and with lower limits.
+
+    Raises:
+        StrategyError: there is no model of its last reducer.
+    """
+    *before, last = strategy.reduce
+    if last.commits_offsets:
+        raise StrategyError(
+            f"{type(last).__name__} with delivery='exactly-once' writes in transactions, of which there is "
+            "no model: simulate the strategy with delivery='at-least-once'"
+        )
+    reduce = [_lower(_watched(reducer, place), max_rows) for reducer in before]
+    reduce.append(_lower(_modelled(last, place), max_rows))
+    errors = strategy.reduce_err
+    if errors is not None:
+        errors = _lower(ModelWriter(errors, place, "errors"), max_rows)
+    return replace(strategy, reduce=reduce, reduce_err=errors, err_limit=None)
+
+
+def _lower(reducer: Reducer, max_rows: int) -> Reducer:
+    reducer.max_rows = min(reducer.max_rows or max_rows, max_rows)
+    if reducer.when_full == "flush":
+        reducer.max_age = min(reducer.max_age or 1.0, 1.0)
+    return reducer
+
+
+def _of_class(reducer: Reducer, mixin: type, place: Place) -> Any:
+    changed = copy.copy(reducer)
+    kind = type(reducer)
+    changed.__class__ = type(kind.__name__, (mixin, kind), {"place": place})
+    return changed
+
+
+def _modelled(last: Reducer, place: Place) -> Reducer:
+    if isinstance(last, ClickHouseWriter):
+        writer: Reducer = _of_class(last, _ModelClickHouse, place)
+        return writer
+    if isinstance(last, RangeWriter):
+        ranges: Reducer = _of_class(last, _ModelRanges, place)
+        return ranges
+    return ModelWriter(last, place, "sink")
+
+
+def _watched(reducer: Reducer, place: Place) -> Reducer:
+    """Return a copy that notes the records of which it made no rows."""
+    kind: Any = type(reducer)
+
+    class Watched(kind):  # type: ignore[misc]
+        seen: tuple[Rows, ...] = ()
+
+        def add(self, rows: Rows) -> None:
+            self.seen = (*self.seen, rows)
+            super().add(rows)
+
+        def reset(self) -> None:
+            self.seen = ()
+            super().reset()
+
+        def look(self, result: FlushResult) -> FlushResult:
+            out = result.out if isinstance(result, Flushed) else None
+            if not isinstance(result, Retry) and (out is None or not out.num_rows):
+                for rows in self.seen:
+                    place.checks.drops(rows)
+            return result
+
+    if inspect.iscoroutinefunction(reducer.flush):
+
+        class Changed(Watched):
+            async def flush(self) -> FlushResult:
+                return self.look(await super().flush())
+    else:
+
+        class Changed(Watched):  # type: ignore[no-redef]
+            def flush(self) -> FlushResult:
+                return self.look(super().flush())
+
+    watched = copy.copy(reducer)
+    watched.__class__ = Changed
+    return watched
+
+
+@contextmanager
+def _marked(rows: RangeRows) -> Iterator[None]:
+    token = _writing.set(rows)
+    try:
+        yield
+    finally:
+        _writing.reset(token)
+
+
+class _ModelClickHouse(ClickHouseWriter):
+    """A `ClickHouseWriter` whose connection is a model."""
+
+    place: Place
+
+    async def _connect(self, target: object) -> ModelConnection:
+        return ModelConnection(
+            client=cast("Any", None),  # nothing of the base class uses it
+            timeout=min(self.timeout, _TIMEOUT),
+            place=self.place,
+            writing=_writing.get,
+        )
+
+    async def write(self, rows: RangeRows) -> Any:
+        with _marked(rows):
+            return await super().write(rows)
+
+
+class _ModelRanges(RangeWriter):
+    """A `RangeWriter` whose sink is a model that keeps each range with its token, or nothing of it."""
+
+    place: Place
+
+    async def open(self, context: Context) -> None:
+        await RangeWriter.open(self, context)
+
+    async def close(self) -> None:
+        pass
+
+    async def has(self, rows: RangeRows) -> bool:
+        place = self.place
+        return await place.world.request(
+            "", "sink", "has it the range?", lambda: rows.token in place.ranges, OSError
+        )
+
+    async def write(self, rows: RangeRows) -> None:
+        place, member = self.place, current_member()
+        content = _content(rows)
+
+        def effect() -> None:
+            place.checks.same(rows.token, content)
+            if rows.token not in place.ranges:
+                place.ranges.add(rows.token)
+                place.checks.wrote(member, rows.parts)
+            place.checks.memory(member)
+
+        place.checks.sends(member, rows.parts)
+        shown = ", ".join(map(str, rows.ranges))
+        with anyio.fail_after(_TIMEOUT):
+            await place.world.request("sink", "sink", f"writes {shown}", effect, OSError)
+
+    async def refused(self, rows: RangeRows) -> Mapping[int, str]:
+        return {}
+
+
+def _content(rows: RangeRows) -> bytes:
+    return repr(rows.table.to_pydict()).encode()
+
+
+class ModelWriter(Reducer):
+    """A last reducer whose sink takes all rows as often as they are written."""
+
+    def __init__(self, like: Reducer, place: Place, target: Target) -> None:
+        super().__init__(
+            max_rows=like.max_rows,
+            max_bytes=like.max_bytes,
+            max_age=like.max_age,
+            when_full=like.when_full,
+            on_shutdown=like.on_shutdown,
+            on_error=like.on_error,
+        )
+        self._place = place
+        self._target: Target = target
+        self._rows: Sequence[Rows] = ()
+
+    def spawn(self) -> Self:
+        return copy.copy(self)
+
+    def add(self, rows: Rows) -> None:
+        self._rows = (*self._rows, rows)
+
+    def reset(self) -> None:
+        self._rows = ()
+
+    async def flush(self) -> FlushResult:
+        place, member, rows = self._place, current_member(), self._rows
+        name = "error sink" if self._target == "errors" else "sink"
+
+        def effect() -> None:
+            if self._target == "errors":
+                place.checks.diverts(rows)
+            else:
+                place.checks.wrote(member, rows)
+            place.checks.memory(member)
+
+        if self._target == "sink":
+            place.checks.sends(member, rows)
+        shown = ", ".join(str(r) for each in rows for r in each.ranges)
+        with anyio.fail_after(_TIMEOUT):
+            await place.world.request(self._target, name, f"writes {shown}", effect, OSError)
+        return Flushed()

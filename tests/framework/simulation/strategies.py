@@ -1,0 +1,60 @@
+"""Strategies with every guarantee, and records for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kmr.mapping.functions import map_record
+from kmr.sinks import ClickHouseWriter, RangeWriter
+from kmr.strategy import Strategy
+from kmr.testing import Journal, MemoryWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from kmr.record import Record
+    from kmr.sinks import RangeRows
+
+RECORDS: Final = [b"row", b"two", b"row", b"row", b"skip", b"row", b"poison", b"row"] * 4
+
+
+@map_record
+def locate(record: Record) -> list[dict[str, int]] | None:
+    """Map a record to one row or two; `poison` fails, `skip` is filtered."""
+    if record.value == b"poison":
+        raise ValueError("poisoned")
+    if record.value == b"skip":
+        return None
+    rows = 2 if record.value == b"two" else 1
+    return [{"partition": record.partition, "offset": record.offset, "n": n} for n in range(rows)]
+
+
+class Ranges(RangeWriter):
+    """A sink of ranges; the simulation replaces its methods."""
+
+    def has(self, rows: RangeRows) -> bool:
+        raise AssertionError("a simulation has called the real sink")
+
+    def write(self, rows: RangeRows) -> None:
+        raise AssertionError("a simulation has called the real sink")
+
+
+def _errors() -> MemoryWriter:
+    return MemoryWriter(Journal(), max_age=1.0)
+
+
+def _chain(last: RangeWriter | MemoryWriter) -> Strategy:
+    return Strategy(locate, [MemoryWriter(Journal(), forward=True), last], reduce_err=_errors())
+
+
+STRATEGIES: Final[Mapping[str, Callable[[], Strategy]]] = {
+    "clickhouse": lambda: Strategy(
+        locate, [ClickHouseWriter("hits", url="http://localhost:1")], reduce_err=_errors()
+    ),
+    "at least once": lambda: Strategy(locate, [MemoryWriter(Journal())], reduce_err=_errors()),
+    "at most once": lambda: Strategy(
+        locate, [MemoryWriter(Journal())], reduce_err=_errors(), delivery="at-most-once"
+    ),
+    "chain of ranges": lambda: _chain(Ranges()),
+    "chain at least once": lambda: _chain(MemoryWriter(Journal())),
+}
