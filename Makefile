@@ -18,6 +18,7 @@ docs: ## the documentation site, in site/
 test: ## the checks and the whole test suite
 	@tools/install dev demo docs
 	@tools/kcat
+	@tools/kubeconform
 	@$(MAKE) --no-print-directory check
 	.venv/bin/pytest -n 4 --dist loadfile --no-loadscope-reorder
 
