@@ -19,6 +19,7 @@ test: ## the checks and the whole test suite
 	@tools/install dev demo docs
 	@tools/kcat
 	@tools/kubeconform
+	@tools/checkers
 	@$(MAKE) --no-print-directory check
 	.venv/bin/pytest -n 4 --dist loadfile --no-loadscope-reorder
 

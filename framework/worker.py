@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import threading
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -28,6 +29,7 @@ from .pipeline import Pipeline, context_of
 from .record import TopicPartition
 from .service.deadline import Deadline, end_shields
 from .service.http import HttpServer
+from .service.notify import ServiceState, notifying
 from .service.process import freeze_modules, keep_freed_memory
 from .service.process_end import ExitCode, ProcessEnd, exit_now
 
@@ -459,7 +461,9 @@ async def _run_process(strategy: Strategy, settings: Settings, seat: Seat | None
     ProcessEnd(worker.deadline, request, undone, once=seat is not None).arm()
     freezing = asyncio.create_task(freeze_when_ready(worker))
     try:
-        await worker.run()
+        # Only the first process of a unit speaks for it.
+        async with notifying(partial(_service_state, worker)) if seat is None else nullcontext():
+            await worker.run()
     except DeadlineExceeded as error:
         exit_now(ExitCode.DEADLINE_EXCEEDED, f"{name}{error}")
     except KmrError as error:
@@ -471,6 +475,15 @@ async def _run_process(strategy: Strategy, settings: Settings, seat: Seat | None
     finally:
         freezing.cancel()
     return ExitCode.CLEAN
+
+
+def _service_state(worker: Worker) -> ServiceState:
+    status = worker.status()
+    lag = sum(partition.lag or 0 for partition in status.partitions)
+    text = f"{status.state}; {len(status.partitions)} partitions, {lag} records behind"
+    if status.problem is not None:
+        text += f"; {status.problem}"
+    return ServiceState(status.ready, status.live, worker.deadline.at < math.inf, text)
 
 
 async def freeze_when_ready(worker: Worker) -> None:

@@ -19,6 +19,7 @@ from kmr.config.flags import Given, settings_flags
 from kmr.errors import SettingsError
 from kmr.service import LogFormat, LogLevel  # noqa: TC001  cyclopts reads the annotations
 from kmr.service.logs import log_to_stderr
+from kmr.service.notify import ServiceState, notifying
 
 from ..broker import Broker
 from ..settings import BROKER, BrokerSettings
@@ -110,11 +111,18 @@ async def serve(
         raise UsageError(str(error)) from error
     stop = StopSignal()
     _allow_many_files()
-    async with AsyncExitStack() as stack:
+    phase = "starting"
+
+    def look() -> ServiceState:
+        return ServiceState(phase == "serving", live=True, stopping=phase == "stopping", text=phase)
+
+    async with notifying(look), AsyncExitStack() as stack:
         broker = await stack.enter_async_context(Broker(settings))
         _spare_the_collector()
         _announce(broker)
+        phase = "serving"
         await stop.wait()
+        phase = "stopping"
         began = time.monotonic()
         logger.info("broker stopping", signal=stop.name)
         with deadline(settings.shutdown_deadline):

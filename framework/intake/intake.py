@@ -51,6 +51,7 @@ class Intake:
         self._metrics = metrics
         self.inboxes = MapInboxes(consumer, queue_batches)
         self.budget = Budget(inflight_bytes, make_room)
+        metrics.inflight_limit.set(self.budget.limit)
         self.ledgers = Ledgers(self._settled, self._count_bytes)
         self.is_open = False
         self.consumed = 0

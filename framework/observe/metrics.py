@@ -124,6 +124,10 @@ class Metrics:
             "reason",
         )
         self.inflight = gauge("inflight_bytes", "Bytes of records taken in and not yet settled.")
+        self.inflight_limit = gauge(
+            "inflight_limit_bytes",
+            "The most bytes in flight: intake pauses there (`inflight_bytes`).",
+        )
         self.tasks = gauge("event_loop_tasks", "Tasks of the worker's event loop.")
         self.commits = counter("commits", "Commits of watermarks, by result.", "result")
         self.transactions = counter(

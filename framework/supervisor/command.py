@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from ..service.notify import notifying
 from ..service.process_end import ExitCode, ProcessEnd
 from .supervisor import Supervisor
 
@@ -46,7 +47,8 @@ async def _run(settings: Settings, config: Path | None, flags: Mapping[str, obje
 
     ProcessEnd(supervisor.deadline, request, supervisor.kill).arm()
     loop.add_signal_handler(signal.SIGHUP, supervisor.roll)
-    code, message = await supervisor.run()
+    async with notifying(supervisor.service_state):
+        code, message = await supervisor.run()
     if code != ExitCode.CLEAN:
         print(f"kmr: {message}", file=sys.stderr)  # noqa: T201  the user's message
     return code

@@ -30,6 +30,7 @@ from .._extras import installed_version
 from ..observe.health import build_app, listen_on
 from ..service.deadline import Deadline
 from ..service.http import HttpServer
+from ..service.notify import ServiceState
 from ..service.process_end import ExitCode
 from .directories import Directories
 from .messages import Job
@@ -162,6 +163,18 @@ class Supervisor:
                     await next(iter(self._processes)).ended.wait()
                 watching.cancel_scope.cancel()
         return self._outcome()
+
+    def service_state(self) -> ServiceState:
+        """Return how the workers are, for systemd. A worker that hangs is killed here, not by systemd."""
+        joined = sum(
+            slot.process is not None and slot.process.joined.is_set() for slot in self.slots
+        )
+        return ServiceState(
+            ready=joined == len(self.slots),
+            live=True,
+            stopping=self._ending.is_set(),
+            text=f"{joined} of {len(self.slots)} workers are members of the group",
+        )
 
     def _outcome(self) -> tuple[int, str]:
         if self._killed is not None:

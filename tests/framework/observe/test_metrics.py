@@ -29,6 +29,7 @@ NAMES = {
     "kmr_event_loop_tasks",
     "kmr_failed_records",
     "kmr_inflight_bytes",
+    "kmr_inflight_limit_bytes",
     "kmr_reduce_flush_retrying_seconds",
     "kmr_map_retries",
     "kmr_map_seconds",
