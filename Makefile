@@ -17,7 +17,7 @@ docs: ## the documentation site, in site/
 
 test: ## the checks and the whole test suite
 	@tools/install dev demo docs
-	@tools/kcat
+	@tools/debian kcat chromium
 	@tools/kubeconform
 	@tools/checkers
 	@$(MAKE) --no-print-directory check
@@ -43,7 +43,7 @@ chaos: ## break the system on purpose, count missing and doubled records (ARGS="
 
 interop: ## real clients' own test suites against our broker (ARGS="--list", "--only SUITE")
 	@tools/install dev demo
-	@tools/kcat
+	@tools/debian kcat
 	@.venv/bin/python -m interop $(ARGS)
 
 interop-kafka: ## the framework against Apache Kafka itself, fetched from Maven Central

@@ -199,7 +199,7 @@ class Committer:
             try:
                 await self._send(moved)
             except CommitFenced as error:
-                self._metrics.commits.labels("fenced").inc()
+                self._metrics.count_lost_commit("fenced", str(error))
                 for partition in moved:  # another member may commit the same offset
                     entry = self._entry(partition)
                     entry.attempted = entry.acknowledged
@@ -210,7 +210,7 @@ class Committer:
                 self._fenced.set()
                 return False
             except ConsumerError as error:
-                self._metrics.commits.labels("failed").inc()
+                self._metrics.count_lost_commit("failed", str(error))
                 if isinstance(error, CommitRefused):
                     self._acknowledge({p: moved[p] for p in moved if p in error.acknowledged})
                     if error.for_good:

@@ -284,7 +284,7 @@ class ReduceStage:
 
     def _on_retry(self, retry: Retry) -> None:
         self._trouble = retry.reason
-        self._metrics.flush_retries.labels(self.name).inc()
+        self._metrics.count_retry(self.name, retry.reason)
 
     def _count(self, buffer: Buffer, reason: FlushReason) -> None:
         metrics = self._metrics

@@ -20,7 +20,7 @@ from .events import EventHandler, Failed, Shutdown
 from .kafka.connection import consumer_config
 from .kafka.kafka_consumer import KafkaConsumer
 from .kafka.subscription import Subscription
-from .observe.health import HealthServer, app_of_worker
+from .observe.health import HealthServer, OneWorker, SourceServer
 from .observe.liveness import IdlePartition, Liveness
 from .observe.metrics import Metrics
 from .observe.progress import CatchUp, DrainTime, ProgressLog
@@ -28,7 +28,6 @@ from .observe.status import PartitionStatus, WorkerStatus
 from .pipeline import Pipeline, context_of
 from .record import TopicPartition
 from .service.deadline import Deadline, end_shields
-from .service.http import HttpServer
 from .service.notify import ServiceState, notifying
 from .service.process import freeze_modules, keep_freed_memory
 from .service.process_end import ExitCode, ProcessEnd, exit_now
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 
     from .intake.backpressure import Budget
     from .kafka.consumer import Consumer
+    from .service.http import HttpServer
     from .settings import Settings
     from .strategy import Strategy
 
@@ -191,7 +191,7 @@ class Worker:
     def _server(self) -> HttpServer | None:
         http, seat = self._settings.http, self._seat
         if seat is not None:
-            return HttpServer(app_of_worker(self.status, self.metrics), seat.listen)
+            return SourceServer(OneWorker(self.status, self.metrics), seat.listen)
         if http.port is None:
             return None
         return HealthServer(http.host, http.port, self.status, self.metrics)
@@ -426,6 +426,9 @@ class Worker:
             consumed=pipeline.intake.consumed,
             settled=pipeline.intake.settled,
             uptime=anyio.current_time() - self._started,
+            failed=self.metrics.failed_records,
+            repeated=self.metrics.repeated,
+            failures=self.metrics.failures.newest_first(),
         )
 
 

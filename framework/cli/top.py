@@ -25,6 +25,7 @@ __all__ = [
     "View",
     "Watch",
     "WorkerUnreachable",
+    "failures_table",
     "partitions_table",
     "stages_table",
     "summary",
@@ -34,6 +35,8 @@ __all__ = [
 
 _TIMEOUT: Final = 5.0  # seconds
 _ACTIVITY: Final = {"retrying": "yellow", "held": "yellow", "flushing": "green", "idle": "dim"}
+_FAILURES: Final = 5
+_REPEATED: Final = ("flush repeated", "commit failed")
 _STATE: Final = {"running": "green", "failed": "red", "stopped": "dim"}
 
 
@@ -63,6 +66,8 @@ def top(
         console.print(summary(view))
         if view.status.workers:
             console.print(workers_table(view.status))
+        if view.status.failures:
+            console.print(failures_table(view.status, time.time()))
         console.print(stages_table(view.status))
         console.print(partitions_table(view.status))
         return
@@ -151,6 +156,9 @@ def summary(view: View) -> Text:
     text.append(f"settled {_rate(view.settled_rate)} ({status.settled:,})  ")
     text.append(f"lag {sum(lags):,}  " if lags else "lag unknown  ")
     text.append(f"in flight {status.inflight_bytes / 2**20:.1f} MiB ({used:.0%})")
+    if status.failed or status.repeated:
+        text.append(f"  failed {status.failed:,}", "red" if status.failed else "")
+        text.append(f"  repeated {status.repeated:,}", "yellow" if status.repeated else "")
     if status.problem is not None:
         text.append(f"\n{status.problem}", "yellow" if status.live else "bold red")
     return text
@@ -170,6 +178,27 @@ def workers_table(status: WorkerStatus) -> Table:
             f"{worker.settled:,}",
             f"{worker.restarts:,}",
             Text(worker.problem or "", "yellow" if worker.live else "bold red"),
+        )
+    return table
+
+
+def failures_table(status: WorkerStatus, now: float) -> Table:
+    """Make a table with a row for each of the latest failures.
+
+    Args:
+        now: seconds since 1970.
+    """
+    table = plain_table(
+        "Last", "Failure", "Where", "Times", "Reason", left=("Failure", "Where", "Reason")
+    )
+    for failure in status.failures[:_FAILURES]:
+        where = [failure.stage, "" if failure.worker is None else f"worker {failure.worker}"]
+        table.add_row(
+            f"{max(0.0, now - failure.time):.0f} s ago",
+            Text(failure.kind, "yellow" if failure.kind in _REPEATED else "red"),
+            Text(", ".join(filter(None, where))),
+            f"{failure.count:,}",
+            Text(failure.reason),
         )
     return table
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, ClassVar
 
 from anyio import to_thread
@@ -12,7 +13,14 @@ from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
 from textual.widgets import Footer, Sparkline, Static
 
-from .top import WorkerUnreachable, partitions_table, stages_table, summary, workers_table
+from .top import (
+    WorkerUnreachable,
+    failures_table,
+    partitions_table,
+    stages_table,
+    summary,
+    workers_table,
+)
 
 if TYPE_CHECKING:
     from textual.binding import BindingType
@@ -89,6 +97,8 @@ class TopApp(App[None]):
         self.query_one("#summary", Static).update(summary(view))
         self.query_one("#rates", Sparkline).data = self._rates
         tables = Group(stages_table(view.status), Text(), partitions_table(view.status))
+        if view.status.failures:
+            tables = Group(failures_table(view.status, time.time()), Text(), tables)
         if view.status.workers:
             tables = Group(workers_table(view.status), Text(), tables)
         self.query_one("#tables", Static).update(tables)

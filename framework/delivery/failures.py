@@ -190,8 +190,9 @@ class ErrorPort:
         Raises:
             RecordFailed: there is no error sink, or the limit is exceeded with `on_limit="stop"`.
         """
-        self._metrics.failed.labels(stage).inc(len(rows))
-        first = f"{rows.ranges[0]} in {stage}: {rows.table.column('reason')[0].as_py()}"
+        reason = rows.table.column("reason")[0].as_py()
+        self._metrics.count_failed(stage, len(rows), reason)
+        first = f"{rows.ranges[0]} in {stage}: {reason}"
         stream = self._stream
         if stream is None:
             raise RecordFailed(

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from ..errors import SettingsError
 from ..service.http import FRESH, HttpServer, verdict
+from .history import History
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from .metrics import Metrics
     from .status import WorkerStatus
 
-__all__ = ["HealthServer", "Source", "app_of_worker", "build_app", "listen_on"]
+__all__ = ["HealthServer", "OneWorker", "Source", "SourceServer", "build_app", "listen_on"]
 
 # The page is one file: it loads nothing else, and requests only its own server.
 _PAGE_POLICY: Final = (
@@ -45,7 +46,14 @@ class Source(Protocol):
         """Return the metrics of this moment."""
 
 
-class _OneWorker:
+class OneWorker:
+    """The source of the endpoints of one worker.
+
+    Args:
+        status: called for every request; must not block.
+        metrics: served by `/metrics`.
+    """
+
     def __init__(self, status: Callable[[], WorkerStatus], metrics: Metrics) -> None:
         self._status = status
         self._metrics = metrics
@@ -57,16 +65,11 @@ class _OneWorker:
         return self._metrics.registry
 
 
-def app_of_worker(status: Callable[[], WorkerStatus], metrics: Metrics) -> Starlette:
-    """Make the application of one worker in this process: `build_app`."""
-    return build_app(_OneWorker(status, metrics))
-
-
-def build_app(source: Source) -> Starlette:
+def build_app(source: Source, history: History) -> Starlette:
     """Make the ASGI application of the endpoints.
 
     `/live` and `/ready` answer 200, or 503 with the reason as text; `/status` is a `WorkerStatus` as
-    JSON.
+    JSON, `/history?after=SECONDS` a `Past` with the samples since then.
     """
     page = resources.files(__package__).joinpath("health.html").read_text(encoding="utf-8")
 
@@ -85,6 +88,16 @@ def build_app(source: Source) -> Starlette:
         body = msgspec.json.encode(await source.status())
         return Response(body, media_type="application/json", headers=FRESH)
 
+    async def past(request: Request) -> Response:
+        try:
+            after = float(request.query_params.get("after", "0"))
+        except ValueError:
+            return PlainTextResponse(
+                "after: seconds since 1970, such as 1700000000.5\n", status_code=400
+            )
+        body = msgspec.json.encode(history.past(after))
+        return Response(body, media_type="application/json", headers=FRESH)
+
     async def prometheus(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(await source.registry()), headers={"Content-Type": content_type})
@@ -95,12 +108,25 @@ def build_app(source: Source) -> Starlette:
             Route("/live", live),
             Route("/ready", ready),
             Route("/status", current),
+            Route("/history", past),
             Route("/metrics", prometheus),
         ]
     )
 
 
-class HealthServer(HttpServer):
+class SourceServer(HttpServer):
+    """HTTP server of what a source shows, with an hour of its history.
+
+    Args:
+        listen: opens the socket on entering; its errors propagate.
+    """
+
+    def __init__(self, source: Source, listen: Callable[[], socket.socket]) -> None:
+        history = History(source.status)
+        super().__init__(build_app(source, history), listen, beside=history.run)
+
+
+class HealthServer(SourceServer):
     """HTTP server for one worker's health, status and metrics.
 
     Args:
@@ -116,7 +142,7 @@ class HealthServer(HttpServer):
     def __init__(
         self, host: str, port: int, status: Callable[[], WorkerStatus], metrics: Metrics
     ) -> None:
-        super().__init__(app_of_worker(status, metrics), partial(listen_on, host, port))
+        super().__init__(OneWorker(status, metrics), partial(listen_on, host, port))
 
 
 def listen_on(host: str, port: int) -> socket.socket:

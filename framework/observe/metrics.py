@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from platform import python_version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from .._extras import installed_version
 from ..strategy import ERROR_STAGE, MAP_STAGE
+from .failures import FailureLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -35,10 +36,19 @@ class _Registry(CollectorRegistry):
 
 
 class Metrics:
-    """The metrics of one worker, in a registry of their own. Each attribute is a Prometheus collector."""
+    """The metrics of one worker, in a registry of their own. Other attributes are Prometheus collectors.
+
+    Attributes:
+        failures: the latest failures, with the reasons that counters do not have.
+        failed_records: how many records failed.
+        repeated: how many attempts to flush, and commits, failed and are repeated.
+    """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else _Registry()
+        self.failures = FailureLog()
+        self.failed_records = 0
+        self.repeated = 0
 
         def counter(name: str, meaning: str, *labels: str) -> Counter:
             return Counter(f"kmr_{name}_total", meaning, labels, registry=self.registry)
@@ -169,6 +179,24 @@ class Metrics:
             self.rebalances.labels(event)
         for topic in topics:
             self.offset_resets.labels(topic)
+
+    def count_failed(self, stage: str, records: int, reason: str) -> None:
+        """Count records that failed; `reason` is that of the first one."""
+        self.failed.labels(stage).inc(records)
+        self.failed_records += records
+        self.failures.note("record failed", stage, reason, records)
+
+    def count_retry(self, stage: str, reason: str, attempts: int = 1) -> None:
+        """Count attempts to flush that must be repeated."""
+        self.flush_retries.labels(stage).inc(attempts)
+        self.repeated += attempts
+        self.failures.note("flush repeated", stage, reason, attempts)
+
+    def count_lost_commit(self, result: Literal["fenced", "failed"], reason: str) -> None:
+        """Count a commit that was refused or had no answer; the next one repeats it."""
+        self.commits.labels(result).inc()
+        self.repeated += 1
+        self.failures.note("commit failed", "", reason)
 
     def observe_lag(self, partition: PartitionStatus, oldest: float | None) -> None:
         """Update the lag of a partition.

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from .failures import Failure  # noqa: TC001  msgspec reads the annotation
+
 __all__ = ["PartitionStatus", "StageStatus", "WorkerState", "WorkerStatus", "WorkerSummary"]
 
 WorkerState = Literal["starting", "running", "suspended", "draining", "stopped", "failed"]
@@ -102,6 +104,9 @@ class WorkerStatus(msgspec.Struct, frozen=True):
         settled: offsets settled since the start.
         uptime: seconds.
         workers: each of several; empty if there is only one.
+        failed: records that failed since the start.
+        repeated: attempts to flush, and commits, that failed since the start and were repeated.
+        failures: the latest ones, with their reasons.
     """
 
     state: WorkerState
@@ -118,3 +123,6 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     settled: int
     uptime: float
     workers: tuple[WorkerSummary, ...] = ()
+    failed: int = 0
+    repeated: int = 0
+    failures: tuple[Failure, ...] = ()

@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 if TYPE_CHECKING:
     import socket
     import ssl
-    from collections.abc import Callable, Generator
+    from collections.abc import Awaitable, Callable, Generator
     from types import TracebackType
 
     from starlette.applications import Starlette
@@ -42,6 +42,7 @@ class HttpServer:
         app: the application.
         listen: opens the socket on entering; its errors propagate.
         tls: if given, connections must be encrypted.
+        beside: runs while the server does, and is cancelled on leaving.
     """
 
     def __init__(
@@ -49,10 +50,13 @@ class HttpServer:
         app: Starlette,
         listen: Callable[[], socket.socket],
         tls: ssl.SSLContext | None = None,
+        beside: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._app = app
         self._tls = tls
         self._listen = listen
+        self._beside = beside
+        self._besides = anyio.CancelScope()
         self._address: tuple[str, int] = ("", 0)
         self._stack = AsyncExitStack()
 
@@ -83,8 +87,15 @@ class HttpServer:
             stack.callback(server.stop)
             group.start_soon(server.run_until_stopped, listener)
             await server.listening.wait()
+            if self._beside is not None:
+                stack.callback(self._besides.cancel)
+                group.start_soon(self._run_beside, self._beside)
             self._stack = stack.pop_all()
         return self
+
+    async def _run_beside(self, beside: Callable[[], Awaitable[None]]) -> None:
+        with self._besides:
+            await beside()
 
     async def __aexit__(
         self,

@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 import msgspec
 
+from ..observe.failures import FailureLog, latest
 from ..observe.status import WorkerStatus, WorkerSummary
 
 if TYPE_CHECKING:
+    from ..observe.failures import Failure
     from .process import WorkerProcess
     from .restarts import Restarts
 
 __all__ = ["Slot"]
 
 _ASK_TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)  # seconds
+_COUNTS: Final = ("consumed", "settled", "failed", "repeated")
 
 
 class Slot:
@@ -37,8 +40,9 @@ class Slot:
         self.status: WorkerStatus | None = None
         self._silent = False
         # Counts of the processes before, so that those of the worker never go back.
-        self._consumed = 0
-        self._settled = 0
+        self._before = dict.fromkeys(_COUNTS, 0)
+        self._failures = FailureLog()
+        self._failures_before: tuple[Failure, ...] = ()
         self._latest: WorkerStatus | None = None
 
     def begin(self, process: WorkerProcess) -> None:
@@ -48,9 +52,38 @@ class Slot:
     def end(self) -> None:
         """Note that the process has ended."""
         if self._latest is not None:
-            self._consumed += self._latest.consumed
-            self._settled += self._latest.settled
+            self._before = self._counts()
+            self._failures_before = latest((*self._latest.failures, *self._failures_before))
         self.process = self.status = self._latest = None
+
+    def note_end(self, reason: str) -> None:
+        """Note why a process ended by itself."""
+        self._failures.note("worker ended", "", reason)
+
+    @property
+    def failed(self) -> int:
+        """How many records failed."""
+        return self._counts()["failed"]
+
+    @property
+    def repeated(self) -> int:
+        """How many attempts to flush, and commits, were repeated."""
+        return self._counts()["repeated"]
+
+    def failures(self) -> tuple[Failure, ...]:
+        """Return the latest failures, also those of the processes before, and their ends."""
+        now = () if self._latest is None else self._latest.failures
+        return tuple(
+            msgspec.structs.replace(each, worker=self.index)
+            for each in latest((*now, *self._failures_before, *self._failures.newest_first()))
+        )
+
+    def _counts(self) -> dict[str, int]:
+        now = self._latest
+        return {
+            name: before + (0 if now is None else getattr(now, name))
+            for name, before in self._before.items()
+        }
 
     async def ask(self, session: aiohttp.ClientSession) -> None:
         """Ask the process for its status; it has two seconds."""
@@ -76,7 +109,8 @@ class Slot:
 
     def summary(self) -> WorkerSummary:
         """Return the state of the worker at the latest `ask`."""
-        process, status, latest = self.process, self.status, self._latest
+        process, status = self.process, self.status
+        counts = self._counts()
         problem: str | None = self.problem
         if process is not None and self._silent:
             problem = f"process {process.pid} does not answer"
@@ -85,14 +119,14 @@ class Slot:
         return WorkerSummary(
             index=self.index,
             pid=None if process is None else process.pid,
-            state="starting" if latest is None else latest.state,
+            state="starting" if self._latest is None else self._latest.state,
             live=status.live if status is not None else not self._silent,
             ready=status is not None and status.ready,
             problem=problem or None,
             restarts=self.restarts.total,
             partitions=0 if status is None else len(status.partitions),
-            consumed=self._consumed + (0 if latest is None else latest.consumed),
-            settled=self._settled + (0 if latest is None else latest.settled),
+            consumed=counts["consumed"],
+            settled=counts["settled"],
             inflight_bytes=0 if status is None else status.inflight_bytes,
             uptime=0.0 if status is None else status.uptime,
         )

@@ -27,9 +27,8 @@ import anyio
 import structlog
 
 from .._extras import installed_version
-from ..observe.health import build_app, listen_on
+from ..observe.health import SourceServer, listen_on
 from ..service.deadline import Deadline
-from ..service.http import HttpServer
 from ..service.notify import ServiceState
 from ..service.process_end import ExitCode
 from .directories import Directories
@@ -144,8 +143,8 @@ class Supervisor:
         async with AsyncExitStack() as stack:
             self._session = await stack.enter_async_context(aiohttp.ClientSession())
             if settings.http.port is not None:
-                server = HttpServer(
-                    build_app(Whole(settings, self.slots, self._session)),
+                server = SourceServer(
+                    Whole(settings, self.slots, self._session),
                     partial(listen_on, settings.http.host, settings.http.port),
                 )
                 self.url = (await stack.enter_async_context(server)).url
@@ -250,6 +249,7 @@ class Supervisor:
     async def _wait_for_restart(self, slot: Slot, process: WorkerProcess) -> None:
         """Wait until a worker may be started again, or end all of them."""
         reason, name = process.ending, f"worker {slot.index}"
+        slot.note_end(reason)
         joined = self._any_joined or any(each.joined.is_set() for each in self._processes)
         delay = slot.restarts.delay(time.monotonic(), reason)
         if process.code == ExitCode.USAGE:

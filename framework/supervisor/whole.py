@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from ..observe.failures import latest
 from ..observe.status import WorkerState, WorkerStatus
 
 if TYPE_CHECKING:
@@ -81,6 +82,9 @@ class Whole:
             settled=sum(summary.settled for summary in summaries),
             uptime=time.monotonic() - self._started,
             workers=summaries,
+            failed=sum(slot.failed for slot in self._slots),
+            repeated=sum(slot.repeated for slot in self._slots),
+            failures=latest(each for slot in self._slots for each in slot.failures()),
         )
 
     async def registry(self) -> CollectorRegistry:

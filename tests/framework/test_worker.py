@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections import deque
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self
 
@@ -286,6 +287,32 @@ async def test_the_first_error_wins_over_those_of_closing(clock: VirtualClock) -
         async with running(Strategy(locate, [FailsToClose(Journal())]), consumer):
             await consumer.rebalance([P0])
             await anyio.sleep_forever()
+
+
+async def test_the_status_has_the_failures_of_all_stages_with_their_reasons(
+    clock: VirtualClock,
+) -> None:
+    @map_record
+    def number(record: Record) -> dict[str, int]:
+        return {"n": int(record.value or b"")}
+
+    journal, consumer = Journal(outcomes=deque([Retry(1.0, "busy")])), MemoryConsumer()
+    put(consumer, 0, 0, b"1", b"two", b"3")
+    strategy = Strategy(number, [MemoryWriter(journal)], reduce_err=MemoryWriter(Journal()))
+    async with running(strategy, consumer) as worker:
+        await consumer.rebalance([P0])
+        for _ in range(10):  # to the flush, to its repetition, to the flush of the error stage
+            await clock.advance(2.0)
+        status = worker.status()
+    assert (status.settled, status.failed, status.repeated) == (3, 1, 1)
+    repeated, failed = status.failures
+    assert (repeated.kind, repeated.stage, repeated.reason) == (
+        "flush repeated",
+        "reduce-1",
+        "busy",
+    )
+    assert (failed.kind, failed.stage, failed.count) == ("record failed", "map", 1)
+    assert "invalid literal for int()" in failed.reason
 
 
 async def test_a_worker_that_would_read_its_own_messages_is_refused(clock: VirtualClock) -> None:

@@ -189,7 +189,7 @@ class DriverReducers:
             metrics.flush_bytes.labels(flush.stage).observe(flush.bytes)
             metrics.flush_seconds.labels(flush.stage).observe(flush.seconds)
         for stage, count in what.retries.items():
-            metrics.flush_retries.labels(stage).inc(count)
+            metrics.count_retry(stage, "the log has the reason", count)
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         self._running = asyncio.run_coroutine_threadsafe(coroutine, background_loop())

@@ -274,6 +274,9 @@ class SparkEngine:
             consumed=self._reducers.consumed,
             settled=self._reducers.settled,
             uptime=time.monotonic() - self._begun,
+            failed=self.metrics.failed_records,
+            repeated=self.metrics.repeated,
+            failures=self.metrics.failures.newest_first(),
         )
 
     def _start(self, session: SparkSession) -> StreamingQuery:

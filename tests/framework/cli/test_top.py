@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import pytest
 from anyio import to_thread
 
 from kmr.cli.top import Watch
+from kmr.observe.failures import Failure
 from kmr.observe.status import WorkerSummary
 from tests.framework.cli.watched_worker import STUCK, Worker
 
@@ -53,6 +55,20 @@ async def test_several_workers_have_a_row_each(kmr: Callable[..., Any]) -> None:
         output = await to_thread.run_sync(run)
     rows = [line.split() for line in output.out.splitlines()]
     assert ["1", "(process", "7)", "running", "60", "s", "3", "999", "2"] in rows
+
+
+async def test_the_latest_failures_have_a_row_each_with_their_reason(
+    kmr: Callable[..., Any],
+) -> None:
+    worker = Worker()
+    failure = Failure(time.time() - 7, "record failed", "map", "no number", 3, worker=1)
+    worker.now = msgspec.structs.replace(worker.now, failed=3, repeated=1, failures=(failure,))
+    async with worker.serving() as url:
+        run = partial(kmr, "top", "--once", "--interval", "0.01", "--url", url)
+        output = await to_thread.run_sync(run)
+    assert "failed 3  repeated 1" in output.out
+    [row] = [line.split() for line in output.out.splitlines() if "no number" in line]
+    assert row[2:] == ["ago", "record", "failed", "map,", "worker", "1", "3", "no", "number"]
 
 
 async def test_no_rates_across_a_restart_of_the_worker() -> None:

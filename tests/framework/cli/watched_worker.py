@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from kmr.observe.health import HealthServer
+from kmr.observe.health import OneWorker, build_app, listen_on
+from kmr.observe.history import History
 from kmr.observe.metrics import Metrics
 from kmr.observe.status import PartitionStatus, StageStatus, WorkerStatus
+from kmr.service.http import HttpServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -50,5 +53,7 @@ class Worker:
 
     @asynccontextmanager
     async def serving(self, port: int = 0) -> AsyncIterator[str]:
-        async with HealthServer("127.0.0.1", port, self.status, Metrics()) as server:
+        source = OneWorker(self.status, Metrics())
+        app = build_app(source, History(source.status))  # nothing but a request asks for the status
+        async with HttpServer(app, partial(listen_on, "127.0.0.1", port)) as server:
             yield server.url

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from prometheus_client import generate_latest
+from prometheus_client.metrics import MetricWrapperBase
 
 from kmr.observe.metrics import Metrics
 from kmr.observe.status import PartitionStatus
@@ -65,7 +66,7 @@ def table() -> str:
     rows = ["| metric | type | labels | meaning |", "| --- | --- | --- | --- |"]
     suffixes = {"counter": "_total", "info": "_info"}
     for collector in vars(metrics).values():
-        if collector is metrics.registry:
+        if not isinstance(collector, MetricWrapperBase):
             continue
         (family,) = collector.describe()
         name = f"`{family.name}{suffixes.get(family.type, '')}`"

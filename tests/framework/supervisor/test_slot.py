@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 import anyio
 import msgspec
 
+from kmr.observe.failures import Failure
 from kmr.supervisor.restarts import Restarts
 from kmr.supervisor.slot import Slot
 from tests.framework.cli.watched_worker import STUCK
@@ -33,6 +34,7 @@ class Session:
 
     def __init__(self) -> None:
         self.settled: int | None = 50
+        self.failures: tuple[Failure, ...] = ()
 
     def get(self, *_: object, **__: object) -> Session:
         return self
@@ -45,7 +47,12 @@ class Session:
     async def __aexit__(self, *_: object) -> None: ...
 
     async def read(self) -> bytes:
-        return msgspec.json.encode(msgspec.structs.replace(STUCK, settled=self.settled))
+        failed = sum(each.count for each in self.failures)
+        return msgspec.json.encode(
+            msgspec.structs.replace(
+                STUCK, settled=self.settled, failed=failed, failures=self.failures
+            )
+        )
 
 
 def begin(slot: Slot, pid: int, *, serving: bool = True) -> None:
@@ -67,6 +74,26 @@ async def test_counts_of_a_worker_never_go_back() -> None:
     session.settled = 3
     await slot.ask(asking)
     assert (slot.summary().settled, slot.summary().pid) == (53, 8)
+
+
+async def test_failures_outlive_the_process_and_its_end_is_one_of_them() -> None:
+    slot, session = Slot(3, Restarts(5, 300)), Session()
+    asking = cast("aiohttp.ClientSession", session)
+    session.failures = (Failure(5.0, "record failed", "map", "no number", 2),)
+    begin(slot, 7)
+    await slot.ask(asking)
+    slot.end()
+    slot.note_end("killed by SIGKILL")
+    session.failures = (Failure(6.0, "record failed", "map", "no date"),)
+    begin(slot, 8)
+    await slot.ask(asking)
+    assert slot.failed == 3
+    found = [(each.kind, each.reason, each.count, each.worker) for each in slot.failures()]
+    assert found == [
+        ("worker ended", "killed by SIGKILL", 1, 3),
+        ("record failed", "no date", 1, 3),
+        ("record failed", "no number", 2, 3),
+    ]
 
 
 async def test_a_process_that_begins_is_live_and_not_ready() -> None:

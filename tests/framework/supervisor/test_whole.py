@@ -12,6 +12,7 @@ from prometheus_client import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from kmr.observe.failures import Failure
 from kmr.observe.health import HealthServer
 from kmr.observe.metrics import Metrics
 from kmr.settings import Settings
@@ -76,6 +77,17 @@ async def test_the_status_of_several_workers_is_that_of_one_with_sums() -> None:
         (0, 100, 7),
         (1, 101, 50),
     ]
+
+
+async def test_failures_of_all_workers_are_summed_and_say_whose_they_are() -> None:
+    failure = Failure(9.0, "flush repeated", "reduce-1", "no answer")
+    failing = msgspec.structs.replace(OTHER, failed=2, repeated=1, failures=(failure,))
+    later = msgspec.structs.replace(failure, time=10.0)
+    other = msgspec.structs.replace(STUCK, failed=3, repeated=4, failures=(later,))
+    async with workers(failing, other) as whole:
+        status = await whole.status()
+    assert (status.failed, status.repeated) == (5, 5)
+    assert [(each.time, each.worker) for each in status.failures] == [(10.0, 1), (9.0, 0)]
 
 
 async def test_one_worker_that_is_not_live_or_not_there_is_seen_in_the_whole() -> None:

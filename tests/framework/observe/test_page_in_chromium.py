@@ -1,0 +1,138 @@
+"""The page in a real browser that reaches nothing but the worker: what it shows, and its picture."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from functools import partial
+from html import unescape
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from anyio import to_thread
+
+from kmr.observe.health import OneWorker, build_app, listen_on
+from kmr.observe.history import STEP, History
+from kmr.observe.metrics import Metrics
+from kmr.observe.status import PartitionStatus, StageStatus, WorkerStatus, WorkerSummary
+from kmr.service.http import HttpServer
+from tools.browser import CHROMIUM, Visit, visit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: tools/debian chromium")
+
+PNG = b"\x89PNG\r\n\x1a\n"
+REASON = "no answer from <db:8123> within 5 s"
+
+
+def metrics_of_failures() -> Metrics:
+    metrics = Metrics()
+    metrics.count_failed("map", 3, "ValueError: time data 'yesterday' does not match")
+    metrics.count_retry("reduce-1", REASON, 4)
+    return metrics
+
+
+def status(metrics: Metrics, lag: int = 300) -> WorkerStatus:
+    summary = WorkerSummary(
+        index=1,
+        pid=7,
+        state="running",
+        live=True,
+        ready=True,
+        problem=None,
+        restarts=2,
+        partitions=1,
+        consumed=9_000,
+        settled=8_000,
+        inflight_bytes=2**20,
+        uptime=3_600.0,
+    )
+    return WorkerStatus(
+        state="running",
+        live=True,
+        ready=True,
+        problem=f"worker 1: reduce-1: {REASON}",
+        group="hits-group",
+        topics=("hits",),
+        stages=(
+            StageStatus("map hits-0", "mapping", 2, seconds=0.2),
+            StageStatus("reduce-1", "retrying", 3, 12_000, 3_400_000, 2.2, REASON),
+            StageStatus("reduce-err", "idle", 0),
+        ),
+        partitions=(PartitionStatus("hits", 0, 5_000, 4_900, 5_100, 0, 5_000 + lag, paused=False),),
+        inflight_bytes=12 * 2**20,
+        inflight_limit=64 * 2**20,
+        consumed=9_000,
+        settled=8_000,
+        uptime=3_600.0,
+        workers=(summary,),
+        failed=metrics.failed_records,
+        repeated=metrics.repeated,
+        failures=metrics.failures.newest_first(),
+    )
+
+
+def history_of(now: WorkerStatus, source: OneWorker) -> History:
+    """A full hour, with a peak of the lag and some failures."""
+    history, begun = History(source.status), time.time() - 3_600
+    for at in range(721):
+        lag = 40_000 if 300 < at < 330 else round(1_000 + 900 * math.sin(at / 30))
+        partition = msgspec.structs.replace(now.partitions[0], end=5_000 + lag)
+        then = msgspec.structs.replace(
+            now,
+            consumed=at * 10_000,
+            settled=at * 10_000,
+            partitions=(partition,),
+            failed=min(3, at // 200),
+            repeated=0,
+        )
+        history.note(then, at * STEP, begun + at * STEP)
+    return history
+
+
+async def visited(picture: Path) -> Visit:
+    metrics = metrics_of_failures()
+    now = status(metrics)
+    source = OneWorker(lambda: now, metrics)
+    app = build_app(source, history_of(now, source))
+    async with HttpServer(app, partial(listen_on, "127.0.0.1", 0)) as server:
+        return await to_thread.run_sync(partial(visit, server.url, picture))
+
+
+def texts(document: str, of: str) -> str:
+    """The text of the element with an id, its tags taken away."""
+    found = re.search(rf'<(\w+)[^>]*id="{of}"[^>]*>(.*?)</\1>', document, re.DOTALL)
+    assert found is not None, of
+    spaced = re.sub(r"<[^>]+>", " ", found[2]).replace("\u202f", " ")
+    return " ".join(unescape(spaced).split())
+
+
+async def test_the_page_shows_figures_an_hour_of_history_and_failures_with_reasons(
+    tmp_path: Path,
+) -> None:
+    picture = tmp_path / "page.png"
+    page = await visited(picture)
+    shown = partial(texts, page.document)
+    assert page.console == []
+    assert shown("group") == "hits-group"
+    assert shown("banner") == f"worker 1: reduce-1: {REASON}"
+    assert (shown("lag"), shown("inflight")) == ("300", "12.0 MiB")
+    assert (shown("failed"), shown("repeated")) == ("3 records", "4 attempts repeated")
+    failures = shown("failures")
+    assert re.match(rf"\S+ \w+ ago flush repeated reduce-1 4 {re.escape(REASON)}", failures)
+    assert "record failed map 3 ValueError: time data 'yesterday' does not match" in failures
+    assert shown("workers").startswith("1 (process 7) running")
+    assert 'aria-pressed="true">1 h<' in page.document
+    captions = re.findall(r"<figcaption>(.*?)<span", page.document)
+    assert captions == ["Records per second", "Lag", "In flight", "Failures in 5 s"]
+    assert "Lag: highest 40.0\u202fk records" in page.document
+    [lag] = re.findall(r'points="([^"]*)"', page.document.split("Lag: highest")[1])[1:2]
+    assert len(lag.split()) > 700
+    drawn = picture.read_bytes()
+    assert drawn.startswith(PNG)
+    assert (int.from_bytes(drawn[16:20]), int.from_bytes(drawn[20:24])) == (1280, 1500)
+    assert len(drawn) > 50_000  # an empty page is a twentieth of it
