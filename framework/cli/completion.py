@@ -22,12 +22,13 @@ def completion(
 ) -> None:
     """Print the completion script of a shell, or install it.
 
-    It completes commands, flags and their values. Make it again after an update.
+    It completes commands, flags and their values. Make it again after an update. zsh finds it only under the
+    name `_cyclopts_kmr`.
 
     For example:
 
         kmr completion bash --install
-        kmr completion zsh > ~/.zfunc/_kmr
+        kmr completion zsh > ~/.zfunc/_cyclopts_kmr
 
     Parameters
     ----------
