@@ -32,7 +32,7 @@ _VISITOR: Final = "visitor"
 _SAMPLES: Final = 720  # in the whole run
 _PANELS: Final = (
     ("resident memory, MiB", "rss", MIB),
-    ("memory with shared pages divided (PSS), MiB", "pss", MIB),
+    ("the same as PSS, MiB", "pss", MIB),
     ("open descriptors", "descriptors", 1),
     ("threads", "threads", 1),
     ("tasks of the event loop", "tasks", 1),

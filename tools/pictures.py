@@ -1,75 +1,78 @@
-"""Make the pictures of the live page and of `kmr top` in docs/assets/, from a real run of the demo.
+"""Make the pictures of the live page and of `kmr top` in docs/assets/, from a real run.
 
-    .venv/bin/python tools/pictures.py
+    .venv/bin/python -m tools.pictures
 
-It needs Chromium, and the extra [top]. The pictures are in git; make them anew when the page or the view
-changes.
+Two workers under one command write to ClickHouse for two and a half minutes. One of them is killed, and
+ClickHouse stands still for a while: the pictures show what an operator sees then. It needs Chromium, and the
+extra [top]. The pictures are in git; make them anew when the page or the view changes.
 """
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-import signal
-import subprocess
+import logging
 import sys
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
+from random import Random
+from typing import Final
 
 import anyio
+from anyio import to_thread
 
+from chaos.history import Recorder
+from chaos.shape import GroupSpec, Outside, Shape
+from chaos.site import Site
+from chaos.together import KillOneOfMany
+from chaos.workload import Workload
 from kmr.cli.top import Watch
 from kmr.cli.top_app import TopApp
+from tools.browser import CHROMIUM, visit
 
-ROOT = Path(__file__).parents[1]
-ASSETS = ROOT / "docs" / "assets"
-WATCH = re.compile(r"watch worker-2 in a browser while it runs: (http://\S+)")
+ASSETS: Final = Path(__file__).parents[1] / "docs" / "assets"
+SHAPE: Final = Shape(
+    [GroupSpec("hits", Workload("hits", dead_topic="hits-dead", max_age=1.0), together=True)],
+    rate=4_000,
+    poison_every=40_000,
+    sample_every=60,  # so that the workers have a port
+)
+STEADY: Final = 45.0
+STILL: Final = 12.0
 
 
-def main() -> None:
-    """Run the demo until some seconds after its producer has begun, take the pictures, and stop it."""
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        sys.exit("pictures: there is no chromium; install it")
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        subprocess.Popen(
-            [sys.executable, "-m", "demo"],
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "NO_COLOR": "1"},
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as demo,
-    ):
-        assert demo.stdout is not None
-        url = next(found[1] for line in demo.stdout if (found := WATCH.search(line)))
-        time.sleep(3)  # the figures of a rate need some
-        page = str(ASSETS / "page.png")
-        subprocess.run(
-            [
-                *(chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
-                *("--virtual-time-budget=4000", "--window-size=1100,760"),
-                *(f"--screenshot={page}", url),
-            ],
-            check=True,
-            capture_output=True,
-        )
-        anyio.run(picture_of_top, url)
-        demo.send_signal(signal.SIGINT)
-        demo.stdout.read()
-    sys.stdout.write(f"{page}\n{ASSETS / 'top.svg'}\n")
+async def main() -> None:
+    """Run the workers, harm them, take the pictures."""
+    if CHROMIUM is None:
+        sys.exit("pictures: there is no chromium: tools/debian chromium")
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    with tempfile.TemporaryDirectory() as folder:
+        async with Site(SHAPE, Outside(), Path(folder), Recorder()) as site:
+            url = f"http://127.0.0.1:{site.workers[0].service.http_port}"
+            finished = site.start_load(7)
+            await anyio.sleep(STEADY)
+            await KillOneOfMany().strike(site, Random(1))
+            await anyio.sleep(STEADY)
+            assert site.clickhouse is not None
+            site.clickhouse.pause()
+            await anyio.sleep(STILL)
+            site.clickhouse.resume()
+            await anyio.sleep(STEADY)
+            await picture_of_top(url)
+            picture = ASSETS / "page.png"
+            await to_thread.run_sync(partial(visit, url, picture, size=(1180, 1300)))
+            site.load.stop()
+            await finished.wait()
+            await site.stop_workers()
+    sys.stdout.write(f"{picture}\n{ASSETS / 'top.svg'}\n")
 
 
 async def picture_of_top(url: str) -> None:
     """Save what `kmr top` shows after some refreshes."""
     top = TopApp(Watch(url), 0.5)
-    top.title = "kmr top"
-    async with top.run_test(size=(120, 34)):
-        await anyio.sleep(4)
+    async with top.run_test(size=(120, 42)):
+        await anyio.sleep(8)
         top.save_screenshot("top.svg", path=str(ASSETS))
 
 
 if __name__ == "__main__":
-    main()
+    anyio.run(main)

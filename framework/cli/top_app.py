@@ -38,6 +38,7 @@ class TopApp(App[None]):
     While no worker answers, it shows the reason and keeps trying.
     """
 
+    TITLE = "kmr top"
     CSS = """
     Static { padding: 0 1; height: auto; margin-bottom: 1; }
     Sparkline { height: 3; margin: 0 1 1 1; }
