@@ -102,7 +102,13 @@ class Broker:
                     settings.tls_certificate, settings.tls_key, settings.tls_client_ca
                 )
             users = Users(settings.users_file) if settings.users_file else None
-            authorizer = Authorizer(settings.acl_file) if settings.acl_file else None
+            authorizer = None
+            if settings.acl_file:
+                authorizer = Authorizer(
+                    settings.acl_file,
+                    super_users=settings.super_users,
+                    allow_if_no_acl=settings.allow_if_no_acl,
+                )
             await self._serve_http(stack)
             listener = bind(settings.host, settings.port)
             stack.callback(listener.close)

@@ -35,6 +35,7 @@ HOUR = 3600.0
 DAY = 24 * HOUR
 
 NodeId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Principal = Annotated[str, Meta(pattern="^User:.+$")]
 SomeSeconds = Annotated[float, Meta(ge=0, extra={"unit": SECONDS})]
 SomeBytes = Annotated[int, Meta(ge=0, extra={"unit": BYTES})]
 
@@ -122,6 +123,21 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             flag="acls",
         ),
     ] = None
+    super_users: Annotated[
+        tuple[Principal, ...],
+        about(
+            "Principal that is allowed everything, whatever the rules say, such as User:admin; may be "
+            "repeated.",
+            flag="super-user",
+        ),
+    ] = ()
+    allow_if_no_acl: Annotated[
+        bool,
+        about(
+            "Allow everyone everything on a resource that no rule names, as Kafka's "
+            "allow.everyone.if.no.acl.found."
+        ),
+    ] = False
     insecure: Annotated[
         bool,
         about(
@@ -301,6 +317,12 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             )
         if self.tls_client_ca is not None and self.tls_certificate is None:
             raise Conflict(("tls_client_ca",), "tls_client_ca needs tls_certificate and tls_key")
+        for name in ("super_users", "allow_if_no_acl"):
+            if getattr(self, name) and self.acl_file is None:
+                raise Conflict(
+                    (name,),
+                    f"{name} needs acl_file (--acls): without rules, everyone is allowed everything",
+                )
         if self.insecure:
             return
         if not is_loopback(self.http_host):

@@ -139,6 +139,10 @@ class Rule(
         """Whether the rule denies the operation; a denial wins over every other rule."""
         return False
 
+    def is_about(self, question: Question) -> bool:
+        """Whether the rule names the resource, for any principal, host or operation."""
+        return any(_covers(each, question.name) for each in self.names(question.resource))
+
     def names(self, resource: Resource) -> tuple[str, ...]:
         """Return the names and prefixes of this kind."""
         match resource:
@@ -156,7 +160,7 @@ class Rule(
             self.principal in (question.principal, _EVERYBODY)
             and not {question.host, EVERY_HOST}.isdisjoint(self.hosts)
             and any(operation in self.operations for operation in operations)
-            and any(_covers(each, question.name) for each in self.names(question.resource))
+            and self.is_about(question)
         )
 
 
@@ -200,9 +204,19 @@ read_rules, write_rules, change_rules = _FORMAT.read, _FORMAT.write, _FORMAT.cha
 class Authorizer:
     """The rules of a running broker; a change of the file applies within about a second."""
 
-    def __init__(self, path: Path) -> None:
-        """Raise BrokerError if the file cannot be read."""
-        self._path = path
+    def __init__(
+        self, path: Path, *, super_users: Collection[str] = (), allow_if_no_acl: bool = False
+    ) -> None:
+        """Raise BrokerError if the file cannot be read.
+
+        Args:
+            path: the file of rules.
+            super_users: principals that are allowed everything, whatever the rules say.
+            allow_if_no_acl: allow everyone every operation on a resource that no rule names, for any
+                principal, host or operation (Kafka's allow.everyone.if.no.acl.found).
+        """
+        self._super_users = frozenset(super_users)
+        self._allow_if_no_acl = allow_if_no_acl
         self._file = WatchedFile(path, _FORMAT, interval=_CHECK_INTERVAL)
         self._rules = self._file.content
         self._answers: dict[Question, bool] = {}
@@ -219,6 +233,8 @@ class Authorizer:
 
     def allows(self, question: Question) -> bool:
         """Whether a rule allows the operation and none denies it; `ANY_NAME`: on any resource of the kind."""
+        if question.principal in self._super_users:
+            return True
         rules = self._file.content
         if rules is not self._rules or len(self._answers) >= _MAX_ANSWERS:
             self._rules = rules
@@ -227,16 +243,17 @@ class Authorizer:
         if answer is None:
             names = {question.name}
             if question.name == ANY_NAME:
-                names = {name for rule in rules for name in rule.names(question.resource)}
-            answer = any(_allowed(rules, question._replace(name=name)) for name in names)
+                names |= {name for rule in rules for name in rule.names(question.resource)}
+            answer = any(self._allowed(rules, question._replace(name=name)) for name in names)
             self._answers[question] = answer
         return answer
 
-
-def _allowed(rules: Sequence[Rule], question: Question) -> bool:
-    return any(rule.allows(question) for rule in rules) and not any(
-        rule.denies(question) for rule in rules
-    )
+    def _allowed(self, rules: Sequence[Rule], question: Question) -> bool:
+        if self._allow_if_no_acl and not any(rule.is_about(question) for rule in rules):
+            return True
+        return any(rule.allows(question) for rule in rules) and not any(
+            rule.denies(question) for rule in rules
+        )
 
 
 # -- bindings --------------------------------------------------------------------------------------

@@ -89,3 +89,16 @@ def test_the_security_protocol_follows_from_the_settings(
 )
 def test_other_machines_cannot_reach_a_loopback_address(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"super_users": ("User:admin",)}, r"super_users needs acl_file \(--acls\)"),
+        ({"allow_if_no_acl": True}, r"allow_if_no_acl needs acl_file \(--acls\)"),
+        ({"super_users": ("admin",), "acl_file": Path("acls.json")}, "super_users"),
+    ],
+)
+def test_exceptions_from_rules_need_rules_and_principals(given: Any, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        BrokerSettings(data_dir=Path("data"), **given)

@@ -144,6 +144,41 @@ def test_any_resource_must_be_one_that_is_not_denied(
     assert Authorizer(path).allows(question) is some
 
 
+def test_a_super_user_is_allowed_everything_over_every_denial(tmp_path: Path) -> None:
+    path = tmp_path / "acls.json"
+    write_rules(path, [Denial(principal="User:*", operations=(Operation.ALL,), topics=("*",))])
+    allows = Authorizer(path, super_users=["User:root", "User:admin"]).allows
+    for name in ("t", ANY_NAME):
+        assert allows(Question("User:root", WRITE, Resource.TOPIC, name, HOST))
+        assert allows(Question("User:admin", WRITE, Resource.TOPIC, name, HOST))
+        assert not allows(Question("User:alice", WRITE, Resource.TOPIC, name, HOST))
+
+
+def test_everyone_is_allowed_what_no_rule_names_if_that_is_set(tmp_path: Path) -> None:
+    path = tmp_path / "acls.json"
+    write_rules(
+        path,
+        [
+            Rule(principal="User:bob", operations=(READ,), topics=("orders",), hosts=("::1",)),
+            Denial(principal="User:bob", operations=(WRITE,), topics=("logs-*",)),
+        ],
+    )
+    allows = Authorizer(path, allow_if_no_acl=True).allows
+    answers = {
+        (resource, name): allows(Question("User:alice", READ, resource, name, HOST))
+        for resource in (Resource.TOPIC, Resource.GROUP)
+        for name in ("orders", "orders-2", "logs-a", "logs", ANY_NAME)
+    }
+    assert [name for name, allowed in answers.items() if not allowed] == [
+        (Resource.TOPIC, "orders"),
+        (Resource.TOPIC, "logs-a"),
+    ]
+    write_rules(path, [Rule(principal="User:bob", operations=(READ,), topics=("*",))])
+    every = Authorizer(path, allow_if_no_acl=True).allows
+    assert not every(Question("User:alice", READ, Resource.TOPIC, ANY_NAME, HOST))
+    assert every(Question("User:alice", READ, Resource.GROUP, ANY_NAME, HOST))
+
+
 def test_a_rule_may_be_limited_to_hosts(tmp_path: Path) -> None:
     path = tmp_path / "acls.json"
     rule = Rule(principal="User:a", operations=(READ,), topics=("*",), hosts=(HOST, "::1"))
