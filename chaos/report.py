@@ -30,7 +30,7 @@ def write_report(run: Run, directory: Path) -> Path:
     (directory / "report.json").write_bytes(json + b"\n")
     title = f"{run.scenario.name}, seed {run.seed}: {run.verdict}"
     (directory / "timeline.svg").write_text(timeline(run.history, title))
-    if run.scenario.lasts:
+    if run.history.resources.num_rows:
         (directory / "resources.svg").write_text(plot(run.history, title))
     summary = directory / "summary.md"
     summary.write_text(summary_of(run))

@@ -16,6 +16,7 @@ from chaos.faults import Strike
 from chaos.history import History, Recorder
 from chaos.report import write_report
 from chaos.scenarios import SCENARIOS
+from chaos.soak import soak
 from chaos.timeline import timeline
 
 if TYPE_CHECKING:
@@ -52,6 +53,18 @@ def test_a_report_names_the_violation_and_the_command_that_repeats_it(
     assert lost["offences"] == [{"topic": "t", "partition": 1, "first": 2, "last": 2, "note": ""}]
     again = History.load(tmp_path / "history")
     assert check(again, [made.promise()], memory_limit=1)[: len(run.results)] == run.results
+
+
+def test_the_report_of_a_soak_has_its_plot_and_says_how_long_it_was(
+    draft: Callable[..., Any], tmp_path: Path
+) -> None:
+    run = replace(run_of(draft(1, 3), "crashes"), scenario=soak(60))
+    held = {"process": "broker", "rss": 1, "pss": 1, "descriptors": 1, "threads": 1, "tasks": 1}
+    resources = History.of({"resources": [held | {"time": at} for at in (1, 2)]}).resources
+    run = replace(run, history=replace(run.history, resources=resources))
+    summary = write_report(run, tmp_path).read_text()
+    assert "python -m chaos --soak 60s --seed 5" in summary
+    ET.fromstring((tmp_path / "resources.svg").read_text())
 
 
 def test_a_checker_that_finds_nothing_where_it_had_to_is_no_success(

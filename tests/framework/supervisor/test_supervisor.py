@@ -179,7 +179,7 @@ async def test_a_rolling_restart_is_given_up_when_the_new_process_cannot_begin(
 async def test_a_worker_that_hangs_is_killed_and_started_again_and_the_reason_is_told(
     tmp_path: Path, end: str, problem: str
 ) -> None:
-    planned = Planned(tmp_path, [end, "runs"], ["runs"], worker_live_timeout=0.1)
+    planned = Planned(tmp_path, [end, "runs"], ["runs"], worker_live_timeout=1.0)
     with capture_logs() as logs:
         async with running(planned) as run:
             await planned.until("0 joined", 2)
