@@ -54,6 +54,9 @@ class Committer:
 
     Args:
         interval: seconds between commits while watermarks move.
+
+    Attributes:
+        rejoins: how often `rejoined` was called.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Committer:
         self._fenced = anyio.Event()
         self._held = False
         self._trouble = ""
+        self.rejoins = 0
 
     async def run(self) -> None:
         """Commit at every interval until cancelled; a failed commit is logged and repeated by the next.
@@ -269,6 +273,7 @@ class Committer:
         """Commit again: a new generation has begun, and `begin` was called for its new partitions."""
         self._fenced = anyio.Event()
         self._held = False
+        self.rejoins += 1
 
     def begin(
         self,

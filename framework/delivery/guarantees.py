@@ -115,6 +115,7 @@ class ExactlyOnce(_InOrder):
     group: str
     writer: str
     replayed: Announcement | None
+    _announced: tuple[Announcement, int] | None = None
 
     may_repeat = True
 
@@ -138,7 +139,11 @@ class ExactlyOnce(_InOrder):
         )
         if not await self.committer.announce(self.partition, announcement):
             return f"cannot announce {ranges[0]}: the commit was refused"
-        reducer.announce(announcement, replayed=replayed is not None)
+        if self._announced is None or self._announced[0] != announcement:
+            self._announced = announcement, self.committer.rejoins
+        # If we have rejoined since, another owner may have written the range, and ended before it committed.
+        elsewhere = self._announced[1] != self.committer.rejoins
+        reducer.announce(announcement, replayed=replayed is not None or elsewhere)
         return None
 
     async def withdraw(self) -> str | None:

@@ -325,7 +325,7 @@ class GroupConsumer:
         """See `Consumer.committed`."""
         wanted, known = sorted(partitions), self._group.offsets.committed
         return await self._world.request(
-            "", "group", "asks for committed offsets",
+            "offsets", "group", "asks for committed offsets",
             lambda: {partition: known.get(partition) for partition in wanted}, ConsumerError,
         )  # fmt: skip
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Event", "How", "Schedule", "Target", "generate", "read_replay", "write_replay"]
 
 What = Literal["append", "kill", "drain", "sleep", "deal", "fault", "jump"]
-Target = Literal["", "sink", "errors", "commit"]
+Target = Literal["", "sink", "errors", "commit", "offsets"]
 How = Literal[
     "", "refuse", "lose", "slow", "hang", "torn",
     "kill before", "kill after", "sleep before", "sleep after", "expel",
@@ -32,6 +32,7 @@ _HOW: Final[dict[Target, tuple[How, ...]]] = {
         "refuse", "lose", "slow", "hang", "kill before", "kill after", "kill after", "sleep before",
         "sleep after", "expel",
     ),
+    "offsets": ("slow", "sleep before", "sleep after", "kill before"),
 }  # fmt: skip
 
 
@@ -101,6 +102,7 @@ _PLACES: Final[dict[Target, str]] = {
     "sink": "the sink",
     "errors": "the error sink",
     "commit": "the group (a commit)",
+    "offsets": "the group (after an assignment: what is committed)",
 }
 
 
@@ -154,7 +156,9 @@ def _trouble(rng: random.Random, members: int) -> Event:
     seconds = rng.choice((0.5, 2.0, 5.0, 15.0, 40.0))
     chance = rng.random()
     if chance < 0.60:
-        target: Target = rng.choice(("sink", "sink", "commit", "commit", "errors"))
+        target: Target = rng.choice(
+            ("sink", "sink", "sink", "commit", "commit", "commit", "errors", "offsets")
+        )
         return Event(at, "fault", target=target, how=rng.choice(_HOW[target]), seconds=seconds)
     if chance < 0.68:
         return Event(at, "kill", member, seconds=min(seconds, 5.0))

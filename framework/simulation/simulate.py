@@ -20,13 +20,12 @@ from ..errors import StrategyError
 from ..mapping.executor import Executor
 from ..observe.metrics import Metrics
 from ..record import SCHEMA, Batch, Record, TopicPartition
-from ..sinks.clickhouse.ddl import column_type
 from ..sinks.clickhouse.writer import ClickHouseWriter
 from .checks import Expected
 from .run import run_schedule
 from .schedule import Event, Schedule, generate
 from .shrink import shrink
-from .sinks import Place
+from .sinks import Place, table_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -373,8 +372,4 @@ def _columns(strategy: Strategy, mapped: Mapping[TopicPartition, MapResult]) -> 
     schema = strategy.schema_of(list(strategy.stages)[-1], made)
     if schema is None:
         return {}
-    never_null = ("topic", "partition", "offset")
-    return {
-        each.name: column_type(each.type, nullable=each.nullable and each.name not in never_null)
-        for each in schema
-    }
+    return table_columns(schema)

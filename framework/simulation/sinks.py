@@ -20,6 +20,7 @@ import anyio
 
 from ..errors import StrategyError
 from ..reducers.reducer import Flushed, Reducer, Retry
+from ..sinks.clickhouse.ddl import column_type
 from ..sinks.clickhouse.writer import ClickHouseWriter
 from ..sinks.ranges import RangeWriter
 from .clickhouse import ModelConnection, ModelTable
@@ -27,6 +28,8 @@ from .world import current_member
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    import pyarrow as pa
 
     from ..record import Rows
     from ..reducers.reducer import Context, FlushResult
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     from .schedule import Target
     from .world import Member, World
 
-__all__ = ["Place", "with_models"]
+__all__ = ["Place", "table_columns", "with_models"]
 
 _TIMEOUT = 6.0
 """Seconds after which a client of a sink gives up a request."""
@@ -49,16 +52,24 @@ class Place:
 
     Attributes:
         columns: of the ClickHouse table.
-        countable: whether the rows of a range can be counted in the table.
     """
 
     world: World
     checks: Checks
 
     def __init__(self, columns: Mapping[str, str]) -> None:
-        self.columns = columns
-        self.countable = {"partition", "offset"} <= columns.keys()
+        self.columns = dict(columns)
         self.begin()
+
+    @property
+    def countable(self) -> bool:
+        """Whether the rows of a range can be counted in the table."""
+        return {"partition", "offset"} <= self.columns.keys()
+
+    def learn(self, schema: pa.Schema) -> None:
+        """Make the columns for the rows of a reducer, if they were not known before it ran."""
+        if not self.columns:
+            self.columns.update(table_columns(schema))
 
     def begin(self) -> None:
         """Empty all sinks."""
@@ -68,6 +79,15 @@ class Place:
     def member(self) -> Member:
         """Return the member whose code runs."""
         return current_member()
+
+
+def table_columns(schema: pa.Schema) -> dict[str, str]:
+    """Return the columns of a ClickHouse table for rows."""
+    never_null = ("topic", "partition", "offset")
+    return {
+        each.name: column_type(each.type, nullable=each.nullable and each.name not in never_null)
+        for each in schema
+    }
 
 
 def with_models(strategy: Strategy, place: Place, max_rows: int) -> Strategy:
@@ -131,6 +151,8 @@ def _watched(reducer: Reducer, place: Place) -> Reducer:
 
         def look(self, result: FlushResult) -> FlushResult:
             out = result.out if isinstance(result, Flushed) else None
+            if out is not None:
+                place.learn(out.schema)
             if not isinstance(result, Retry) and (out is None or not out.num_rows):
                 for rows in self.seen:
                     place.checks.drops(rows)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
 import pytest
 
 from kmr.errors import StrategyError
 from kmr.mapping.functions import map_record
-from kmr.simulation.schedule import Event, Schedule
+from kmr.reducers.collect import Collect
+from kmr.simulation.schedule import Event, Schedule, read_replay, write_replay
 from kmr.simulation.simulate import Simulator, garbage_is_silent
+from kmr.sinks import ClickHouseWriter
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryWriter, simulate
 
@@ -22,9 +29,9 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_guarantee_holds_through_schedules_of_failures(name: str) -> None:
-    done = simulate(STRATEGIES[name](), RECORDS, schedules=30)
-    assert done.schedules == 30
-    assert done.seconds > 300
+    done = simulate(STRATEGIES[name](), RECORDS, schedules=25)
+    assert done.schedules == 25
+    assert done.seconds > 250
 
 
 FOUND: Final[dict[str, tuple[str, Schedule]]] = {
@@ -35,6 +42,20 @@ FOUND: Final[dict[str, tuple[str, Schedule]]] = {
             events=(
                 Event(10.02, "fault", target="commit", how="sleep after", seconds=40.0),
                 Event(11.85, "append", 0, 1),
+            ),
+        ),
+    ),
+    "a member rejoins after its announced range was written by one that died before it committed": (
+        "clickhouse",
+        Schedule(
+            seed=115, members=2, max_rows=5, budget=0,
+            events=(
+                Event(0.0, "append", 0, 1),
+                Event(0.0, "append", 1, 5),
+                Event(0.67, "append", 1, 1),
+                Event(0.99, "append", 1, 10),
+                Event(3.48, "fault", target="commit", how="sleep after", seconds=15.0),
+                Event(15.44, "fault", target="sink", how="kill after", seconds=2.0),
             ),
         ),
     ),
@@ -85,6 +106,55 @@ def test_a_map_that_makes_other_rows_of_the_same_record_is_named() -> None:
         StrategyError, match=r"number is not deterministic: of record simulated-0\[0\]"
     ):
         simulate(strategy, [b"a", b"b"])
+
+
+def _numbered() -> Strategy:
+    """Make a strategy whose reducer has a state that outlives its flushes."""
+    numbers = itertools.count()
+
+    def number(rows: pa.Table) -> pa.Table:
+        return rows.append_column("number", pa.array([next(numbers) for _ in range(len(rows))]))
+
+    writer = ClickHouseWriter("hits", url="http://localhost:1")
+    return Strategy(STRATEGIES["clickhouse"]().map, [Collect(number), writer])
+
+
+def test_a_reducer_that_makes_other_rows_of_a_replayed_range_is_found_with_a_short_schedule() -> (
+    None
+):
+    with pytest.raises(AssertionError) as found:
+        simulate(_numbered(), [b"row"] * 20, schedules=100)
+    rule, seed, *events = str(found.value).splitlines()
+    assert rule.startswith("a range that is written again has other rows: simulated:simulated:")
+    assert seed.endswith("shrunk to these events:")
+    assert 2 <= len(events) <= 5
+    assert any("killed" in event or "lost" in event or "rebalance" in event for event in events)
+
+
+def test_a_replay_repeats_every_step_also_in_a_process_with_other_hashes(tmp_path: Path) -> None:
+    simulator = Simulator(STRATEGIES["chain of ranges"](), RECORDS)
+    file = tmp_path / "replay.json"
+    write_replay(file, simulator.generate(3))
+    assert read_replay(file) == simulator.generate(3)
+    code = (
+        "import sys, pathlib; from tests.framework.simulation.strategies import *;"
+        "from kmr.simulation.schedule import read_replay; from kmr.simulation.simulate import Simulator;"
+        "from kmr.simulation.trace import draw_mermaid, draw_text;"
+        "steps = Simulator(STRATEGIES['chain of ranges'](), RECORDS).run("
+        "read_replay(pathlib.Path(sys.argv[1]))).steps;"
+        "print(*draw_text(steps), *draw_mermaid(steps), sep='\\n')"
+    )
+    traces = [
+        subprocess.run(
+            [sys.executable, "-c", code, str(file)],
+            check=True, capture_output=True, cwd=Path(__file__).parents[3],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    assert traces[0] == traces[1]
+    assert b"sequenceDiagram" in traces[0]
+    assert traces[0].count(b"\n") > 60
 
 
 def test_a_strategy_without_an_error_sink_is_not_run_with_records_that_fail() -> None:

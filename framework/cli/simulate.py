@@ -1,0 +1,173 @@
+"""`kmr simulate`: run a strategy through schedules of failures, in virtual time."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+from cyclopts import Parameter
+
+from ..errors import SettingsError
+from ..loading import load_strategy
+
+if TYPE_CHECKING:
+    from ..simulation.run import Outcome
+    from ..simulation.schedule import Schedule
+    from ..simulation.simulate import Simulator
+
+__all__ = ["simulate"]
+
+
+def simulate(
+    strategy: str,
+    /,
+    *,
+    records: str = "generated",
+    schedules: Annotated[int, Parameter(negative=())] = 1000,
+    seed: int = 1,
+    partitions: int = 2,
+    topic: str = "simulated",
+    replay: Path | None = None,
+    trace: Annotated[Literal["text", "mermaid"] | None, Parameter(negative=())] = None,
+    save: Path = Path("kmr-simulation.json"),
+) -> int:
+    """Run a strategy through schedules of failures, in virtual time, and check what reaches its sinks.
+
+    The map, the reducers, the worker, its ledgers and commits are the real ones. The consumer group, the
+    brokers and the sinks are models: nothing is connected to. Each schedule kills, stops and drains
+    members, moves partitions, and lets requests fail before and after their effect.
+
+    The first schedule that breaks a rule is shrunk to few events, which are printed and written to a file;
+    the exit code is 1 then.
+
+    For example:
+
+        kmr simulate hits:strategy --records hits.jsonl
+        kmr simulate hits:strategy --records hits.jsonl --replay kmr-simulation.json --trace text
+
+    Parameters
+    ----------
+    strategy
+        The strategy: module:attribute. The current directory is searched first.
+    records
+        A file with the value of one record on each line; or `generated`: 28 JSON objects and 4 values
+        that are no JSON.
+    schedules
+        How many schedules to try.
+    seed
+        Of the first schedule; the others have those after it.
+    partitions
+        Over how many the records are spread.
+    topic
+        The topic's name, where the strategy distinguishes topics.
+    replay
+        Run the schedule of this file only.
+    trace
+        Print what happened in the schedule that broke a rule, or in the one of --replay, as a sequence
+        diagram: for a terminal, or as Mermaid.
+    save
+        Where a schedule that breaks a rule is written.
+    """
+    from ..simulation.schedule import write_replay
+    from ..simulation.simulate import Simulator, describe, garbage_is_silent
+
+    if schedules < 1 or partitions < 1:
+        raise SettingsError("--schedules and --partitions must be at least 1")
+    loaded = load_strategy(strategy)
+    loaded.validate()
+    with garbage_is_silent():
+        simulator = Simulator(loaded, _read(records), topic=topic, partitions=partitions)
+        if replay is not None:
+            return _replay(simulator, replay, trace)
+        done = simulator.search(schedules, seed, _Progress(schedules).count)
+        if done.failing is None:
+            _say(
+                f"{done.schedules} schedules, {sum(simulator.sizes)} records each, "
+                f"{done.seconds:,.0f} s of virtual time: no rule was broken."
+            )
+            return 0
+        short = simulator.shrink(done.failing)
+    _say(describe(short, done.failing.schedule.seed))
+    write_replay(save, short.schedule)
+    _say(f"Written to {save}. To see what happens: --replay {save} --trace text")
+    if trace is not None:
+        _draw(short.outcome, trace)
+    return 1
+
+
+def _replay(simulator: Simulator, path: Path, trace: Literal["text", "mermaid"] | None) -> int:
+    outcome = simulator.run(_schedule_in(path, simulator))
+    if trace is not None:
+        _draw(outcome, trace)
+    for problem in outcome.problems:
+        _say(f"{problem.rule}: {problem.text}")
+    if not outcome.problems:
+        _say(f"{path}: no rule was broken in {outcome.seconds:.1f} s of virtual time.")
+    return 1 if outcome.problems else 0
+
+
+def _schedule_in(path: Path, simulator: Simulator) -> Schedule:
+    from ..simulation.schedule import read_replay
+
+    try:
+        schedule = read_replay(path)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SettingsError(f"--replay {path}: {error}") from error
+    appended = [e.number for e in schedule.events if e.what == "append"]
+    if max(appended, default=0) >= len(simulator.sizes):
+        raise SettingsError(
+            f"--replay {path}: it appends to partition {max(appended)}, but there are "
+            f"{len(simulator.sizes)}; give the same --records and --partitions as when it was found"
+        )
+    return schedule
+
+
+def _draw(outcome: Outcome, form: Literal["text", "mermaid"]) -> None:
+    from ..simulation.trace import draw_mermaid, draw_text
+
+    for line in (draw_text if form == "text" else draw_mermaid)(outcome.steps):
+        _say(line)
+
+
+def _read(records: str) -> list[bytes]:
+    if records == "generated":
+        return generated()
+    try:
+        lines = Path(records).read_bytes().splitlines()
+    except OSError as error:
+        raise SettingsError(f"--records {records}: {error.strerror}") from error
+    if not lines:
+        raise SettingsError(f"--records {records}: the file is empty; one record on each line")
+    return lines
+
+
+def generated() -> list[bytes]:
+    """Return the records of `--records generated`: JSON objects, and some bytes that are none."""
+    rng = random.Random(1)  # noqa: S311  the same every time
+    return [
+        b"\xff not JSON"
+        if number % 8 == 5
+        else json.dumps({"id": number, "value": rng.randrange(100)}).encode()
+        for number in range(32)
+    ]
+
+
+class _Progress:
+    """Says on a terminal how far the search is."""
+
+    def __init__(self, schedules: int) -> None:
+        self._schedules = schedules
+        self._done = 0
+
+    def count(self, _outcome: Outcome) -> None:
+        self._done += 1
+        if self._done % 100 == 0 and sys.stderr.isatty():
+            print(f"\r{self._done} of {self._schedules} ", end="", file=sys.stderr)  # noqa: T201
+
+
+def _say(line: str) -> None:
+    print(line)  # noqa: T201  the command's output

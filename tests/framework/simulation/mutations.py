@@ -1,0 +1,301 @@
+"""One-line mutations of the worker's protocol, and a process in which one of them is imported.
+
+`python -m tests.framework.simulation.mutations NAME SCHEDULES` prints the number of schedules until one
+breaks a rule, and the rule; `0` if none does. The file is patched while it is imported, never on the disk.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import CodeType, ModuleType
+
+__all__ = ["MUTATIONS", "ROOT", "Mutation", "main"]
+
+ROOT: Final = Path(__file__).parents[3] / "framework"
+
+
+class Mutation(NamedTuple):
+    """In `file`, the only occurrence of `old` becomes `new`."""
+
+    file: str
+    old: str
+    new: str
+
+
+MUTATIONS: Final[dict[str, Mutation]] = {
+    "commits go on between a revocation and the assignment": Mutation(
+        "commit.py", "        self._held = True", "        self._held = False"
+    ),
+    "an announcement is forgotten before its last record": Mutation(
+        "commit.py", "watermark <= announcement.last:", "watermark < announcement.last:"
+    ),
+    "an announcement is committed with the watermark, not with its first offset": Mutation(
+        "commit.py",
+        "return CommitOffset(announcement.first, announcement.metadata)\n        entry.",
+        "return CommitOffset(watermark, announcement.metadata)\n        entry.",
+    ),
+    "a range is written although its announcement was refused": Mutation(
+        "commit.py",
+        "return entry is not None and entry.acknowledged == CommitOffset(",
+        "return True or entry == CommitOffset(",
+    ),
+    "every committed offset counts as ours": Mutation(
+        "commit.py", "return committed in (entry.acknowledged, entry.attempted)", "return True"
+    ),
+    "the offset of a fenced commit counts as ours": Mutation(
+        "commit.py", "for partition in moved:  # another", "for partition in ():  # another"
+    ),
+    "the announcement of a lost range is not kept while it is replayed": Mutation(
+        "commit.py",
+        "_Committed(committed, committed, announcement)",
+        "_Committed(committed, committed, None)",
+    ),
+    "a fenced commit is not noticed by a rebalance": Mutation(
+        "commit.py", "                self._fenced.set()", "                pass"
+    ),
+    "a failed commit counts as acknowledged": Mutation(
+        "commit.py",
+        "                self._report(str(error))\n                return False",
+        "                self._acknowledge(moved)\n                return False",
+    ),
+    "the ledger goes by the maximum: a gap does not hold the watermark": Mutation(
+        "delivery/ledger.py", "if self._starts[0] > self.watermark:", "if False:"
+    ),
+    "the watermark jumps to the highest settled offset": Mutation(
+        "delivery/ledger.py", "self._ends[0] + 1)", "self._ends[-1] + 1)"
+    ),
+    "acks of an old generation are accepted": Mutation(
+        "delivery/ledger.py",
+        "return ledger if ledger is not None and ledger.generation == r.generation else None",
+        "return ledger",
+    ),
+    "bytes of dropped partitions stay in the budget": Mutation(
+        "delivery/ledger.py",
+        "self._on_bytes(-batch.nbytes, -batch.unmapped)\n            self._changed()",
+        "self._on_bytes(0, 0)\n            self._changed()",
+    ),
+    "bytes of rows are never given back": Mutation(
+        "delivery/ledger.py", "batch.nbytes += nbytes", "batch.nbytes += 0"
+    ),
+    "a rebalance does not look for settled offsets above a watermark": Mutation(
+        "delivery/ledger.py",
+        "return bool(self._starts) and (self.watermark or 0) > self.replayed_to",
+        "return False",
+    ),
+    "at most once settles nothing before the write": Mutation(
+        "delivery/guarantees.py", "self.ledgers.settle(buffer.ranges())", "pass"
+    ),
+    "at most once does not wait for failed records between its rows": Mutation(
+        "delivery/guarantees.py",
+        'no failed record is between them."""\n        return self.ledgers.complete(buffer.ranges())',
+        'no failed record is between them."""\n        return _InOrder._is_turn(self, buffer)',
+    ),
+    "at most once writes although the commit was refused": Mutation(
+        "delivery/guarantees.py",
+        'if await self.committer.commit():\n            return None\n        return f"cannot commit',
+        'if await self.committer.commit() or True:\n            return None\n        return f"cannot commit',
+    ),
+    "no announcement before the write": Mutation(
+        "delivery/guarantees.py", "if not await self.committer.announce(", "if None is ("
+    ),
+    "a replayed range is announced as a new one": Mutation(
+        "delivery/guarantees.py",
+        "if replayed is not None and ranges[0].first > replayed.last:",
+        "if replayed is not None:",
+    ),
+    "a token without a range": Mutation(
+        "delivery/guarantees.py",
+        "token=token_of(self.group, ranges, generations)",
+        "token=f'{self.group}:{self.partition}'",
+    ),
+    "an announced range ends one record too early": Mutation(
+        "delivery/guarantees.py",
+        "last=ranges[-1].last,",
+        "last=max(ranges[0].first, ranges[-1].last - 1),",
+    ),
+    "a range is written before earlier failed records are settled": Mutation(
+        "delivery/guarantees.py", "ledger is None or ledger.watermark == ranges[0].first", "True"
+    ),
+    "an unexpected duplicate is not checked against the group": Mutation(
+        "delivery/guarantees.py",
+        'if await self.committer.commit():\n            return None\n        return f"{self.partition}',
+        'if True:\n            return None\n        return f"{self.partition}',
+    ),
+    "records settle when the first of two reducers has flushed": Mutation(
+        "reduce.py", "if self._out is None or outcome.forward is None:", "if True:"
+    ),
+    "rows of lost partitions are written": Mutation(
+        "reduce.py", "buffer.drop_stale(self._ledgers.is_current)", "pass"
+    ),
+    "the end of a replayed range is not passed on": Mutation(
+        "reduce.py", "await self._out.send(ReplayEnd())", "pass"
+    ),
+    "a flushed buffer is not emptied": Mutation(
+        "reduce.py",
+        "self._flushing_since = self._trouble = None\n                buffer.clear()",
+        "self._flushing_since = self._trouble = None\n                pass",
+    ),
+    "flushes begin during a rebalance": Mutation(
+        "reduce.py", "async with self._shared.gate:", "if True:"
+    ),
+    "failed records settle with the others": Mutation(
+        "map.py", "ranges = subtract_ranges(ranges, failed.ranges)", "pass"
+    ),
+    "failed records are not sent to the error stage": Mutation(
+        "map.py", "await self._errors.send(failed, MAP_STAGE)", "pass"
+    ),
+    "filtered records are not settled": Mutation("map.py", "self._ledgers.settle(ranges)", "pass"),
+    "the map does not say where a replayed range ends": Mutation(
+        "map.py", "await self._out.send(ReplayEnd())", "pass"
+    ),
+    "an announced range is not kept apart from what follows": Mutation(
+        "map.py", "if end is None or batch.last < end:", "if True:"
+    ),
+    "a paused partition is not resumed": Mutation("map.py", "self._on_taken()", "pass"),
+    "a drain keeps records whose map has not begun": Mutation(
+        "map.py", "self._ledgers.give_back(self._ledger, self._mapped_to)", "pass"
+    ),
+    "a revocation does not hold back commits": Mutation(
+        "events.py", "self._committer.hold()", "pass"
+    ),
+    "a partition that was lost goes on": Mutation(
+        "events.py", "pipeline.keep_partitions(kept)", "pass"
+    ),
+    "a revocation does not wait for flushes": Mutation("events.py", "await quiet()", "pass"),
+    "announcements of others are not read": Mutation(
+        "events.py", "announcement = self._announced(partition, entry)", "announcement = None"
+    ),
+    "reading begins one record after the committed offset": Mutation(
+        "events.py",
+        "start = entry.offset if entry is not None",
+        "start = entry.offset + 1 if entry is not None",
+    ),
+    "nothing goes on after an assignment": Mutation(
+        "events.py",
+        "            await committer.commit()\n        pipeline.resume()",
+        "            await committer.commit()\n        pass",
+    ),
+    "commits are held for ever": Mutation(
+        "events.py", "        committer.rejoined()", "        pass"
+    ),
+    "a shutdown in a rebalance flushes what may belong to others": Mutation(
+        "events.py", "self._pipeline.abandon()", "self._pipeline.resume(); self._pipeline.drain()"
+    ),
+    "rows that were mixed with those of lost partitions are kept": Mutation(
+        "pipeline.py", "if dropped and self._maps and self._lanes.mix_partitions:", "if False:"
+    ),
+    "partitions begin again at their position, not at their watermark": Mutation(
+        "pipeline.py",
+        "self.start_partition(ledger.partition, ledger.watermark)",
+        "self.start_partition(ledger.partition, ledger.position)",
+    ),
+    "the lane of a lost partition goes on": Mutation(
+        "pipeline.py", "self._lanes.stop(partition)", "pass"
+    ),
+    "a rebalance does not stop flushes": Mutation(
+        "pipeline.py",
+        "        self._mapping.close()\n        self._flushing.close()",
+        "        self._mapping.close()\n        pass",
+    ),
+    "the inbox of the error stage is not closed at the end": Mutation(
+        "pipeline.py", "        self._errors.close()", "        pass"
+    ),
+    "a retried range is not looked for in the sink": Mutation(
+        "sinks/ranges.py",
+        "repeated, self._tried = self.replayed or self._tried, True",
+        "repeated, self._tried = False, True",
+    ),
+    "each attempt of an insert has another token": Mutation(
+        "sinks/clickhouse/inserts.py",
+        '"insert_deduplication_token": section.token}',
+        '"insert_deduplication_token": f"{section.token}{id(body)}"}',
+    ),
+    "rows of a repeated insert are not counted": Mutation(
+        "sinks/clickhouse/inserts.py", "if found >= expected or (found and alone):", "if True:"
+    ),
+    "a full queue does not pause its partition": Mutation(
+        "intake/backpressure.py", "self._consumer.pause([batch.topic_partition])", "pass"
+    ),
+    "the budget is not looked at": Mutation(
+        "intake/backpressure.py",
+        "return self.used + self.unmapped * self._growth >= self.limit",
+        "return False",
+    ),
+    "batches are taken in during a rebalance": Mutation(
+        "intake/intake.py", "ledger is None or not self.is_open:", "ledger is None:"
+    ),
+}
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Compiles a patched source."""
+
+    def __init__(self, name: str, path: str, mutation: Mutation) -> None:
+        super().__init__(name, path)
+        self._mutation = mutation
+
+    def get_code(self, fullname: str) -> CodeType:
+        source = Path(self.path).read_text()
+        assert source.count(self._mutation.old) == 1, "it does not fit once: " + repr(
+            self._mutation
+        )
+        return compile(source.replace(self._mutation.old, self._mutation.new), self.path, "exec")
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds one module, whose source is patched."""
+
+    def __init__(self, mutation: Mutation) -> None:
+        self._mutation = mutation
+        self._module = "kmr." + mutation.file.removesuffix(".py").replace("/", ".")
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> Any:
+        if fullname != self._module:
+            return None
+        file = str(ROOT / self._mutation.file)
+        return importlib.machinery.ModuleSpec(fullname, _Loader(fullname, file, self._mutation))
+
+
+def _search(most: int, first: int) -> tuple[int, str]:
+    """Run the schedules of each strategy in turn until one breaks a rule."""
+    from kmr.errors import KmrError
+    from kmr.simulation.simulate import Simulator, garbage_is_silent
+
+    from .strategies import RECORDS, STRATEGIES
+
+    with garbage_is_silent() as collect:  # one seed for all strategies, then the next one
+        try:
+            simulators = [Simulator(make(), RECORDS) for make in STRATEGIES.values()]
+        except KmrError as error:
+            return 1, str(error)
+        for number in range(most):
+            simulator = simulators[number % len(simulators)]
+            problems = simulator.run(simulator.generate(first + number // len(simulators))).problems
+            if problems:
+                return number + 1, problems[0].rule
+            if number % 100 == 0:
+                collect()
+    return 0, ""
+
+
+def main(name: str, schedules: str, first: str = "1") -> None:
+    """Print what a search with a mutation has found; `none` mutates nothing."""
+    if name != "none":
+        sys.meta_path.insert(0, _Finder(MUTATIONS[name]))
+    began = time.process_time()
+    found, rule = _search(int(schedules), int(first))
+    print(f"{found} {time.process_time() - began:.1f} s {rule}", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
