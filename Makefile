@@ -17,10 +17,8 @@ docs: ## the documentation site, in site/
 
 test: ## the checks and the whole test suite
 	@tools/install dev demo docs
-	@tools/debian kcat chromium
-	@tools/kubeconform
-	@tools/checkers
-	@$(MAKE) --no-print-directory check
+	@{ tools/debian kcat chromium && tools/checkers && tools/kubeconform; } & \
+	$(MAKE) --no-print-directory check && wait $$!
 	.venv/bin/pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 search: ## the property tests with new random examples; `make test` repeats the same ones
