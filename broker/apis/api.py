@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from uuid import UUID
 
 import structlog
 from kio.schema.errors import ErrorCode
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LEADER_EPOCH",
     "NO_THROTTLE",
+    "NO_TOPIC_ID",
     "SMALL_BYTES",
     "AdvertisedVersions",
     "AnyApi",
@@ -82,6 +84,9 @@ NO_THROTTLE: Final = i32Timedelta.parse(timedelta(0))
 
 LEADER_EPOCH: Final = i32(0)
 """The epoch of every partition: there is one node, so leadership never changes."""
+
+NO_TOPIC_ID: Final = UUID(int=0)
+"""The id of no topic; kio reads it as None."""
 
 SMALL_BYTES: Final = 8 * 1024
 """A request of this size is read in the time of a slice, however many elements it has."""

@@ -97,7 +97,9 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
     ),
     Unsupported(
         "A new producer epoch for each transaction (KIP-890), two-phase commit (KIP-939)",
-        "Producers use the transaction protocol of Kafka up to 3.9, as they do with those brokers.",
+        "Producers use the transaction protocol of Kafka up to 3.9, as they do with those brokers: the"
+        " feature transaction.version is not offered, and EndTxn ends at version 4, TxnOffsetCommit at 4,"
+        " InitProducerId at 5. Produce 12 and 13 add no partition to a transaction.",
     ),
     Unsupported(
         "Listing transactions by a pattern of their ids (KIP-1152)",
@@ -177,10 +179,6 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
         "Record formats before Kafka 0.11 (message format 0 and 1)",
         "Produce 0 to 2 is answered with UNSUPPORTED_VERSION, older batches within a request with"
         " UNSUPPORTED_FOR_MESSAGE_FORMAT.",
-    ),
-    Unsupported(
-        "Topic ids in Produce and Fetch (KIP-516 in Produce 13, Fetch 13)",
-        "Topics are named; Metadata, CreateTopics and DeleteTopics know ids.",
     ),
     Unsupported(
         "Internal topics of several partitions, with settings of their own",

@@ -175,6 +175,7 @@ if TYPE_CHECKING:
     from kio.schema.end_txn.v4.request import EndTxnRequest
     from kio.schema.end_txn.v4.response import EndTxnResponse
     from kio.schema.fetch.v12.request import FetchPartition, FetchRequest, FetchTopic
+    from kio.schema.fetch.v18.request import FetchTopic as FetchTopicById
     from kio.schema.find_coordinator.v3.request import (
         FindCoordinatorRequest as FindCoordinatorRequestV3,
     )

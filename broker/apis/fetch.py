@@ -1,7 +1,8 @@
-"""Fetch 4 to 12: read records from the logs, with long polling.
+"""Fetch 4 to 18: read records from the logs, with long polling.
 
 Version 4 added transactions (KIP-98), 5 the log start offset, 7 sessions (KIP-227), 9 leader epochs
-(KIP-320), 11 the client's rack (KIP-392). The first batch is returned even if it exceeds the limits (KIP-74).
+(KIP-320), 11 the client's rack (KIP-392), 13 topic ids (KIP-516); newer versions are for
+replicas. The first batch is returned even if it exceeds the limits (KIP-74).
 
 Differs from Kafka: every fetch is a full one (no sessions), and racks have no effect.
 """
@@ -12,6 +13,7 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
+from uuid import UUID
 
 from anyio import to_thread
 from kio.schema.errors import ErrorCode
@@ -27,12 +29,13 @@ from ..protocol.fetch_response import (
 from ..protocol.messages import read_message, request_type
 from ..topics.topic import Watch
 from ..turns import in_turns
-from .api import LEADER_EPOCH, SMALL_BYTES, Buffered, RawApi, read_error
+from .api import LEADER_EPOCH, NO_TOPIC_ID, SMALL_BYTES, Buffered, RawApi, read_error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from ..log.records import BatchHeader
+    from ..protocol.produce_frames import TopicKey
     from ..topics.topic import Partition
     from . import entities
     from .api import RawResponse, RequestContext
@@ -43,6 +46,7 @@ KEY = 1
 _FIRST_WITH_SESSIONS = 7
 _FULL_FETCH = (0, -1)  # session epochs that begin a session or end one
 _FIRST_WITH_LEADER_EPOCHS = 9
+_FIRST_WITH_IDS = 13
 _READ_COMMITTED = 1
 
 
@@ -61,7 +65,7 @@ class _Wanted(NamedTuple):
         return self.partition is not None and not self.error and self.offset < self.limit
 
 
-_Topics = Sequence[tuple[str, Sequence[_Wanted]]]
+_Topics = Sequence[tuple["TopicKey", Sequence[_Wanted]]]
 
 
 class _Added(NamedTuple):
@@ -131,7 +135,7 @@ class _Fetch:
         self._max_bytes = min(request.max_bytes, services.settings.fetch_max_bytes)
         self._read_committed = request.isolation_level == _READ_COMMITTED
         self._overhead = fetch_response_overhead(
-            [topic.topic for topic in request.topics],
+            [self._key(topic) for topic in request.topics],
             sum(len(topic.partitions) for topic in request.topics),
         )
         wait = request.max_wait.total_seconds()
@@ -151,7 +155,9 @@ class _Fetch:
         """Return the response; None if it has to wait."""
         if self._wants_session:
             return self._no_session()
-        topics = [(topic.topic, list(self._looking_up(topic))) for topic in self._request.topics]
+        topics = [
+            (self._key(topic), list(self._looking_up(topic))) for topic in self._request.topics
+        ]
         if not self._is_due(topics):
             return None
         buffer = self._buffers.take(self._buffer_size(topics))
@@ -210,19 +216,34 @@ class _Fetch:
             filled.response.release()
             size = filled.needed_bytes + self._overhead
 
+    def _key(self, topic: entities.FetchTopic) -> TopicKey:
+        """Return the name of a topic of the request, or its id."""
+        if self._version < _FIRST_WITH_IDS:
+            return topic.topic
+        by_id = cast("entities.FetchTopicById", topic)
+        return by_id.topic_id or NO_TOPIC_ID
+
     # -- looking up --------------------------------------------------------------------------------
 
     async def _look_up(self) -> _Topics:
         return [
-            (topic.topic, [each async for each in in_turns(self._looking_up(topic))])
+            (self._key(topic), [each async for each in in_turns(self._looking_up(topic))])
             async for topic in in_turns(self._request.topics)
         ]
 
     def _looking_up(self, topic: entities.FetchTopic) -> Iterator[_Wanted]:
         """Look up the partitions of a topic, one at each step."""
-        allowed = self._context.allows(Operation.READ, Resource.TOPIC, topic.topic)
+        key = self._key(topic)
+        if isinstance(key, UUID):
+            found = self._registry.by_id(key)
+            if found is None:
+                for each in topic.partitions:
+                    yield _unknown_id(each)
+                return
+            key = found.name
+        allowed = self._context.allows(Operation.READ, Resource.TOPIC, key)
         for each in topic.partitions:
-            yield self._look_up_partition(topic.topic, each, allowed=allowed)
+            yield self._look_up_partition(key, each, allowed=allowed)
 
     def _look_up_partition(
         self, topic: str, wanted: entities.FetchPartition, *, allowed: bool
@@ -335,7 +356,7 @@ class _Fetch:
         except (LogError, OSError) as error:
             writer.position = start
             code = (
-                ErrorCode.unknown_topic_or_partition  # deleted since it was looked up
+                self._unknown  # deleted since it was looked up
                 if partition.closed
                 else read_error(partition, error)
             )
@@ -385,6 +406,12 @@ class _Fetch:
         )
         writer.no_records()
 
+    @property
+    def _unknown(self) -> ErrorCode:
+        if self._version < _FIRST_WITH_IDS:
+            return ErrorCode.unknown_topic_or_partition
+        return ErrorCode.unknown_topic_id
+
     def _no_session(self) -> Buffered:
         """Respond that there is no such session: the client starts over with a full request."""
         buffer = self._buffers.take_beyond_limit(1)
@@ -392,6 +419,18 @@ class _Fetch:
         self._requests.of(KEY).errors[error] += 1
         writer = FetchResponseWriter(buffer, self._version, 0, error)
         return Buffered(writer.end(), partial(self._buffers.put, buffer))
+
+
+def _unknown_id(wanted: entities.FetchPartition) -> _Wanted:
+    """Refuse a partition of a topic that does not exist, or no longer has this id."""
+    return _Wanted(
+        wanted.partition,
+        wanted.fetch_offset,
+        wanted.partition_max_bytes,
+        None,
+        ErrorCode.unknown_topic_id,
+        0,
+    )
 
 
 def _first(records: memoryview, fits: Callable[[BatchHeader], bool]) -> tuple[int, int]:
@@ -402,4 +441,4 @@ def _first(records: memoryview, fits: Callable[[BatchHeader], bool]) -> tuple[in
     return position, offset
 
 
-FETCH = RawApi("Fetch", min_version=4, max_version=12, handler=_fetch)
+FETCH = RawApi("Fetch", min_version=4, max_version=18, handler=_fetch)

@@ -1,8 +1,12 @@
-"""Produce 3 to 11: append records to the logs.
+"""Produce 3 to 13: append records to the logs.
 
 Version 3 added transactions (KIP-98), 8 the records to blame for an error (KIP-467), 11 TRANSACTION_ABORTABLE
-(KIP-890). Responses wait for the write, and with --fsync always for the sync, of the whole event-loop turn.
+(KIP-890), 13 topic ids (KIP-516). Responses wait for the write, and with --fsync always for the sync, of
+the whole event-loop turn.
 Versions 0 to 2 are advertised but refused: they carry older record formats.
+
+Differs from Kafka: version 12 adds no partition to a transaction; transaction.version 2 (KIP-890) is not
+offered.
 """
 
 from __future__ import annotations
@@ -50,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..log.records import BatchHeader
-    from ..protocol.produce_frames import ProduceFrame
+    from ..protocol.produce_frames import ProduceFrame, TopicKey
     from ..storage.group_commit import Flush
     from ..topics.topic import Partition
     from .api import RawResponse, RequestContext
@@ -109,7 +113,7 @@ class _Produce:
     def __init__(self, context: RequestContext, request: ProduceFrame) -> None:
         self._context = context
         self._request = request
-        self._results: list[tuple[str, list[PartitionResult]]] = []
+        self._results: list[tuple[TopicKey, list[PartitionResult]]] = []
         self._appended: list[tuple[Partition, list[PartitionResult], int]] = []
         self._flushes: dict[Flush, None] = {}
 
@@ -118,17 +122,20 @@ class _Produce:
         context, request = self._context, self._request
         refusal = _refusal(context, request)
         now_ms = int(time.time() * 1000)
-        for topic, partitions in request.topics:
+        for key, partitions in request.topics:
             results: list[PartitionResult] = []
-            self._results.append((topic, results))
-            topic_refusal = refusal or _forbidden(context, topic)
+            self._results.append((key, results))
+            topic = _name(context, key)
+            topic_refusal = refusal or _forbidden(context, key, topic)
             for index, records in partitions:
                 if topic_refusal is not None:
                     result = _failed(index, *topic_refusal)
                 elif (
-                    partition := context.services.topics.partition(topic, index)
-                ) is None or topic in INTERNAL_TOPICS:
-                    result = _no_partition(topic, index)
+                    topic is None
+                    or topic in INTERNAL_TOPICS
+                    or (partition := context.services.topics.partition(topic, index)) is None
+                ):
+                    result = _no_partition(key, topic, index)
                 else:
                     result = _append(context, request.transactional_id, partition, records, now_ms)
                     if not result.error:
@@ -256,10 +263,21 @@ def _refusal(context: RequestContext, request: ProduceFrame) -> tuple[ErrorCode,
     return None
 
 
-def _forbidden(context: RequestContext, topic: str) -> tuple[ErrorCode, str] | None:
-    if context.allows(Operation.WRITE, Resource.TOPIC, topic):
+def _name(context: RequestContext, key: TopicKey) -> str | None:
+    """Return a topic's name; None for an id that no topic has."""
+    if isinstance(key, str):
+        return key
+    topic = context.services.topics.by_id(key)
+    return None if topic is None else topic.name
+
+
+def _forbidden(
+    context: RequestContext, key: TopicKey, topic: str | None
+) -> tuple[ErrorCode, str] | None:
+    """Refuse a topic that the client may not write to; the reason names it as the client did."""
+    if topic is None or context.allows(Operation.WRITE, Resource.TOPIC, topic):
         return None
-    message = f"{context.principal} may not write to {topic!r}"
+    message = f"{context.principal} may not write to {str(key)!r}"
     return ErrorCode.topic_authorization_failed, message
 
 
@@ -292,7 +310,9 @@ def _check_transaction(
     return transaction_error_code(error, fenced=False, abortable=abortable), message
 
 
-def _no_partition(topic: str, index: int) -> PartitionResult:
+def _no_partition(key: TopicKey, topic: str | None, index: int) -> PartitionResult:
+    if topic is None:
+        return _failed(index, ErrorCode.unknown_topic_id, f"there is no topic with the id {key}")
     if topic in INTERNAL_TOPICS:
         return _failed(index, ErrorCode.invalid_topic_exception, f"{topic!r} belongs to the broker")
     return _failed(
@@ -312,4 +332,4 @@ def _code(error: Exception) -> ErrorCode:
     return next(code for kind, code in _ERRORS if isinstance(error, kind))
 
 
-PRODUCE = RawApi("Produce", max_version=11, handler=_produce)
+PRODUCE = RawApi("Produce", max_version=13, handler=_produce)

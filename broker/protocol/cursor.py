@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from struct import Struct
 from typing import Final
+from uuid import UUID
 
 __all__ = ["MAX_ELEMENTS", "Cursor", "MalformedRequest", "TooManyElements", "write_uvarint"]
 
@@ -59,6 +60,10 @@ class Cursor:
     def int32(self) -> int:
         at = self._advance(4)
         return int(_INT32(self._view, at)[0])
+
+    def uuid(self) -> UUID:
+        at = self._advance(16)
+        return UUID(bytes=bytes(self._view[at : at + 16]))
 
     def uvarint(self) -> int:
         value = shift = 0

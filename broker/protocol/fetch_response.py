@@ -1,16 +1,20 @@
-"""Fetch responses, versions 4 to 12, written by hand into one buffer.
+"""Fetch responses, versions 4 to 18, written by hand into one buffer.
 
 The records are read from the log directly into their place in the response.
-Version 5 added the log start offset, 7 sessions, 11 the preferred replica, 12 compact types.
+Version 5 added the log start offset, 7 sessions, 11 the preferred replica, 12 compact types,
+13 topic ids. Later versions differ for replicas only, and in optional tagged fields.
 """
 
 from __future__ import annotations
 
 from struct import Struct
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from .produce_frames import TopicKey
 
 __all__ = [
     "ABORTED_TRANSACTION_BYTES",
@@ -38,11 +42,12 @@ _FIXED_OVERHEAD = FETCH_HEADROOM + 32
 _TOPIC_OVERHEAD = 16
 _PARTITION_OVERHEAD = 64
 _NO_PREFERRED_REPLICA = -1
+_ID_BYTES = 16
 
 
-def fetch_response_overhead(names: list[str], partitions: int) -> int:
+def fetch_response_overhead(names: Sequence[TopicKey], partitions: int) -> int:
     """Return an upper bound of the bytes of a response that are not records."""
-    encoded = sum(len(name.encode()) for name in names)
+    encoded = sum(_ID_BYTES if isinstance(name, UUID) else len(name.encode()) for name in names)
     return (
         _FIXED_OVERHEAD + len(names) * _TOPIC_OVERHEAD + encoded + partitions * _PARTITION_OVERHEAD
     )
@@ -83,9 +88,12 @@ class FetchResponseWriter:
             self._pack(_THROTTLE_V4, 0)
         self._count(topics)
 
-    def topic(self, name: str, partitions: int) -> None:
-        encoded = name.encode()
-        if self._compact:
+    def topic(self, name: TopicKey, partitions: int) -> None:
+        """Begin a topic, named by its id from version 13 on."""
+        encoded = name.bytes if isinstance(name, UUID) else name.encode()
+        if isinstance(name, UUID):
+            pass
+        elif self._compact:
             self._uvarint(len(encoded) + 1)
         else:
             self._pack(_INT16, len(encoded))

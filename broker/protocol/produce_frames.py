@@ -1,13 +1,14 @@
-"""Produce requests and responses, versions 0 to 11, read and written by hand.
+"""Produce requests and responses, versions 0 to 13, read and written by hand.
 
 The records are not copied: they are patched in the receive buffer and written to the log from there.
-Version 3 added the transactional id, 5 the log start offset, 8 error messages, 9 compact types.
+Version 3 added the transactional id, 5 the log start offset, 8 error messages, 9 compact types, 13 topic ids.
 """
 
 from __future__ import annotations
 
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from uuid import UUID
 
 from .cursor import MAX_ELEMENTS, Cursor, write_uvarint
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PartitionResult",
     "ProduceFrame",
+    "TopicKey",
     "read_produce_request",
     "set_produce_throttle",
     "write_produce_response",
@@ -31,13 +33,19 @@ _NO_RECORD_ERRORS_NO_MESSAGE = _COUNT.pack(0) + _LENGTH.pack(-1)
 _NO_THROTTLE = _COUNT.pack(0)
 
 
+TopicKey: TypeAlias = str | UUID
+"""A topic in a message: its id from version 13 on, else its name."""
+
+_FIRST_WITH_IDS = 13
+
+
 class ProduceFrame(NamedTuple):
-    """A request; `topics` are names with partitions, each an index and its records, a view of the request."""
+    """A request; `topics`: names or ids, with partitions: an index and the records, a view of the request."""
 
     transactional_id: str | None
     acks: int
     timeout_ms: int
-    topics: list[tuple[str, list[tuple[int, memoryview | None]]]]
+    topics: list[tuple[TopicKey, list[tuple[int, memoryview | None]]]]
 
 
 class PartitionResult(NamedTuple):
@@ -64,9 +72,12 @@ def read_produce_request(
     transactional_id = cursor.string(compact=compact) if version >= 3 else None
     acks = cursor.int16()
     timeout_ms = cursor.int32()
-    topics = []
+    topics: list[tuple[TopicKey, list[tuple[int, memoryview | None]]]] = []
     for _ in range(cursor.array_length(compact=compact)):
-        name = cursor.string(compact=compact) or ""
+        if version >= _FIRST_WITH_IDS:
+            key: TopicKey = cursor.uuid()
+        else:
+            key = cursor.string(compact=compact) or ""
         partitions = []
         for _ in range(cursor.array_length(compact=compact)):
             index = cursor.int32()
@@ -75,19 +86,22 @@ def read_produce_request(
                 cursor.skip_tagged_fields()
         if compact:
             cursor.skip_tagged_fields()
-        topics.append((name, partitions))
+        topics.append((key, partitions))
     return ProduceFrame(transactional_id, acks, timeout_ms, topics)
 
 
 def write_produce_response(
-    topics: list[tuple[str, list[PartitionResult]]], version: int
+    topics: Sequence[tuple[TopicKey, list[PartitionResult]]], version: int
 ) -> bytearray:
     """Return the response's body, with a throttle time of 0."""
     compact = version >= 9
     out = bytearray()
     _write_count(out, len(topics), compact=compact)
-    for name, partitions in topics:
-        _write_string(out, name, compact=compact)
+    for key, partitions in topics:
+        if isinstance(key, UUID):
+            out += key.bytes
+        else:
+            _write_string(out, key, compact=compact)
         _write_count(out, len(partitions), compact=compact)
         for result in partitions:
             _write_partition(out, result, version)

@@ -325,6 +325,29 @@ async def test_produce_and_fetch_do_the_allowed_part_of_one_request(
     assert not got["u"].records
 
 
+async def test_produce_and_fetch_by_topic_id_need_the_permissions_of_the_topic(
+    client_with: Guarded, batch: Batch
+) -> None:
+    client = await client_with({"operations": (Operation.READ, Operation.WRITE), "topics": ("t",)})
+    ids = {name: client.broker.topics.get(name).topic_id for name in "tu"}
+    data = [
+        {"topic_id": ids[n], "partition_data": [{"index": 0, "records": batch(b"v")}]} for n in "tu"
+    ]
+    answer = await client.call(0, 13, acks=-1, timeout=MINUTE, topic_data=data)
+    parts = {each.topic_id: each.partition_responses[0] for each in answer.responses}
+    assert [parts[ids[n]].error_code for n in "tu"] == [NONE, TOPIC]
+    assert f"may not write to '{ids['u']}'" in parts[ids["u"]].error_message  # not by its name
+    wanted = [
+        {"topic_id": ids[n], "partitions": [{"partition": 0, "partition_max_bytes": 1000}]}
+        for n in "tu"
+    ]
+    answer = await client.call(1, 18, max_wait=MINUTE, min_bytes=1, max_bytes=9999, topics=wanted)
+    got = {each.topic_id: each.partitions[0] for each in answer.responses}
+    assert [got[ids[n]].error_code for n in "tu"] == [NONE, TOPIC]
+    assert got[ids["t"]].records
+    assert not got[ids["u"]].records
+
+
 async def test_lists_show_only_what_the_client_may_describe(client_with: Guarded) -> None:
     client = await client_with(
         {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from uuid import NAMESPACE_DNS, uuid5
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,9 @@ from kmr.broker.protocol.fetch_response import (
     fetch_response_overhead,
 )
 
+if TYPE_CHECKING:
+    from kmr.broker.protocol.produce_frames import TopicKey
+
 FETCH = 1
 OFFSETS = st.integers(0, 2**63 - 1)
 partitions = st.lists(
@@ -35,18 +39,20 @@ partitions = st.lists(
 Partitions = list[tuple[int, bytes, int, list[tuple[int, int]]]]
 
 
-@given(st.integers(4, 12), st.lists(st.tuples(st.text(max_size=20), partitions)), st.booleans())
+@given(st.integers(4, 18), st.lists(st.tuples(st.text(max_size=20), partitions)), st.booleans())
 def test_responses_of_every_version_are_understood(
     version: int, topics: list[tuple[str, Partitions]], committed: bool
 ) -> None:
-    names = [name for name, _ in topics]
+    names: list[TopicKey] = [
+        uuid5(NAMESPACE_DNS, name) if version >= 13 else name for name, _ in topics
+    ]
     records = [data for _, parts in topics for _, data, _, _ in parts]
     spare = [more for _, parts in topics for _, _, more, _ in parts]
     lists = [len(aborted) + 1 for _, parts in topics for *_, aborted in parts]
     size = fetch_response_overhead(names, len(records)) + sum(map(len, records)) + max([0, *spare])
     size += sum(lists) * ABORTED_TRANSACTION_BYTES
     writer = FetchResponseWriter(memoryview(bytearray(size)), version, len(topics))
-    for name, parts in topics:
+    for name, (_, parts) in zip(names, topics, strict=True):
         writer.topic(name, len(parts))
         for index, data, more, aborted in parts:
             writer.partition(
@@ -66,7 +72,8 @@ def test_responses_of_every_version_are_understood(
     response: Any
     response, end = entity_reader(load_response_schema(FETCH, version))(body, 0)
     assert end == len(body)
-    assert [topic.topic for topic in response.responses] == names
+    field = "topic_id" if version >= 13 else "topic"
+    assert [getattr(topic, field) for topic in response.responses] == names
     for topic, (_, parts) in zip(response.responses, topics, strict=True):
         for read, (index, data, _, aborted) in zip(topic.partitions, parts, strict=True):
             assert (read.partition_index, read.error_code, read.records) == (index, 0, data)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from io import BytesIO
 from typing import Any
+from uuid import NAMESPACE_DNS, UUID, uuid5
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from kmr.broker.protocol.cursor import MalformedRequest
 from kmr.broker.protocol.messages import default_message
 from kmr.broker.protocol.produce_frames import (
     PartitionResult,
+    TopicKey,
     read_produce_request,
     set_produce_throttle,
     write_produce_response,
@@ -26,7 +28,12 @@ from kmr.broker.protocol.produce_frames import (
 
 PRODUCE = 0
 names = st.text(max_size=40)
-versions = st.integers(3, 11)
+versions = st.integers(3, 13)
+
+
+def keys(version: int, names: list[str]) -> list[TopicKey]:
+    """Topics as messages of a version name them: from 13 on by id."""
+    return [uuid5(NAMESPACE_DNS, name) if version >= 13 else name for name in names]
 
 
 @given(
@@ -42,6 +49,7 @@ def test_requests_of_every_version_are_read(
     schema: Any = load_request_schema(PRODUCE, version)
     topic_type = schema.__dataclass_fields__["topic_data"].type.__args__[0]
     partition_type = topic_type.__dataclass_fields__["partition_data"].type.__args__[0]
+    named = keys(version, [name for name, _ in topics])
     message = default_message(
         schema,
         transactional_id=transactional_id,
@@ -49,12 +57,12 @@ def test_requests_of_every_version_are_read(
         timeout=timedelta(milliseconds=1500),
         topic_data=tuple(
             topic_type(
-                name=name,
+                **({"topic_id": key} if isinstance(key, UUID) else {"name": key}),
                 partition_data=tuple(
                     partition_type(index=index, records=records) for index, records in partitions
                 ),
             )
-            for name, partitions in topics
+            for key, (_, partitions) in zip(named, topics, strict=True)
         ),
     )
     out = BytesIO()
@@ -65,7 +73,7 @@ def test_requests_of_every_version_are_read(
         -1,
         1500,
     )
-    assert request.topics == topics
+    assert request.topics == [(key, parts) for key, (_, parts) in zip(named, topics, strict=True)]
 
 
 @given(
@@ -97,11 +105,17 @@ def test_requests_of_every_version_are_read(
 def test_responses_of_every_version_are_understood(
     version: int, topics: list[tuple[str, list[PartitionResult]]]
 ) -> None:
-    body = bytes(write_produce_response(topics, version))
+    named = keys(version, [name for name, _ in topics])
+    body = bytes(
+        write_produce_response(
+            [(key, results) for key, (_, results) in zip(named, topics, strict=True)], version
+        )
+    )
     response: Any
     response, size = entity_reader(load_response_schema(PRODUCE, version))(body, 0)
     assert size == len(body)
-    assert [topic.name for topic in response.responses] == [name for name, _ in topics]
+    field = "topic_id" if version >= 13 else "name"
+    assert [getattr(topic, field) for topic in response.responses] == named
     for topic, (_, results) in zip(response.responses, topics, strict=True):
         for read, result in zip(topic.partition_responses, results, strict=True):
             assert (read.index, read.error_code, read.base_offset) == result[:3]
@@ -109,14 +123,14 @@ def test_responses_of_every_version_are_understood(
             if version >= 5:
                 assert read.log_start_offset == result.log_start_offset
             if version >= 8:
-                named = [
+                blamed = [
                     (each.batch_index, each.batch_index_error_message)
                     for each in read.record_errors
                 ]
-                assert (read.error_message, named) == (result.message, list(result.record_errors))
+                assert (read.error_message, blamed) == (result.message, list(result.record_errors))
 
 
-@given(st.binary(max_size=200), st.integers(0, 11))
+@given(st.binary(max_size=200), st.integers(0, 13))
 def test_bytes_that_are_not_a_request_are_refused(data: bytes, version: int) -> None:
     with contextlib.suppress(MalformedRequest):
         read_produce_request(memoryview(data), version)
@@ -145,7 +159,7 @@ PRODUCE, FETCH, VERSIONS = 0, 1, 18
 KIB = 1024
 
 
-@pytest.mark.parametrize("version", range(12))
+@pytest.mark.parametrize("version", range(13))
 def test_the_throttle_time_of_a_produce_response_replaces_four_bytes(version: int) -> None:
     plain = write_produce_response([("t", [PartitionResult(0)])], version)
     changed = set_produce_throttle(bytes(plain), version, 0x01020304)
