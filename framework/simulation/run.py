@@ -73,7 +73,7 @@ class _Simulation:
         self.loop = loop
         self.schedule = schedule
         self.world = world = World(loop, schedule)
-        self.checks = Checks(world, expected)
+        self.checks = Checks(world, expected, orderly=schedule.is_orderly)
         place.begin()
         place.world, place.checks = world, self.checks
         self.group = Group(world, log, self.checks)

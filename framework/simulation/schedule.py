@@ -123,6 +123,11 @@ class Schedule(msgspec.Struct, frozen=True):
     budget: int
     events: tuple[Event, ...]
 
+    @property
+    def is_orderly(self) -> bool:
+        """Whether partitions move and members are drained, and nothing fails."""
+        return all(event.what in ("append", "deal", "drain") for event in self.events)
+
 
 def generate(seed: int, sizes: tuple[int, ...]) -> Schedule:
     """Make the schedule of a seed.
@@ -140,7 +145,13 @@ def generate(seed: int, sizes: tuple[int, ...]) -> Schedule:
             at = 0.0 if left == size else rng.uniform(0, LENGTH)
             events.append(Event(round(at, 2), "append", number, count))
             left -= count
-    events += [_trouble(rng, members) for _ in range(rng.choice((0, 1, 2, 3, 3, 4, 5, 6)))]
+    troubles = [_trouble(rng, members) for _ in range(rng.choice((0, 1, 2, 3, 3, 4, 5, 6)))]
+    if rng.random() < 0.15:  # an orderly one
+        troubles = [
+            Event(trouble.at, rng.choice(("deal", "drain")), rng.randrange(members), seconds=0.5)
+            for trouble in troubles
+        ]
+    events += troubles
     return Schedule(
         seed,
         members,
