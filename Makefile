@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 # Else each of the hundreds of processes that tests start would compile the project anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo docs test search check bench chaos simulate interop interop-kafka clean
+.PHONY: help demo docs test search check bench chaos simulate image interop interop-kafka clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,10 @@ chaos: ## break the system on purpose, count missing and doubled records (ARGS="
 simulate: ## the worker's protocol through 100,000 schedules of failures, and its mutations (ARGS="--help")
 	@tools/install dev
 	@.venv/bin/python -m tests.framework.simulation.nightly $(ARGS)
+
+image: ## the instructions of deploy/docker/Dockerfile, in an empty directory; its size, and a worker of it
+	@tools/install dev demo
+	@.venv/bin/python tools/dockerfile.py $(ARGS)
 
 interop: ## real clients' own test suites against our broker (ARGS="--list", "--only SUITE")
 	@tools/install dev demo

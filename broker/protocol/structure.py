@@ -57,8 +57,7 @@ class _Nullable(NamedTuple):
 
 
 _Piece = int | str | _Array | _Entity | _Nullable
-"""The encoding of a field: a fixed size, "string", "bytes", "records", an array, or an entity
-that may be null."""
+"""The encoding of a field: a fixed size, "string", "bytes", an array, or an entity that may be null."""
 
 
 class _Walk:
@@ -84,7 +83,7 @@ class _Walk:
             self._cursor.skip(piece)
         elif piece == "string":
             self._cursor.string(compact=compact)
-        elif piece in ("bytes", "records"):
+        elif piece == "bytes":
             self._cursor.data(compact=compact)
         elif isinstance(piece, _Array):
             self._array(piece, compact=compact)

@@ -15,7 +15,7 @@ _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 def new(directory: Path, /) -> None:
-    """Make a project: a folder with a strategy, its test, settings, sample records and a Makefile.
+    """Make a project: a strategy, its test, settings, sample records, a Makefile and a Dockerfile.
 
     It works as it comes: `make test` runs its test; `make broker`, `make produce`, `make run` and
     `make query` bring the sample records into the embedded ClickHouse.
@@ -151,6 +151,13 @@ run: ## a worker, until Ctrl-C: http://127.0.0.1:8080 shows it. ARGS=--until-cau
 query: ## what is in the table, after the worker has ended
 	kmr clickhouse query "SELECT name, count(), sum(amount) FROM TABLE GROUP BY name ORDER BY name"
 """,
+    "Dockerfile": """
+# docker build --tag TOPIC . && docker run --read-only --tmpfs /tmp --env KMR_CLICKHOUSE_URL=... TOPIC
+# The image kmr: deploy/docker of kafka-map-reduce. Variables override
+# kmr.toml: KMR_BOOTSTRAP_SERVERS=kafka:9092.
+FROM kmr
+COPY strategy.py kmr.toml ./
+""",
     "README.md": """
 # TOPIC
 
@@ -162,6 +169,7 @@ Reads the topic `TOPIC`, and writes its events to the ClickHouse table `TABLE`.
 | `test_strategy.py` | its tests: `make test` (`pip install pytest`) |
 | `kmr.toml` | settings: topic, group, brokers |
 | `records.jsonl` | sample records |
+| `Dockerfile` | its image |
 
 Try it: `make broker` in one terminal; `make produce`, `make run ARGS=--until-caught-up` and `make query` in
 another. `failed.jsonl` then has the record that failed.

@@ -29,7 +29,7 @@ def series() -> dict[str, set[str]]:
     metrics = Metrics()
     found = {}
     for collector in vars(metrics).values():
-        if collector is metrics.registry:
+        if not hasattr(collector, "describe"):  # the registry, and what is no metric
             continue
         (family,) = collector.describe()
         for suffix in SERIES[family.type]:

@@ -41,7 +41,9 @@ def test_a_new_project_has_a_strategy_settings_and_commands_of_its_name(
     assert writer.table == "fruit_sales"
     makefile = Path("Makefile").read_text()
     assert "FROM fruit_sales GROUP BY" in makefile
-    assert not re.search("TOPIC|TABLE", makefile)
+    dockerfile = Path("Dockerfile").read_text()
+    assert dockerfile.endswith("FROM kmr\nCOPY strategy.py kmr.toml ./\n")
+    assert not re.search("TOPIC|TABLE", makefile + dockerfile)
 
 
 def test_a_folder_with_files_and_a_name_that_no_topic_has_are_refused(tmp_path: Path) -> None:
