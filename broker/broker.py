@@ -131,6 +131,7 @@ class Broker:
             groups = GroupCoordinator(
                 storage.offsets,
                 settings,
+                topics=topics,
                 beat=expect("the maintenance of committed offsets", STORE_INTERVAL),
             )
             transactions = TransactionCoordinator(

@@ -218,6 +218,16 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Seconds, about("Longest session timeout that a member may ask for.")
     ] = 1800.0
     group_max_size: Annotated[Count, about("Most members of one group.")] = 10_000
+    group_consumer_session_timeout: Annotated[
+        Seconds,
+        about("Session timeout of members with group.protocol=consumer: the broker decides."),
+    ] = 45.0
+    group_consumer_heartbeat_interval: Annotated[
+        Seconds, about("Time between two heartbeats of members with group.protocol=consumer.")
+    ] = 5.0
+    group_consumer_max_size: Annotated[
+        Count, about("Most members of one group with group.protocol=consumer.")
+    ] = 10_000
     offsets_retention_seconds: Annotated[
         Seconds, about("Time that offsets are kept after the last member has left.")
     ] = 7 * DAY
@@ -286,6 +296,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ordered = (
             ("default_partitions", "max_partitions"),
             ("group_min_session_timeout", "group_max_session_timeout"),
+            ("group_consumer_heartbeat_interval", "group_consumer_session_timeout"),
             ("message_max_bytes", "request_max_bytes"),
             ("message_max_bytes", "segment_bytes"),
             ("request_max_bytes", "request_memory_bytes"),

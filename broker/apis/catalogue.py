@@ -86,7 +86,7 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
     ),
     Unsupported(
         "Changing feature levels (KIP-584)",
-        "ApiVersions lists no features.",
+        "ApiVersions lists one feature, group.version 1.",
         (57,),
     ),
     Unsupported(
@@ -107,10 +107,9 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
         " that the pattern is not supported.",
     ),
     Unsupported(
-        "The consumer group protocol of KIP-848",
-        "Consumers with group.protocol=consumer get an error that it is not supported (librdkafka shows it"
-        " only with debug=cgrp). Classic groups are served (eager, cooperative-sticky, static members).",
-        (68, 69),
+        "Changing the protocol of a consumer group with members (KIP-848)",
+        "As in Kafka with group.consumer.migration.policy=disabled: a group without members changes its"
+        " protocol with the next member, in both directions, and keeps its offsets.",
     ),
     Unsupported(
         "Share groups (KIP-932)",

@@ -1,6 +1,7 @@
-"""OffsetCommit 2 to 8, OffsetFetch 1 to 8, OffsetDelete 0: the committed offsets of groups.
+"""OffsetCommit 2 to 9, OffsetFetch 1 to 9, OffsetDelete 0: the committed offsets of groups.
 
-OffsetFetch 7 added `require_stable` (KIP-447), 8 several groups in one request (KIP-709). OffsetDelete
+OffsetFetch 7 added `require_stable` (KIP-447), 8 several groups in one request (KIP-709), 9 the
+member and its epoch, as OffsetCommit 9 (KIP-848). OffsetDelete
 removes offsets of topics that the group is not subscribed to (KIP-496).
 Differs from Kafka: nothing.
 """
@@ -44,7 +45,7 @@ logger = structlog.get_logger(__name__)
 @api(
     "OffsetCommit",
     min_version=2,
-    max_version=8,
+    max_version=9,
     access=Access(
         whole=[(Operation.READ, Resource.GROUP, "group_id")],
         each=("topics", Operation.READ, Resource.TOPIC),
@@ -134,7 +135,7 @@ async def _offset_fetch_access(call: Call) -> Any:
     return replace(response, groups=tuple(visible))
 
 
-@api("OffsetFetch", min_version=8, max_version=8, access=_offset_fetch_access)
+@api("OffsetFetch", min_version=8, max_version=9, access=_offset_fetch_access)
 async def _offset_fetch(
     context: RequestContext, request: entities.OffsetFetchRequest
 ) -> entities.OffsetFetchResponse:
@@ -176,6 +177,14 @@ async def _group(
         ]
     # Before the offsets are read: a transaction may commit in between.
     unstable = offsets.pending(asked.group_id) if stable else set()
+    # Version 9 has the member, whose epoch must be that of a group of KIP-848.
+    refused = context.services.groups.check_fetch(
+        asked.group_id, getattr(asked, "member_id", None) or "", getattr(asked, "member_epoch", -1)
+    )
+    if refused is not None:
+        return entities.OffsetFetchResponseGroup(
+            group_id=asked.group_id, topics=(), error_code=group_error_code(refused)
+        )
     error = ErrorCode.none
     committed: Mapping[TopicPartition, CommittedOffset] = {}
     try:

@@ -47,7 +47,30 @@ if TYPE_CHECKING:
         AlterUserScramCredentialsResult,
     )
     from kio.schema.api_versions.v4.request import ApiVersionsRequest
-    from kio.schema.api_versions.v4.response import ApiVersion, ApiVersionsResponse
+    from kio.schema.api_versions.v4.response import (
+        ApiVersion,
+        ApiVersionsResponse,
+        FinalizedFeatureKey,
+        SupportedFeatureKey,
+    )
+    from kio.schema.consumer_group_describe.v1.request import ConsumerGroupDescribeRequest
+    from kio.schema.consumer_group_describe.v1.response import (
+        Assignment as ConsumerDescribedAssignment,
+    )
+    from kio.schema.consumer_group_describe.v1.response import ConsumerGroupDescribeResponse
+    from kio.schema.consumer_group_describe.v1.response import (
+        DescribedGroup as ConsumerDescribedGroup,
+    )
+    from kio.schema.consumer_group_describe.v1.response import Member as ConsumerDescribedMember
+    from kio.schema.consumer_group_describe.v1.response import (
+        TopicPartitions as ConsumerDescribedTopicPartitions,
+    )
+    from kio.schema.consumer_group_heartbeat.v1.request import ConsumerGroupHeartbeatRequest
+    from kio.schema.consumer_group_heartbeat.v1.response import Assignment as ConsumerAssignment
+    from kio.schema.consumer_group_heartbeat.v1.response import ConsumerGroupHeartbeatResponse
+    from kio.schema.consumer_group_heartbeat.v1.response import (
+        TopicPartitions as ConsumerTopicPartitions,
+    )
     from kio.schema.create_acls.v3.request import AclCreation, CreateAclsRequest
     from kio.schema.create_acls.v3.response import AclCreationResult, CreateAclsResponse
     from kio.schema.create_partitions.v3.request import (
@@ -225,8 +248,8 @@ if TYPE_CHECKING:
         MetadataResponsePartition,
         MetadataResponseTopic,
     )
-    from kio.schema.offset_commit.v8.request import OffsetCommitRequest
-    from kio.schema.offset_commit.v8.response import (
+    from kio.schema.offset_commit.v9.request import OffsetCommitRequest
+    from kio.schema.offset_commit.v9.response import (
         OffsetCommitResponse,
         OffsetCommitResponsePartition,
         OffsetCommitResponseTopic,
@@ -241,8 +264,8 @@ if TYPE_CHECKING:
         OffsetDeleteResponseTopic,
     )
     from kio.schema.offset_fetch.v7.request import OffsetFetchRequest as OffsetFetchRequestV7
-    from kio.schema.offset_fetch.v8.request import OffsetFetchRequest
-    from kio.schema.offset_fetch.v8.response import (
+    from kio.schema.offset_fetch.v9.request import OffsetFetchRequest
+    from kio.schema.offset_fetch.v9.response import (
         OffsetFetchResponse,
         OffsetFetchResponseGroup,
         OffsetFetchResponsePartitions,

@@ -6,7 +6,7 @@ broker (KIP-394), 5 added static members (KIP-345), 9 lets the leader skip the a
 LeaveGroup 3 removes several members at once (KIP-345). DescribeGroups 5 added authorized operations
 (KIP-430), 6 an error for groups that do not exist (KIP-1043); ListGroups 4 and 5 added filters by state
 (KIP-518) and type (KIP-848).
-Differs from Kafka: this node coordinates every group and every transaction, and groups are classic ones.
+Differs from Kafka: this node coordinates every group and every transaction.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from kio.schema.types import BrokerId, GroupId
 from kio.static.primitive import i32
 
 from ..authorization.rules import Operation, Resource
+from ..coordinators.consumer_group import ConsumerGroup
 from ..coordinators.group_types import (
     GroupState,
     JoinRequest,
@@ -36,6 +37,7 @@ from .api import NO_THROTTLE, api
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
 
+    from ..coordinators.group import Group
     from ..coordinators.group_types import GroupError
     from .access import Call
     from .api import RequestContext
@@ -48,8 +50,6 @@ _COORDINATED: Final = {0: Resource.GROUP, 1: Resource.TRANSACTIONAL_ID}
 _FIRST_WITH_MEMBER_ID_REQUIRED = 4
 _FIRST_WITH_SKIPPED_ASSIGNMENT = 9
 _FIRST_WITH_NOT_FOUND = 6
-_CLASSIC = "classic"
-"""The type of every group (KIP-848 added others)."""
 
 logger = structlog.get_logger(__name__)
 
@@ -333,14 +333,19 @@ async def _list_groups(
                     group_id=GroupId(group.id),
                     protocol_type=group.protocol_type,
                     group_state=group.state.value,
-                    group_type=_CLASSIC,
+                    group_type=_type(group),
                 )
                 async for group in in_turns(context.services.groups.groups())
                 if (not states or group.state.value.lower() in states)
-                and (not types or _CLASSIC in types)
+                and (not types or _type(group) in types)
             ]
         ),
     )
+
+
+def _type(group: Group | ConsumerGroup) -> str:
+    """Return the type of a group in Kafka's words (KIP-848)."""
+    return "consumer" if isinstance(group, ConsumerGroup) else "classic"
 
 
 @api(

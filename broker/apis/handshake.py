@@ -5,18 +5,20 @@ version is answered in version 0, with UNSUPPORTED_VERSION and the same list. SA
 client is (KIP-43, KIP-152). After SaslHandshake 0 the client sends its SASL messages bare, without a request
 header (`answer_bare`).
 
-Differs from Kafka: no features are listed (KIP-584); sessions do not expire, so clients need not authenticate
+Features (KIP-584): `group.version` 1, which says that groups of KIP-848 are served.
+Differs from Kafka: no other feature is listed; sessions do not expire, so clients need not authenticate
 again (KIP-368).
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from kio.schema.errors import ErrorCode
-from kio.static.primitive import i16, i64Timedelta
+from kio.static.primitive import i16, i64, i64Timedelta
 
 from ..authorization.sasl import MECHANISMS, AuthenticationFailed
 from . import entities
@@ -42,6 +44,9 @@ AUTHENTICATE: Final = 36
 BEFORE_AUTHENTICATION: Final = frozenset({API_VERSIONS, _HANDSHAKE, AUTHENTICATE})
 """The only APIs that a client may call until it has authenticated."""
 
+_GROUP_VERSION = "group.version"
+_FIRST_WITH_MIN_0 = 4
+"""Older versions leave out features whose lowest version is 0."""
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 _FIRST_WITH_SOFTWARE = 3
 _FIRST_WITH_WRAPPED_TOKENS = 1
@@ -54,7 +59,18 @@ def _api_versions(
 ) -> entities.ApiVersionsResponse:
     names = (request.client_software_name, request.client_software_version)
     valid = context.api_version < _FIRST_WITH_SOFTWARE or all(map(_SOFTWARE.fullmatch, names))
-    return served_versions(context.services, ErrorCode.none if valid else ErrorCode.invalid_request)
+    code = ErrorCode.none if valid else ErrorCode.invalid_request
+    served = served_versions(context.services, code)
+    finalized = entities.FinalizedFeatureKey(
+        name=_GROUP_VERSION, max_version_level=i16(1), min_version_level=i16(1)
+    )
+    served = replace(served, finalized_features_epoch=i64(0), finalized_features=(finalized,))
+    if context.api_version >= _FIRST_WITH_MIN_0:
+        supported = entities.SupportedFeatureKey(
+            name=_GROUP_VERSION, min_version=i16(0), max_version=i16(1)
+        )
+        served = replace(served, supported_features=(supported,))
+    return served
 
 
 def served_versions(services: Services, error: ErrorCode) -> entities.ApiVersionsResponse:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
@@ -12,6 +13,12 @@ import structlog
 
 from ..log.results import LogError
 from ..operations.health import unwatched
+from .consumer_group import (
+    JOIN_EPOCH,
+    ConsumerGroup,
+    ConsumerHeartbeat,
+    ConsumerHeartbeatResult,
+)
 from .group import Group
 from .group_types import (
     NO_GENERATION,
@@ -29,15 +36,18 @@ from .group_types import (
 )
 from .offset_store import CommittedOffset, OffsetStore
 from .state_log import maintain_regularly
+from .topic_patterns import InvalidPattern, matching_topics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
+    from uuid import UUID
 
     from anyio.abc import TaskGroup
 
     from ..log.producers import ProducerIdentity
     from ..settings import BrokerSettings
     from ..topics.topic import TopicPartition
+    from ..topics.topics import Topics
 
 __all__ = ["STORE_INTERVAL", "GroupCoordinator"]
 
@@ -64,10 +74,12 @@ class GroupCoordinator:
         cleanup_interval: float = 600.0,
         clock: Clock | None = None,
         now: Callable[[], float] = time.time,
+        topics: Topics | None = None,
         beat: Callable[[], None] = unwatched,
     ) -> None:
         """`clock` runs the timers (default: the running event loop), `now` is seconds since 1970.
 
+        `topics`: those that members of KIP-848 groups may read; None: none.
         `cleanup_interval`: seconds between two checks for expired offsets. `beat` is called after each
         interval of maintenance.
         """
@@ -78,13 +90,18 @@ class GroupCoordinator:
         self._given_clock = clock
         self._now = now
         self._beat = beat
-        self._groups: dict[str, Group] = {}
+        self._topics = topics
+        self._groups: dict[str, Group | ConsumerGroup] = {}
         self._cleanup_timer: TimerHandle | None = None
         self._tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
         self._clock: Clock = self._given_clock or asyncio.get_running_loop()
         for group_id in self.offsets.group_ids():
+            consumers = self.offsets.stored_consumer_group(group_id)
+            if consumers is not None:
+                self._new_consumer_group(group_id).restore(consumers)
+                continue
             group = self._new_group(group_id)
             stored = self.offsets.stored_group(group_id)
             if stored is not None:
@@ -117,6 +134,15 @@ class GroupCoordinator:
         """Join a group; return when its next generation is complete (see `Group.join`)."""
         error = _check_name(group_id) or _check_names(request)
         group = self._groups.get(group_id)
+        if isinstance(group, ConsumerGroup) and error is None:
+            if not group.is_idle:
+                error = GroupError.INCONSISTENT_GROUP_PROTOCOL
+            elif not request.member.member_id:
+                group = self._downgrade(group)
+            else:
+                error = GroupError.UNKNOWN_MEMBER_ID
+        if isinstance(group, ConsumerGroup):
+            group = None
         if group is None and error is None:
             if request.member.member_id:
                 error = GroupError.UNKNOWN_MEMBER_ID
@@ -149,6 +175,50 @@ class GroupCoordinator:
         group = self._find(group_id)
         return group if isinstance(group, GroupError) else group.leave(identity)
 
+    async def consumer_heartbeat(
+        self, group_id: str, request: ConsumerHeartbeat, may_see: Callable[[str], bool]
+    ) -> ConsumerHeartbeatResult:
+        """Join, stay in, or leave a group of KIP-848; return when the change is durable.
+
+        `may_see`: whether the client may know of a topic. Raises `LogFailed`.
+        """
+        error = _check_name(group_id)
+        if error is not None:
+            return ConsumerHeartbeatResult(error=error)
+        group = self._groups.get(group_id)
+        if isinstance(group, Group):
+            if not group.is_idle:
+                return ConsumerHeartbeatResult(error=GroupError.GROUP_ID_NOT_FOUND)
+            if request.epoch == JOIN_EPOCH:
+                group = self._upgrade(group)
+        if not isinstance(group, ConsumerGroup):
+            if request.epoch != JOIN_EPOCH:
+                return ConsumerHeartbeatResult(error=GroupError.UNKNOWN_MEMBER_ID)
+            group = self._new_consumer_group(group_id)
+        try:
+            request = self._with_matched_topics(group, request, may_see)
+        except InvalidPattern:
+            return ConsumerHeartbeatResult(error=GroupError.INVALID_REGULAR_EXPRESSION)
+        result = group.heartbeat(request)
+        changes = group.take_changes()
+        if changes:
+            await self.offsets.until_durable(self.offsets.store_consumer_group(group_id, changes))
+        return result
+
+    def _with_matched_topics(
+        self, group: ConsumerGroup, request: ConsumerHeartbeat, may_see: Callable[[str], bool]
+    ) -> ConsumerHeartbeat:
+        """Match the member's expression against the topics of now."""
+        member = group.members.get(request.member_id)
+        pattern = request.regex
+        if pattern is None and member is not None:
+            pattern = member.regex
+        if not pattern or self._topics is None or request.epoch < JOIN_EPOCH:
+            return request
+        names = [each.name for each in self._topics if not each.is_internal]
+        matched = matching_topics(pattern, names)
+        return replace(request, matched=tuple(each for each in matched if may_see(each)))
+
     # -- offsets -------------------------------------------------------------------------------
 
     def check_commit(
@@ -162,6 +232,15 @@ class GroupCoordinator:
         if group is not None:
             return group.check_commit(identity, generation)
         return None if generation < 0 else GroupError.ILLEGAL_GENERATION
+
+    def check_fetch(self, group_id: str, member_id: str, epoch: int) -> GroupError | None:
+        """Check the member that fetches offsets; a client outside the group has epoch -1 and no id."""
+        if epoch < 0 and not member_id:
+            return None
+        group = self._groups.get(group_id)
+        if not isinstance(group, ConsumerGroup):
+            return None
+        return group.check_commit(MemberIdentity(member_id), epoch)
 
     def accepts_metadata(self, metadata: str) -> bool:
         """Whether metadata is short enough for a commit."""
@@ -201,6 +280,8 @@ class GroupCoordinator:
             if is_outside
             else self.check_commit(group_id, identity, generation)
         )
+        if error is GroupError.STALE_MEMBER_EPOCH:
+            return GroupError.ILLEGAL_GENERATION  # the one that producers understand
         if error in (None, GroupError.REBALANCE_IN_PROGRESS):
             # A rebalance in progress only stops members that commit outside of a transaction: a
             # producer would treat the error as fatal.
@@ -215,7 +296,11 @@ class GroupCoordinator:
 
     # -- administration ------------------------------------------------------------------------
 
-    def groups(self) -> list[Group]:
+    def find(self, group_id: str) -> Group | ConsumerGroup | None:
+        """Return a group, read-only."""
+        return self._groups.get(group_id)
+
+    def groups(self) -> list[Group | ConsumerGroup]:
         """Return all groups, read-only."""
         return list(self._groups.values())
 
@@ -259,12 +344,35 @@ class GroupCoordinator:
         error = _check_name(group_id)
         if error is not None:
             return error
-        return self._groups.get(group_id, GroupError.UNKNOWN_MEMBER_ID)
+        group = self._groups.get(group_id)
+        return group if isinstance(group, Group) else GroupError.UNKNOWN_MEMBER_ID
 
     def _new_group(self, group_id: str) -> Group:
         group = Group(group_id, self._settings, self._clock, self._store_generation)
         self._groups[group_id] = group
         return group
+
+    def _new_consumer_group(self, group_id: str) -> ConsumerGroup:
+        group = ConsumerGroup(
+            group_id, self._settings, self._clock, self._topic, self._store_consumer_group
+        )
+        self._groups[group_id] = group
+        return group
+
+    def _topic(self, name: str) -> tuple[UUID, int] | None:
+        topic = None if self._topics is None else self._topics.get(name)
+        return None if topic is None else (topic.topic_id, len(topic.partitions))
+
+    def _upgrade(self, group: Group) -> ConsumerGroup:
+        """Make a classic group without members a group of KIP-848, which keeps the offsets."""
+        self._drop(group)
+        return self._new_consumer_group(group.id)
+
+    def _downgrade(self, group: ConsumerGroup) -> Group:
+        """Make a group of KIP-848 without members a classic one, which keeps the offsets."""
+        self.offsets.remove_consumer_group(group.id)
+        self._drop(group)
+        return self._new_group(group.id)
 
     def _stamped(
         self, group_id: str, offsets: Mapping[TopicPartition, tuple[int, int, str]]
@@ -275,7 +383,7 @@ class GroupCoordinator:
         timestamp = int(self._now() * 1000)
         return {each: CommittedOffset(*what, timestamp) for each, what in offsets.items()}
 
-    def _drop(self, group: Group) -> None:
+    def _drop(self, group: Group | ConsumerGroup) -> None:
         group.close(GroupError.COORDINATOR_NOT_AVAILABLE)
         del self._groups[group.id]
 
@@ -289,6 +397,13 @@ class GroupCoordinator:
                 group=group_id,
                 error=str(error),
             )
+
+    def _store_consumer_group(self, group: ConsumerGroup) -> None:
+        """Store what a timer has changed."""
+        try:
+            self.offsets.store_consumer_group(group.id, group.take_changes())
+        except (LogError, OSError, ValueError) as error:
+            logger.error("cannot store a group", group=group.id, error=str(error))
 
     def _schedule_cleanup(self) -> None:
         self._cleanup_timer = self._clock.call_later(self._cleanup_interval, self._clean_up)
@@ -306,7 +421,7 @@ class GroupCoordinator:
             logger.error("cannot remove expired offsets", error=str(error))
         self._schedule_cleanup()
 
-    def _expire(self, group: Group, expired: int) -> None:
+    def _expire(self, group: Group | ConsumerGroup, expired: int) -> None:
         stored = self.offsets.stored_group(group.id)
         if stored is not None and stored.timestamp > expired:
             return  # the retention time starts when the last member leaves
@@ -319,10 +434,10 @@ class GroupCoordinator:
             self.offsets.remove_group(group.id)
             self._drop(group)
 
-    def _expire_unread(self, group: Group, expired: int) -> None:
+    def _expire_unread(self, group: Group | ConsumerGroup, expired: int) -> None:
         """Remove expired offsets of topics that no member reads any more (KIP-211)."""
         topics = group.subscribed_topics()
-        if isinstance(topics, GroupError) or group.state is not GroupState.STABLE:
+        if isinstance(topics, GroupError) or group.state.value != GroupState.STABLE.value:
             return
         pending = self.offsets.pending(group.id)
         committed = self.offsets.committed(group.id).items()

@@ -59,6 +59,12 @@ class GroupError(Enum):
     MEMBER_ID_REQUIRED = auto()
     GROUP_MAX_SIZE_REACHED = auto()
     FENCED_INSTANCE_ID = auto()
+    FENCED_MEMBER_EPOCH = auto()
+    STALE_MEMBER_EPOCH = auto()
+    UNRELEASED_INSTANCE_ID = auto()
+    UNSUPPORTED_ASSIGNOR = auto()
+    INVALID_REGULAR_EXPRESSION = auto()
+    UNSUPPORTED_VERSION = auto()
 
 
 class TimerHandle(Protocol):

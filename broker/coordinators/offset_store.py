@@ -4,16 +4,19 @@ The newest record of a key is valid; a tombstone removes it. The log is replayed
 start, and rewritten when it has grown far beyond its live records.
 
 The records have Kafka's own format, so that its tools can read them. Keys: version 1 is a committed
-offset (group, topic, partition), version 2 a group. Values have version 3. Source: Kafka's
-OffsetCommitKey, OffsetCommitValue, GroupMetadataKey and GroupMetadataValue message definitions.
+offset (group, topic, partition), version 2 a classic group. Values have version 3. Source: Kafka's
+OffsetCommitKey, OffsetCommitValue, GroupMetadataKey and GroupMetadataValue message definitions. Groups
+of KIP-848 have a format of their own, under key version 848, which Kafka's tools skip: a JSON object for
+the group (member id null) and for each member.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..log.records import NewRecord
 from .group_types import GroupSnapshot, MemberSnapshot
@@ -29,11 +32,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CommittedOffset",
+    "ConsumerGroupKey",
     "GroupKey",
     "OffsetEntry",
     "OffsetKey",
     "OffsetStore",
     "StoredGroup",
+    "decode_consumer_group",
     "decode_group",
     "decode_offset",
     "decode_offsets_key",
@@ -45,6 +50,7 @@ __all__ = [
 
 _OFFSET_KEY: Final = 1
 _GROUP_KEY: Final = 2
+_CONSUMER_GROUP_KEY: Final = 848
 _OFFSET_VALUE: Final = 3
 _GROUP_VALUE: Final = 3
 _INT16: Final = struct.Struct(">h")
@@ -65,6 +71,13 @@ class GroupKey(NamedTuple):
     """Key of a group's generation."""
 
     group_id: str
+
+
+class ConsumerGroupKey(NamedTuple):
+    """Key of a group of KIP-848 (member id None), or of one of its members."""
+
+    group_id: str
+    member_id: str | None
 
 
 class CommittedOffset(NamedTuple):
@@ -102,6 +115,23 @@ def encode_group_key(group_id: str) -> bytes:
     return _INT16.pack(_GROUP_KEY) + encode_string(group_id)
 
 
+def encode_consumer_group_key(key: ConsumerGroupKey) -> bytes:
+    """Encode the key; raises `ValueError` for an id of more than 32,767 bytes."""
+    head = _INT16.pack(_CONSUMER_GROUP_KEY)
+    return head + encode_string(key.group_id) + encode_string(key.member_id)
+
+
+def decode_consumer_group(data: bytes) -> dict[str, Any]:
+    """Decode the value of a group of KIP-848 or of its member; raises `MalformedRecord`."""
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise MalformedRecord(f"no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise MalformedRecord("no JSON object")
+    return value
+
+
 def encode_offset(committed: CommittedOffset) -> bytes:
     """Encode the value; raises `ValueError` for metadata of more than 32,767 bytes."""
     return (
@@ -137,7 +167,7 @@ def encode_group(group: StoredGroup) -> bytes:
     return b"".join(parts)
 
 
-def decode_offsets_key(data: bytes) -> OffsetKey | GroupKey:
+def decode_offsets_key(data: bytes) -> OffsetKey | GroupKey | ConsumerGroupKey:
     """Decode a key; raises `MalformedRecord`."""
     reader = RecordReader(data)
     version = reader.int16()
@@ -145,6 +175,8 @@ def decode_offsets_key(data: bytes) -> OffsetKey | GroupKey:
         return OffsetKey(reader.string(), reader.string(), reader.int32())
     if version == _GROUP_KEY:
         return GroupKey(reader.string())
+    if version == _CONSUMER_GROUP_KEY:
+        return ConsumerGroupKey(reader.string(), reader.nullable_string())
     raise MalformedRecord(f"unknown key version {version}")
 
 
@@ -290,6 +322,7 @@ class OffsetStore:
         """Read-only for others."""
         self._offsets: dict[str, dict[TopicPartition, OffsetEntry]] = {}
         self._groups: dict[str, StoredGroup] = {}
+        self._consumer_groups: dict[str, dict[str | None, dict[str, Any]]] = {}
         self._pending = _PendingOffsets()
         log.restore(self._replay, self._append_live_records, end_transaction=self._settle)
 
@@ -301,11 +334,16 @@ class OffsetStore:
 
     def group_ids(self) -> set[str]:
         """Return the groups with committed offsets, pending offsets or a generation."""
-        return self._offsets.keys() | self._groups.keys() | self._pending.group_ids
+        stored = self._groups.keys() | self._consumer_groups.keys()
+        return self._offsets.keys() | stored | self._pending.group_ids
 
     def stored_group(self, group_id: str) -> StoredGroup | None:
         """Return the newest stored generation."""
         return self._groups.get(group_id)
+
+    def stored_consumer_group(self, group_id: str) -> dict[str | None, dict[str, Any]] | None:
+        """Return the stored group of KIP-848: its members by id, and itself by None."""
+        return self._consumer_groups.get(group_id)
 
     def committed(self, group_id: str) -> dict[TopicPartition, CommittedOffset]:
         """Return committed offsets, which may not be on disk yet; see `fetch`."""
@@ -374,6 +412,27 @@ class OffsetStore:
         self.log.append([NewRecord(encode_group_key(group_id), encode_group(stored))])
         self._groups[group_id] = stored
 
+    def store_consumer_group(
+        self, group_id: str, changes: Mapping[str | None, dict[str, Any] | None]
+    ) -> int:
+        """Store or remove (None) records of a group of KIP-848 as one batch; return the log offset after."""
+        records = [
+            _consumer_record(ConsumerGroupKey(group_id, each), value)
+            for each, value in changes.items()
+        ]
+        if group_id in self._groups:  # it was a classic group
+            records.append(NewRecord(encode_group_key(group_id), None))
+        end = self.log.append(records)
+        self._groups.pop(group_id, None)
+        for member_id, value in changes.items():
+            self._apply_consumer_group(ConsumerGroupKey(group_id, member_id), value)
+        return end
+
+    def remove_consumer_group(self, group_id: str) -> int:
+        """Remove the records of a group of KIP-848, but not its offsets."""
+        known = self._consumer_groups.get(group_id, {})
+        return self.store_consumer_group(group_id, dict.fromkeys(known)) if known else 0
+
     def remove_offsets(self, group_id: str, partitions: Collection[TopicPartition]) -> int:
         """Remove the offsets of these partitions; return the log offset for `until_durable`."""
         known = self._offsets.get(group_id, {})
@@ -393,7 +452,7 @@ class OffsetStore:
         if group_id in self._groups:
             end = self.log.append([NewRecord(encode_group_key(group_id), None)])
             del self._groups[group_id]
-        return end
+        return max(end, self.remove_consumer_group(group_id))
 
     def remove_topics(self, topics: Collection[str]) -> int:
         """Remove the offsets of deleted topics; return the log offset for `until_durable`."""
@@ -419,6 +478,11 @@ class OffsetStore:
         self.log.append_in_batches(
             NewRecord(encode_group_key(group_id), encode_group(stored))
             for group_id, stored in self._groups.items()
+        )
+        self.log.append_in_batches(
+            _consumer_record(ConsumerGroupKey(group_id, member_id), value)
+            for group_id, records in self._consumer_groups.items()
+            for member_id, value in records.items()
         )
         self.log.append_in_batches(
             _record(group_id, partition, entry.committed)
@@ -478,6 +542,10 @@ class OffsetStore:
             else:
                 self._groups[key.group_id] = decode_group(record.value)
             return
+        if isinstance(key, ConsumerGroupKey):
+            value = None if record.value is None else decode_consumer_group(record.value)
+            self._apply_consumer_group(key, value)
+            return
         partition = (key.topic, key.partition)
         if record.value is None:
             self._forget(key.group_id, partition)
@@ -487,6 +555,20 @@ class OffsetStore:
             self._offsets.setdefault(key.group_id, {}).update(entries)
         else:
             self._pending.add(producer, key.group_id, entries)
+
+    def _apply_consumer_group(self, key: ConsumerGroupKey, value: dict[str, Any] | None) -> None:
+        records = self._consumer_groups.setdefault(key.group_id, {})
+        if value is None:
+            records.pop(key.member_id, None)
+        else:
+            records[key.member_id] = value
+        if not records:
+            del self._consumer_groups[key.group_id]
+
+
+def _consumer_record(key: ConsumerGroupKey, value: dict[str, Any] | None) -> NewRecord:
+    encoded = None if value is None else json.dumps(value, separators=(",", ":")).encode()
+    return NewRecord(encode_consumer_group_key(key), encoded)
 
 
 def _record(group_id: str, partition: TopicPartition, committed: CommittedOffset) -> NewRecord:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ..coordinators.offset_store import (
+    ConsumerGroupKey,
     OffsetKey,
+    decode_consumer_group,
     decode_group,
     decode_offset,
     decode_offsets_key,
@@ -113,6 +115,8 @@ def _check_offset(key: bytes, value: bytes | None) -> None:
     decoded = decode_offsets_key(key)
     if value is not None and isinstance(decoded, OffsetKey):
         decode_offset(value)
+    elif value is not None and isinstance(decoded, ConsumerGroupKey):
+        decode_consumer_group(value)
     elif value is not None:
         decode_group(value)
 

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from aiokafka.protocol.commit import OffsetFetchRequest_v3
 from kio.schema.errors import ErrorCode
-from kio.schema.offset_fetch.v8.response import OffsetFetchResponseGroup
+from kio.schema.offset_fetch.v9.response import OffsetFetchResponseGroup
 
 from kmr.broker.apis import committed_offsets
 from kmr.errors import CommitRefused, ConsumerError

@@ -44,8 +44,8 @@ def test_the_versions_are_those_of_the_design() -> None:
         low, high = served.get(api.key, (api.min_version, api.max_version))
         served[api.key] = (min(low, api.min_version), max(high, api.max_version))
     assert served == {
-        OFFSET_COMMIT: (2, 8),
-        OFFSET_FETCH: (1, 8),
+        OFFSET_COMMIT: (2, 9),
+        OFFSET_FETCH: (1, 9),
         FIND_COORDINATOR: (0, 6),
         JOIN: (0, 9),
         HEARTBEAT: (0, 4),

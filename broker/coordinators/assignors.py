@@ -1,0 +1,126 @@
+"""Server-side assignors of KIP-848: which member reads which partition.
+
+Both are pure functions of the subscriptions; `uniform` also of the assignment before. Source: KIP-848,
+"Server-side assignors". Differs from Kafka: `uniform` ignores racks, since there is one node.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+__all__ = ["ASSIGNORS", "DEFAULT_ASSIGNOR", "Assignment", "AssignorInput", "range_", "uniform"]
+
+Assignment = dict[str, frozenset[tuple[UUID, int]]]
+"""The (topic id, partition) pairs of each member."""
+
+
+class AssignorInput:
+    """The members with the topics that they read, and the number of partitions of each topic."""
+
+    def __init__(
+        self, members: Mapping[str, Collection[UUID]], partitions: Mapping[UUID, int]
+    ) -> None:
+        self.members = members
+        """In the order in which `range_` counts them."""
+        self.partitions = partitions
+        readers: dict[UUID, list[str]] = {topic: [] for topic in sorted(partitions)}
+        for member, topics in members.items():
+            for topic in topics:
+                if topic in readers:
+                    readers[topic].append(member)
+        self.readers = readers
+        """The members that read each topic, in their order."""
+
+
+def range_(given: AssignorInput, before: Assignment) -> Assignment:
+    """Give each member one range of each topic, the same of topics with the same readers."""
+    assigned: dict[str, set[tuple[UUID, int]]] = {member: set() for member in given.members}
+    for topic, readers in given.readers.items():
+        if not readers:
+            continue
+        each, more = divmod(given.partitions[topic], len(readers))
+        start = 0
+        for at, member in enumerate(readers):
+            end = start + each + (at < more)
+            assigned[member].update((topic, index) for index in range(start, end))
+            start = end
+    return {member: frozenset(parts) for member, parts in assigned.items()}
+
+
+class _Loads:
+    """Finds the member with the fewest partitions among the readers of a topic."""
+
+    def __init__(self, given: AssignorInput, assigned: dict[str, set[tuple[UUID, int]]]) -> None:
+        self._assigned = assigned
+        self._heaps: dict[tuple[str, ...], list[tuple[int, str]]] = {}
+        self._of_topic = {topic: tuple(each) for topic, each in given.readers.items()}
+        for readers in self._of_topic.values():
+            self._heaps[readers] = [(len(assigned[member]), member) for member in readers]
+        for heap in self._heaps.values():
+            heapq.heapify(heap)
+        self._readers = {readers: frozenset(readers) for readers in self._heaps}
+
+    def changed(self, member: str) -> None:
+        entry = (len(self._assigned[member]), member)
+        for readers, heap in self._heaps.items():
+            if member in self._readers[readers]:
+                heapq.heappush(heap, entry)
+
+    def least(self, topic: UUID) -> str | None:
+        heap = self._heaps[self._of_topic[topic]]
+        while heap:
+            load, member = heap[0]
+            if load == len(self._assigned[member]):
+                return member
+            heapq.heappop(heap)  # an older load
+        return None
+
+
+def uniform(given: AssignorInput, before: Assignment) -> Assignment:
+    """Make the members' numbers of partitions as equal as subscriptions allow; move as few as possible."""
+    assigned: dict[str, set[tuple[UUID, int]]] = {member: set() for member in given.members}
+    taken: set[tuple[UUID, int]] = set()
+    for member, topics in given.members.items():
+        wanted = set(topics)
+        for topic, index in before.get(member, ()):
+            partition = (topic, index)
+            is_readable = topic in wanted and index < given.partitions.get(topic, 0)
+            if is_readable and partition not in taken:
+                assigned[member].add(partition)
+                taken.add(partition)
+    loads = _Loads(given, assigned)
+
+    def give(partition: tuple[UUID, int], member: str) -> None:
+        assigned[member].add(partition)
+        loads.changed(member)
+
+    # Topics with few readers first: their partitions have the least choice.
+    for topic in sorted(given.readers, key=lambda each: (len(given.readers[each]), each)):
+        for index in range(given.partitions[topic]):
+            if (topic, index) not in taken and (least := loads.least(topic)) is not None:
+                give((topic, index), least)
+    moved = True
+    while moved:  # each move makes two loads more equal: it ends
+        moved = False
+        for member in given.members:
+            for partition in sorted(assigned[member], reverse=True):
+                least = loads.least(partition[0])
+                if least is not None and len(assigned[member]) > len(assigned[least]) + 1:
+                    assigned[member].remove(partition)
+                    loads.changed(member)
+                    give(partition, least)
+                    moved = True
+    return {member: frozenset(parts) for member, parts in assigned.items()}
+
+
+DEFAULT_ASSIGNOR: Final = "uniform"
+ASSIGNORS: Final[dict[str, Callable[[AssignorInput, Assignment], Assignment]]] = {
+    DEFAULT_ASSIGNOR: uniform,
+    "range": range_,
+}
+"""By the names that clients ask for."""

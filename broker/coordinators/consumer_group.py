@@ -1,0 +1,534 @@
+"""The state machine of one consumer group of KIP-848, without wire or disk.
+
+    Empty ──join──► Assigning ──target made──► Reconciling ──each member at its target──► Stable
+      ▲                 ▲                                                                  │
+      └──no member──────┴──── a member joins, leaves, expires; subscriptions or topics change
+
+A member holds partitions (`assigned`), and those that it has yet to give back (`revoking`). It goes to the
+epoch of the target when it has given back the latter; it gets a partition that another member holds only
+when that one has released it. Durations are seconds. Source: KIP-848, "Reconciliation of the group".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from .assignors import ASSIGNORS, DEFAULT_ASSIGNOR, AssignorInput
+from .group_types import GroupDescription, GroupError, GroupState, MemberIdentity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from ..settings import BrokerSettings
+    from .assignors import Assignment
+    from .group_types import Clock, TimerHandle
+
+__all__ = [
+    "JOIN_EPOCH",
+    "ConsumerGroup",
+    "ConsumerGroupState",
+    "ConsumerHeartbeat",
+    "ConsumerHeartbeatResult",
+    "ConsumerMember",
+]
+
+JOIN_EPOCH: Final = 0
+_LEAVE_EPOCH: Final = -1
+_STATIC_LEAVE_EPOCH: Final = -2
+_DEFAULT_REBALANCE_TIMEOUT: Final = 300.0
+
+Partitions = frozenset[tuple[UUID, int]]
+
+
+class ConsumerGroupState(Enum):
+    """The states, with Kafka's names in ConsumerGroupDescribe as values."""
+
+    EMPTY = "Empty"
+    ASSIGNING = "Assigning"
+    RECONCILING = "Reconciling"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerHeartbeat:
+    """ConsumerGroupHeartbeat; None means that nothing has changed since the heartbeat before."""
+
+    member_id: str
+    epoch: int
+    instance_id: str | None = None
+    rack_id: str | None = None
+    rebalance_timeout: float | None = None
+    topics: tuple[str, ...] | None = None
+    regex: str | None = None
+    matched: tuple[str, ...] | None = None
+    """The topics that match the member's expression and that it may see, when they are known anew."""
+    assignor: str | None = None
+    owned: Partitions | None = None
+    client_id: str = ""
+    client_host: str = ""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it says everything: the client does not know whether its last one arrived."""
+        has_topics = self.topics is not None or self.regex is not None
+        return self.rebalance_timeout is not None and has_topics and self.owned is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerHeartbeatResult:
+    """The member's epoch, and its assignment if it has changed; or an error."""
+
+    member_id: str = ""
+    epoch: int = 0
+    assignment: Partitions | None = None
+    error: GroupError | None = None
+
+
+@dataclass(slots=True)
+class ConsumerMember:
+    """One member."""
+
+    id: str
+    instance_id: str | None = None
+    rack_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    rebalance_timeout: float = _DEFAULT_REBALANCE_TIMEOUT
+    topics: tuple[str, ...] = ()
+    regex: str = ""
+    matched: tuple[str, ...] = ()
+    assignor: str | None = None
+    epoch: int = 0
+    """That of the assignment that it has reached; -2: a static member that will come back."""
+    previous_epoch: int = 0
+    assigned: Partitions = frozenset()
+    revoking: Partitions = frozenset()
+    is_waiting: bool = False
+    """Whether other members still hold partitions of its target."""
+    session_timer: TimerHandle | None = field(default=None, compare=False)
+    revoke_timer: TimerHandle | None = field(default=None, compare=False)
+
+    @property
+    def subscription(self) -> set[str]:
+        """The names of the topics that it reads."""
+        return {*self.topics, *self.matched}
+
+    def stop(self) -> None:
+        """Cancel the timers."""
+        for timer in (self.session_timer, self.revoke_timer):
+            if timer is not None:
+                timer.cancel()
+        self.session_timer = self.revoke_timer = None
+
+
+class ConsumerGroup:
+    """The coordinator's side of one group.
+
+    Calls: `heartbeat` for each request; then `take_changes`, whose records are to be stored before the
+    answer is sent. `on_change` is called when a timer has changed the group.
+    """
+
+    protocol_type = "consumer"
+
+    def __init__(
+        self,
+        group_id: str,
+        settings: BrokerSettings,
+        clock: Clock,
+        topics: Callable[[str], tuple[UUID, int] | None],
+        on_change: Callable[[ConsumerGroup], None],
+    ) -> None:
+        """`topics` returns the id and the number of partitions of a topic that exists."""
+        self.id = group_id
+        self.epoch = 0
+        self.assignment_epoch = 0
+        self.assignor = DEFAULT_ASSIGNOR
+        self.members: dict[str, ConsumerMember] = {}
+        self.target: Assignment = {}
+        self._settings = settings
+        self._clock = clock
+        self._topics = topics
+        self._on_change = on_change
+        self._instances: dict[str, str] = {}
+        self._holders: dict[tuple[UUID, int], str] = {}
+        self._resolved: dict[str, tuple[UUID, int]] = {}
+        self._dirty: set[str | None] = set()
+        self._is_dead = False
+
+    @property
+    def state(self) -> ConsumerGroupState:
+        """The state of the group in Kafka's words."""
+        if self._is_dead:
+            return ConsumerGroupState.DEAD
+        if not self.members:
+            return ConsumerGroupState.EMPTY
+        if self.epoch > self.assignment_epoch:
+            return ConsumerGroupState.ASSIGNING
+        if all(self._is_settled(each) for each in self.members.values()):
+            return ConsumerGroupState.STABLE
+        return ConsumerGroupState.RECONCILING
+
+    @property
+    def size(self) -> int:
+        """The number of members."""
+        return len(self.members)
+
+    @property
+    def generation(self) -> int:
+        """The epoch, where a classic group has a generation."""
+        return self.epoch
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the group has no members."""
+        return not self.members
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def heartbeat(self, request: ConsumerHeartbeat) -> ConsumerHeartbeatResult:
+        """Join, stay, or leave; answer with the epoch that the member has reached."""
+        if request.assignor is not None and request.assignor not in ASSIGNORS:
+            return ConsumerHeartbeatResult(error=GroupError.UNSUPPORTED_ASSIGNOR)
+        if request.epoch < JOIN_EPOCH:
+            return self._leave(request)
+        member = self._join(request) if request.epoch == JOIN_EPOCH else self._known(request)
+        if isinstance(member, GroupError):
+            return ConsumerHeartbeatResult(error=member)
+        before = (member.epoch, member.assigned, member.revoking)
+        if self._update(member, request):
+            self._bump()
+        self.refresh()
+        # A member that joins owns nothing: its client has dropped what it had.
+        owned = frozenset() if request.epoch == JOIN_EPOCH else request.owned
+        self._reconcile(member, owned)
+        self._expect_heartbeat(member)
+        if before != (member.epoch, member.assigned, member.revoking):
+            self._dirty.add(member.id)
+        wants = request.epoch == JOIN_EPOCH or request.is_full or member.assigned != before[1]
+        return ConsumerHeartbeatResult(member.id, member.epoch, member.assigned if wants else None)
+
+    def check_commit(self, identity: MemberIdentity, epoch: int) -> GroupError | None:
+        """Check whether the sender may commit or fetch offsets as a member at this epoch."""
+        if self._is_dead:
+            return GroupError.COORDINATOR_NOT_AVAILABLE
+        if epoch < 0 and not self.members:
+            return None
+        member = self.members.get(identity.member_id)
+        if member is None:
+            return GroupError.UNKNOWN_MEMBER_ID
+        return None if epoch == member.epoch else GroupError.STALE_MEMBER_EPOCH
+
+    def refresh(self) -> None:
+        """Follow the topics as they are now; make a new target when the epoch has grown."""
+        names = set().union(*(each.subscription for each in self.members.values()))
+        resolved = {name: at for name in names if (at := self._topics(name)) is not None}
+        if resolved != self._resolved:
+            self._resolved = resolved
+            self._bump()
+        if self.epoch > self.assignment_epoch:
+            self._assign()
+
+    # -- administration ------------------------------------------------------------------------
+
+    def describe(self) -> GroupDescription:
+        """Return the group as DescribeGroups shows it: it is not a classic group."""
+        return GroupDescription(self.id, GroupState.DEAD)
+
+    def subscribed_topics(self) -> set[str] | GroupError:
+        """Return the topics that the members read."""
+        return set().union(*(each.subscription for each in self.members.values()))
+
+    def close(self, error: GroupError) -> None:
+        """Stop the timers; the group must not be used again."""
+        self._is_dead = True
+        for member in self.members.values():
+            member.stop()
+
+    # -- storage -------------------------------------------------------------------------------
+
+    def take_changes(self) -> dict[str | None, dict[str, Any] | None]:
+        """Return what is to be stored since the last call: members by id, and the group by None.
+
+        A value of None removes the record.
+        """
+        dirty, self._dirty = self._dirty, set()
+        return {each: self._record(each) for each in sorted(dirty, key=lambda each: each or "")}
+
+    def records(self) -> dict[str | None, dict[str, Any] | None]:
+        """Return all that is to be stored."""
+        return {each: self._record(each) for each in (None, *self.members)}
+
+    def restore(self, records: Mapping[str | None, Mapping[str, Any]]) -> None:
+        """Continue the stored group; its members have one session timeout to send a heartbeat."""
+        group = records.get(None, {})
+        self.epoch = group.get("epoch", 0)
+        self.assignment_epoch = group.get("assignment_epoch", 0)
+        self.assignor = group.get("assignor", DEFAULT_ASSIGNOR)
+        self._resolved = {
+            name: (UUID(topic), count) for name, (topic, count) in group.get("topics", {}).items()
+        }
+        for member_id, stored in records.items():
+            if member_id is None:
+                continue
+            values = dict(stored)
+            self.target[member_id] = _unpack(values.pop("target"))
+            for name in ("assigned", "revoking"):
+                values[name] = _unpack(values[name])
+            for name in ("topics", "matched"):
+                values[name] = tuple(values[name])
+            member = ConsumerMember(member_id, **values)
+            self._add(member)
+            self._hold(member, member.assigned, member.revoking)
+            self._expect_heartbeat(member)
+            if member.revoking:
+                self._expect_revocation(member)
+        self._dirty.clear()
+
+    def _record(self, member_id: str | None) -> dict[str, Any] | None:
+        if member_id is None:
+            return {
+                "epoch": self.epoch,
+                "assignment_epoch": self.assignment_epoch,
+                "assignor": self.assignor,
+                "topics": {name: (str(at), n) for name, (at, n) in self._resolved.items()},
+            }
+        member = self.members.get(member_id)
+        if member is None:
+            return None
+        return {
+            "instance_id": member.instance_id,
+            "rack_id": member.rack_id,
+            "client_id": member.client_id,
+            "client_host": member.client_host,
+            "rebalance_timeout": member.rebalance_timeout,
+            "topics": member.topics,
+            "regex": member.regex,
+            "matched": member.matched,
+            "assignor": member.assignor,
+            "epoch": member.epoch,
+            "previous_epoch": member.previous_epoch,
+            "is_waiting": member.is_waiting,
+            "assigned": _pack(member.assigned),
+            "revoking": _pack(member.revoking),
+            "target": _pack(self.target.get(member_id, frozenset())),
+        }
+
+    # -- members -------------------------------------------------------------------------------
+
+    def _join(self, request: ConsumerHeartbeat) -> ConsumerMember | GroupError:
+        known = self.members.get(request.member_id)
+        if known is not None and known.instance_id == request.instance_id:
+            return known
+        returning = self._instances.get(request.instance_id or "")
+        if returning is not None:
+            before = self.members[returning]
+            if before.epoch != _STATIC_LEAVE_EPOCH:
+                return GroupError.UNRELEASED_INSTANCE_ID
+            return self._replace(before, request.member_id)
+        if len(self.members) >= self._settings.group_consumer_max_size:
+            return GroupError.GROUP_MAX_SIZE_REACHED
+        member = ConsumerMember(request.member_id, request.instance_id)
+        self._add(member)
+        self._bump()
+        return member
+
+    def _known(self, request: ConsumerHeartbeat) -> ConsumerMember | GroupError:
+        member = self._identify(request)
+        if isinstance(member, GroupError) or request.epoch == member.epoch:
+            return member
+        # The response with the new epoch was lost; the client holds nothing that it must not hold.
+        owned = request.owned
+        is_behind = request.epoch == member.previous_epoch
+        if is_behind and owned is not None and owned <= member.assigned:
+            return member
+        return GroupError.FENCED_MEMBER_EPOCH
+
+    def _identify(self, request: ConsumerHeartbeat) -> ConsumerMember | GroupError:
+        if request.instance_id is not None:
+            current = self._instances.get(request.instance_id)
+            if current is None:
+                return GroupError.UNKNOWN_MEMBER_ID
+            if current != request.member_id:
+                return GroupError.FENCED_INSTANCE_ID
+        return self.members.get(request.member_id) or GroupError.UNKNOWN_MEMBER_ID
+
+    def _leave(self, request: ConsumerHeartbeat) -> ConsumerHeartbeatResult:
+        member = self._identify(request)
+        if isinstance(member, GroupError):
+            return ConsumerHeartbeatResult(error=member)
+        if request.epoch == _STATIC_LEAVE_EPOCH and member.instance_id is not None:
+            # Its partitions stay until it comes back, or until its session ends.
+            member.epoch = _STATIC_LEAVE_EPOCH
+            self._hold(member, member.assigned, frozenset())
+            self._stop_revocation(member)
+            self._expect_heartbeat(member)
+            self._dirty.add(member.id)
+        else:
+            self._remove(member)
+        return ConsumerHeartbeatResult(member.id, request.epoch)
+
+    def _add(self, member: ConsumerMember) -> None:
+        self.members[member.id] = member
+        if member.instance_id is not None:
+            self._instances[member.instance_id] = member.id
+        self._dirty.add(member.id)
+
+    def _replace(self, before: ConsumerMember, member_id: str) -> ConsumerMember:
+        """Give the place of a static member that had left to the one that came back."""
+        before.stop()
+        del self.members[before.id]
+        self._dirty.add(before.id)
+        after = ConsumerMember(
+            member_id,
+            before.instance_id,
+            rebalance_timeout=before.rebalance_timeout,
+            topics=before.topics,
+            regex=before.regex,
+            matched=before.matched,
+            assignor=before.assignor,
+        )
+        self._add(after)
+        self.target[member_id] = self.target.pop(before.id, frozenset())
+        assigned = before.assigned
+        self._hold(before, frozenset(), frozenset())
+        self._hold(after, assigned, frozenset())
+        return after
+
+    def _remove(self, member: ConsumerMember) -> None:
+        member.stop()
+        self._hold(member, frozenset(), frozenset())
+        del self.members[member.id]
+        self.target.pop(member.id, None)
+        if member.instance_id is not None:
+            self._instances.pop(member.instance_id, None)
+        self._dirty.add(member.id)
+        self._bump()
+        if not self.members:
+            self._resolved = {}
+            self.assignment_epoch = self.epoch
+
+    def _update(self, member: ConsumerMember, request: ConsumerHeartbeat) -> bool:
+        """Take what the request says; return whether the target may change by it."""
+        subscription, assignor = member.subscription, member.assignor
+        before = self._record(member.id)
+        if request.topics is not None:
+            member.topics = tuple(sorted(set(request.topics)))
+        if request.regex is not None:
+            member.regex = request.regex
+        if request.matched is not None:
+            member.matched = request.matched
+        if not member.regex:
+            member.matched = ()
+        if request.assignor is not None:
+            member.assignor = request.assignor
+        if request.rack_id is not None:
+            member.rack_id = request.rack_id
+        if request.rebalance_timeout is not None:
+            member.rebalance_timeout = request.rebalance_timeout
+        member.client_id = request.client_id
+        member.client_host = request.client_host
+        if self._record(member.id) != before:
+            self._dirty.add(member.id)
+        return (member.subscription, member.assignor) != (subscription, assignor)
+
+    # -- target and reconciliation -------------------------------------------------------------
+
+    def _bump(self) -> None:
+        self.epoch += 1
+        self._dirty.add(None)
+
+    def _assign(self) -> None:
+        wishes = Counter(each.assignor for each in self.members.values() if each.assignor)
+        self.assignor = wishes.most_common(1)[0][0] if wishes else DEFAULT_ASSIGNOR
+        # An instance id keeps its place in the order when the member id changes.
+        order = sorted(self.members.values(), key=lambda each: each.instance_id or each.id)
+        subscriptions: dict[str, Collection[UUID]] = {
+            each.id: {self._resolved[name][0] for name in each.subscription & self._resolved.keys()}
+            for each in order
+        }
+        given = AssignorInput(subscriptions, dict(self._resolved.values()))
+        target = ASSIGNORS[self.assignor](given, self.target)
+        for member_id, partitions in target.items():
+            if self.target.get(member_id) != partitions:
+                self._dirty.add(member_id)
+        self.target = target
+        self.assignment_epoch = self.epoch
+        self._dirty.add(None)
+
+    def _is_settled(self, member: ConsumerMember) -> bool:
+        return (
+            member.epoch == self.assignment_epoch
+            and not member.revoking
+            and member.assigned == self.target.get(member.id)
+        )
+
+    def _reconcile(self, member: ConsumerMember, owned: Partitions | None) -> None:
+        """Bring the member one step nearer to its target; `owned` is what it says that it holds."""
+        if member.revoking:
+            if owned is None or owned & member.revoking:
+                return
+            self._hold(member, member.assigned, frozenset())
+            self._stop_revocation(member)
+        if self._is_settled(member):
+            return
+        target = self.target.get(member.id, frozenset())
+        kept, lost = member.assigned & target, member.assigned - target
+        if lost and (owned is None or owned & lost):
+            self._hold(member, kept, lost)
+            self._expect_revocation(member)
+            return
+        free = {each for each in target if self._holders.get(each, member.id) == member.id}
+        self._hold(member, frozenset(free), frozenset())
+        member.is_waiting = len(free) < len(target)
+        if member.epoch != self.assignment_epoch:
+            member.previous_epoch, member.epoch = member.epoch, self.assignment_epoch
+
+    def _hold(self, member: ConsumerMember, assigned: Partitions, revoking: Partitions) -> None:
+        """The only assignment of what a member holds."""
+        for each in member.assigned | member.revoking:
+            if self._holders.get(each) == member.id:
+                del self._holders[each]
+        member.assigned, member.revoking = assigned, revoking
+        for each in assigned | revoking:
+            self._holders[each] = member.id
+
+    # -- timers --------------------------------------------------------------------------------
+
+    def _expect_heartbeat(self, member: ConsumerMember) -> None:
+        if member.session_timer is not None:
+            member.session_timer.cancel()
+        member.session_timer = self._clock.call_later(
+            self._settings.group_consumer_session_timeout, lambda: self._expire(member)
+        )
+
+    def _expect_revocation(self, member: ConsumerMember) -> None:
+        self._stop_revocation(member)
+        member.revoke_timer = self._clock.call_later(
+            member.rebalance_timeout, lambda: self._expire(member)
+        )
+
+    def _stop_revocation(self, member: ConsumerMember) -> None:
+        if member.revoke_timer is not None:
+            member.revoke_timer.cancel()
+            member.revoke_timer = None
+
+    def _expire(self, member: ConsumerMember) -> None:
+        if self.members.get(member.id) is member:
+            self._remove(member)
+            self._on_change(self)
+
+
+def _pack(partitions: Partitions) -> dict[str, list[int]]:
+    packed: dict[str, list[int]] = {}
+    for topic, index in sorted(partitions):
+        packed.setdefault(str(topic), []).append(index)
+    return packed
+
+
+def _unpack(packed: Mapping[str, list[int]]) -> Partitions:
+    return frozenset((UUID(topic), index) for topic, each in packed.items() for index in each)
