@@ -23,6 +23,7 @@ from .operations.maintenance import Maintenance
 from .operations.metrics import BrokerCollector, Metrics, RequestMeters
 from .server.buffers import BufferPool
 from .server.dispatch import Dispatcher
+from .server.faults import Faults, read_faults
 from .server.server import SWEEP_INTERVAL, Server, bind
 from .server.tls import server_context
 from .storage.data_directory import DataDirectory
@@ -53,6 +54,8 @@ class Broker:
     It runs in the event loop that enters it. On exit it answers the requests that it has begun to handle,
     then writes, syncs and closes its logs.
 
+    A test adds faults to `faults`: requests then fail, wait, lose their connection or are never answered.
+
     Entering raises BrokerError if the port or the data directory is in use, or if the data, the
     certificate, the users or the access rules cannot be read.
     """
@@ -61,6 +64,7 @@ class Broker:
         self.settings = settings
         self.metrics = Metrics()
         self.health = Health(settings.data_dir)
+        self.faults = Faults()
         self._port = 0
         self._http_url: str | None = None
         self._registry_url: str | None = None
@@ -101,6 +105,8 @@ class Broker:
                 tls = server_context(
                     settings.tls_certificate, settings.tls_key, settings.tls_client_ca
                 )
+            for fault in read_faults(settings.faults_file) if settings.faults_file else ():
+                self.faults.add(fault)
             users = Users(settings.users_file) if settings.users_file else None
             authorizer = None
             if settings.acl_file:
@@ -161,7 +167,7 @@ class Broker:
                 authorizer=authorizer,
                 quotas=Quotas.of(settings),
             )
-            dispatcher = Dispatcher(SERVED, services)
+            dispatcher = Dispatcher(SERVED, services, self.faults)
             server = Server(settings, dispatcher, group_commit, self.metrics, users=users, tls=tls)
             collector = BrokerCollector(services, server)
             self.metrics.registry.register(collector)
@@ -173,6 +179,7 @@ class Broker:
             await stack.enter_async_context(transactions)
             stack.callback(topics.stop)
             stack.callback(server.stop)
+            stack.callback(self.faults.stop)
             await self._serve_registry(stack, services, tls)
             server.listen(listener)
 

@@ -159,6 +159,15 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         about("Bytes per second that each user, or client id without users, may fetch."),
     ] = None
 
+    faults_file: Annotated[
+        Path | None,
+        about(
+            "Faults for tests of clients (TOML): requests that fail, wait, lose their connection or are "
+            "never answered.",
+            flag="faults",
+        ),
+    ] = None
+
     auto_create_topics: Annotated[
         bool, about("Create a topic when a client first asks for it.", section="Topics")
     ] = True

@@ -57,7 +57,8 @@ class _Nullable(NamedTuple):
 
 
 _Piece = int | str | _Array | _Entity | _Nullable
-"""The encoding of a field: a fixed size, "string", "bytes", an array, or an entity that may be null."""
+"""The encoding of a field: a fixed size, "string", "bytes", "records", an array, or an entity
+that may be null."""
 
 
 class _Walk:
@@ -83,7 +84,7 @@ class _Walk:
             self._cursor.skip(piece)
         elif piece == "string":
             self._cursor.string(compact=compact)
-        elif piece == "bytes":
+        elif piece in ("bytes", "records"):
             self._cursor.data(compact=compact)
         elif isinstance(piece, _Array):
             self._array(piece, compact=compact)

@@ -42,6 +42,7 @@ from ..protocol.messages import (
     write_message,
 )
 from ..turns import SLICE_SECONDS
+from .faults import Faults
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -110,13 +111,16 @@ class _Route:
 class Dispatcher:
     """The routes from requests to handlers; one per broker."""
 
-    def __init__(self, apis: Sequence[AnyApi], services: Services) -> None:
+    def __init__(
+        self, apis: Sequence[AnyApi], services: Services, faults: Faults | None = None
+    ) -> None:
         self._apis = {
             (api.key, version): _restricted(api, services)
             for api in apis
             for version in range(api.min_version, api.max_version + 1)
         }
         self._services = services
+        self._faults = faults or Faults()
         self._routes: dict[tuple[int, int], _Route] = {}  # built at the first request
 
     def dispatch(self, frame: memoryview, client: Client) -> Answer:
@@ -164,7 +168,10 @@ class Dispatcher:
                 close=client.close,
             )
             client.contexts[key, version] = context
-        response = route.handle(context, frame[body:])
+        if self._faults.injected:
+            response = self._faults.handle(context, frame[body:], route.handle)
+        else:
+            response = route.handle(context, frame[body:])
         return Answer(correlation_id, route.flexible_response, response, route.meter)
 
     def _make_route(self, key: int, version: int) -> _Route | None:
