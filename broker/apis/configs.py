@@ -124,7 +124,7 @@ def _shown(
     entry: ConfigEntry, request: entities.DescribeConfigsRequest
 ) -> entities.DescribeConfigsResourceResult:
     """Leave out synonyms and documentation unless the request includes them."""
-    synonyms = entry.synonyms if request.include_synonyms else ()
+    synonyms = entry.listed if request.include_synonyms else ()
     return entities.DescribeConfigsResourceResult(
         name=entry.name,
         value=entry.value,
@@ -376,7 +376,7 @@ def _edited_list(
     """Return the list with the elements added or removed; the broker's default if the topic has none."""
     setting = TOPIC_SETTINGS.get(name)
     if setting is None:
-        raise RequestError(ErrorCode.invalid_config, f"unknown topic setting {name!r}")
+        raise RequestError(ErrorCode.invalid_config, f"Unknown topic config name: {name}")
     if setting.type != ConfigType.LIST:
         raise RequestError(
             ErrorCode.invalid_config, f"{name} is not a list: set it instead of adding or removing"

@@ -44,7 +44,7 @@ _ANY_GZIP_LEVEL: Final = -1  # the library's default
 _BOUNDS: Final = {
     "segment_bytes": (1, _MAX_INT),
     "segment_ms": (1, NO_TIME_LIMIT),
-    "retention_bytes": (-1, NO_TIME_LIMIT),
+    "retention_bytes": (-NO_TIME_LIMIT - 1, NO_TIME_LIMIT),
     "retention_ms": (-1, NO_TIME_LIMIT),
     "delete_retention_ms": (0, NO_TIME_LIMIT),
     "min_compaction_lag_ms": (0, NO_TIME_LIMIT),
@@ -69,7 +69,8 @@ class LogConfig:
 
     Args:
         segment_bytes: size at which a segment is rolled; a larger batch gets a segment of its own.
-        retention_bytes: the oldest segments are deleted while the others have at least this size; -1: never.
+        retention_bytes: the oldest segments are deleted while the others have at least this size; below 0:
+            never.
         cleanup_policy: "delete" (old segments), "compact" (keep the latest record of each key), or both,
             separated by a comma; empty: keep everything (KIP-1161).
         compression_gzip_level: 1 to 9; -1: the default.

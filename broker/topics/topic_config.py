@@ -25,6 +25,7 @@ __all__ = [
     "Defaults",
     "Synonym",
     "TopicSetting",
+    "checked_log_config",
     "default_log_config",
     "describe_topic_config",
     "log_config",
@@ -67,6 +68,12 @@ class ConfigEntry:
     documentation: str
     synonyms: tuple[Synonym, ...]
     read_only: bool
+
+    @property
+    def listed(self) -> Iterable[Synonym]:
+        """The synonyms that Kafka lists: some built-in values have no name there."""
+        hidden = self.name in _UNLISTED_DEFAULTS
+        return (each for each in self.synonyms if not hidden or each.source != ConfigSource.DEFAULT)
 
     @property
     def value(self) -> str:
@@ -189,6 +196,42 @@ TOPIC_SETTINGS: Final[Mapping[str, TopicSetting]] = {
     setting.name: setting for setting in sorted(_settings(), key=lambda each: each.name)
 }
 
+INTERNAL_SEGMENT_BYTES: Final = "internal.segment.bytes"
+"""Overrides segment.bytes without its minimum, for tests; described only for topics that have it."""
+
+_HIDDEN: Final[Mapping[str, TopicSetting]] = {
+    INTERNAL_SEGMENT_BYTES: TopicSetting(
+        INTERNAL_SEGMENT_BYTES,
+        ConfigType.INT,
+        "",
+        "Bytes after which a segment is closed, without the minimum of segment.bytes; for tests.",
+        field="segment_bytes",
+    )
+}
+_MINIMUM: Final = {
+    "file.delete.delay.ms": 0,
+    "segment.bytes": 1024 * 1024,
+    "segment.index.bytes": 4,
+    "segment.jitter.ms": 0,
+}
+"""Least values in a request; a stored topic may have a smaller one, from an earlier release."""
+_UNLISTED_DEFAULTS: Final = {
+    "flush.ms",
+    "follower.replication.throttled.replicas",
+    "leader.replication.throttled.replicas",
+    "remote.log.copy.disable",
+    "remote.log.delete.on.disable",
+    "remote.storage.enable",
+    "retention.ms",
+    "segment.jitter.ms",
+    "segment.ms",
+}
+"""Settings whose built-in value is no synonym, as Apache Kafka 4.3.1 answers."""
+_REPLICA_LISTS: Final = {
+    "follower.replication.throttled.replicas",
+    "leader.replication.throttled.replicas",
+}
+_REPLICA = re.compile(r"([0-9]+:[0-9]+)?")
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
 _LIMITS = {ConfigType.INT: 2**31, ConfigType.LONG: 2**63}
 
@@ -226,22 +269,47 @@ class Defaults(NamedTuple):
         return cls(default_log_config(settings), default_log_config(built_in))
 
 
+def checked_log_config(defaults: LogConfig, settings: Mapping[str, str]) -> LogConfig:
+    """Return `defaults` with the settings of a request applied, as Kafka accepts them.
+
+    Raises RequestError (INVALID_CONFIG) as `log_config`, and for values below Kafka's minimum and malformed
+    lists of throttled replicas.
+    """
+    config = log_config(defaults, settings.items())
+    for name, least in _MINIMUM.items():
+        if name in settings and int(settings[name]) < least:
+            raise _invalid(
+                f"Invalid value {settings[name].strip()} for configuration {name}: Value must be at "
+                f"least {least}"
+            )
+    for name in _REPLICA_LISTS & settings.keys():
+        text = settings[name].strip()
+        if text != "*" and not all(_REPLICA.fullmatch(each.strip()) for each in text.split(",")):
+            raise _invalid(
+                f"Invalid value [{text}] for configuration {name}: {name} must be the literal '*' or a list "
+                "of replicas in the following format: [partitionId]:[brokerId],[partitionId]:[brokerId],..."
+            )
+    return config
+
+
 def log_config(defaults: LogConfig, settings: Iterable[tuple[str, str]]) -> LogConfig:
     """Return `defaults` with a topic's own settings applied.
 
     Raises RequestError (INVALID_CONFIG) for the first setting that is unknown or out of range.
     """
     values: dict[str, object] = {}
+    internal: object = None
     for name, text in settings:
-        setting = TOPIC_SETTINGS.get(name)
-        if setting is None:
-            known = ", ".join(TOPIC_SETTINGS)
-            raise _invalid(f"unknown topic setting {name!r}; known settings: {known}")
+        setting = _setting(name)
         value = _parsed(setting, text.strip())
         if setting.fixed and text.strip() != setting.fixed:
             raise _invalid(f"{name} = {text!r}: must be {setting.fixed}")
         if setting.field:
             values[setting.field] = value
+        if name == INTERNAL_SEGMENT_BYTES:
+            internal = value
+    if internal is not None:
+        values["segment_bytes"] = internal
     try:
         return replace(defaults, **values)  # type: ignore[arg-type]  # LogConfig checks the values
     except ValueError as error:
@@ -262,8 +330,17 @@ def describe_topic_config(own: Mapping[str, str], defaults: Defaults) -> list[Co
             tuple(_synonyms(setting, own, defaults)),
             read_only=bool(setting.fixed),
         )
-        for setting in TOPIC_SETTINGS.values()
+        for setting in (*TOPIC_SETTINGS.values(), *_HIDDEN.values())
+        if setting.name in TOPIC_SETTINGS or setting.name in own
     ]
+
+
+def _setting(name: str) -> TopicSetting:
+    """Return a setting. Raises RequestError in Kafka's words, on which clients match."""
+    setting = TOPIC_SETTINGS.get(name) or _HIDDEN.get(name)
+    if setting is None:
+        raise _invalid(f"Unknown topic config name: {name}")
+    return setting
 
 
 def _synonyms(

@@ -27,7 +27,7 @@ from ..log.partition import PartitionLog
 from ..log.recovery import report_recovery
 from ..log.results import LogError, LogFailed
 from .topic import Partition, Topic, check_collision, check_topic_name
-from .topic_config import Defaults, log_config
+from .topic_config import Defaults, checked_log_config, log_config
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
@@ -165,7 +165,7 @@ class Topics:
                 ErrorCode.invalid_partitions, f"{partitions} partitions: must be at least 1"
             )
         self._check_room(partitions)
-        return log_config(self.defaults.brokers, settings.items())
+        return checked_log_config(self.defaults.brokers, settings)
 
     def check_growth(self, name: str, partitions: int) -> Topic:
         """Check an increase as `grow` does; return the topic. Raises RequestError."""
@@ -183,7 +183,7 @@ class Topics:
     def check_settings(self, name: str, settings: Mapping[str, str]) -> LogConfig:
         """Check settings as `configure` does; return the configuration. Raises RequestError."""
         self._changeable(name)
-        return log_config(self.defaults.brokers, settings.items())
+        return checked_log_config(self.defaults.brokers, settings)
 
     @_one_at_a_time
     async def create(

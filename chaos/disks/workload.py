@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 __all__ = ["PARTS", "Workload"]
 
 SETTINGS: dict[str, dict[str, str]] = {
-    "plain": {"segment.bytes": "400"},
-    "kept": {"segment.bytes": "300", "retention.bytes": "600"},
+    "plain": {"internal.segment.bytes": "400"},
+    "kept": {"internal.segment.bytes": "300", "retention.bytes": "600"},
     "keyed": {
-        "segment.bytes": "400",
+        "internal.segment.bytes": "400",
         "cleanup.policy": "compact",
         "min.cleanable.dirty.ratio": "0",
         "delete.retention.ms": "0",
     },
-    "paid": {"segment.bytes": "500"},
+    "paid": {"internal.segment.bytes": "500"},
     "read": {},
 }
 """Topics of the workload, and their own settings."""

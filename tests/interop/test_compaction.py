@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
     from .conftest import Serve
 
-COMPACT = {"cleanup.policy": "compact", "segment.bytes": "1", "min.cleanable.dirty.ratio": "0"}
+COMPACT = {
+    "cleanup.policy": "compact",
+    "internal.segment.bytes": "1",
+    "min.cleanable.dirty.ratio": "0",
+}
 FAR_FUTURE_MS = 2**50
 KILLS = 3
 
@@ -108,7 +112,7 @@ async def test_a_kill_at_any_moment_of_compaction_loses_no_key(
     port, servers = broker.port, broker.servers
     client = Aiokafka()
     async with client.admin(servers) as admin:
-        settings = {**COMPACT, "segment.bytes": "2000", "delete.retention.ms": "1"}
+        settings = {**COMPACT, "internal.segment.bytes": "2000", "delete.retention.ms": "1"}
         await admin.create_topic("t", 1, settings)
     latest: dict[bytes, bytes | None] = {}
     numbers = count()

@@ -69,12 +69,12 @@ class Work:
     @property
     def steps(self) -> list[Callable[[], Awaitable[None]]]:
         """In their order; each may be asked for again when it was refused."""
-        settings = {"segment.bytes": "300", "retention.bytes": "300"}
+        settings = {"internal.segment.bytes": "300", "retention.bytes": "300"}
         return [
             lambda: self.create("plain", settings),
             self.begin,
             *(self.produce(("plain", 0)) for _ in range(5)),
-            lambda: self.create("paid", {"segment.bytes": "400"}),
+            lambda: self.create("paid", {"internal.segment.bytes": "400"}),
             self.take_over,
             self.add,
             self.produce(("paid", 0), transactional=True),
@@ -113,7 +113,7 @@ class Work:
             check(answer.responses[0].error_code)
 
     async def grow(self, topic: str, count: int) -> None:
-        settings = frozenset({("segment.bytes", "400")})
+        settings = frozenset({("internal.segment.bytes", "400")})
         async with self.history.change(("topic", topic), (count, settings)):
             wanted = {"name": topic, "count": count, "assignments": None}
             answer = await self.client.call(CREATE_PARTITIONS, 3, topics=[wanted])

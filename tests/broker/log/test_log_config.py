@@ -18,7 +18,6 @@ def test_the_defaults_are_kafkas() -> None:
         ("segment_bytes", 0),
         ("segment_bytes", 2**31),
         ("segment_ms", 0),
-        ("retention_bytes", -2),
         ("retention_ms", -2),
         ("max_message_bytes", -1),
         ("index_interval_bytes", -1),

@@ -18,7 +18,7 @@ from kmr.broker.storage.data_directory import DataDirectory
 
 NOW = 1_700_000_000_000
 CONFIG = LogConfig(segment_bytes=10_000, retention_ms=-1)
-SEGMENTS = {"segment.bytes": "300", "retention.ms": "-1"}
+SEGMENTS = {"internal.segment.bytes": "300", "retention.ms": "-1"}
 
 
 def fill(log: PartitionLog, batches: int = 6) -> None:

@@ -133,7 +133,11 @@ async def test_a_log_whose_disk_failed_is_reported_once(
 
 Connect = Callable[[Broker], Awaitable[Any]]
 PRODUCE = 0
-COMPACT = {"cleanup.policy": "compact", "segment.bytes": "1", "min.cleanable.dirty.ratio": "0"}
+COMPACT = {
+    "cleanup.policy": "compact",
+    "internal.segment.bytes": "1",
+    "min.cleanable.dirty.ratio": "0",
+}
 
 
 async def produce(client: Any, *pairs: tuple[bytes | None, bytes | None]) -> ErrorCode:

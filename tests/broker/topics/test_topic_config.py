@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from kmr.broker.topics.topic_config import (
     ConfigSource,
     Defaults,
     Synonym,
+    checked_log_config,
     default_log_config,
     describe_topic_config,
     log_config,
@@ -97,7 +99,7 @@ def test_a_topic_may_be_compacted_and_deleted_both_or_neither(
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("retention", "1", "unknown topic setting 'retention'; known settings: cleanup.policy"),
+        ("retention", "1", "Unknown topic config name: retention"),
         ("segment.bytes", "0", "segment.bytes = 0: must be 1 to"),
         ("segment.bytes", "1e6", "segment.bytes = '1e6': must be a whole number"),
         ("segment.bytes", "1_000", "segment.bytes = '1_000': must be a whole number"),
@@ -151,3 +153,66 @@ def test_a_lag_that_no_record_can_have_is_refused() -> None:
     lags = [("min.compaction.lag.ms", "10"), ("max.compaction.lag.ms", "9")]
     with pytest.raises(RequestError, match=r"min\.compaction\.lag\.ms = 10: must be at most max\."):
         log_config(DEFAULTS, lags)
+
+
+ACCEPTED = [
+    ("segment.bytes", "1048576"),
+    ("internal.segment.bytes", "1"),
+    ("segment.index.bytes", "4"),
+    ("leader.replication.throttled.replicas", ""),
+    ("leader.replication.throttled.replicas", "*"),
+    ("leader.replication.throttled.replicas", "0:1,"),
+    ("leader.replication.throttled.replicas", "0:1, 1:2"),
+    ("retention.bytes", "-2"),
+    ("retention.ms", "-1"),
+    ("preallocate", " true "),
+    ("cleanup.policy", "delete,delete"),
+]
+REFUSED = [
+    (
+        "segment.bytes",
+        "1",
+        "Invalid value 1 for configuration segment.bytes: Value must be at least 1048576",
+    ),
+    ("segment.index.bytes", "3", "for configuration segment.index.bytes: Value must be at least 4"),
+    ("file.delete.delay.ms", "-1", "configuration file.delete.delay.ms: Value must be at least 0"),
+    ("segment.jitter.ms", "-1", "for configuration segment.jitter.ms: Value must be at least 0"),
+    (
+        "follower.replication.throttled.replicas",
+        "0-1",
+        "follower.replication.throttled.replicas must be the literal '*' or a list of replicas",
+    ),
+    ("x", "1", "Unknown topic config name: x"),
+    ("retention.ms", "-2", "retention.ms"),
+    ("index.interval.bytes", "-1", "index.interval.bytes"),
+    ("segment.ms", "0", "segment.ms"),
+    ("max.compaction.lag.ms", "0", "max.compaction.lag.ms"),
+    ("message.timestamp.before.max.ms", "-1", "message.timestamp.before.max.ms"),
+]
+"""What Apache Kafka 4.3.1 accepts and refuses, with its words where clients match on them."""
+
+
+@pytest.mark.parametrize(("name", "value"), ACCEPTED)
+def test_a_value_that_kafka_accepts_is_accepted(name: str, value: str) -> None:
+    checked_log_config(DEFAULTS, {name: value})
+
+
+@pytest.mark.parametrize(("name", "value", "message"), REFUSED)
+def test_a_value_that_kafka_refuses_is_refused(name: str, value: str, message: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(message)) as refusal:
+        checked_log_config(DEFAULTS, {name: value})
+    assert refusal.value.code is ErrorCode.invalid_config
+
+
+def test_the_internal_segment_size_overrides_the_public_one_and_is_described_if_set() -> None:
+    settings = {"internal.segment.bytes": "300", "segment.bytes": "2000000"}
+    assert checked_log_config(DEFAULTS, settings).segment_bytes == 300
+    defaults = Defaults(DEFAULTS, DEFAULTS)
+    own = {each.name: each.value for each in describe_topic_config(settings, defaults)}
+    assert own["internal.segment.bytes"] == "300"
+    usual = [each.name for each in describe_topic_config({}, defaults)]
+    assert "internal.segment.bytes" not in usual
+
+
+def test_a_stored_topic_with_a_value_that_is_refused_now_still_opens() -> None:
+    assert log_config(DEFAULTS, [("segment.bytes", "300")]).segment_bytes == 300
