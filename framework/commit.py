@@ -57,6 +57,8 @@ class Committer:
 
     Attributes:
         rejoins: how often `rejoined` was called.
+        trusts_attempts: whether an offset whose commit was not answered counts as ours when it is found.
+            Not with at-most-once: if another member has committed the same one, it has written the rows.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Committer:
         self._held = False
         self._trouble = ""
         self.rejoins = 0
+        self.trusts_attempts = True
 
     async def run(self) -> None:
         """Commit at every interval until cancelled; a failed commit is logged and repeated by the next.
@@ -298,7 +301,9 @@ class Committer:
     def is_ours(self, partition: TopicPartition, committed: CommitOffset | None) -> bool:
         """Return whether a committed offset is our own, so that no other member has moved it."""
         entry = self._entry(partition)
-        return committed in (entry.acknowledged, entry.attempted)
+        return committed == entry.acknowledged or (
+            self.trusts_attempts and committed == entry.attempted
+        )
 
     def committed(self, partition: TopicPartition) -> int | None:
         """Return the offset that the broker acknowledged last, None if it has none."""

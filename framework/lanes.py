@@ -152,6 +152,7 @@ class Lanes:
         self._committer = committer
         self._awaiting_errors = awaiting_errors
         self._requested = strategy.requested_delivery
+        committer.trusts_attempts = self._requested != "at-most-once"
         self._transactions: Transactions | None = None
         self._transactional = strategy.is_transactional
         self._shared: Lane | None = None

@@ -84,6 +84,23 @@ FOUND: Final[dict[str, tuple[str, Schedule]]] = {
             ),
         ),
     ),
+    "at most once, a commit without an answer had the offset that another member then committed": (
+        "at most once",
+        Schedule(
+            seed=500088, members=3, max_rows=20, budget=0,
+            events=(
+                Event(at=0.0, what='append', number=0, count=2),
+                Event(at=0.0, what='append', number=1, count=16),
+                Event(at=2.17, what='fault', seconds=40.0, target='commit', how='slow'),
+                Event(at=2.44, what='jump', seconds=5.0),
+                Event(at=5.02, what='append', number=0, count=14),
+                Event(at=7.27, what='deal', number=970, count=0),
+                Event(at=7.44, what='deal', number=397, count=0),
+                Event(at=12.74, what='drain', number=1, count=0, seconds=5.0),
+                Event(at=13.62, what='sleep', number=2, count=0, seconds=5.0),
+            ),
+        ),
+    ),
 }  # fmt: skip
 
 
