@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .access import Call
     from .api import RequestContext
 
-__all__ = ["check_offsets", "commit_response"]
+__all__ = ["check_offsets", "commit_response", "offset_commit", "offset_fetch"]
 
 logger = structlog.get_logger(__name__)
 
@@ -51,7 +51,7 @@ logger = structlog.get_logger(__name__)
         each=("topics", Operation.READ, Resource.TOPIC),
     ),
 )
-async def _offset_commit(
+async def offset_commit(
     context: RequestContext, request: entities.OffsetCommitRequest
 ) -> entities.OffsetCommitResponse:
     """Respond when the offsets are stored as durably as --fsync demands."""
@@ -136,7 +136,7 @@ async def _offset_fetch_access(call: Call) -> Any:
 
 
 @api("OffsetFetch", min_version=8, max_version=9, access=_offset_fetch_access)
-async def _offset_fetch(
+async def offset_fetch(
     context: RequestContext, request: entities.OffsetFetchRequest
 ) -> entities.OffsetFetchResponse:
     """From version 8 on a request is for several groups."""

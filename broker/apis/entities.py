@@ -248,11 +248,18 @@ if TYPE_CHECKING:
         MetadataResponsePartition,
         MetadataResponseTopic,
     )
-    from kio.schema.offset_commit.v9.request import OffsetCommitRequest
+    from kio.schema.offset_commit.v9.request import OffsetCommitRequest, OffsetCommitRequestTopic
     from kio.schema.offset_commit.v9.response import (
         OffsetCommitResponse,
         OffsetCommitResponsePartition,
         OffsetCommitResponseTopic,
+    )
+    from kio.schema.offset_commit.v10.request import OffsetCommitRequest as OffsetCommitRequestV10
+    from kio.schema.offset_commit.v10.response import (
+        OffsetCommitResponse as OffsetCommitResponseV10,
+    )
+    from kio.schema.offset_commit.v10.response import (
+        OffsetCommitResponseTopic as OffsetCommitResponseTopicV10,
     )
     from kio.schema.offset_delete.v0.request import (
         OffsetDeleteRequest,
@@ -264,12 +271,24 @@ if TYPE_CHECKING:
         OffsetDeleteResponseTopic,
     )
     from kio.schema.offset_fetch.v7.request import OffsetFetchRequest as OffsetFetchRequestV7
-    from kio.schema.offset_fetch.v9.request import OffsetFetchRequest
+    from kio.schema.offset_fetch.v9.request import (
+        OffsetFetchRequest,
+        OffsetFetchRequestGroup,
+        OffsetFetchRequestTopics,
+    )
     from kio.schema.offset_fetch.v9.response import (
         OffsetFetchResponse,
         OffsetFetchResponseGroup,
         OffsetFetchResponsePartitions,
         OffsetFetchResponseTopics,
+    )
+    from kio.schema.offset_fetch.v10.request import OffsetFetchRequest as OffsetFetchRequestV10
+    from kio.schema.offset_fetch.v10.response import OffsetFetchResponse as OffsetFetchResponseV10
+    from kio.schema.offset_fetch.v10.response import (
+        OffsetFetchResponseGroup as OffsetFetchResponseGroupV10,
+    )
+    from kio.schema.offset_fetch.v10.response import (
+        OffsetFetchResponseTopics as OffsetFetchResponseTopicsV10,
     )
     from kio.schema.offset_for_leader_epoch.v4.request import (
         OffsetForLeaderEpochRequest,

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import fields, is_dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -35,6 +36,8 @@ MINUTE = timedelta(minutes=1)
 PARTITIONS: dict[str, Any] = {"partitions": [{"partition_index": 0}]}
 TOPICS: list[Any] = [{"name": "t", **PARTITIONS}]
 INDEXES: list[Any] = [{"name": "t", "partition_indexes": [0]}]
+ID = UUID(int=7)
+BY_ID = [{"topic_id": ID, "partitions": [{"partition_index": 0}]}]
 CONFIGURED: list[Any] = [
     {"resource_type": 2, "resource_name": "t"},
     {"resource_type": 4, "resource_name": "0"},
@@ -59,6 +62,8 @@ CASES: list[tuple[int, int, dict[str, Any], set[ErrorCode]]] = [
     (3, 12, {"topics": [{"name": "t"}, {"name": "new"}], "allow_auto_topic_creation": True}, {TOPIC}),
     (8, 2, {"group_id": "g", "topics": TOPICS}, {GROUP}),
     (8, 8, {"group_id": "g", "topics": TOPICS}, {GROUP}),
+    (8, 10, {"group_id": "g", "topics": BY_ID}, {GROUP}),
+    (9, 10, {"groups": [{"group_id": "g", "topics": [{"topic_id": ID, "partition_indexes": [0]}]}]}, {GROUP}),
     (9, 1, {"group_id": "g", "topics": INDEXES}, {GROUP}),
     (9, 7, {"group_id": "g", "topics": None}, {GROUP}),
     (9, 8, {"groups": [{"group_id": "g", "topics": INDEXES}]}, {GROUP}),
@@ -349,6 +354,26 @@ async def test_produce_and_fetch_by_topic_id_need_the_permissions_of_the_topic(
     assert [got[ids[n]].error_code for n in "tu"] == [NONE, TOPIC]
     assert got[ids["t"]].records
     assert not got[ids["u"]].records
+
+
+async def test_offsets_by_topic_id_need_the_permissions_of_the_topic(client_with: Guarded) -> None:
+    client = await client_with(
+        {"operations": (Operation.READ,), "topics": ("t",)},
+        {"operations": (Operation.READ,), "groups": ("g",)},
+    )
+    ids = [client.broker.topics.get(name).topic_id for name in "tu"]
+    parts = {"partitions": [{"partition_index": 0, "committed_offset": 3}]}
+    topics = [{"topic_id": each, **parts} for each in ids]
+    answer = await client.call(8, 10, group_id="g", topics=topics)
+    got = {each.topic_id: each.partitions[0].error_code for each in answer.topics}
+    assert [got[each] for each in ids] == [NONE, TOPIC]
+    wanted = [{"topic_id": each, "partition_indexes": [0]} for each in ids]
+    answer = await client.call(9, 10, groups=[{"group_id": "g", "topics": wanted}])
+    found = {each.topic_id: each.partitions[0] for each in answer.groups[0].topics}
+    assert [(found[each].error_code, found[each].committed_offset) for each in ids] == [
+        (NONE, 3),
+        (TOPIC, -1),
+    ]
 
 
 async def test_lists_show_only_what_the_client_may_describe(client_with: Guarded) -> None:
