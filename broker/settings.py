@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from kmr.config.layers import Conflict, Layers
-from kmr.config.schema import BYTES, SECONDS, Bytes, Count, Port, Seconds, about, check_values
+from kmr.config.schema import BYTES, SECONDS, Bytes, Count, Port, Seconds, Text, about, check_values
 
 from .log.log_config import (
     DEFAULT_FSYNC,
@@ -35,7 +35,6 @@ HOUR = 3600.0
 DAY = 24 * HOUR
 
 NodeId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Principal = Annotated[str, Meta(pattern="^User:.+$")]
 SomeSeconds = Annotated[float, Meta(ge=0, extra={"unit": SECONDS})]
 SomeBytes = Annotated[int, Meta(ge=0, extra={"unit": BYTES})]
 
@@ -124,7 +123,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ),
     ] = None
     super_users: Annotated[
-        tuple[Principal, ...],
+        tuple[Text, ...],
         about(
             "Principal that is allowed everything, whatever the rules say, such as User:admin; may be "
             "repeated.",
@@ -337,6 +336,12 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             )
         if self.tls_client_ca is not None and self.tls_certificate is None:
             raise Conflict(("tls_client_ca",), "tls_client_ca needs tls_certificate and tls_key")
+        for user in self.super_users:
+            if not user.startswith("User:") or user == "User:":
+                raise Conflict(
+                    ("super_users",),
+                    f"super_users: {user!r} is no principal; use User: and a name, such as User:admin",
+                )
         for name in ("super_users", "allow_if_no_acl"):
             if getattr(self, name) and self.acl_file is None:
                 raise Conflict(

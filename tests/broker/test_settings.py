@@ -96,7 +96,10 @@ def test_other_machines_cannot_reach_a_loopback_address(host: str, expected: boo
     [
         ({"super_users": ("User:admin",)}, r"super_users needs acl_file \(--acls\)"),
         ({"allow_if_no_acl": True}, r"allow_if_no_acl needs acl_file \(--acls\)"),
-        ({"super_users": ("admin",), "acl_file": Path("acls.json")}, "super_users"),
+        (
+            {"super_users": ("admin",), "acl_file": Path("acls.json")},
+            "'admin' is no principal; use User:",
+        ),
     ],
 )
 def test_exceptions_from_rules_need_rules_and_principals(given: Any, message: str) -> None:

@@ -10,9 +10,8 @@ import anyio.lowlevel
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaConnectionError
-from kio.schema.errors import ErrorCode
 
-from kmr.broker.apis import groups
+from kmr.broker import Fault
 from kmr.errors import BrokerUnavailable, ConsumerError, OffsetOutOfRange
 from kmr.kafka.admin import Admin, Group, connect_admin
 from kmr.kafka.connection import ConnectionConfig
@@ -23,7 +22,7 @@ from kmr.record import TopicPartition
 from .members import consumer_config
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from kmr.broker import Broker
 
@@ -133,37 +132,18 @@ async def test_without_a_broker_the_error_says_so() -> None:
             pass
 
 
-@pytest.fixture
-def coordinator_refuses(monkeypatch: pytest.MonkeyPatch) -> Callable[[ErrorCode, int], None]:
-    """The broker has no coordinator at first, as Apache Kafka while it creates the topic of offsets."""
-    found = groups._coordinator
-
-    def refuse(code: ErrorCode, times: int) -> None:
-        left = [code] * times
-
-        def answer(context: Any, key: str, key_type: int) -> Any:
-            coordinator = found(context, key, key_type)
-            return replace(coordinator, error_code=left.pop() if left else ErrorCode.none)
-
-        monkeypatch.setattr(groups, "_coordinator", answer)
-
-    return refuse
-
-
-async def test_a_missing_coordinator_is_retried(
-    admin: Admin, coordinator_refuses: Callable[[ErrorCode, int], None]
-) -> None:
+async def test_a_missing_coordinator_is_retried(admin: Admin, broker: Broker) -> None:
     await admin.reset_offsets("g", {T1: CommitOffset(2)})
-    coordinator_refuses(ErrorCode.coordinator_not_available, 2)
+    missing = Fault(api="FindCoordinator", times=2, error="COORDINATOR_NOT_AVAILABLE")
+    first = broker.faults.add(missing)
     assert await admin.list_group_offsets("g") == {T1: CommitOffset(2, "")}
-    coordinator_refuses(ErrorCode.not_coordinator, 2)
+    second = broker.faults.add(Fault(api="FindCoordinator", times=2, error="NOT_COORDINATOR"))
     assert await admin.group_members("g") == Group("g", "Empty", ())
+    assert (first.applied, second.applied) == (2, 2)
 
 
-async def test_a_coordinator_that_stays_missing_is_the_reason(
-    admin: Admin, coordinator_refuses: Callable[[ErrorCode, int], None]
-) -> None:
+async def test_a_coordinator_that_stays_missing_is_the_reason(admin: Admin, broker: Broker) -> None:
     admin._config = replace(admin._config, request_timeout=0.3)
-    coordinator_refuses(ErrorCode.coordinator_not_available, 1_000)
+    broker.faults.add(Fault(api="FindCoordinator", error="COORDINATOR_NOT_AVAILABLE"))
     with pytest.raises(ConsumerError, match=r"group g: the broker at .* refused: .*NotAvailable"):
         await admin.group_members("g")
