@@ -6,12 +6,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import aiokafka
-import aiokafka.errors as kafka_errors
 import anyio
 import anyio.lowlevel
 import pytest
-from aiokafka.producer import sender
 
+from kmr.broker import Fault
 from kmr.errors import BrokerUnavailable, CommitFenced, CommitRefused, ConsumerError
 from kmr.kafka.consumer import CommitOffset
 from kmr.kafka.group_offsets import Membership
@@ -153,13 +152,9 @@ async def test_a_broker_that_is_gone_is_named(broker: Broker, member: KafkaConsu
 
 
 async def test_a_broker_that_refuses_the_transactional_id_is_named_and_cancels_nothing(
-    broker: Broker, member: KafkaConsumer, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, member: KafkaConsumer
 ) -> None:
-    async def refuse(self: Any, node_id: int) -> bool:
-        await anyio.lowlevel.checkpoint()
-        raise kafka_errors.TransactionalIdAuthorizationFailed("id")
-
-    monkeypatch.setattr(sender.Sender, "_do_init_pid", refuse)
+    broker.faults.add(Fault(api="InitProducerId", error="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"))
     client = {"bootstrap_servers": broker.bootstrap_servers}
     with pytest.raises(CommitRefused, match="allow our user Write on the transactional id"):
         await Transactions(client, "g", "id", 5.0).open()
