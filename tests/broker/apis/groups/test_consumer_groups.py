@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from kio.schema.consumer_group_describe.v1.request import ConsumerGroupDescribeRequest
@@ -14,6 +15,17 @@ from kio.schema.errors import ErrorCode
 from kio.schema.list_groups.v5.request import ListGroupsRequest
 from kio.schema.types import GroupId, TopicName
 from kio.static.primitive import i32, i32Timedelta
+
+from .group_requests import (
+    DELETE,
+    LEAVE,
+    OFFSET_FETCH,
+    Wire,
+    commit,
+    join,
+    part,
+    synced_member,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -98,3 +110,52 @@ async def test_bad_requests_and_patterns_are_refused(start: Start, connect: Conn
     )
     grown = await client.ask(beating("m", joined.member_epoch, owned))
     assert len(grown.assignment.topic_partitions) == 2
+
+
+async def test_a_group_without_members_changes_its_protocol_and_keeps_its_offsets(
+    start: Start, connect: Connect
+) -> None:
+    broker = await start()
+    await broker.topics.create("t")
+    client = await connect(broker)
+    wire = Wire(client)
+    joined = await client.ask(joining("m", "t"))
+    epoch = joined.member_epoch
+    assert await _committed(wire, "m", epoch - 1, 7) == ErrorCode.stale_member_epoch
+    assert await _committed(wire, "other", epoch, 7) == ErrorCode.unknown_member_id
+    assert await _committed(wire, "m", epoch, 7) == ErrorCode.none
+    assert (await join(wire, group="k")).error_code == ErrorCode.inconsistent_group_protocol
+    refused = await wire.call(DELETE, 2, groups_names=(GroupId("k"),))
+    assert refused.results[0].error_code == ErrorCode.non_empty_group
+
+    assert (await client.ask(beating("m", -1))).error_code == ErrorCode.none
+    classic = await synced_member(wire, group="k")
+    assert (await client.ask(joining("m", "t"))).error_code == ErrorCode.group_id_not_found
+    await wire.call(LEAVE, 2, group_id="k", member_id=classic.member_id)
+
+    again = await client.ask(joining("m", "t"))
+    assert again.error_code == ErrorCode.none
+    for member, asked_epoch, code in (
+        ("m", again.member_epoch, ErrorCode.none),
+        ("m", again.member_epoch + 1, ErrorCode.stale_member_epoch),
+        ("x", again.member_epoch, ErrorCode.unknown_member_id),
+    ):
+        asked = part(
+            OFFSET_FETCH,
+            9,
+            "OffsetFetchRequestGroup",
+            group_id="k",
+            member_id=member,
+            member_epoch=asked_epoch,
+            topics=None,
+        )
+        (group,) = (await wire.call(OFFSET_FETCH, 9, groups=(asked,), require_stable=False)).groups
+        assert group.error_code == code
+        if code == ErrorCode.none:
+            assert group.topics[0].partitions[0].committed_offset == 7
+
+
+async def _committed(wire: Wire, member: str, epoch: int, offset: int) -> ErrorCode:
+    sender = SimpleNamespace(member_id=member, generation_id=epoch)
+    codes = await commit(wire, 9, {"t": {0: (offset, "")}}, sender, group="k")
+    return codes["t", 0]
