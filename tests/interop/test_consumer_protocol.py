@@ -88,7 +88,7 @@ def _member(
         while not stop.is_set():
             message = consumer.poll(0.05)
             if message is not None and message.error() is None:
-                where = (message.topic(), message.partition(), message.offset())
+                where = (str(message.topic()), message.partition() or 0, message.offset() or 0)
                 with journal.lock:
                     journal.read[where] = journal.read.get(where, 0) + 1
                     journal.lock.notify_all()
