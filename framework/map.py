@@ -13,6 +13,7 @@ from .mapping.executor import LONGEST, LONGEST_WINDOW
 from .mapping.results import bytes_made
 from .mapping.stop import Stop
 from .observe.status import StageStatus
+from .observe.tracing import OFF
 from .record import Range, ReplayEnd, Rows
 from .strategy import MAP_STAGE
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from .mapping.executor import Executor
     from .mapping.results import MapResult
     from .observe.metrics import Metrics
+    from .observe.tracing import Tracing
     from .record import Batch
     from .strategy import Strategy
 
@@ -65,6 +67,7 @@ class MapStage:
         on_taken: Callable[[], None],
         max_records: int,
         replay_to: int | None = None,
+        tracing: Tracing = OFF,
     ) -> None:
         self._strategy = strategy
         self._executor = executor
@@ -80,6 +83,7 @@ class MapStage:
         self._on_taken = on_taken
         self._max_records = max_records
         self._replay_to = replay_to
+        self._tracing = tracing
         self._scope = anyio.CancelScope()
         self._waiting = anyio.CancelScope()
         self._stop = Stop()
@@ -183,9 +187,12 @@ class MapStage:
 
         with self._budget.mapping():
             try:
-                mapped = await self._executor.map(
-                    self._strategy.map, self._strategy.map_spec, batch, begin, self._stop
-                )
+                async with self._tracing.mapping(batch) as span:
+                    mapped = await self._executor.map(
+                        self._strategy.map, self._strategy.map_spec, batch, begin, self._stop
+                    )
+                    if span is not None:
+                        await span.mapped(mapped)
             finally:
                 if timer is not None:
                     timer.cancel()

@@ -17,6 +17,7 @@ from .kafka.connection import connection_config
 from .lanes import Lanes
 from .map import MapStage
 from .mapping.executor import Executor
+from .observe.tracing import OFF
 from .record import ReplayEnd, Rows
 from .reduce import ReduceStage, SharedParts
 from .reducers.reducer import Context
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from .kafka.consumer import Consumer
     from .observe.metrics import Metrics
     from .observe.status import StageStatus
+    from .observe.tracing import Tracing
     from .record import TopicPartition
     from .settings import Settings
     from .strategy import Strategy
@@ -66,6 +68,7 @@ class Pipeline:
 
     Args:
         on_failure: called with the error of a stage, before any other stage notices that it has failed.
+        tracing: makes a span of each batch and each flush.
     """
 
     def __init__(
@@ -76,11 +79,13 @@ class Pipeline:
         metrics: Metrics,
         *,
         on_failure: Callable[[BaseException], None] = lambda _: None,
+        tracing: Tracing = OFF,
     ) -> None:
         self._strategy = strategy
         self._consumer = consumer
         self._metrics = metrics
         self._on_failure = on_failure
+        self._tracing = tracing
         self._max_batch_records = settings.max_batch_records
         self._executor = Executor(settings.executor, settings.map_workers, settings.log)
         self._maps: dict[TopicPartition, MapStage] = {}
@@ -106,6 +111,7 @@ class Pipeline:
             self.intake.budget,
             metrics,
             on_failure=on_failure,
+            tracing=tracing,
         )
         queue = settings.queue_batches
         self._errors, self._error_stage = self._build_error_stage(shared, queue)
@@ -302,6 +308,7 @@ class Pipeline:
             on_taken=lambda: self.intake.inboxes.taken(partition),
             max_records=self._max_batch_records,
             replay_to=replay_to,
+            tracing=self._tracing,
         )
         self._tasks.start_soon(stage.run)
 

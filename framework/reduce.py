@@ -15,6 +15,7 @@ import structlog
 
 from .errors import SinkError, UnexpectedDuplicate
 from .observe.status import StageStatus
+from .observe.tracing import OFF
 from .record import ReplayEnd, Rows
 from .reducers.flushing import (
     Buffer,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from .delivery.ledger import Ledgers
     from .intake.backpressure import Budget, Gate
     from .observe.metrics import Metrics
+    from .observe.tracing import FlushSpan, Tracing
     from .record import TopicPartition
     from .reducers.flushing import FlushReason
     from .reducers.reducer import Context, FlushResult, Reducer
@@ -55,6 +57,7 @@ class SharedParts:
     Attributes:
         gate: while it is closed, no flush begins.
         on_failure: called with the error that ends a stage.
+        tracing: makes a span of each flush.
     """
 
     ledgers: Ledgers
@@ -62,6 +65,7 @@ class SharedParts:
     budget: Budget
     metrics: Metrics
     on_failure: Callable[[BaseException], None]
+    tracing: Tracing = OFF
 
 
 class ReduceStage:
@@ -202,15 +206,19 @@ class ReduceStage:
 
     async def _flush(self, buffer: Buffer, reason: FlushReason) -> None:
         """Flush until it is done, then send on the reducer's output and the failed records."""
-        again = True
-        while again:
-            outcome = await retry_flush(partial(self._attempt, buffer), self.name, self._on_retry)
-            if outcome is None:
-                return
-            again = outcome.again
-            if not again:
-                self._count(buffer, reason)
-            await self._send_on(buffer, outcome)
+        async with self._shared.tracing.flushing(self.name, reason, buffer.held) as span:
+            on_retry = partial(self._on_retry, span)
+            again = True
+            while again:
+                outcome = await retry_flush(partial(self._attempt, buffer), self.name, on_retry)
+                if outcome is None:
+                    return
+                again = outcome.again
+                if not again:
+                    self._count(buffer, reason)
+                    if span is not None:
+                        await span.flushed()
+                await self._send_on(buffer, outcome)
 
     async def _send_on(self, buffer: Buffer, outcome: FlushOutcome) -> None:
         for records in outcome.failed:
@@ -282,9 +290,11 @@ class ReduceStage:
         self._shared.budget.add(nbytes - self._held_bytes)
         self._held_bytes = nbytes
 
-    def _on_retry(self, retry: Retry) -> None:
+    def _on_retry(self, span: FlushSpan | None, retry: Retry) -> None:
         self._trouble = retry.reason
         self._metrics.count_retry(self.name, retry.reason)
+        if span is not None:
+            span.retried(retry.reason)
 
     def _count(self, buffer: Buffer, reason: FlushReason) -> None:
         metrics = self._metrics

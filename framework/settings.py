@@ -322,6 +322,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stall_timeout: Annotated[
         Seconds, about("Time that a call or a partition may hang, after which /live fails.")
     ] = 300.0
+    otel: Annotated[
+        bool,
+        about(
+            "Send traces and metrics by OpenTelemetry's OTLP over HTTP; the variables OTEL_... say where."
+        ),
+    ] = False
     security: SecuritySettings = SecuritySettings()
     fetch: FetchSettings = FetchSettings()
     http: HttpSettings = HttpSettings()

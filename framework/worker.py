@@ -25,6 +25,7 @@ from .observe.liveness import IdlePartition, Liveness
 from .observe.metrics import Metrics
 from .observe.progress import CatchUp, DrainTime, ProgressLog
 from .observe.status import PartitionStatus, WorkerStatus
+from .observe.tracing import OFF, telemetry
 from .pipeline import Pipeline, context_of
 from .record import TopicPartition
 from .service.deadline import Deadline, end_shields
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from .intake.backpressure import Budget
     from .kafka.consumer import Consumer
+    from .observe.tracing import Tracing
     from .service.http import HttpServer
     from .settings import Settings
     from .strategy import Strategy
@@ -82,6 +84,7 @@ class Worker:
         metrics: the metrics to record in; with a registry of their own by default.
         consumer: the Kafka client; made from the settings by default.
         seat: its place among several workers; None if it is the only one of its process.
+        tracing: makes a span of each batch and each flush.
 
     Raises:
         StrategyError: a stage writes to a topic that is read.
@@ -100,6 +103,7 @@ class Worker:
         metrics: Metrics | None = None,
         consumer: Consumer | None = None,
         seat: Seat | None = None,
+        tracing: Tracing = OFF,
     ) -> None:
         self._subscription = Subscription(settings.topics, settings.topic_pattern)
         for topic in settings.topics:
@@ -117,7 +121,12 @@ class Worker:
             on_skip=lambda partition: self.metrics.offset_resets.labels(partition.topic).inc(),
         )
         self._pipeline = Pipeline(
-            strategy, self._consumer, settings, self.metrics, on_failure=self._fail
+            strategy,
+            self._consumer,
+            settings,
+            self.metrics,
+            on_failure=self._fail,
+            tracing=tracing,
         )
         self._committer = self._pipeline.committer
         self._events = EventHandler(
@@ -450,7 +459,13 @@ def run_worker(strategy: Strategy, settings: Settings, seat: Seat | None = None)
 
 
 async def _run_process(strategy: Strategy, settings: Settings, seat: Seat | None) -> int:
-    worker = Worker(strategy, settings, seat=seat)
+    metrics = Metrics()
+    async with telemetry(settings, metrics) as tracing:
+        worker = Worker(strategy, settings, metrics=metrics, seat=seat, tracing=tracing)
+        return await _run_until_signal(worker, seat)
+
+
+async def _run_until_signal(worker: Worker, seat: Seat | None) -> int:
     loop = asyncio.get_running_loop()
 
     def request(name: str) -> None:

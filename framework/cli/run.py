@@ -69,6 +69,10 @@ def run(
             "strategy under [kmr] in the TOML file"
         )
     setup_logs(settings.log)
+    if settings.otel:
+        if engine == "spark":
+            raise SettingsError("--otel does not fit --engine spark: its tasks make no spans")
+        require_extra("otel", "--otel")
     if settings.worker_count > 1:
         from ..supervisor.command import run_workers
 

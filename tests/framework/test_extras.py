@@ -38,6 +38,9 @@ def test_each_extra_has_its_modules() -> None:
     named_otherwise = {
         "aws-msk-iam-sasl-signer-python": "aws_msk_iam_sasl_signer",
         "grpcio-tools": "grpc_tools",
+        "opentelemetry-api": "opentelemetry.trace",
+        "opentelemetry-exporter-otlp-proto-http": "opentelemetry.exporter.otlp.proto.http",
+        "opentelemetry-sdk": "opentelemetry.sdk",
         "psycopg[binary]": "psycopg",
         "protobuf": "google.protobuf",
     }
