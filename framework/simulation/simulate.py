@@ -79,7 +79,8 @@ class Simulator:
         partitions: over how many the values are spread that are no `Record`.
 
     Raises:
-        StrategyError: the strategy cannot be simulated, or its map is not deterministic.
+        StrategyError: the strategy cannot be simulated, its map is not deterministic, or its reducers keep
+            state from one run to the next.
     """
 
     def __init__(
@@ -162,15 +163,27 @@ class Simulator:
         return Simulated(schedules, seconds, None)
 
     def shrink(self, failing: Failing) -> Failing:
-        """Find a short list of events that breaks the same rule."""
-        rule = failing.outcome.problems[0].rule
+        """Find a short list of events that breaks the same rule.
+
+        Raises:
+            StrategyError: the same schedule does not always break it.
+        """
+        problem = failing.outcome.problems[0]
+        rule = problem.rule
 
         def breaks(schedule: Schedule) -> bool:
             problems = self.run(schedule).problems
             return bool(problems) and problems[0].rule == rule
 
         schedule = shrink(failing.schedule, breaks)
-        return Failing(schedule, self.run(schedule))
+        outcome = self.run(schedule)
+        if not outcome.problems:
+            raise StrategyError(
+                f"{problem.rule}: {problem.text} (seed {failing.schedule.seed}); but not when the same "
+                "schedule is run again: the strategy keeps state from one run to the next, such as an "
+                "attribute of a class or of a module"
+            )
+        return Failing(schedule, outcome)
 
 
 def simulate(

@@ -332,14 +332,24 @@ def _countable(table: Table, parts: tuple[Rows, ...]) -> bool:
 
 
 def _names_its_offsets(rows: Rows) -> bool:
-    """Return whether the columns `partition` and `offset` are those of the records."""
-    if rows.offsets is None or not {"partition", "offset"} <= set(rows.table.column_names):
+    """Return whether the columns `partition` and `offset` are those of the records.
+
+    Rows that another reducer made do not name their records: then the columns must lie in the range.
+    """
+    if not {"partition", "offset"} <= set(rows.table.column_names):
+        return False
+    if not all(
+        pa.types.is_integer(rows.table.schema.field(n).type) for n in ("partition", "offset")
+    ):
         return False
     offsets = rows.table.column("offset").to_numpy()
     partitions = rows.table.column("partition").to_numpy()
-    return np.array_equal(offsets, rows.offsets) and bool(
-        np.all(partitions == rows.ranges[0].partition)
-    )
+    if rows.offsets is not None:
+        are_theirs = np.array_equal(offsets, rows.offsets)
+    else:
+        within = [(each.first <= offsets) & (offsets <= each.last) for each in rows.ranges]
+        are_theirs = bool(np.all(np.any(within, axis=0)))
+    return are_theirs and bool(np.all(partitions == rows.ranges[0].partition))
 
 
 async def _count(inserter: Inserter, insert: RangeRows) -> int | Retry:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kmr.mapping.functions import map_record
+from kmr.reducers.collect import Batcher
 from kmr.sinks import ClickHouseWriter, RangeWriter
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryWriter
@@ -50,6 +51,11 @@ def _chain(last: RangeWriter | MemoryWriter) -> Strategy:
 STRATEGIES: Final[Mapping[str, Callable[[], Strategy]]] = {
     "clickhouse": lambda: Strategy(
         locate, [ClickHouseWriter("hits", url="http://localhost:1")], reduce_err=_errors()
+    ),
+    "batched into clickhouse": lambda: Strategy(
+        locate,
+        [Batcher(), ClickHouseWriter("hits", url="http://localhost:1")],
+        reduce_err=_errors(),
     ),
     "at least once": lambda: Strategy(locate, [MemoryWriter(Journal())], reduce_err=_errors()),
     "at most once": lambda: Strategy(

@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +17,8 @@ from kmr.errors import StrategyError
 from kmr.mapping.functions import map_record
 from kmr.reducers.collect import Collect
 from kmr.simulation.schedule import Event, Schedule, read_replay, write_replay
-from kmr.simulation.simulate import Simulator, garbage_is_silent
+from kmr.simulation.simulate import Failing, Simulator, garbage_is_silent
+from kmr.simulation.world import Problem
 from kmr.sinks import ClickHouseWriter
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryWriter, simulate
@@ -56,6 +58,16 @@ FOUND: Final[dict[str, tuple[str, Schedule]]] = {
                 Event(0.99, "append", 1, 10),
                 Event(3.48, "fault", target="commit", how="sleep after", seconds=15.0),
                 Event(15.44, "fault", target="sink", how="kill after", seconds=2.0),
+            ),
+        ),
+    ),
+    "ClickHouse dies in the first INSERT of rows that another reducer joined": (
+        "batched into clickhouse",
+        Schedule(
+            seed=34, members=1, max_rows=20, budget=0,
+            events=(
+                Event(0.0, "append", 1, 1),
+                Event(0.02, "fault", target="sink", how="torn", seconds=40.0),
             ),
         ),
     ),
@@ -146,6 +158,15 @@ def test_a_reducer_that_makes_other_rows_of_a_replayed_range_is_found_with_a_sho
     assert seed.endswith("shrunk to these events:")
     assert 2 <= len(events) <= 5
     assert any("killed" in event or "lost" in event or "rebalance" in event for event in events)
+
+
+def test_a_schedule_that_breaks_a_rule_only_once_is_no_result() -> None:
+    simulator = Simulator(STRATEGIES["clickhouse"](), RECORDS)
+    schedule = simulator.generate(1)
+    with garbage_is_silent():
+        outcome = replace(simulator.run(schedule), problems=(Problem("a rule", "broken once"),))
+        with pytest.raises(StrategyError, match=r"a rule: broken once .* keeps state from one run"):
+            simulator.shrink(Failing(schedule, outcome))
 
 
 def test_a_replay_repeats_every_step_also_in_a_process_with_other_hashes(tmp_path: Path) -> None:
