@@ -183,6 +183,7 @@ class Worker:
             DeadlineExceeded: the shutdown took longer than `shutdown_deadline`.
         """
         self._started = anyio.current_time()
+        self.metrics.count_tasks_of(asyncio.get_running_loop())
         async with AsyncExitStack() as stack:
             server = self._server()
             if server is not None:
@@ -370,7 +371,6 @@ class Worker:
             status = self.status()
             self.metrics.observe_retries(status.stages)
             progress.note(status, anyio.current_time())
-            self.metrics.tasks.set(len(asyncio.all_tasks()))
             self.metrics.drain_seconds.set(drain.seconds(status, anyio.current_time()))
             if catch_up is not None and catch_up.is_reached(status):
                 self.shutdown("caught up")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from platform import python_version
 from typing import TYPE_CHECKING, Literal
@@ -197,6 +198,10 @@ class Metrics:
         self.commits.labels(result).inc()
         self.repeated += 1
         self.failures.note("commit failed", "", reason)
+
+    def count_tasks_of(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Count the tasks of an event loop when the metrics are read, not before."""
+        self.tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
 
     def observe_lag(self, partition: PartitionStatus, oldest: float | None) -> None:
         """Update the lag of a partition.
