@@ -55,6 +55,7 @@ _PAUSE: Final = 0.2  # seconds between tries
 
 _WRITE_TXN_MARKERS, _DESCRIBE_PRODUCERS, _LIST_TRANSACTIONS = 27, 61, 66
 _DESCRIBE_TRANSACTIONS: Final = 65
+_CONSUMER_GROUP_DESCRIBE: Final = 69
 _MARKERS_VERSION: Final = 1
 _TRANSACTION_COORDINATOR: Final = 1
 
@@ -268,8 +269,12 @@ class ClusterAdmin:
 
     async def describe_group(self, name: str) -> GroupInfo:
         """Return the members, the committed offsets, and the end offsets of their partitions."""
-        code, _, state, _, protocol, members, *_ = await self._described(name)
+        code, _, state, _, protocol, described, *_ = await self._described(name)
         _raise_for(code, f"group {name}")
+        members = tuple(_member(each) for each in described)
+        if state == "Dead" and (group := await self._of_new_protocol(name)) is not None:
+            state, protocol = group.group_state, group.assignor_name
+            members = tuple(_member_of_new_protocol(each) for each in group.members)
         offsets = await self._client.list_consumer_group_offsets(name)
         committed = {tp: each.offset for tp, each in sorted(offsets.items()) if each.offset >= 0}
         if state == "Dead" and not committed:
@@ -280,7 +285,7 @@ class ClusterAdmin:
             name,
             state,
             protocol,
-            members=tuple(_member(each) for each in members),
+            members=members,
             offsets=tuple(
                 OffsetInfo(tp.topic, tp.partition, at, ends[tp]) for tp, at in committed.items()
             ),
@@ -303,6 +308,18 @@ class ClusterAdmin:
                     return described
             await asyncio.sleep(_PAUSE)
         raise AssertionError("not reached")
+
+    async def _of_new_protocol(self, group: str) -> Any:
+        """Return a group of KIP-848, which DescribeGroups does not know; None if there is none."""
+        node = await self._client.find_coordinator(group)
+        try:
+            answer = await self._send(
+                _AdminRequest(_CONSUMER_GROUP_DESCRIBE, 0, group_ids=(group,)), node
+            )
+        except _NotServed:
+            return None
+        (described,) = answer.groups
+        return described if described.error_code is ErrorCode.none else None
 
     # -- transactions (KIP-664) ----------------------------------------------------------------
 
@@ -482,6 +499,15 @@ def _member(described: Sequence[Any]) -> MemberInfo:
     return MemberInfo(member_id, client_id, host, tuple(sorted(_assigned(assignment))))
 
 
+def _member_of_new_protocol(described: Any) -> MemberInfo:
+    partitions = tuple(
+        TopicPartition(topic.topic_name, each)
+        for topic in described.assignment.topic_partitions
+        for each in topic.partitions
+    )
+    return MemberInfo(described.member_id, described.client_id, described.client_host, partitions)
+
+
 def _assigned(assignment: bytes) -> Iterable[TopicPartition]:
     """Decode an assignment; empty for members that do not speak the consumer protocol."""
     if not assignment:
@@ -494,6 +520,10 @@ def _assigned(assignment: bytes) -> Iterable[TopicPartition]:
 
 
 # -- requests that aiokafka's admin client lacks ---------------------------------------------------
+
+
+class _NotServed(CommandError):
+    """A broker does not serve the version of a request."""
 
 
 class _AdminRequest:
@@ -516,11 +546,11 @@ class _AdminRequest:
         self._message = default_message(self._type, **values)
 
     def prepare(self, versions: Mapping[int, tuple[int, int]]) -> _AdminRequest:
-        """Check the version against those that a broker serves. Raises CommandError."""
+        """Check the version against those that a broker serves. Raises _NotServed."""
         low, high = versions.get(self.API_KEY, (0, -1))
         if not low <= self.API_VERSION <= high:
             name = self._type.__name__.removesuffix("Request")
-            raise CommandError(f"the cluster does not serve {name} (version {self.API_VERSION})")
+            raise _NotServed(f"the cluster does not serve {name} (version {self.API_VERSION})")
         return self
 
     def build_request_header(self, correlation_id: int, client_id: str) -> SimpleNamespace:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import confluent_kafka as ck
 from kio.schema.errors import ErrorCode
 
 from kmr.broker.apis import groups
@@ -56,3 +58,22 @@ def test_a_cluster_that_has_no_coordinator_yet_is_asked_again(
     assert not created
     assert not loaded
     assert "awaited" in described.out.decode()
+
+
+def test_a_group_of_the_new_protocol_has_its_members_and_partitions(kmr: Kmr, servers: str) -> None:
+    kmr("topic", "create", "assigned", "--partitions", "3")
+    consumer = ck.Consumer(
+        {"bootstrap.servers": servers, "group.id": "new", "group.protocol": "consumer"}
+    )
+    try:
+        consumer.subscribe(["assigned"])
+        deadline = time.monotonic() + 60
+        while len(consumer.assignment()) < 3:
+            assert time.monotonic() < deadline
+            consumer.poll(0.05)
+        head, member, _, *partitions = kmr("group", "describe", "new").lines
+    finally:
+        consumer.close()
+    assert head == "new: Stable, 1 members"
+    assert member.endswith("3 partitions")
+    assert [line.split()[1] for line in partitions] == ["0", "1", "2"]
