@@ -279,8 +279,10 @@ class ClusterAdmin:
         committed = {tp: each.offset for tp, each in sorted(offsets.items()) if each.offset >= 0}
         if state == "Dead" and not committed:
             raise CommandError(f"group {name}: does not exist")
-        async with self._consumer() as consumer:
-            ends = await consumer.end_offsets(list(committed)) if committed else {}
+        ends: Mapping[TopicPartition, int] = {}
+        if committed:
+            async with self._consumer() as consumer:
+                ends = await consumer.end_offsets(list(committed))
         return GroupInfo(
             name,
             state,
