@@ -56,7 +56,6 @@ class HttpServer:
         self._tls = tls
         self._listen = listen
         self._beside = beside
-        self._besides = anyio.CancelScope()
         self._address: tuple[str, int] = ("", 0)
         self._stack = AsyncExitStack()
 
@@ -88,14 +87,11 @@ class HttpServer:
             group.start_soon(server.run_until_stopped, listener)
             await server.listening.wait()
             if self._beside is not None:
-                stack.callback(self._besides.cancel)
-                group.start_soon(self._run_beside, self._beside)
+                scope = anyio.CancelScope()
+                stack.callback(scope.cancel)
+                group.start_soon(_run_in, scope, self._beside)
             self._stack = stack.pop_all()
         return self
-
-    async def _run_beside(self, beside: Callable[[], Awaitable[None]]) -> None:
-        with self._besides:
-            await beside()
 
     async def __aexit__(
         self,
@@ -108,6 +104,11 @@ class HttpServer:
             await self._stack.aclose()
             return False
         return await self._stack.__aexit__(kind, error, traceback)
+
+
+async def _run_in(scope: anyio.CancelScope, function: Callable[[], Awaitable[None]]) -> None:
+    with scope:
+        await function()
 
 
 class _Server(uvicorn.Server):

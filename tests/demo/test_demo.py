@@ -224,7 +224,8 @@ async def test_a_demo_that_is_interrupted_in_sparks_half_leaves_no_process_behin
     process = await start_demo(tmp_path, arguments=SPARK)
     with anyio.fail_after(LONG):
         await until(process, "Spark's session is starting")
-        while not any(running in command for command in processes_below(tmp_path)):  # noqa: ASYNC110
+        while not any(running in command for command in processes_below(tmp_path)):
+            assert process.returncode is None
             await anyio.sleep(0.02)
         process.send_signal(signal.SIGINT)
         if impatient:

@@ -55,6 +55,24 @@ async def test_an_error_of_the_body_is_raised_unchanged_and_the_port_is_free_aga
         await fetch(server.url)
 
 
+def test_a_server_can_be_made_before_the_event_loop_that_runs_it() -> None:
+    begun = []
+
+    async def beside() -> None:
+        begun.append(1)
+        await anyio.sleep_forever()
+
+    server = HttpServer(Starlette(), listen, beside=beside)
+
+    async def run() -> None:
+        async with server:
+            while not begun:
+                await anyio.lowlevel.checkpoint()
+
+    anyio.run(run)
+    assert begun == [1]
+
+
 async def test_an_address_that_cannot_be_opened_is_the_error_of_entering() -> None:
     with listen() as taken:
         server = HttpServer(Starlette(), lambda: socket.create_server(taken.getsockname()))
