@@ -58,21 +58,24 @@ async def _heartbeat(
     context: RequestContext, request: entities.ConsumerGroupHeartbeatRequest
 ) -> entities.ConsumerGroupHeartbeatResponse:
     """Respond when the group's change is stored as durably as --fsync demands."""
+    owned = None
+    if request.topic_partitions is not None:
+        owned = frozenset(
+            [
+                (each.topic_id, int(index))
+                async for each in in_turns(request.topic_partitions)
+                if each.topic_id is not None
+                for index in each.partitions
+            ]
+        )
     problem = _check(context, request)
     if problem:
         return _refused(ErrorCode.invalid_request, problem)
     names = request.subscribed_topic_names or ()
-    if not all(_may_see(context, name) for name in names):
-        return _refused(ErrorCode.topic_authorization_failed, None)
+    async for name in in_turns(names):
+        if not _may_see(context, name):
+            return _refused(ErrorCode.topic_authorization_failed, None)
     timeout = request.rebalance_timeout.total_seconds()
-    owned = None
-    if request.topic_partitions is not None:
-        owned = frozenset(
-            (each.topic_id, int(index))
-            for each in request.topic_partitions
-            if each.topic_id is not None
-            for index in each.partitions
-        )
     heartbeat = ConsumerHeartbeat(
         member_id=request.member_id or str(uuid4()),
         epoch=request.member_epoch,

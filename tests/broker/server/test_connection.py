@@ -147,7 +147,7 @@ async def test_an_absurd_length_closes_the_connection(
 
 
 @pytest.mark.parametrize(
-    ("key", "version"), [(999, 0), (-1, 0), (0, 12), (1, 3), (3, 14), (3, -1), (4, 0)]
+    ("key", "version"), [(999, 0), (-1, 0), (0, 14), (1, 3), (3, 14), (3, -1), (4, 0)]
 )
 async def test_an_unsupported_api_or_version_closes_the_connection(
     client: Any, key: int, version: int, capsys: pytest.CaptureFixture[str]

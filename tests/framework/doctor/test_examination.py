@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import msgspec
-import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 
@@ -19,7 +18,7 @@ from kmr.broker.authorization.rules import Operation, Rule, write_rules
 from kmr.doctor import machine
 from kmr.doctor.examination import examine
 from kmr.kafka.kafka_consumer import KafkaConsumer
-from kmr.reducers.finding import Finding, compare_clocks
+from kmr.reducers.finding import Finding
 from kmr.settings import HttpSettings, Settings
 from kmr.sinks import DeadLetterWriter, KafkaWriter, ParquetWriter
 from kmr.strategy import Strategy
@@ -30,6 +29,8 @@ from ..kafka.members import Silent, consumer_config
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
     from kmr.broker import Broker
     from kmr.reducers.reducer import Context
@@ -297,14 +298,6 @@ def test_a_port_that_is_taken_is_found() -> None:
         http = HttpSettings(port=taken.getsockname()[1])
         found = machine.check_machine(settings("localhost:1", http=http))
     assert [each.subject for each in found if each.level == "problem"] == ["http"]
-
-
-@pytest.mark.parametrize(
-    ("theirs", "text"),
-    [(101.0, "its clock agrees"), (90.0, "its clock is 10 s behind"), (122.0, "is 20 s ahead of")],
-)
-def test_clocks_are_compared_beside_the_time_of_the_question(theirs: float, text: str) -> None:
-    assert text in compare_clocks("server", theirs, 100.0, 102.0).text
 
 
 class Listener(Silent):

@@ -1,0 +1,15 @@
+"""Traces are off unless they are asked for."""
+
+from __future__ import annotations
+
+from kmr.observe.metrics import Metrics
+from kmr.observe.tracing import OFF, telemetry
+from kmr.settings import Settings
+from kmr.testing import batch_of
+
+
+async def test_off_there_is_no_span_and_nothing_is_started() -> None:
+    async with telemetry(Settings(topics=("t",), group="g"), Metrics()) as tracing:
+        assert tracing is OFF
+        async with tracing.mapping(batch_of("t", 0, 0, [b"x"])) as span:
+            assert span is None
