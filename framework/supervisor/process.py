@@ -100,7 +100,7 @@ class WorkerProcess:
                 start_new_session=True,
             )
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        started = cls(job.index, process, url, *await asyncio.open_connection(sock=ours))
+        started = cls(job.index, process, url, *await _connect(ours))
         started.tell(job)
         return started
 
@@ -119,21 +119,20 @@ class WorkerProcess:
         self.ended.set()
 
     async def _listen(self, serve: Callable[[str], Awaitable[Served]]) -> None:
-        with suppress(ConnectionError):
-            async for line in self._reader:
-                match decode_from_worker(line):
-                    case Serving():
-                        self.serving.set()
-                    case Prepared():
-                        self.prepared.set()
-                    case Joined():
-                        self.joined.set()
-                    case Left():
-                        self.left.set()
-                    case Failed(reason):
-                        self._failure = reason
-                    case Serve(path):
-                        self.tell(await serve(path))
+        async for line in self._reader:
+            match decode_from_worker(line):
+                case Serving():
+                    self.serving.set()
+                case Prepared():
+                    self.prepared.set()
+                case Joined():
+                    self.joined.set()
+                case Left():
+                    self.left.set()
+                case Failed(reason):
+                    self._failure = reason
+                case Serve(path):
+                    self.tell(await serve(path))
 
     def tell(self, message: FromSupervisor) -> None:
         """Send a message; nothing happens if the process has ended."""
@@ -181,3 +180,21 @@ class WorkerProcess:
         if self.code < 0:
             return f"killed by signal {-self.code} ({signal.strsignal(-self.code)})"
         return f"ended with exit code {self.code}"
+
+
+class _ReadToTheEnd(asyncio.StreamReaderProtocol):
+    """A lost connection is its end. As an error it would hide what was received before it.
+
+    A process that ends without having read all that it was told resets its connection.
+    """
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(None)
+
+
+async def _connect(connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    protocol = _ReadToTheEnd(reader)
+    transport, _ = await loop.create_connection(lambda: protocol, sock=connection)
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)

@@ -13,6 +13,7 @@ import sys
 import threading
 import traceback
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,7 +88,8 @@ class Channel:
         return served.url
 
     def _read(self) -> Iterator[bytes]:
-        with self._connection.makefile("rb") as lines:
+        # A supervisor that ends without having read all that it was told resets the connection.
+        with self._connection.makefile("rb") as lines, suppress(ConnectionError):
             yield from lines
 
     def _listen(self) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from kmr.supervisor.messages import Job, Served
 from kmr.supervisor.process import COMMAND, WorkerProcess
@@ -15,6 +18,15 @@ from tests.framework.supervisor.plan import WORKER
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+HASTY = """
+import socket, sys
+channel = socket.socket(fileno=int(sys.argv[1]))
+channel.recv(1)
+channel.sendall(b'{"type": "failed", "reason": "wrong usage"}' + bytes([10]))
+sys.exit(2)
+"""
 
 
 async def run(directory: Path, end: str, *, stop: bool = False) -> WorkerProcess:
@@ -37,9 +49,26 @@ async def run(directory: Path, end: str, *, stop: bool = False) -> WorkerProcess
     return process
 
 
+async def nothing_is_served(path: str) -> Served:
+    raise AssertionError(path)
+
+
 async def test_a_process_that_says_why_it_fails_ends_for_that_reason(tmp_path: Path) -> None:
     process = await run(tmp_path, "breaks")
     assert (process.code, process.ending) == (1, "broken 0")
+
+
+async def test_the_reason_of_a_process_that_has_not_read_all_is_heard() -> None:
+    job = Job(0, None, None, {}, leaves=False)
+    process = await WorkerProcess.start(job, (sys.executable, "-I", "-S", "-c", HASTY))
+    end = os.pidfd_open(process.pid)
+    select.select([end], [], [], 30)
+    os.close(end)
+    for _ in range(10):  # its message and the reset are received before anything reads them
+        await checkpoint()
+    with anyio.fail_after(30):
+        await process.run(nothing_is_served)
+    assert (process.code, process.ending) == (2, "wrong usage")
 
 
 async def test_a_process_that_is_killed_names_the_signal(tmp_path: Path) -> None:
