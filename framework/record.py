@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -281,7 +282,7 @@ def to_records(columns: pa.RecordBatch) -> list[Record]:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rows:
     """The output of a map or of a reducer's flush: columns of any schema, and the offsets behind them.
 
@@ -302,7 +303,7 @@ class Rows:
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """The size of the columns in bytes, counting only the part of a buffer that these rows use."""
         return int(self.table.nbytes)

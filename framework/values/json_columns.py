@@ -15,6 +15,7 @@ from msgspec import inspect
 from . import json_kernel as kernel
 from .python_columns import to_column
 from .schemas import row_type
+from .slots import gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -228,9 +229,7 @@ class _Cells:
         valid = _pa.py_buffer(np.packbits(is_value, bitorder="little")) if others else None
         arrow = reader.column.type
         if reader.code == kernel.TEXT:
-            offsets, data = kernel.gather_texts(
-                self._places.data, self._cells, is_value.view(np.uint8)
-            )
+            offsets, data, _ = gather(self._places.data, self._cells, is_value)
             found = _pa.Array.from_buffers(
                 pa.string(), rows, [valid, _pa.py_buffer(offsets), _pa.py_buffer(data)]
             )

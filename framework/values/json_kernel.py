@@ -13,15 +13,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
 from ..formats.kernels import compiled
+from .memory import bits_of, load8, load64, zero_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
 Int: TypeAlias = Any
@@ -54,71 +50,11 @@ _QUOTE, _BACKSLASH, _COMMA, _COLON, _MINUS, _PLUS, _DOT, _ZERO = 34, 92, 44, 58,
 _OPEN, _CLOSE, _LIST, _LIST_END = 123, 125, 91, 93
 
 
-def _intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function of compiled code from one that writes its instructions."""
-    made: Callable[..., Any] = intrinsic(function)
-    return made
-
-
-@_intrinsic
-def _load8(typing: Any, at: Any) -> Any:
-    """Read the byte at an address; the caller has checked it."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-        return builder.zext(builder.load(pointer), ir.IntType(64))
-
-    return types.int64(types.int64), generate
-
-
-@_intrinsic
-def _load64(typing: Any, at: Any) -> Any:
-    """Read the 8 bytes at an address, aligned or not; the caller has checked that they exist."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()), align=1)
-
-    return types.uint64(types.int64), generate
-
-
-@_intrinsic
-def _store64(typing: Any, at: Any, word: Any) -> Any:
-    """Write 8 bytes at an address, aligned or not; the caller has checked that they exist."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
-        builder.store(arguments[1], pointer, align=1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.uint64), generate
-
-
-@_intrinsic
-def _zero_bytes(typing: Any, word: Any) -> Any:
-    """Return the number of bytes below the lowest bit of a word that is not 0."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        zeros = builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
-        return builder.lshr(zeros, ir.Constant(ir.IntType(64), 3))
-
-    return types.int64(types.uint64), generate
-
-
-@_intrinsic
-def _bits(typing: Any, number: Any) -> Any:
-    """Return the bits of a float."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.IntType(64))
-
-    return types.int64(types.float64), generate
-
-
 @compiled
 def _spaces(at: Int, end: Int) -> Int:
     """Return the address of the next byte that is no white space."""
     while at < end:
-        byte = _load8(at)
+        byte = load8(at)
         if byte > 32 or (byte != 32 and byte != 10 and byte != 13 and byte != 9):
             break
         at += 1
@@ -129,7 +65,7 @@ def _spaces(at: Int, end: Int) -> Int:
 def _plain(at: Int, end: Int) -> Int:
     """Return the address of the next byte of a string that is `"`, `\\`, a control or not ASCII."""
     while at + 8 <= end:
-        word = _load64(at)
+        word = load64(at)
         quotes = word ^ _QUOTES
         slashes = word ^ _SLASHES
         found = (
@@ -139,10 +75,10 @@ def _plain(at: Int, end: Int) -> Int:
             | word
         ) & _HIGHS
         if found != np.uint64(0):
-            return at + _zero_bytes(found)
+            return at + zero_bytes(found)
         at += 8
     while at < end:
-        byte = _load8(at)
+        byte = load8(at)
         if byte in (_QUOTE, _BACKSLASH) or byte < 32 or byte >= 128:
             break
         at += 1
@@ -152,13 +88,13 @@ def _plain(at: Int, end: Int) -> Int:
 @compiled
 def _utf8(at: Int, end: Int) -> Int:
     """Return the address after one character that is not ASCII, or -1 if it is not valid UTF-8."""
-    first = _load8(at)
+    first = load8(at)
     if first < 0xC2 or first > 0xF4:
         return np.int64(-1)
     size = 2 if first < 0xE0 else (3 if first < 0xF0 else 4)
     if at + size > end:
         return np.int64(-1)
-    second = _load8(at + 1)
+    second = load8(at + 1)
     low, high = 0x80, 0xBF
     if first == 0xE0:
         low = 0xA0
@@ -171,7 +107,7 @@ def _utf8(at: Int, end: Int) -> Int:
     if second < low or second > high:
         return np.int64(-1)
     for position in range(at + 2, at + size):
-        if _load8(position) & 0xC0 != 0x80:
+        if load8(position) & 0xC0 != 0x80:
             return np.int64(-1)
     return at + size
 
@@ -181,14 +117,14 @@ def _escape(at: Int, end: Int) -> Int:
     """Return the address after an escape, or -1 if it is not valid, or half of a pair."""
     if at + 1 >= end:
         return np.int64(-1)
-    byte = _load8(at + 1)
+    byte = load8(at + 1)
     if byte in (34, 92, 47, 98, 102, 110, 114, 116):  # " \ / b f n r t
         return at + 2
     if byte != 117 or at + 6 > end:  # u
         return np.int64(-1)
     code = 0
     for position in range(at + 2, at + 6):
-        digit = _load8(position)
+        digit = load8(position)
         if 48 <= digit <= 57:
             digit -= 48
         elif 97 <= digit <= 102:
@@ -209,7 +145,7 @@ def _string(at: Int, end: Int) -> tuple[Int, bool]:
         at = _plain(at, end)
         if at >= end:
             return np.int64(-1), plain
-        byte = _load8(at)
+        byte = load8(at)
         if byte == _QUOTE:
             return at, plain
         if byte >= 128:
@@ -225,7 +161,7 @@ def _string(at: Int, end: Int) -> tuple[Int, bool]:
 
 @compiled
 def _digits(at: Int, end: Int) -> Int:
-    while at < end and 48 <= _load8(at) <= 57:
+    while at < end and 48 <= load8(at) <= 57:
         at += 1
     return at
 
@@ -233,23 +169,23 @@ def _digits(at: Int, end: Int) -> Int:
 @compiled
 def _number(at: Int, end: Int) -> tuple[Int, bool]:
     """Return the address after a number (-1: none), and whether it is an integer."""
-    if at < end and _load8(at) == _MINUS:
+    if at < end and load8(at) == _MINUS:
         at += 1
     begin = at
     at = _digits(at, end)
-    if at == begin or (at > begin + 1 and _load8(begin) == _ZERO):
+    if at == begin or (at > begin + 1 and load8(begin) == _ZERO):
         return np.int64(-1), False
     integer = True
-    if at < end and _load8(at) == _DOT:
+    if at < end and load8(at) == _DOT:
         integer = False
         begin = at + 1
         at = _digits(begin, end)
         if at == begin:
             return np.int64(-1), False
-    if at < end and (_load8(at) | 32) == 101:  # e
+    if at < end and (load8(at) | 32) == 101:  # e
         integer = False
         at += 1
-        if at < end and (_load8(at) == _PLUS or _load8(at) == _MINUS):
+        if at < end and (load8(at) == _PLUS or load8(at) == _MINUS):
             at += 1
         begin = at
         at = _digits(begin, end)
@@ -262,20 +198,20 @@ def _number(at: Int, end: Int) -> tuple[Int, bool]:
 def _word(at: Int, end: Int) -> Int:
     """Return the address after `true`, `false` or `null`, or -1."""
     if at + 4 <= end:
-        a, b, c, d = _load8(at), _load8(at + 1), _load8(at + 2), _load8(at + 3)
+        a, b, c, d = load8(at), load8(at + 1), load8(at + 2), load8(at + 3)
         if a == 116 and b == 114 and c == 117 and d == 101:
             return at + 4
         if a == 110 and b == 117 and c == 108 and d == 108:
             return at + 4
         if a == 102 and b == 97 and c == 108 and d == 115 and at + 5 <= end:
-            return at + 5 if _load8(at + 4) == 101 else np.int64(-1)
+            return at + 5 if load8(at + 4) == 101 else np.int64(-1)
     return np.int64(-1)
 
 
 @compiled
 def _scalar(at: Int, end: Int) -> Int:
     """Return the address after a string, number or word, or -1."""
-    byte = _load8(at)
+    byte = load8(at)
     if byte == _QUOTE:
         at, _ = _string(at + 1, end)
         return at + 1 if at >= 0 else at
@@ -288,13 +224,13 @@ def _scalar(at: Int, end: Int) -> Int:
 @compiled
 def _key(at: Int, end: Int) -> Int:
     """Return the address after a key and its colon, or -1."""
-    if at >= end or _load8(at) != _QUOTE:
+    if at >= end or load8(at) != _QUOTE:
         return np.int64(-1)
     at, _ = _string(at + 1, end)
     if at < 0:
         return at
     at = _spaces(at + 1, end)
-    if at >= end or _load8(at) != _COLON:
+    if at >= end or load8(at) != _COLON:
         return np.int64(-1)
     return at + 1
 
@@ -308,13 +244,13 @@ def _skip(at: Int, end: Int) -> Int:  # noqa: C901
         at = _spaces(at, end)
         if at >= end:
             return np.int64(-1)
-        byte = _load8(at)
+        byte = load8(at)
         if byte in (_OPEN, _LIST):
             is_object = byte == _OPEN
             at = _spaces(at + 1, end)
             if at >= end:
                 return np.int64(-1)
-            if _load8(at) == (_CLOSE if is_object else _LIST_END):
+            if load8(at) == (_CLOSE if is_object else _LIST_END):
                 at += 1
             else:
                 depth += 1
@@ -335,7 +271,7 @@ def _skip(at: Int, end: Int) -> Int:  # noqa: C901
             at = _spaces(at, end)
             if at >= end:
                 return np.int64(-1)
-            byte = _load8(at)
+            byte = load8(at)
             is_object = kinds & np.uint64(1) != np.uint64(0)
             if byte == _COMMA:
                 at += 1
@@ -356,7 +292,7 @@ def _skip(at: Int, end: Int) -> Int:  # noqa: C901
 @compiled
 def _two(at: Int) -> Int:
     """Read two digits; a number above 99 if they are none."""
-    tens, ones = _load8(at) - 48, _load8(at + 1) - 48
+    tens, ones = load8(at) - 48, load8(at + 1) - 48
     if tens < 0 or tens > 9 or ones < 0 or ones > 9:
         return np.int64(10_000)
     return tens * 10 + ones
@@ -369,7 +305,7 @@ def _day(at: Int) -> Int:
     month, day = _two(at + 5), _two(at + 8)
     if year < 2 or year > 9998 or month < 1 or month > 12 or day < 1:
         return np.int64(-1_000_000)
-    if _load8(at + 4) != _MINUS or _load8(at + 7) != _MINUS:
+    if load8(at + 4) != _MINUS or load8(at + 7) != _MINUS:
         return np.int64(-1_000_000)
     most = _DAYS[month - 1]
     if month == 2 and year % 4 == 0 and (year % 100 != 0 or year % 400 == 0):
@@ -394,9 +330,9 @@ def _moment(at: Int, end: Int) -> tuple[Int, bool]:  # noqa: C901
     hour, minute, second = _two(at + 11), _two(at + 14), _two(at + 17)
     if (
         days < -999_999
-        or _load8(at + 10) != 84  # T
-        or _load8(at + 13) != _COLON
-        or _load8(at + 16) != _COLON
+        or load8(at + 10) != 84  # T
+        or load8(at + 13) != _COLON
+        or load8(at + 16) != _COLON
         or hour > 23
         or minute > 59
         or second > 59
@@ -404,7 +340,7 @@ def _moment(at: Int, end: Int) -> tuple[Int, bool]:  # noqa: C901
         return np.int64(0), False
     at += 19
     fraction = np.int64(0)
-    if at < end and _load8(at) == _DOT:
+    if at < end and load8(at) == _DOT:
         begin = at + 1
         at = _digits(begin, end)
         if at == begin or at - begin > _FRACTIONS:
@@ -412,13 +348,13 @@ def _moment(at: Int, end: Int) -> tuple[Int, bool]:  # noqa: C901
         for position in range(begin, begin + _FRACTIONS):
             fraction *= 10
             if position < at:
-                fraction += _load8(position) - 48
+                fraction += load8(position) - 48
     minutes = np.int64(0)
     if at < end:
-        sign = _load8(at)
+        sign = load8(at)
         if sign == 90:  # Z
             at += 1
-        elif sign in (_PLUS, _MINUS) and end - at == 6 and _load8(at + 3) == _COLON:
+        elif sign in (_PLUS, _MINUS) and end - at == 6 and load8(at + 3) == _COLON:
             hours, rest = _two(at + 1), _two(at + 4)
             if hours > 23 or rest > 59:
                 return np.int64(0), False
@@ -435,14 +371,14 @@ def _moment(at: Int, end: Int) -> tuple[Int, bool]:  # noqa: C901
 @compiled
 def _integer(at: Int, end: Int) -> tuple[Int, bool]:
     """Read the digits of a valid integer; False if there are more than 18."""
-    negative = _load8(at) == _MINUS
+    negative = load8(at) == _MINUS
     if negative:
         at += 1
     if end - at > 18:
         return np.int64(0), False
     value = np.int64(0)
     while at < end:
-        value = value * 10 + (_load8(at) - 48)
+        value = value * 10 + (load8(at) - 48)
         at += 1
     return (-value if negative else value), True
 
@@ -450,13 +386,13 @@ def _integer(at: Int, end: Int) -> tuple[Int, bool]:
 @compiled
 def _float(at: Int, end: Int) -> tuple[float, bool]:
     """Read a valid number exactly (mantissa up to 2**53, power up to 22), or return False."""
-    negative = _load8(at) == _MINUS
+    negative = load8(at) == _MINUS
     if negative:
         at += 1
     mantissa, power, digits = np.int64(0), np.int64(0), 0
     fraction = False
     while at < end:
-        byte = _load8(at)
+        byte = load8(at)
         if byte == _DOT:
             fraction = True
         elif 48 <= byte <= 57:
@@ -471,14 +407,14 @@ def _float(at: Int, end: Int) -> tuple[float, bool]:
     if at < end:  # e
         at += 1
         sign = np.int64(1)
-        if _load8(at) == _MINUS or _load8(at) == _PLUS:
-            sign = np.int64(-1) if _load8(at) == _MINUS else np.int64(1)
+        if load8(at) == _MINUS or load8(at) == _PLUS:
+            sign = np.int64(-1) if load8(at) == _MINUS else np.int64(1)
             at += 1
         if end - at > 3:
             return 0.0, False
         exponent = np.int64(0)
         while at < end:
-            exponent = exponent * 10 + (_load8(at) - 48)
+            exponent = exponent * 10 + (load8(at) - 48)
             at += 1
         power += sign * exponent
     if negative and mantissa == 0:
@@ -495,11 +431,11 @@ def _same(one: Int, other: Int, size: Int) -> bool:
     """Compare two pieces of the data."""
     at = np.int64(0)
     while at + 8 <= size:
-        if _load64(one + at) != _load64(other + at):
+        if load64(one + at) != load64(other + at):
             return False
         at += 8
     while at < size:
-        if _load8(one + at) != _load8(other + at):
+        if load8(one + at) != load8(other + at):
             return False
         at += 1
     return True
@@ -522,7 +458,7 @@ def _read(  # noqa: C901
     at: Int, end: Int, base: Int, code: Int, low: Int, high: Int, nullable: Int
 ) -> tuple[Int, Int, Int]:
     """Read the value of a wanted field: the address after it (-1: not valid), what it is, and its cell."""
-    byte = _load8(at)
+    byte = load8(at)
     start = at
     if byte == _QUOTE:
         close, plain = _string(at + 1, end)
@@ -550,7 +486,7 @@ def _read(  # noqa: C901
         elif code == FLOAT:
             number, is_one = _float(start, at)
             if is_one:
-                return at, np.int64(VALUE), _bits(number)
+                return at, np.int64(VALUE), bits_of(number)
     elif byte in (_OPEN, _LIST):
         at = _skip(at, end)
         if at < 0:
@@ -607,7 +543,7 @@ def parse(  # noqa: C901
             continue
         at, end = base + starts[row], base + ends[row]
         at = _spaces(at, end)
-        good = at < end and _load8(at) == _OPEN
+        good = at < end and load8(at) == _OPEN
         at += 1
         found: Int = 0
         position: Int = 0
@@ -620,24 +556,24 @@ def parse(  # noqa: C901
             else:
                 begin = at
                 at = _spaces(at, end)
-                if at < end and _load8(at) == _CLOSE:
+                if at < end and load8(at) == _CLOSE:
                     good = _spaces(at + 1, end) == end
                     break
                 if position > 0:
-                    if at >= end or _load8(at) != _COMMA:
+                    if at >= end or load8(at) != _COMMA:
                         good = False
                         break
                     at = _spaces(at + 1, end)
-                if at >= end or _load8(at) != _QUOTE:
+                if at >= end or load8(at) != _QUOTE:
                     good = False
                     break
                 close = _plain(at + 1, end)
-                if close >= end or _load8(close) != _QUOTE:
+                if close >= end or load8(close) != _QUOTE:
                     good = False
                     break
                 field = _field(at + 1, close - at - 1, name_base, name_ends)
                 at = _spaces(close + 1, end)
-                if at >= end or _load8(at) != _COLON:
+                if at >= end or load8(at) != _COLON:
                     good = False
                     break
                 at = _spaces(at + 1, end)
@@ -675,34 +611,3 @@ def parse(  # noqa: C901
                     good = good and not fields[each, REQUIRED]
         left[row] = not good
     return cells, kinds, others, left
-
-
-@compiled
-def gather_texts(data: Bytes, cells: NDArray[np.int64], take: NDArray[np.uint8]) -> tuple[Any, Any]:
-    """Copy the pieces `start << 32 | size` of the data whose row has `take`: Arrow offsets, and bytes."""
-    rows = len(cells)
-    offsets = np.empty(rows + 1, np.int32)
-    total: Int = np.int64(0)
-    offsets[0] = 0
-    for row in range(rows):
-        if take[row]:
-            total += cells[row] & 0xFFFFFFFF
-        offsets[row + 1] = total
-    out = np.empty(total + 8, np.uint8)
-    base, out_base = np.int64(data.ctypes.data), np.int64(out.ctypes.data)
-    end = base + len(data)
-    for row in range(rows):
-        if not take[row]:
-            continue
-        start, to = base + (cells[row] >> 32), out_base + np.int64(offsets[row])
-        stop = start + (cells[row] & 0xFFFFFFFF)
-        # 8 bytes at a time: the next piece overwrites bytes that were copied beyond the end.
-        while start < stop and start + 8 <= end:
-            _store64(to, _load64(start))
-            start += 8
-            to += 8
-        while start < stop:
-            out[to - out_base] = data[start - base]
-            start += 1
-            to += 1
-    return offsets, out[:total]

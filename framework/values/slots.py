@@ -15,13 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from ..formats.kernels import Ints, compiled
+from .memory import load64, store64
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-__all__ = ["CHILD", "LEVEL", "Bad", "Column", "Kind", "Layout", "Slots", "null_row"]
+__all__ = ["CHILD", "LEVEL", "Bad", "Column", "Kind", "Layout", "Slots", "gather", "null_row"]
 
 LEVEL, CHILD = 0, 1
 """Columns of `Layout.table`."""
@@ -363,13 +364,22 @@ def gather(
     if total > _LARGEST:
         return offsets[:0], np.empty(0, np.uint8), True
     offsets[rows] = total
-    out = np.empty(total, np.uint8)
+    out = np.empty(total + 8, np.uint8)
+    base, out_base = np.int64(data.ctypes.data), np.int64(out.ctypes.data)
+    end = base + len(data)
     for row in range(rows):
-        to = np.uint64(offsets[row])
-        size = np.uint64(offsets[row + 1]) - to
-        start = np.uint64(pieces[row]) >> np.uint64(32)
-        for i in range(size):
-            out[to + i] = data[start + i]
+        start, to = base + (pieces[row] >> 32), out_base + np.int64(offsets[row])
+        stop = out_base + np.int64(offsets[row + 1])
+        # 8 bytes at a time: the next piece overwrites bytes that were copied beyond the end.
+        while to < stop and start + 8 <= end:
+            store64(to, load64(start))
+            start += 8
+            to += 8
+        while to < stop:
+            out[to - out_base] = data[start - base]
+            start += 1
+            to += 1
+    out = out[:total]
     high = np.uint8(0)
     for i in range(len(out)):
         high |= out[i]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kmr.values.slots import Layout, Slots
+from kmr.values.slots import Layout, Slots, gather
 
 
 def test_slots_become_columns_of_every_width() -> None:
@@ -41,3 +43,24 @@ def test_a_level_that_grows_keeps_what_is_written() -> None:
     slots.grow(1)
     assert slots.of(1).tolist() == before
     assert slots.capacities[1] == 2 * len(before)
+
+
+@given(
+    st.binary(max_size=40),
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.booleans())),
+)
+def test_pieces_of_any_size_and_place_are_gathered(
+    data: bytes, cuts: list[tuple[int, int, bool]]
+) -> None:
+    pieces = [
+        (min(start, len(data)), data[start : start + size], valid) for start, size, valid in cuts
+    ]
+    offsets, gathered, is_ascii = gather(
+        np.frombuffer(data, np.uint8),
+        np.array([start << 32 | len(piece) for start, piece, _ in pieces], np.int64),
+        np.array([valid for _, _, valid in pieces], np.bool_),
+    )
+    expected = [piece if valid else b"" for _, piece, valid in pieces]
+    assert gathered.tobytes() == b"".join(expected)
+    assert np.diff(offsets).tolist() == [len(piece) for piece in expected]
+    assert is_ascii == b"".join(expected).isascii()

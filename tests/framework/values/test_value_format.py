@@ -25,7 +25,6 @@ REGISTRY = "http://127.0.0.1:1"
 
 COMPILED = [
     (json_kernel, "parse"),
-    (json_kernel, "gather_texts"),
     (avro_kernel, "run"),
     (protobuf_kernel, "run"),
     (slots, "gather"),
