@@ -20,9 +20,9 @@ from chaos.course import carry_out
 from chaos.letters import KILLS, LETTERS, replay_under_kills
 from chaos.report import write_report
 from chaos.scenarios import LONG, SCENARIOS, SHORT, SLOW
-from chaos.services import ServiceFailed
 from chaos.shape import Outside
 from chaos.soak import soak
+from kmr.chaos.services import ServiceFailed
 from kmr.config.schema import SECONDS, parse_quantity
 
 if TYPE_CHECKING:

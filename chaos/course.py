@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from chaos.checkers import check
-from chaos.faults import Strike, plan
 from chaos.growth import check_growth
 from chaos.history import History, Recorder
-from chaos.services import ServiceFailed
 from chaos.shape import Outside
 from chaos.site import Site
 from chaos.tables import collect
+from kmr.chaos.faults import Strike, plan
+from kmr.chaos.services import ServiceFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

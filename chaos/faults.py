@@ -1,109 +1,41 @@
-"""Faults: each strikes, holds on until it has had its effect, and heals; also when it is cancelled."""
+"""The faults of our own suite: those of any strategy, and those that need proxies or a PostgreSQL."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from random import Random
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import anyio
 from anyio import to_thread
 
+from chaos.site import Site
+from kmr.chaos.faults import (
+    Fault,
+    KillBroker,
+    KillClickHouse,
+    KillEverything,
+    KillWorker,
+    PauseWorker,
+    RebalanceStorm,
+    RestartWorker,
+    ShortStorm,
+    kill_and_start,
+    kill_and_start_in_order,
+    own,
+)
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from random import Random
 
     from chaos.postgres import PostgresServer
     from chaos.proxies import Link
-    from chaos.services import Service
-    from chaos.site import Site, Worker
 
-__all__ = ["FAULTS", "Fault", "Need", "Strike", "own", "plan", "way"]
+__all__ = ["FAULTS", "way"]
 
 T = TypeVar("T", bound="Link | PostgresServer")
-Need = Literal["broker", "clickhouse", "postgres", "links", "peers"]
-"""Of a site: a broker, a ClickHouse or a PostgreSQL of its own, proxies, two workers in a group."""
 
 
-@dataclass(frozen=True)
-class Strike:
-    """One line of a schedule: which fault, and the seed of what it decides (its target, say)."""
-
-    fault: str
-    seed: int
-
-
-class Fault(ABC):
-    """Something that goes wrong. It has no state: what it decides, it takes from its seed."""
-
-    name: ClassVar[str]
-    needs: ClassVar[frozenset[Need]] = frozenset()
-
-    @abstractmethod
-    async def strike(self, site: Site, random: Random) -> str:
-        """Let it happen and pass; returns what exactly happened, for the report."""
-
-
-def plan(seed: int, faults: Sequence[str], rounds: int = 1) -> list[Strike]:
-    """The schedule of a run: every fault once a round, in an order that only the seed decides."""
-    random = Random(seed)  # noqa: S311  no secrets
-    schedule: list[Strike] = []
-    for _ in range(rounds):
-        order = list(faults)
-        random.shuffle(order)
-        schedule += [Strike(name, random.getrandbits(32)) for name in order]
-    return schedule
-
-
-class KillWorker(Fault):
-    """SIGKILL of a worker; another takes its place at once."""
-
-    name = "kill-worker"
-
-    async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
-        worker = random.choice(site.workers)
-        await worker.restart(kill=True)
-        return worker.name
-
-
-class RestartWorker(Fault):
-    """SIGTERM of a worker, which drains and leaves; another takes its place."""
-
-    name = "restart-worker"
-
-    async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
-        worker = random.choice(site.workers)
-        await worker.restart(kill=False)
-        return worker.name
-
-
-class KillBroker(Fault):
-    """SIGKILL of the broker, started again on the same directory."""
-
-    name = "kill-broker"
-    needs = frozenset({"broker"})
-
-    async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
-        await _kill_and_start(own(site.broker))
-        return "broker"
-
-
-class KillClickHouse(Fault):
-    """SIGKILL of ClickHouse, started again on the same directory."""
-
-    name = "kill-clickhouse"
-    needs = frozenset({"clickhouse"})
-
-    async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
-        await _kill_and_start(own(site.clickhouse))
-        return "ClickHouse"
-
-
-class KillClickHouseWriting(Fault):
+class KillClickHouseWriting(Fault[Site]):
     """SIGKILL of ClickHouse within milliseconds after INSERTs have reached it: some are half written."""
 
     name = "kill-clickhouse-writing"
@@ -130,7 +62,7 @@ class KillClickHouseWriting(Fault):
 
     async def kill(self, site: Site) -> None:
         """Kill ClickHouse, and start it again."""
-        await _kill_and_start(own(site.clickhouse))
+        await kill_and_start(own(site.clickhouse))
 
 
 class KillClickHouseAndWorkers(KillClickHouseWriting):
@@ -140,12 +72,12 @@ class KillClickHouseAndWorkers(KillClickHouseWriting):
 
     async def kill(self, site: Site) -> None:
         """Kill all of them at once; start ClickHouse first."""
-        await _kill_and_start_in_order(
+        await kill_and_start_in_order(
             [own(site.clickhouse)], [worker.service for worker in site.workers]
         )
 
 
-class KillPostgres(Fault):
+class KillPostgres(Fault[Site]):
     """SIGKILL of PostgreSQL and all of its sessions, started again on the same directory."""
 
     name = "kill-postgres"
@@ -177,39 +109,7 @@ class KillPostgresAndWorkers(KillPostgres):
         return "PostgreSQL and every worker"
 
 
-class KillEverything(Fault):
-    """SIGKILL of everything at once: a power failure that loses no page of the file system's cache."""
-
-    name = "kill-everything"
-    needs = frozenset({"broker", "clickhouse"})
-
-    async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
-        below = [own(site.broker), own(site.clickhouse)]
-        await _kill_and_start_in_order(below, [worker.service for worker in site.workers])
-        return "broker, ClickHouse and every worker"
-
-
-class PauseWorker(Fault):
-    """SIGSTOP of a worker until others have its partitions and have gone on, then SIGCONT."""
-
-    name = "pause-worker"
-    needs = frozenset({"peers"})
-
-    async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
-        worker = random.choice(site.workers)
-        await site.until_joined(worker)
-        worker.service.pause()
-        try:
-            await site.until_expelled(worker)
-            await site.until_settled(worker.group)
-        finally:
-            worker.service.resume()
-        return worker.name
-
-
-class LateInsert(Fault):
+class LateInsert(Fault[Site]):
     """A worker's INSERT arrives when its partitions have long had another owner, who went on."""
 
     name = "late-insert"
@@ -233,7 +133,7 @@ class LateInsert(Fault):
         return f"{worker.name}, late INSERTs: {held}"
 
 
-class DropAnswers(Fault):
+class DropAnswers(Fault[Site]):
     """INSERTs are written, but the connection is closed before the answer."""
 
     name = "drop-answers"
@@ -253,7 +153,7 @@ class DropAnswers(Fault):
         return f"{worker.name}, answers swallowed: {self.count}"
 
 
-class DropAnswerAndKill(Fault):
+class DropAnswerAndKill(Fault[Site]):
     """An INSERT is written, and its worker is killed before it hears of it."""
 
     name = "drop-answer-and-kill"
@@ -273,7 +173,7 @@ class DropAnswerAndKill(Fault):
         return worker.name
 
 
-class SlowSink(Fault):
+class SlowSink(Fault[Site]):
     """ClickHouse takes half a second longer for each INSERT, for everybody."""
 
     name = "slow-sink"
@@ -318,7 +218,7 @@ class RebalanceBehind(SlowSink):
         return f"{len(links)} kills, {self.seconds:g} s for each INSERT"
 
 
-class HangingSink(Fault):
+class HangingSink(Fault[Site]):
     """ClickHouse says nothing, for longer than a worker waits for it."""
 
     name = "hanging-sink"
@@ -339,7 +239,7 @@ class HangingSink(Fault):
         return f"for {seconds:g} s"
 
 
-class _PartedWorker(Fault):
+class _PartedWorker(Fault[Site]):
     needs = frozenset({"peers", "links"})
 
     async def strike(self, site: Site, random: Random) -> str:
@@ -379,7 +279,7 @@ class SilentNetwork(_PartedWorker):
         link.freeze()
 
 
-class DiskFull(Fault):
+class DiskFull(Fault[Site]):
     """No file of the broker can grow, until producers have stood still."""
 
     name = "disk-full"
@@ -397,35 +297,7 @@ class DiskFull(Fault):
         return f"until no record was acknowledged for {self.silence:g} s"
 
 
-class RebalanceStorm(Fault):
-    """Every worker is restarted again and again, by SIGTERM or SIGKILL, all at the same time."""
-
-    name = "rebalance-storm"
-    restarts: ClassVar[int] = 16
-
-    async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
-
-        async def restart(worker: Worker, own: Random) -> None:
-            for _ in range(self.restarts):
-                await worker.restart(kill=own.random() < 0.5)
-                with anyio.move_on_after(own.uniform(1, 10)):
-                    await site.until_joined(worker)
-
-        async with anyio.create_task_group() as tasks:
-            for worker in site.workers:
-                tasks.start_soon(restart, worker, Random(random.random()))  # noqa: S311
-        return f"{len(site.workers)} workers, {self.restarts} restarts each"
-
-
-class ShortStorm(RebalanceStorm):
-    """The same, twice each."""
-
-    name = "short-storm"
-    restarts = 2
-
-
-FAULTS: dict[str, Fault] = {
+FAULTS: dict[str, Fault[Site]] = {
     fault.name: fault
     for fault in (
         KillWorker(),
@@ -451,30 +323,6 @@ FAULTS: dict[str, Fault] = {
         ShortStorm(),
     )
 }
-
-
-async def _kill_and_start(service: Service) -> None:
-    await service.kill()
-    await service.start()
-
-
-async def _kill_and_start_in_order(*groups: Sequence[Service]) -> None:
-    """Kill all of them at once; start one group after the other."""
-    async with anyio.create_task_group() as tasks:
-        for services in groups:
-            for service in services:
-                tasks.start_soon(service.kill)
-    for services in groups:
-        async with anyio.create_task_group() as tasks:
-            for service in services:
-                tasks.start_soon(service.start)
-
-
-def own(service: Service | None) -> Service:
-    """A service of the site's own. Raises ValueError for one that was there already."""
-    if service is None:
-        raise ValueError("this service is not ours to harm")
-    return service
 
 
 def way(link: T | None) -> T:

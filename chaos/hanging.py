@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import anyio
 
-from chaos.faults import Fault, way
+from chaos.faults import way
+from chaos.site import Site
+from kmr.chaos.faults import Fault
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from random import Random
 
-    from chaos.site import Site, Worker
+    from chaos.site import Worker
 
 __all__ = ["DEADLINE", "HangingMap", "SinkPastDeadline"]
 
@@ -23,7 +25,7 @@ _LEEWAY: Final = 7.0  # seconds, on a machine that has much else to do
 _INTERVAL: Final = 0.05
 
 
-class _PastDeadline(Fault):
+class _PastDeadline(Fault[Site]):
     """SIGTERM for a worker that hangs; it ends at its deadline with the exit code for that."""
 
     deadline: ClassVar[float] = DEADLINE

@@ -13,8 +13,9 @@ import anyio
 from aiokafka.admin import NewTopic
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
-from chaos.faults import Fault
 from chaos.proxies import BROKEN
+from chaos.site import Site
+from kmr.chaos.faults import Fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import SocketStream
 
-    from chaos.site import Site
 
 __all__ = ["HostileClient"]
 
@@ -51,7 +51,7 @@ class _Tally:
         )
 
 
-class HostileClient(Fault):
+class HostileClient(Fault[Site]):
     """Requests that are oversized, false, endless or cut short, on many connections, under a normal load."""
 
     name = "hostile-client"

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import anyio
 
 from chaos import tables
-from chaos.faults import Fault
+from chaos.site import Site
+from kmr.chaos.faults import Fault
 
 if TYPE_CHECKING:
     from random import Random
 
-    from chaos.site import Site
 
 __all__ = ["ResetOffsets"]
 
 
-class ResetOffsets(Fault):
+class ResetOffsets(Fault[Site]):
     """The rows are deleted, and the group's offsets reset: a second run writes every row again."""
 
     name = "reset-offsets"

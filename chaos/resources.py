@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from chaos.history import Recorder
-    from chaos.services import Service
+    from kmr.chaos.services import Service
 
-__all__ = ["Resources", "resources_of", "tasks_in", "watch_resources"]
+__all__ = ["Resources", "resources_of", "tasks_in", "watch_memory", "watch_resources"]
 
 _TASKS: Final = re.compile(r"^kmr_(?:broker_)?event_loop_tasks (\S+)$", re.MULTILINE)
 _MEMORY: Final = re.compile(r"^(Rss|Pss): +(\d+) kB$", re.MULTILINE)
 _THREADS: Final = re.compile(r"^Threads:\s+(\d+)$", re.MULTILINE)
 _PATIENCE: Final = 5.0
+_MEMORY_INTERVAL: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,16 @@ def tasks_in(metrics: str) -> int | None:
     """Return the tasks of the event loop by the metrics of a worker or a broker; None without them."""
     found = _TASKS.search(metrics)
     return int(float(found[1])) if found else None
+
+
+async def watch_memory(services: Iterable[Service], recorder: Recorder) -> None:
+    """Take down the memory of every process, until cancelled."""
+    while True:
+        for service in services:
+            size = service.resident_bytes()
+            if size is not None:
+                recorder.line("memory", process=service.name, bytes=size)
+        await anyio.sleep(_MEMORY_INTERVAL)
 
 
 async def watch_resources(services: Iterable[Service], recorder: Recorder, every: float) -> None:

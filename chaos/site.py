@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Final, Self
 
@@ -18,23 +19,24 @@ from chaos.kafka_link import KafkaLink
 from chaos.postgres import PostgresServer
 from chaos.producers import Load
 from chaos.proxies import HttpLink
-from chaos.resources import watch_resources
-from chaos.services import START_TIMEOUT, ServiceFailed, Services, free_port
-from chaos.view import View, watch_memory
+from chaos.resources import watch_memory, watch_resources
 from chaos.workload import FILES, HANG
+from kmr.chaos import site as worker_site
+from kmr.chaos.services import START_TIMEOUT, ServiceFailed, Services, free_port
+from kmr.chaos.view import View
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Mapping
 
     from anyio.abc import TaskGroup
 
     from chaos.history import Recorder
-    from chaos.services import Service
     from chaos.shape import GroupSpec, Outside, Shape
+    from kmr.chaos.services import Service
 
 __all__ = ["Site", "Worker"]
 
+_ROOT: Final = Path(__file__).resolve().parents[1]
 _SESSION_TIMEOUT: Final = 3.0
 """Seconds: after every kill of a worker, its group waits for so long."""
 _SHORTEST_ELSEWHERE: Final = 6.0
@@ -50,69 +52,31 @@ def _together(name: str, workers: int) -> tuple[str, ...]:
 
 
 @dataclass(eq=False)
-class Worker:
-    """A worker's process, or that of the supervisor of several, and its ways to the broker and to ClickHouse.
+class Worker(worker_site.Worker):
+    """A worker with ways to the broker and to ClickHouse.
 
     Attributes:
         hang: a file; when there is one, the map of the worker takes it away and hangs.
-        joins: whether it becomes a member of its group.
     """
 
-    service: Service
-    group: str
-    hang: Path
-    joins: bool = True
+    hang: Path = field(kw_only=True)
     kafka: KafkaLink | None = None
     clickhouse: HttpLink | None = None
-    _lock: anyio.Lock = field(default_factory=anyio.Lock)
-
-    @property
-    def name(self) -> str:
-        """Its name, whichever process it is."""
-        return self.service.name
-
-    @property
-    def client_id(self) -> str:
-        """The member id of its current process in the group."""
-        return f"{self.service.name}.{self.service.starts}"
-
-    async def restart(self, *, kill: bool) -> None:
-        """SIGKILL or SIGTERM, and a new process."""
-        async with self._lock:
-            await (self.service.kill() if kill else self.service.stop())
-            await self.service.start()
-
-    async def restart_late(self) -> float:
-        """SIGTERM for a process that cannot drain, and a new one; returns the seconds until it ended."""
-        async with self._lock:
-            began = anyio.current_time()
-            await self.service.stop(late=True)
-            seconds = anyio.current_time() - began
-            await self.service.start()
-        return seconds
-
-    async def revive(self) -> None:
-        """Start it again if it ended without a signal of ours."""
-        async with self._lock:
-            if self.service.wanted and not self.service.running:
-                await self.service.start()
 
 
-class Site:
+class Site(worker_site.Site):
     """Everything that runs, from the first process to the last; an async context manager."""
 
     def __init__(self, shape: Shape, outside: Outside, directory: Path, recorder: Recorder) -> None:
         self.shape = shape
         self.recorder = recorder
         self.workers: list[Worker] = []
-        self.broker: Service | None = None
-        self.clickhouse: Service | None = None
         self.postgres: PostgresServer | None = None
         self.topic = f"chaos{outside.suffix}"
         self._outside = outside
         self._stack = AsyncExitStack()
         self._directory = directory
-        self._services = Services(directory / "logs", recorder)
+        self._services = Services(directory / "logs", recorder, _ROOT)
         self.bootstrap_servers = outside.bootstrap_servers or f"127.0.0.1:{free_port()}"
         self.clickhouse_url = outside.clickhouse_url or f"http://127.0.0.1:{free_port()}"
         self.groups = [spec.with_suffix(outside.suffix) for spec in shape.groups]
@@ -152,52 +116,11 @@ class Site:
         self._tasks.start_soon(run)
         return finished
 
-    async def until_shared(self) -> None:
-        """Wait until exactly the workers that should run share the partitions."""
-        await self.view.until(
-            lambda: all(
-                self.view.groups.get(spec.name) is not None
-                and self.view.groups[spec.name].state == "Stable"
-                and self.view.members(spec.name) == self._wanted(spec.name)
-                for spec in self.groups
-                if spec.engine == "worker"
-            )
-        )
-
-    async def until_settled(self, *groups: str) -> None:
-        """Wait until these groups, or all, have committed every record that is acknowledged by now."""
-        ends = dict(self.recorder.acknowledged.get(self.topic, {}))
-        names = groups or tuple(spec.name for spec in self.groups)
-        await self.view.until(
-            lambda: all(
-                self.view.offsets[group].get((self.topic, partition), 0) >= end
-                for group in names
-                for partition, end in ends.items()
-            )
-        )
-
-    async def until_expelled(self, worker: Worker) -> None:
-        """Wait until a worker that is not heard of is no longer a member of its group."""
-        client_id = worker.client_id
-        await self.view.until(lambda: client_id not in self.view.members(worker.group))
-
-    async def until_joined(self, worker: Worker) -> None:
-        """Wait until a worker is a member and has partitions; an engine of Spark never is."""
-        if worker.joins:
-            await self.view.until(lambda: self.view.owns(worker.group, worker.client_id) > 0)
-
-    async def stop_workers(self) -> None:
-        """SIGTERM for every worker; they drain, commit and leave."""
-        async with anyio.create_task_group() as tasks:
-            for worker in self.workers:
-                tasks.start_soon(worker.service.stop)
-
-    def _wanted(self, group: str) -> frozenset[str]:
-        return frozenset(
-            worker.client_id
-            for worker in self.workers
-            if worker.group == group and worker.service.wanted
-        )
+    @property
+    def acknowledged(self) -> Mapping[tuple[str, int], int]:
+        """See `Site.acknowledged`."""
+        ends = self.recorder.acknowledged.get(self.topic, {})
+        return {(self.topic, partition): end for partition, end in ends.items()}
 
     async def _set_up(self) -> None:
         stack = self._stack
@@ -215,7 +138,7 @@ class Site:
             self._tasks.start_soon(watch_resources, self._services, self.recorder, every)
         for worker in self.workers:
             await worker.service.start()
-        self._tasks.start_soon(self._supervise)
+        self._tasks.start_soon(self.supervise)
         with anyio.move_on_after(START_TIMEOUT) as patience:
             await self.until_shared()
         if patience.cancelled_caught:
@@ -312,7 +235,11 @@ class Site:
                 service = self._declare(f"{spec.name}-{number}", spec, bootstrap_servers, url)
                 joins = spec.engine == "worker"
                 hang = self._hang(service.name)
-                self.workers.append(Worker(service, spec.name, hang, joins, kafka, clickhouse))
+                self.workers.append(
+                    Worker(
+                        *(service, spec.name, joins), hang=hang, kafka=kafka, clickhouse=clickhouse
+                    )
+                )
 
     def _declare(self, name: str, spec: GroupSpec, bootstrap_servers: str, url: str) -> Service:
         arguments = [
@@ -358,10 +285,3 @@ class Site:
             checkpoint,
             *_SPARK_FLAGS,
         ]
-
-    async def _supervise(self) -> None:
-        """Restart a worker that ended without a signal of ours, as a supervisor would."""
-        while True:
-            for worker in self.workers:
-                await worker.revive()
-            await anyio.sleep(0.5)

@@ -10,19 +10,19 @@ import numpy as np
 from aiokafka import AIOKafkaConsumer
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
-from chaos.faults import Fault
 from chaos.growth import processes_of
 from chaos.history import where
 from chaos.scenarios import MIB, Scenario
 from chaos.shape import GroupSpec, Shape
+from chaos.site import Site
 from chaos.timeline import COLOURS, Canvas, Line
 from chaos.workload import Workload
+from kmr.chaos.faults import Fault
 
 if TYPE_CHECKING:
     from random import Random
 
     from chaos.history import History
-    from chaos.site import Site
 
 __all__ = ["Visit", "plot", "soak"]
 
@@ -39,7 +39,7 @@ _PANELS: Final = (
 )
 
 
-class Visit(Fault):
+class Visit(Fault[Site]):
     """A member joins each group and leaves: two rebalances, and no process of ours ends."""
 
     name = "visit"

@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from chaos.faults import Fault
+from chaos.site import Site
+from kmr.chaos.faults import Fault
 
 if TYPE_CHECKING:
     from random import Random
 
-    from chaos.site import Site, Worker
+    from chaos.site import Worker
 
 __all__ = ["KillOneOfMany", "RollWorkers"]
 
 _INTERVAL: Final = 0.05  # seconds
 
 
-class KillOneOfMany(Fault):
+class KillOneOfMany(Fault[Site]):
     """SIGKILL of one worker of a command; its supervisor starts it again."""
 
     name = "kill-one-of-many"
@@ -39,7 +40,7 @@ class KillOneOfMany(Fault):
         return f"process {victim} of {command.name}"
 
 
-class RollWorkers(Fault):
+class RollWorkers(Fault[Site]):
     """SIGHUP of a supervisor: it replaces one worker after the other."""
 
     name = "roll-workers"

@@ -11,16 +11,16 @@ import anyio
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
-from chaos.faults import Fault
 from chaos.scenarios import Scenario
 from chaos.shape import GroupSpec, Shape
+from chaos.site import Site
 from chaos.workload import Workload
+from kmr.chaos.faults import Fault
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from random import Random
 
-    from chaos.site import Site
     from interop.nodes import Cluster
 
 __all__ = ["FAILOVER", "KillCoordinator", "KillLeader", "failover_of"]
@@ -30,7 +30,7 @@ _REQUEST_TIMEOUT_MS: Final = 5_000
 _OFFSETS_TOPIC: Final = "__consumer_offsets"
 
 
-class _KillNode(Fault):
+class _KillNode(Fault[Site]):
     """A node is killed, the workers go on without it, and it comes back."""
 
     records: ClassVar[int] = 10_000

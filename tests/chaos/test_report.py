@@ -12,12 +12,12 @@ import pytest
 from chaos.__main__ import main
 from chaos.checkers import GROUP_CHECKERS, check
 from chaos.course import Run
-from chaos.faults import Strike
 from chaos.history import History, Recorder
 from chaos.report import write_report
 from chaos.scenarios import SCENARIOS
 from chaos.soak import soak
 from chaos.timeline import timeline
+from kmr.chaos.faults import Strike
 
 if TYPE_CHECKING:
     from collections.abc import Callable

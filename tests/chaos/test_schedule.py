@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from chaos.faults import FAULTS, plan
 from chaos.scenarios import EVERY_FAULT, LONG, SCENARIOS, SHORT, Scenario
 from chaos.shape import Outside
 from chaos.workload import Workload
-
-seeds = st.integers(0, 2**32 - 1)
-
-
-@given(seeds, st.lists(st.sampled_from(sorted(FAULTS)), unique=True), st.integers(1, 4))
-def test_a_seed_reproduces_its_schedule_with_every_fault_once_a_round(
-    seed: int, faults: list[str], rounds: int
-) -> None:
-    schedule = plan(seed, faults, rounds)
-    assert schedule == plan(seed, faults, rounds)
-    assert Counter(strike.fault for strike in schedule) == Counter(faults * rounds)
-
-
-def test_different_seeds_give_different_schedules() -> None:
-    assert len({tuple(plan(seed, sorted(FAULTS))) for seed in range(20)}) == 20
 
 
 def test_every_fault_strikes_in_some_scenario() -> None:

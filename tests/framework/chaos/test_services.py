@@ -12,8 +12,8 @@ import pytest
 from anyio import to_thread
 
 from chaos.history import Recorder
-from chaos.services import Service, ServiceFailed, Services, free_port
 from kmr.broker.client import BatchProducer, ProduceError
+from kmr.chaos.services import Service, ServiceFailed, Services, free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

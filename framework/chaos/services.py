@@ -13,7 +13,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import anyio
 from anyio.streams.buffered import BufferedByteReceiveStream
@@ -24,14 +24,28 @@ if TYPE_CHECKING:
 
     from anyio.abc import Process, TaskGroup
 
-    from chaos.history import Recorder
-
-__all__ = ["START_TIMEOUT", "Service", "ServiceFailed", "Services", "free_port"]
+__all__ = ["START_TIMEOUT", "Recorder", "Service", "ServiceFailed", "Services", "free_port"]
 
 STOP_TIMEOUT: Final = 40.0
 START_TIMEOUT: Final = 90.0
 """Seconds for a service to be ready, on a machine that has much else to do."""
-_ROOT: Final = Path(__file__).resolve().parents[1]
+_KMR: Final = (
+    "from kmr.service.process import end_with_parent; end_with_parent({parent}); "
+    "from kmr.cli import main; main()"
+)
+"""A `kmr` that the kernel kills when we end, however we end."""
+
+
+class Recorder(Protocol):
+    """Takes down what happens; a line is a dict that may be completed later."""
+
+    def line(self, table: str, **values: object) -> dict[str, Any]:
+        """Add a line to a table: "processes" here, "commits" by a `View`."""
+        ...
+
+    def event(self, kind: str, name: str, detail: str = "") -> dict[str, Any]:
+        """Add an event; "noticed" is an end that we have not caused."""
+        ...
 
 
 class ServiceFailed(Exception):
@@ -100,13 +114,19 @@ class Service:
         assert not self.running, f"{self.name} runs already"  # noqa: S101
         self._ready, self._ended = anyio.Event(), anyio.Event()
         self.starts += 1
-        kmr = str(Path(sys.executable).with_name("kmr"))
+        # -P: the user's folder must not hide modules of Python
+        kmr = (sys.executable, "-P", "-c", _KMR.format(parent=os.getpid()))
         self._process = await anyio.open_process(
-            [kmr, *self._arguments()],
+            [*kmr, *self._arguments()],
             stdin=None,
             stderr=subprocess.STDOUT,
-            cwd=_ROOT,
-            env={**os.environ, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1", **self._environment},
+            cwd=self._services.directory,
+            env={
+                **_without_settings(),
+                "NO_COLOR": "1",
+                "PYTHONUNBUFFERED": "1",
+                **self._environment,
+            },
             start_new_session=True,  # Ctrl-C reaches the suite alone
         )
         self.wanted = True
@@ -232,8 +252,10 @@ class Service:
 class Services:
     """All processes of a run; on leaving, stops those that still run, in reverse order of their start."""
 
-    def __init__(self, logs: Path, recorder: Recorder) -> None:
+    def __init__(self, logs: Path, recorder: Recorder, directory: Path | None = None) -> None:
+        """`directory`: where the processes run; None: where this one runs."""
         self.recorder = recorder
+        self.directory = directory
         self.tasks: TaskGroup
         self._logs = logs
         self._all: list[Service] = []
@@ -282,6 +304,11 @@ class Services:
         with anyio.CancelScope(shield=True):
             for service in reversed(self._all):
                 await service.stop()
+
+
+def _without_settings() -> dict[str, str]:
+    """The environment of this process, without the settings of other workers and brokers in it."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("KMR_")}
 
 
 def free_port() -> int:

@@ -1,4 +1,4 @@
-"""What can be seen from outside while a run goes on: committed offsets, members, memory."""
+"""What can be seen from outside while a run goes on: committed offsets and members."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from kmr.errors import KmrError
-from kmr.kafka.admin import Group, connect_admin
-from kmr.kafka.connection import ConnectionConfig
+from ..errors import KmrError
+from ..kafka.admin import Group, connect_admin
+from ..kafka.connection import ConnectionConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from chaos.history import Recorder
-    from chaos.services import Service
-    from kmr.kafka.admin import Admin
+    from ..kafka.admin import Admin
+    from .services import Recorder
 
-__all__ = ["View", "watch_memory"]
+__all__ = ["View"]
 
 _INTERVAL: Final = 0.2
-_MEMORY_INTERVAL: Final = 0.5
 _PATIENCE: Final = 20.0
 
 
@@ -89,13 +87,3 @@ class View:
                     )
         self._changed.set()
         self._changed = anyio.Event()
-
-
-async def watch_memory(services: Iterable[Service], recorder: Recorder) -> None:
-    """Take down the memory of every process, until cancelled."""
-    while True:
-        for service in services:
-            size = service.resident_bytes()
-            if size is not None:
-                recorder.line("memory", process=service.name, bytes=size)
-        await anyio.sleep(_MEMORY_INTERVAL)

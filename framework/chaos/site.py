@@ -1,0 +1,129 @@
+"""The system under test: broker, sinks and workers as processes, and what faults wait for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .services import Service
+    from .view import View
+
+__all__ = ["Site", "Worker"]
+
+
+@dataclass(eq=False)
+class Worker:
+    """A worker's process, or that of the supervisor of several.
+
+    Attributes:
+        joins: whether it becomes a member of its group.
+    """
+
+    service: Service
+    group: str
+    joins: bool = True
+    _lock: anyio.Lock = field(default_factory=anyio.Lock)
+
+    @property
+    def name(self) -> str:
+        """Its name, whichever process it is."""
+        return self.service.name
+
+    @property
+    def client_id(self) -> str:
+        """The member id of its current process in the group."""
+        return f"{self.service.name}.{self.service.starts}"
+
+    async def restart(self, *, kill: bool) -> None:
+        """SIGKILL or SIGTERM, and a new process."""
+        async with self._lock:
+            await (self.service.kill() if kill else self.service.stop())
+            await self.service.start()
+
+    async def restart_late(self) -> float:
+        """SIGTERM for a process that cannot drain, and a new one; returns the seconds until it ended."""
+        async with self._lock:
+            began = anyio.current_time()
+            await self.service.stop(late=True)
+            seconds = anyio.current_time() - began
+            await self.service.start()
+        return seconds
+
+    async def revive(self) -> None:
+        """Start it again if it ended without a signal of ours."""
+        async with self._lock:
+            if self.service.wanted and not self.service.running:
+                await self.service.start()
+
+
+class Site(ABC):
+    """What faults strike; a subclass starts it.
+
+    Attributes:
+        broker, clickhouse: None: it is not ours to harm, or there is none.
+    """
+
+    view: View
+    workers: Sequence[Worker]
+    broker: Service | None = None
+    clickhouse: Service | None = None
+
+    @property
+    @abstractmethod
+    def acknowledged(self) -> Mapping[tuple[str, int], int]:
+        """By topic and partition: the offset after the last record that the broker has acknowledged."""
+
+    async def until_shared(self) -> None:
+        """Wait until exactly the workers that should run share the partitions."""
+        groups = {worker.group for worker in self.workers if worker.joins}
+        await self.view.until(lambda: all(map(self._is_shared, groups)))
+
+    async def until_settled(self, *groups: str) -> None:
+        """Wait until these groups, or all, have committed every record that is acknowledged by now."""
+        ends = dict(self.acknowledged)
+        names = groups or tuple(self.view.offsets)
+        await self.view.until(
+            lambda: all(
+                self.view.offsets[group].get(partition, 0) >= end
+                for group in names
+                for partition, end in ends.items()
+            )
+        )
+
+    async def until_expelled(self, worker: Worker) -> None:
+        """Wait until a worker that is not heard of is no longer a member of its group."""
+        client_id = worker.client_id
+        await self.view.until(lambda: client_id not in self.view.members(worker.group))
+
+    async def until_joined(self, worker: Worker) -> None:
+        """Wait until a worker is a member and has partitions; an engine of Spark never is."""
+        if worker.joins:
+            await self.view.until(lambda: self.view.owns(worker.group, worker.client_id) > 0)
+
+    async def stop_workers(self) -> None:
+        """SIGTERM for every worker; they drain, commit and leave."""
+        async with anyio.create_task_group() as tasks:
+            for worker in self.workers:
+                tasks.start_soon(worker.service.stop)
+
+    async def supervise(self) -> None:
+        """Restart a worker that ended without a signal of ours, as a supervisor would."""
+        while True:
+            for worker in self.workers:
+                await worker.revive()
+            await anyio.sleep(0.5)
+
+    def _is_shared(self, group: str) -> bool:
+        known = self.view.groups.get(group)
+        wanted = {
+            worker.client_id
+            for worker in self.workers
+            if worker.group == group and worker.service.wanted
+        }
+        return known is not None and known.state == "Stable" and self.view.members(group) == wanted
