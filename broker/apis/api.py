@@ -142,6 +142,7 @@ class RequestContext:
         mute: stops reading from the client's connection for a number of seconds.
         close: closes the client's connection, and logs the reason.
         sasl: the client's authentication, until it is complete.
+        remembered: what a handler keeps of this client's earlier requests of this version.
     """
 
     client_id: str
@@ -155,6 +156,7 @@ class RequestContext:
     mute: Callable[[float], None]
     close: Callable[[str], None]
     sasl: SaslExchange | None = None
+    remembered: dict[bytes, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def node_id(self) -> BrokerId:
@@ -184,8 +186,7 @@ class CloseConnection(Exception):
         super().__init__(shortened(reason))
 
 
-@dataclass(frozen=True, slots=True)
-class Deferred:
+class Deferred(NamedTuple):
     """A response that is sent when `flush` is done; later requests are handled meanwhile.
 
     Attributes:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from anyio import to_thread
 from kio.schema.errors import ErrorCode
@@ -42,6 +43,8 @@ from ..log.validation import validate_batches
 from ..protocol.cursor import TooManyElements
 from ..protocol.produce_frames import (
     PartitionResult,
+    ResponseTemplate,
+    divide_produce_request,
     read_produce_request,
     write_produce_response,
 )
@@ -69,6 +72,7 @@ not advertise them (kio has no messages for them)."""
 _FIRST_WITH_TRANSACTION_ABORTABLE = 11
 _ACKS = (-1, 0, 1)
 _FEW_ELEMENTS = 500  # topics and partitions that are appended to in one turn
+_MOST_REPEATED = 1000  # for each client and version
 _ERRORS: tuple[tuple[type[Exception], ErrorCode], ...] = (
     (TruncatedBatch, ErrorCode.invalid_record),  # before its base class
     (CorruptBatch, ErrorCode.corrupt_message),
@@ -84,7 +88,22 @@ _ERRORS: tuple[tuple[type[Exception], ErrorCode], ...] = (
 _REFUSALS = tuple(kind for kind, _ in _ERRORS)
 
 
+class _Repeated(NamedTuple):
+    """What a client's requests for one partition have in common that are equal but for their records."""
+
+    topic: TopicKey
+    partition: Partition
+    template: ResponseTemplate
+
+
 def _produce(context: RequestContext, body: memoryview) -> RawResponse:
+    divided = divide_produce_request(body, context.api_version)
+    if divided is not None:
+        repeated: _Repeated | None = context.remembered.get(divided[0])
+        if repeated is not None:
+            response = _produce_again(context, repeated, divided[1])
+            if response is not None:
+                return response
     try:
         request = read_produce_request(body, context.api_version, _FEW_ELEMENTS)
     except TooManyElements:
@@ -92,7 +111,47 @@ def _produce(context: RequestContext, body: memoryview) -> RawResponse:
     produce = _Produce(context, request)
     for _ in produce.appending():
         pass
+    if divided is not None:
+        produce.remember(*divided)
     return produce.answer()
+
+
+def _produce_again(
+    context: RequestContext, repeated: _Repeated, records: memoryview
+) -> Deferred | None:
+    """Append the records of a request that is equal to an earlier one but for them.
+
+    It is not read, and its response is not written, field by field. What may have changed since is asked
+    again. None if anything is refused, which changes nothing: the request is then handled as the first one,
+    and its response says why.
+    """
+    topic, partition, template = repeated
+    if partition.closed or not context.allows(Operation.WRITE, Resource.TOPIC, partition.topic):
+        return None
+    result = _append(context, None, partition, records, int(time.time() * 1000))
+    if result.error:
+        return None
+    flush = context.services.group_commit.add(partition, len(records))
+    response = template.filled(result)
+    return Deferred(
+        flush, response, partial(_unless_failed, context, topic, partition, flush, response)
+    )
+
+
+def _unless_failed(
+    context: RequestContext,
+    topic: TopicKey,
+    partition: Partition,
+    flush: Flush,
+    response: bytearray,
+) -> bytearray:
+    """Return the response of `_produce_again` after a flush in which a partition failed."""
+    error = flush.failed.get(partition)
+    if error is None:
+        return response
+    result = _failed(partition.index, ErrorCode.kafka_storage_error, str(error))
+    _count_error(context, result)
+    return write_produce_response([(topic, [result])], context.api_version)
 
 
 async def _produce_many(context: RequestContext, body: memoryview) -> RawResponse:
@@ -146,6 +205,21 @@ class _Produce:
                     _count_error(context, result)
                 results.append(result)
                 yield
+
+    def remember(self, before: bytes, records: memoryview) -> None:
+        """Remember a request that may be repeated, which divides into `before` and the records."""
+        request = self._request
+        if request.transactional_id is not None or not request.acks or len(self._appended) != 1:
+            return
+        [(topic, partitions)] = request.topics
+        if len(partitions) != 1 or partitions[0][1] != records:
+            return
+        partition, [result], _ = self._appended[0]
+        remembered = self._context.remembered
+        if len(remembered) >= _MOST_REPEATED:
+            remembered.clear()
+        template = ResponseTemplate(topic, result, self._context.api_version)
+        remembered[before] = _Repeated(topic, partition, template)
 
     def answer(self) -> RawResponse:
         """Return the response, for when the records are written."""
@@ -225,7 +299,7 @@ def _append(
         batches = split_batches(records, max_batch_bytes=log.config.max_message_bytes)
         if len(batches) != 1:
             raise InvalidBatch(f"{len(batches)} batches of one partition: a request may have one")
-        refusal = _check_transaction(context, transactional_id, partition, batches)
+        refusal = _check_transaction(context, transactional_id, partition, batches[0])
         if refusal is not None:
             return _failed(partition.index, *refusal)
         data, batches = validate_batches(records, batches, log.config, now_ms=now_ms)
@@ -285,11 +359,10 @@ def _check_transaction(
     context: RequestContext,
     transactional_id: str | None,
     partition: Partition,
-    batches: list[BatchHeader],
+    batch: BatchHeader,
 ) -> tuple[ErrorCode, str] | None:
     """Refuse transactional records outside the open transaction: they would hang (KIP-890)."""
-    batch = next((each for each in batches if each.is_transactional), None)
-    if batch is None:
+    if not batch.is_transactional:
         return None
     if not transactional_id:
         return ErrorCode.transactional_id_authorization_failed, "there is no transactional id"

@@ -129,8 +129,7 @@ def _throttled_produce(api: RawApi, rate: Rate, throttled_seconds: Metric) -> Ra
 
         if isinstance(response, Deferred):
             after_failure = response.after_failure
-            return replace(
-                response,
+            return response._replace(
                 body=with_throttle(response.body),
                 after_failure=lambda: with_throttle(after_failure()),
             )

@@ -83,6 +83,7 @@ _CRC_AT: Final = 17
 _ATTRIBUTES_AT: Final = CRC_START
 _MAX_TIMESTAMP_AT: Final = 35
 _CODEC_MASK: Final = 0x07
+_LAST_CODEC: Final = max(CODECS.values())
 _LOG_APPEND_TIME: Final = 0x08
 _TRANSACTIONAL: Final = 0x10
 _CONTROL: Final = 0x20
@@ -236,10 +237,11 @@ def parse_header(data: memoryview | bytearray | bytes, position: int = 0) -> Bat
 
 def check_batch(data: memoryview, header: BatchHeader) -> None:
     """Raise `TruncatedBatch` if `data` ends before the batch does, `CorruptBatch` if its CRC is wrong."""
-    if header.end > len(data):
+    end = header.end
+    if end > len(data):
         left = len(data) - header.position
         raise TruncatedBatch(f"{header.size} bytes announced, {left} are there")
-    crc = crc32c(data[header.position + CRC_START : header.end])
+    crc = crc32c(data[header.position + CRC_START : end])
     if crc != header.crc:
         raise CorruptBatch(f"its CRC is {crc:#010x}, the header says {header.crc:#010x}")
 
@@ -255,16 +257,17 @@ def split_batches(
     """
     view = memoryview(data)
     batches: list[BatchHeader] = []
-    position = 0
+    position, end = 0, len(view)
     try:
-        while position < len(view):
+        while position < end:
             header = parse_header(view, position)
-            if max_batch_bytes is not None and header.size > max_batch_bytes:
-                raise BatchTooLarge(f"{header.size} bytes, at most {max_batch_bytes} are allowed")
+            size = header.size
+            if max_batch_bytes is not None and size > max_batch_bytes:
+                raise BatchTooLarge(f"{size} bytes, at most {max_batch_bytes} are allowed")
             check_batch(view, header)
             _check_produced(header)
             batches.append(header)
-            position = header.end
+            position += size
     except BatchError as error:
         raise type(error)(f"batch at byte {position}: {error}") from None
     return batches
@@ -272,28 +275,27 @@ def split_batches(
 
 def _check_produced(header: BatchHeader) -> None:
     """Raise `InvalidBatch` if only a broker may write the batch, or if it would mislead readers."""
-    count = header.record_count
+    count, attributes = header.record_count, header.attributes
     body_bytes = header.size - HEADER_BYTES
+    codec = attributes & _CODEC_MASK
     if count < 1 or count != header.last_offset_delta + 1:
         reason = f"{count} records, but offsets 0 to {header.last_offset_delta}"
-    elif count * _MIN_RECORD_BYTES > body_bytes and (
-        not header.compression or count > MAX_READ_RECORDS
-    ):
+    elif count * _MIN_RECORD_BYTES > body_bytes and (not codec or count > MAX_READ_RECORDS):
         # Otherwise a batch of a few bytes could take up to 2**31 - 1 offsets. Compressed, a few bytes may
         # really hold many records, and are not decompressed to count them.
         reason = f"{count} records cannot be in {body_bytes} bytes"
-    elif header.is_control:
+    elif attributes & _CONTROL:
         reason = "control batches are written by brokers only"
-    elif header.compression > max(CODECS.values()):
+    elif codec > _LAST_CODEC:
         reason = f"unknown compression codec {header.compression}"
-    elif header.timestamp_type:
+    elif attributes & _LOG_APPEND_TIME:
         reason = "the timestamp type is LogAppendTime, which brokers set"
     elif header.producer_id >= 0 and (header.producer_epoch < 0 or header.base_sequence < 0):
         reason = (
             f"producer id {header.producer_id} with epoch {header.producer_epoch} "
             f"and sequence {header.base_sequence}"
         )
-    elif header.is_transactional and header.producer_id < 0:
+    elif attributes & _TRANSACTIONAL and header.producer_id < 0:
         reason = "transactional, but without a producer id"
     else:
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,8 +57,7 @@ class LogFailed(LogError):
     """
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(NamedTuple):
     """The offsets of one append's batches, inclusive.
 
     `log_append_time_ms` is -1 unless the log stamps LogAppendTime. `duplicate`: nothing was written,

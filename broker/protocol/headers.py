@@ -8,8 +8,11 @@ from typing import NamedTuple
 from .cursor import Cursor, MalformedRequest
 
 __all__ = [
+    "CLIENT_ID_AT",
+    "CORRELATION_ID_AT",
     "MIN_REQUEST_BYTES",
     "RequestHeader",
+    "read_correlation_id",
     "read_request_header",
     "response_frame_header",
     "skip_header_tags",
@@ -18,6 +21,11 @@ __all__ = [
 _FIXED = Struct(">hhih")
 MIN_REQUEST_BYTES = _FIXED.size
 """API key, version, correlation id and the length of the client id: the shortest header."""
+
+CORRELATION_ID_AT = 4
+"""Where the correlation id of a request is, after the API key and version."""
+CLIENT_ID_AT = 8
+"""Where it ends, and the client id begins."""
 
 _LENGTH = Struct(">i")
 _RESPONSE = Struct(">ii")
@@ -54,6 +62,12 @@ def read_request_header(frame: memoryview) -> RequestHeader:
     except UnicodeDecodeError:
         raise MalformedRequest("the client id is not UTF-8") from None
     return RequestHeader(api_key, api_version, correlation_id, client_id, at + size)
+
+
+def read_correlation_id(frame: memoryview) -> int:
+    """Read the one field that differs in each request of a client; `frame` has a whole header."""
+    correlation_id: int = _LENGTH.unpack_from(frame, CORRELATION_ID_AT)[0]
+    return correlation_id
 
 
 def skip_header_tags(frame: memoryview, position: int) -> int:

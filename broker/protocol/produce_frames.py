@@ -6,7 +6,7 @@ Version 3 added the transactional id, 5 the log start offset, 8 error messages, 
 
 from __future__ import annotations
 
-from struct import Struct
+from struct import Struct, error
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 __all__ = [
     "PartitionResult",
     "ProduceFrame",
+    "ResponseTemplate",
     "TopicKey",
+    "divide_produce_request",
     "read_produce_request",
     "set_produce_throttle",
     "write_produce_response",
@@ -27,6 +29,9 @@ __all__ = [
 _PARTITION_V0 = Struct(">ihq")
 _PARTITION_V2 = Struct(">ihqq")
 _PARTITION_V5 = Struct(">ihqqq")
+_OFFSETS_V2 = Struct(">qq")
+_OFFSETS_V5 = Struct(">qqq")
+_OFFSETS_AT = 6  # after the index and the error
 _COUNT = Struct(">i")
 _LENGTH = Struct(">h")
 _NO_RECORD_ERRORS_NO_MESSAGE = _COUNT.pack(0) + _LENGTH.pack(-1)
@@ -88,6 +93,65 @@ def read_produce_request(
             cursor.skip_tagged_fields()
         topics.append((key, partitions))
     return ProduceFrame(transactional_id, acks, timeout_ms, topics)
+
+
+def divide_produce_request(body: memoryview, version: int) -> tuple[bytes, memoryview] | None:
+    """Divide a request for one partition into the bytes before its records' length, and the records.
+
+    It reads next to nothing, and takes for granted that there is no transactional id. Equal bytes before the
+    records mean the same to `read_produce_request`, which has to confirm the first of them. None if the
+    records are not the last field, but for empty tagged fields.
+    """
+    try:
+        if version < 9:
+            tags = 0
+            at = 22 + _LENGTH.unpack_from(body, 12)[0]  # the topic's name is between fixed fields
+            start = at + _COUNT.size
+            size = _COUNT.unpack_from(body, at)[0]
+        else:
+            tags = 3
+            at = 29 if version >= _FIRST_WITH_IDS else 13 + body[8]
+            start, shift = at + 1, 7
+            size = body[at]
+            if size >= 0x80:
+                size &= 0x7F
+                while (byte := body[start]) >= 0x80 and shift < 28:
+                    size |= (byte & 0x7F) << shift
+                    shift += 7
+                    start += 1
+                size |= byte << shift
+                start += 1
+            size -= 1
+    except (error, IndexError):
+        return None
+    stop = start + size
+    if at < 0 or size <= 0 or stop + tags != len(body) or bytes(body[stop:]) != bytes(tags):
+        return None
+    return bytes(body[:at]), body[start:stop]
+
+
+class ResponseTemplate:
+    """The response about one partition that took records: responses differ only in its offsets."""
+
+    __slots__ = ("_at", "_bytes", "_has_log_start")
+
+    def __init__(self, topic: TopicKey, result: PartitionResult, version: int) -> None:
+        """`result`: any of them."""
+        self._bytes = write_produce_response([(topic, [result])], version)
+        without = write_produce_response([(topic, [])], version)
+        after = len(_NO_THROTTLE) + (2 if version >= 9 else 0)  # two lists of tagged fields
+        self._at = len(without) - after + _OFFSETS_AT
+        self._has_log_start = version >= 5
+
+    def filled(self, result: PartitionResult) -> bytearray:
+        """Return the response with the offsets of another result."""
+        out = self._bytes.copy()
+        _, _, base_offset, append_time, log_start_offset, _, _ = result
+        if self._has_log_start:
+            _OFFSETS_V5.pack_into(out, self._at, base_offset, append_time, log_start_offset)
+        else:
+            _OFFSETS_V2.pack_into(out, self._at, base_offset, append_time)
+        return out
 
 
 def write_produce_response(

@@ -259,7 +259,7 @@ class Connection(asyncio.BufferedProtocol):
     def _handle_requests(self, buffer: memoryview, start: int, end: int) -> None:
         """Handle the requests in `buffer[start:end]`; the buffer now belongs to this method."""
         size = 0
-        while not self._closing and end - start >= _LENGTH_BYTES:
+        while end - start >= _LENGTH_BYTES and not self._closing:
             size = _LENGTH(buffer, start)[0]
             if not self._min_request_bytes <= size <= self._max_request_bytes:
                 self._release(buffer)
@@ -267,10 +267,10 @@ class Connection(asyncio.BufferedProtocol):
                 return
             if self._busy:
                 self._send()
-            if self._busy:
-                self._keep_unread(buffer, start, end)
-                self._pause_reading()
-                return
+                if self._busy:
+                    self._keep_unread(buffer, start, end)
+                    self._pause_reading()
+                    return
             begin, stop = start + _LENGTH_BYTES, start + _LENGTH_BYTES + size
             if stop > end:
                 break
@@ -380,7 +380,7 @@ class Connection(asyncio.BufferedProtocol):
         client = self._client
         client.sasl = None
         client.principal = f"User:{user}"
-        client.contexts.clear()
+        client.headers.clear()
         self._min_request_bytes = MIN_REQUEST_BYTES
         self._max_request_bytes = self._settings.request_max_bytes
         self._server.admission.authenticated()
@@ -410,6 +410,10 @@ class Connection(asyncio.BufferedProtocol):
             self.abort(str(error))
             return
         response = answer.response
+        if isinstance(response, Deferred):
+            self._outbox.add(answer, self._last_progress)
+            response.flush.then(self._deferred_done)
+            return
         if isinstance(response, Borrowing):
             self._borrowed = []
             response = response.response
@@ -422,8 +426,6 @@ class Connection(asyncio.BufferedProtocol):
             answer.meter.answered(self._loop.time() - self._last_progress)
         else:
             self._outbox.add(answer, self._last_progress)
-            if isinstance(response, Deferred):
-                response.flush.then(self._deferred_done)
 
     def _answered(self, answer: Answer, began: float, task: asyncio.Task[RawResponse]) -> None:
         self._task = self._waiting = None

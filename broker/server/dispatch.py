@@ -22,6 +22,7 @@ from ..apis.api import (
     Api,
     Borrowing,
     CloseConnection,
+    Deferred,
     RawApi,
     RawResponse,
     RequestContext,
@@ -30,7 +31,14 @@ from ..apis.catalogue import unsupported_feature
 from ..apis.quotas import throttled
 from ..authorization.rules import ANONYMOUS
 from ..protocol.cursor import MalformedRequest
-from ..protocol.headers import read_request_header, skip_header_tags
+from ..protocol.headers import (
+    CLIENT_ID_AT,
+    CORRELATION_ID_AT,
+    RequestHeader,
+    read_correlation_id,
+    read_request_header,
+    skip_header_tags,
+)
 from ..protocol.messages import (
     default_message,
     error_codes,
@@ -60,11 +68,11 @@ class Client:
     """The client of a connection, and the address by which it reaches this broker.
 
     `sasl` is its authentication, until that is complete. `mute` stops reading from the connection for a
-    number of seconds, `close` closes it and logs a reason. `contexts` holds one context for each API and
-    version that it used.
+    number of seconds, `close` closes it and logs a reason. `headers` has the last header of each API and
+    version that it used, by the bytes of the two.
     """
 
-    __slots__ = ("close", "contexts", "host", "mute", "node_host", "node_port", "principal", "sasl")
+    __slots__ = ("close", "headers", "host", "mute", "node_host", "node_port", "principal", "sasl")
 
     def __init__(
         self,
@@ -82,7 +90,7 @@ class Client:
         self.close = close
         self.principal = ANONYMOUS
         self.sasl: SaslExchange | None = None
-        self.contexts: dict[tuple[int, int], RequestContext] = {}
+        self.headers: dict[bytes, _Header] = {}
 
 
 class Answer(NamedTuple):
@@ -106,6 +114,18 @@ class _Route:
     max_bytes: int
     handle: Callable[[RequestContext, memoryview], RawResponse | Awaitable[RawResponse]]
     meter: RequestMeter
+
+
+class _Header(NamedTuple):
+    """What a header means; the next one differs in its correlation id only, with most clients.
+
+    `rest`: the bytes between the correlation id and the message, which begins at `body`.
+    """
+
+    rest: bytes
+    body: int
+    route: _Route
+    context: RequestContext
 
 
 class Dispatcher:
@@ -140,39 +160,51 @@ class Dispatcher:
             answer = handshake.answer_bare(client.sasl, frame)
             meter = self._services.requests.of(handshake.AUTHENTICATE)
             return Answer(None, flexible=False, response=answer, meter=meter)
-        key, version, correlation_id, client_id, body = read_request_header(frame)
-        if client.sasl is not None and key not in handshake.BEFORE_AUTHENTICATION:
-            raise CloseConnection(f"a request of API {key} came before the client authenticated")
-        route = self._routes.get((key, version)) or self._make_route(key, version)
-        if route is None:
-            return self._unknown(key, version, correlation_id)
+        header = client.headers.get(bytes(frame[:CORRELATION_ID_AT]))
+        if header is None or frame[CLIENT_ID_AT : header.body] != header.rest:
+            read = read_request_header(frame)
+            key, version = read.api_key, read.api_version
+            if client.sasl is not None and key not in handshake.BEFORE_AUTHENTICATION:
+                raise CloseConnection(
+                    f"a request of API {key} came before the client authenticated"
+                )
+            made = self._routes.get((key, version)) or self._make_route(key, version)
+            if made is None:
+                return self._unknown(key, version, read.correlation_id)
+            header = self._understood(frame, client, read, made)
+        route, context, message = header.route, header.context, frame[header.body :]
         if len(frame) > route.max_bytes:
             raise CloseConnection(
-                f"a request of API {key} has {len(frame)} bytes, more than {route.max_bytes}"
+                f"a request of API {context.api_key} has {len(frame)} bytes, more than"
+                f" {route.max_bytes}"
             )
-        if route.flexible_request:
-            body = skip_header_tags(frame, body)
-        context = client.contexts.get((key, version))
-        if context is None or context.client_id != client_id:
-            context = RequestContext(
-                client_id=client_id,
-                client_host=client.host,
-                node_host=client.node_host,
-                node_port=client.node_port,
-                api_key=key,
-                api_version=version,
-                principal=client.principal,
-                services=self._services,
-                sasl=client.sasl,
-                mute=client.mute,
-                close=client.close,
-            )
-            client.contexts[key, version] = context
         if self._faults.injected:
-            response = self._faults.handle(context, frame[body:], route.handle)
+            response = self._faults.handle(context, message, route.handle)
         else:
-            response = route.handle(context, frame[body:])
-        return Answer(correlation_id, route.flexible_response, response, route.meter)
+            response = route.handle(context, message)
+        return Answer(read_correlation_id(frame), route.flexible_response, response, route.meter)
+
+    def _understood(
+        self, frame: memoryview, client: Client, read: RequestHeader, route: _Route
+    ) -> _Header:
+        """Remember what a header means."""
+        body = skip_header_tags(frame, read.body) if route.flexible_request else read.body
+        context = RequestContext(
+            client_id=read.client_id,
+            client_host=client.host,
+            node_host=client.node_host,
+            node_port=client.node_port,
+            api_key=read.api_key,
+            api_version=read.api_version,
+            principal=client.principal,
+            services=self._services,
+            sasl=client.sasl,
+            mute=client.mute,
+            close=client.close,
+        )
+        header = _Header(bytes(frame[CLIENT_ID_AT:body]), body, route, context)
+        client.headers[bytes(frame[:CORRELATION_ID_AT])] = header
+        return header
 
     def _make_route(self, key: int, version: int) -> _Route | None:
         api = self._apis.get((key, version))
@@ -236,6 +268,8 @@ def _handle(
         raise
     except Exception as error:  # noqa: BLE001  a bug in one handler must not stop the broker
         return _internal_error(api, context, error)
+    if isinstance(response, Deferred):
+        return response
     if isinstance(response, Borrowing):
         return Borrowing(_handle_later(api, context, response.response))
     if iscoroutine(response):

@@ -44,10 +44,13 @@ class Outbox:
     @property
     def is_full(self) -> bool:
         """Whether a response must be sent before the next request is handled."""
+        answers = self._answers
+        if not answers:
+            return self.is_blocked
         return (
             self.is_blocked
-            or len(self._answers) >= _MAX_WAITING
-            or (bool(self._answers) and isinstance(self._answers[-1][0].response, Buffered))
+            or len(answers) >= _MAX_WAITING
+            or isinstance(answers[-1][0].response, Buffered)
         )
 
     @property
@@ -94,12 +97,12 @@ class Outbox:
         self._continue_sending()
         while self._answers and self._sending is None and not self._closed:
             (correlation_id, flexible, response, meter), began = self._answers[0]
-            if isinstance(response, Deferred) and not response.flush.done:
-                break
-            self._answers.popleft()
             if isinstance(response, Deferred):
-                failed = response.flush.failed
-                response = response.after_failure() if failed else response.body
+                flush = response.flush
+                if not flush.done:
+                    break
+                response = response.after_failure() if flush.failed else response.body
+            self._answers.popleft()
             meter.answered(monotonic() - began)
             if isinstance(response, Buffered):
                 self._write(ready)

@@ -20,7 +20,9 @@ from kmr.broker.protocol.cursor import MalformedRequest
 from kmr.broker.protocol.messages import default_message
 from kmr.broker.protocol.produce_frames import (
     PartitionResult,
+    ResponseTemplate,
     TopicKey,
+    divide_produce_request,
     read_produce_request,
     set_produce_throttle,
     write_produce_response,
@@ -67,7 +69,17 @@ def test_requests_of_every_version_are_read(
     )
     out = BytesIO()
     entity_writer(schema)(out, message)
-    request = read_produce_request(memoryview(out.getvalue()), version)
+    body = memoryview(out.getvalue())
+    request = read_produce_request(body, version)
+    if transactional_id is None and [len(parts) for _, parts in topics] == [1] and named[0]:
+        records = topics[0][1][0][1]
+        divided = divide_produce_request(body, version)
+        if records and len(topics[0][0].encode()) < 127:
+            assert divided is not None
+            assert body.tobytes().startswith(divided[0])
+            assert divided[1] == records
+        else:
+            assert divided is None or bytes(divided[1]) != records
     assert (request.transactional_id, request.acks, request.timeout_ms) == (
         transactional_id,
         -1,
@@ -166,3 +178,15 @@ def test_the_throttle_time_of_a_produce_response_replaces_four_bytes(version: in
     assert len(changed) == len(plain)
     differing = [at for at in range(len(plain)) if plain[at] != changed[at]]
     assert len(differing) == (4 if version else 0)
+
+
+@given(versions, names, st.tuples(st.integers(0, 99), *[st.integers(-1, 2**63 - 1)] * 3))
+def test_responses_about_one_partition_differ_in_their_offsets_only(
+    version: int, name: str, numbers: tuple[int, int, int, int]
+) -> None:
+    index, base_offset, append_time, log_start = numbers
+    [key] = keys(version, [name])
+    template = ResponseTemplate(key, PartitionResult(index, 0, 1, 2, 3), version)
+    result = PartitionResult(index, 0, base_offset, append_time, log_start)
+    for _ in range(2):
+        assert template.filled(result) == write_produce_response([(key, [result])], version)
