@@ -12,6 +12,7 @@ from kmr._extras import MissingExtra, require_extra
 
 from .apis.api import Services
 from .apis.catalogue import SERVED, advertised_versions
+from .apis.fetch_sessions import FetchSessions
 from .apis.quotas import Quotas
 from .authorization.rules import Authorizer
 from .authorization.users import Users
@@ -161,6 +162,7 @@ class Broker:
                 producer_ids=storage.producer_ids,
                 groups=groups,
                 transactions=transactions,
+                fetch_sessions=FetchSessions(),
                 metrics=self.metrics,
                 requests=RequestMeters({api.key: api.name for api in SERVED}),
                 users=users,

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from ..topics.topic import Partition
     from ..topics.topics import Topics
     from .access import AccessRule
+    from .fetch_sessions import FetchSessions
     from .quotas import Quotas
 
 __all__ = [
@@ -121,6 +122,7 @@ class Services:
     producer_ids: ProducerIds
     groups: GroupCoordinator
     transactions: TransactionCoordinator
+    fetch_sessions: FetchSessions
     metrics: Metrics
     requests: RequestMeters
     users: Users | None = None  # None: clients need not authenticate by SASL

@@ -168,10 +168,6 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
         " does not satisfy are refused with INVALID_CONFIG.",
     ),
     Unsupported(
-        "Fetch sessions (KIP-227)",
-        "Every fetch is a full one, with session id 0; clients then use no sessions.",
-    ),
-    Unsupported(
         "Fetching from the closest replica (KIP-392), racks",
         "There is one node; client.rack has no effect.",
     ),

@@ -4,7 +4,7 @@ Version 4 added transactions (KIP-98), 5 the log start offset, 7 sessions (KIP-2
 (KIP-320), 11 the client's rack (KIP-392), 13 topic ids (KIP-516); newer versions are for
 replicas. The first batch is returned even if it exceeds the limits (KIP-74).
 
-Differs from Kafka: every fetch is a full one (no sessions), and racks have no effect.
+Differs from Kafka: racks have no effect.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from anyio import to_thread
@@ -21,33 +21,33 @@ from kio.schema.errors import ErrorCode
 from ..authorization.rules import Operation, Resource
 from ..log.records import parse_header
 from ..log.results import LogError
+from ..protocol.fetch_request import FULL_FETCHES, INITIAL_EPOCH, NO_SESSION, read_fetch_request
 from ..protocol.fetch_response import (
     ABORTED_TRANSACTION_BYTES,
     FetchResponseWriter,
     fetch_response_overhead,
 )
-from ..protocol.messages import read_message, request_type
 from ..topics.topic import Watch
 from ..turns import in_turns
-from .api import LEADER_EPOCH, NO_TOPIC_ID, SMALL_BYTES, Buffered, RawApi, read_error
+from .api import LEADER_EPOCH, SMALL_BYTES, Buffered, RawApi, read_error
+from .fetch_sessions import Resting
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from ..log.records import BatchHeader
+    from ..protocol.fetch_request import FetchFrame, FetchPartition
     from ..protocol.produce_frames import TopicKey
     from ..topics.topic import Partition
-    from . import entities
     from .api import RawResponse, RequestContext
+    from .fetch_sessions import FetchSession, Shown, Topics
 
 __all__ = ["KEY"]
 
 KEY = 1
-_FIRST_WITH_SESSIONS = 7
-_FULL_FETCH = (0, -1)  # session epochs that begin a session or end one
-_FIRST_WITH_LEADER_EPOCHS = 9
 _FIRST_WITH_IDS = 13
 _READ_COMMITTED = 1
+_FEW_PARTITIONS = 500  # are looked up in one turn
 
 
 class _Wanted(NamedTuple):
@@ -58,11 +58,9 @@ class _Wanted(NamedTuple):
     max_bytes: int
     partition: Partition | None
     error: ErrorCode
-    limit: int
-
-    @property
-    def has_records(self) -> bool:
-        return self.partition is not None and not self.error and self.offset < self.limit
+    limit: int = 0
+    has_records: bool = False
+    shown: Shown = (-1, -1, -1)
 
 
 _Topics = Sequence[tuple["TopicKey", Sequence[_Wanted]]]
@@ -73,11 +71,13 @@ class _Added(NamedTuple):
 
     `size`: bytes of its records and of its list of aborted transactions. `has_more`: the limits left records
     out. `needed_bytes`: nothing was added, because the first batch of the response needs so many bytes.
+    `shown`: what else the response says; None for an error.
     """
 
     size: int = 0
     has_more: bool = False
     needed_bytes: int = 0
+    shown: Shown | None = None
 
 
 class _Filled(NamedTuple):
@@ -92,9 +92,12 @@ class _Filled(NamedTuple):
 class _Filling:
     """A response that is being written into `buffer`, with the sums over its partitions so far."""
 
-    def __init__(self, buffer: memoryview, version: int, topics: _Topics) -> None:
+    def __init__(
+        self, buffer: memoryview, version: int, topics: _Topics, session: FetchSession | None
+    ) -> None:
         self.buffer = buffer
-        self.writer = FetchResponseWriter(buffer, version, len(topics))
+        session_id = NO_SESSION if session is None else session.session_id
+        self.writer = FetchResponseWriter(buffer, version, len(topics), session_id=session_id)
         self.size = 0
         self.has_more = False
         self.needed_bytes = 0
@@ -114,17 +117,14 @@ async def _fetch_many(context: RequestContext, body: bytes) -> RawResponse:
     return await _Fetch(context, request).answer_later()
 
 
-def _read(context: RequestContext, body: memoryview) -> entities.FetchRequest:
-    message_type = request_type(KEY, context.api_version)
-    return cast(
-        "entities.FetchRequest", read_message(message_type, body, context.services.max_elements)
-    )
+def _read(context: RequestContext, body: memoryview) -> FetchFrame:
+    return read_fetch_request(body, context.api_version, context.services.max_elements)
 
 
 class _Fetch:
     """One fetch request on its way to a response."""
 
-    def __init__(self, context: RequestContext, request: entities.FetchRequest) -> None:
+    def __init__(self, context: RequestContext, request: FetchFrame) -> None:
         services = context.services
         self._context = context
         self._version = context.api_version
@@ -134,38 +134,62 @@ class _Fetch:
         self._buffers = services.response_buffers
         self._max_bytes = min(request.max_bytes, services.settings.fetch_max_bytes)
         self._read_committed = request.isolation_level == _READ_COMMITTED
-        self._overhead = fetch_response_overhead(
-            [self._key(topic) for topic in request.topics],
-            sum(len(topic.partitions) for topic in request.topics),
-        )
-        wait = request.max_wait.total_seconds()
+        self._is_incremental = request.session_epoch not in FULL_FETCHES
+        self._session: FetchSession | None = None
+        self._refusal = ErrorCode.none
+        self._topics: Topics = request.topics
+        self._open_session()
+        self._partitions = sum(len(partitions) for _, partitions in self._topics)
+        self._overhead = fetch_response_overhead([key for key, _ in self._topics], self._partitions)
+        wait = request.max_wait_ms / 1000
         self._deadline = asyncio.get_running_loop().time() + wait
         self._out_of_time = wait <= 0
-        # Of the last response: bytes and number of offsets of each partition, and error codes.
+        # Of the last response: bytes and number of offsets of each partition, error codes, what it says.
         self._added: list[tuple[Partition, int, int]] = []
         self._errors: list[int] = []
+        self._said: list[tuple[TopicKey, int, _Added]] = []
 
-    @property
-    def _wants_session(self) -> bool:
-        if self._version < _FIRST_WITH_SESSIONS:
-            return False
-        return self._request.session_epoch not in _FULL_FETCH
+    def _open_session(self) -> None:
+        """Find the session that the request continues, or begin or end one."""
+        request, sessions = self._request, self._context.services.fetch_sessions
+        by_id = self._version >= _FIRST_WITH_IDS
+        if not self._is_incremental:
+            sessions.end(request.session_id)
+            if request.session_epoch == INITIAL_EPOCH:
+                self._session = sessions.create(request.topics, by_id=by_id)
+            return
+        session = sessions.use(request.session_id)
+        if session is None:
+            self._refusal = ErrorCode.fetch_session_id_not_found
+        elif session.epoch != request.session_epoch:
+            self._refusal = ErrorCode.invalid_fetch_session_epoch
+        elif session.by_id != by_id:
+            self._refusal = ErrorCode.fetch_session_topic_id_error
+        else:
+            session.update(request.topics, request.forgotten)
+            session.turn()
+            self._topics = session.topics()
+            self._session = session
+            if not 0 < len(session) <= self._context.services.max_elements:
+                sessions.end(session.session_id)
+                self._session = None
 
     def answer_now(self) -> RawResponse:
         """Return the response; None if it has to wait."""
-        if self._wants_session:
-            return self._no_session()
-        topics = [
-            (self._key(topic), list(self._looking_up(topic))) for topic in self._request.topics
-        ]
+        if self._refusal:
+            return self._refused()
+        if self._resting() and not self._is_over:
+            return None
+        topics = self._look_up_now()
         if not self._is_due(topics):
             return None
         buffer = self._buffers.take(self._buffer_size(topics))
         if buffer is None:
             return None
-        filling = _Filling(buffer, self._version, topics)
+        said = self._news(topics)
+        filling = _Filling(buffer, self._version, said, self._session)
         try:
-            for _ in self._adding(filling, topics):
+            for _ in self._adding(filling, said):
                 pass
         except BaseException:
             self._buffers.put(buffer)
@@ -174,38 +198,52 @@ class _Fetch:
         if filled.needed_bytes or not (filled.has_more or self._suffices(topics, filled.size)):
             filled.response.release()
             return None
-        return self._counted(filled)
+        return self._counted(filled, topics)
 
     async def answer_later(self) -> RawResponse:
         """Return the response when there are enough records, or when the client's `max_wait` is over."""
-        if self._wants_session:
-            return self._no_session()
+        if self._refusal:
+            return self._refused()
         while True:
+            resting = self._resting()
+            if resting:
+                if self._is_over:
+                    return self._counted(self._nothing(), ())
+                await self._wait([each.partition for each in resting], self._request.min_bytes)
+                continue
             topics = await self._look_up()
-            missing = int(self._request.min_bytes)
+            missing = self._request.min_bytes
             if self._is_due(topics):
                 topics, filled = await self._fill_when_possible(topics)
                 if filled.has_more or self._suffices(topics, filled.size):
-                    return self._counted(filled)
+                    return self._counted(filled, topics)
                 missing -= filled.size
                 filled.response.release()
             found = [each.partition for _, wanted in topics for each in wanted if each.partition]
-            with Watch(found, missing) as watch:
-                try:
-                    async with asyncio.timeout_at(self._deadline):
-                        await watch.wait()
-                except TimeoutError:
-                    self._out_of_time = True
+            await self._wait(found, missing)
+
+    async def _wait(self, partitions: Sequence[Partition], missing_bytes: int) -> None:
+        """Wait until the partitions have grown, or one is closed, or the client's `max_wait` is over."""
+        with Watch(partitions, missing_bytes) as watch:
+            try:
+                async with asyncio.timeout_at(self._deadline):
+                    await watch.wait()
+            except TimeoutError:
+                self._out_of_time = True
 
     async def _fill_when_possible(self, topics: _Topics) -> tuple[_Topics, _Filled]:
         """Wait for a buffer, look up again and fill it; take a larger one if the first batch needs it."""
         size = self._buffer_size(topics)
         while True:
-            buffer = self._buffers.take(size) or await self._buffers.wait(size)
+            buffer = self._buffers.take(size)
+            if buffer is None:
+                buffer = await self._buffers.wait(size)
+                topics = []  # some of them may have changed
             try:
-                topics = await self._look_up()
-                filling = _Filling(buffer, self._version, topics)
-                async for _ in in_turns(self._adding(filling, topics)):
+                topics = topics or await self._look_up()
+                said = self._news(topics)
+                filling = _Filling(buffer, self._version, said, self._session)
+                async for _ in in_turns(self._adding(filling, said)):
                     pass
             except BaseException:
                 self._buffers.put(buffer)
@@ -216,62 +254,84 @@ class _Fetch:
             filled.response.release()
             size = filled.needed_bytes + self._overhead
 
-    def _key(self, topic: entities.FetchTopic) -> TopicKey:
-        """Return the name of a topic of the request, or its id."""
-        if self._version < _FIRST_WITH_IDS:
-            return topic.topic
-        by_id = cast("entities.FetchTopicById", topic)
-        return by_id.topic_id or NO_TOPIC_ID
-
     # -- looking up --------------------------------------------------------------------------------
 
     async def _look_up(self) -> _Topics:
+        if self._partitions <= _FEW_PARTITIONS:
+            return self._look_up_now()
         return [
-            (self._key(topic), [each async for each in in_turns(self._looking_up(topic))])
-            async for topic in in_turns(self._request.topics)
+            (key, [each async for each in in_turns(self._looking_up(key, partitions))])
+            async for key, partitions in in_turns(self._topics)
         ]
 
-    def _looking_up(self, topic: entities.FetchTopic) -> Iterator[_Wanted]:
-        """Look up the partitions of a topic, one at each step."""
-        key = self._key(topic)
-        if isinstance(key, UUID):
-            found = self._registry.by_id(key)
-            if found is None:
-                for each in topic.partitions:
-                    yield _unknown_id(each)
-                return
-            key = found.name
-        allowed = self._context.allows(Operation.READ, Resource.TOPIC, key)
-        for each in topic.partitions:
-            yield self._look_up_partition(key, each, allowed=allowed)
+    def _look_up_now(self) -> _Topics:
+        return [(key, list(self._looking_up(key, partitions))) for key, partitions in self._topics]
 
-    def _look_up_partition(
-        self, topic: str, wanted: entities.FetchPartition, *, allowed: bool
-    ) -> _Wanted:
-        partition = self._registry.partition(topic, wanted.partition)
-        error, limit = ErrorCode.none, 0
-        if not allowed:
-            partition, error = None, ErrorCode.topic_authorization_failed
-        elif partition is None:
-            error = ErrorCode.unknown_topic_or_partition
-        elif (
-            self._version >= _FIRST_WITH_LEADER_EPOCHS
-            and wanted.current_leader_epoch > LEADER_EPOCH
-        ):
-            error = ErrorCode.unknown_leader_epoch
-        else:
-            end = partition.high_watermark
-            if not partition.log.log_start_offset <= wanted.fetch_offset <= end:
-                error = ErrorCode.offset_out_of_range
-            limit = partition.last_stable_offset if self._read_committed else end
-        return _Wanted(
-            wanted.partition,
-            wanted.fetch_offset,
-            wanted.partition_max_bytes,
-            partition,
-            error,
-            limit,
-        )
+    def _looking_up(self, key: TopicKey, partitions: Sequence[FetchPartition]) -> Iterator[_Wanted]:
+        """Look up the partitions of a topic, one at each step."""
+        registry = self._registry
+        topic = registry.by_id(key) if isinstance(key, UUID) else registry.get(key)
+        name = key if topic is None else topic.name
+        if isinstance(name, UUID):
+            for index, _, offset, max_bytes in partitions:
+                yield _Wanted(index, offset, max_bytes, None, ErrorCode.unknown_topic_id)
+            return
+        allowed = self._context.allows(Operation.READ, Resource.TOPIC, name)
+        existing = () if topic is None else topic.partitions
+        for index, leader_epoch, offset, max_bytes in partitions:
+            partition = existing[index] if 0 <= index < len(existing) else None
+            if not allowed:
+                error = ErrorCode.topic_authorization_failed
+                yield _Wanted(index, offset, max_bytes, None, error)
+            elif partition is None:
+                error = ErrorCode.unknown_topic_or_partition
+                yield _Wanted(index, offset, max_bytes, None, error)
+            elif leader_epoch > LEADER_EPOCH:
+                error = ErrorCode.unknown_leader_epoch
+                yield _Wanted(index, offset, max_bytes, partition, error)
+            else:
+                start, stable = partition.log.log_start_offset, partition.last_stable_offset
+                end = partition.high_watermark
+                is_there = start <= offset <= end
+                error = ErrorCode.none if is_there else ErrorCode.offset_out_of_range
+                limit = stable if self._read_committed else end
+                yield _Wanted(
+                    *(index, offset, max_bytes, partition, error, limit),
+                    has_records=is_there and offset < limit,
+                    shown=(end, stable, start),
+                )
+
+    def _resting(self) -> Sequence[Resting]:
+        """Return the partitions of a session if the client knows all of them, and nothing has changed."""
+        session = self._session
+        if session is None or not self._is_incremental:
+            return ()
+        resting = session.still_resting()
+        if resting and self._context.services.authorizer is not None:
+            topics = {each.partition.topic for each in resting}
+            if not all(
+                self._context.allows(Operation.READ, Resource.TOPIC, each) for each in topics
+            ):
+                return ()
+        return resting
+
+    def _news(self, topics: _Topics) -> _Topics:
+        """Return what the response has to say: in a session only what the client does not know."""
+        session = self._session
+        if session is None or not self._is_incremental:
+            return topics
+        news = []
+        for key, partitions in topics:
+            changed = [
+                each
+                for each in partitions
+                if each.has_records
+                or each.error
+                or session.has_news(key, each.partition_index, each.shown)
+            ]
+            if changed:
+                news.append((key, changed))
+        return news
 
     def _is_due(self, topics: _Topics) -> bool:
         """Whether to read now: there are records, or there is no reason to wait."""
@@ -283,11 +343,15 @@ class _Fetch:
         """Whether to send a response with `size` bytes of records instead of waiting."""
         return (
             size >= self._request.min_bytes
-            or self._out_of_time
-            or self._registry.stopping
-            or not any(partitions for _, partitions in topics)
+            or self._is_over
+            or not self._partitions
             or any(each.error for _, partitions in topics for each in partitions)
         )
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether to respond now with what there is."""
+        return self._out_of_time or self._request.min_bytes <= 0 or self._registry.stopping
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -305,8 +369,9 @@ class _Fetch:
         room = len(filling.buffer) - self._overhead
         self._added.clear()
         self._errors.clear()
-        for name, partitions in topics:
-            filling.writer.topic(name, len(partitions))
+        self._said.clear()
+        for key, partitions in topics:
+            filling.writer.topic(key, len(partitions))
             for wanted in partitions:
                 added = self._fill_partition(filling.writer, wanted, filling.size, room)
                 if added.needed_bytes:
@@ -314,6 +379,8 @@ class _Fetch:
                     return
                 filling.size += added.size
                 filling.has_more = filling.has_more or added.has_more
+                if self._session is not None:
+                    self._said.append((key, wanted.partition_index, added))
                 yield
             filling.writer.end_topic()
 
@@ -334,16 +401,17 @@ class _Fetch:
             self._no_records(writer, wanted)
             return _Added()
         start = writer.position
-        writer.partition(
+        high_watermark, last_stable_offset, log_start_offset = wanted.shown
+        write = writer.partition if wanted.has_records else writer.empty_partition
+        write(
             wanted.partition_index,
-            high_watermark=partition.high_watermark,
-            last_stable_offset=partition.last_stable_offset,
-            log_start_offset=partition.log.log_start_offset,
+            high_watermark=high_watermark,
+            last_stable_offset=last_stable_offset,
+            log_start_offset=log_start_offset,
             read_committed=self._read_committed,
         )
         if not wanted.has_records:
-            writer.no_records()
-            return _Added()
+            return _Added(shown=wanted.shown)
         limit = max(0, min(wanted.max_bytes, self._max_bytes - size, room - size))
         try:
             records = writer.begin_records(limit)
@@ -381,15 +449,35 @@ class _Fetch:
         writer.end_records(added, aborted)
         if added:
             self._added.append((partition, added, end - wanted.offset))
-        return _Added(added + list_bytes, has_more)
+        return _Added(added + list_bytes, has_more, shown=wanted.shown)
 
-    def _counted(self, filled: _Filled) -> Buffered:
-        """Count the records and errors of the response, which is sent now."""
+    def _nothing(self) -> _Filled:
+        """Return a response without news."""
+        self._added.clear()
+        self._errors.clear()
+        self._said.clear()
+        buffer = self._buffers.take_beyond_limit(1)
+        return self._filled(_Filling(buffer, self._version, [], self._session))
+
+    def _counted(self, filled: _Filled, topics: _Topics) -> Buffered:
+        """Count the records and errors of the response, which is sent now; note what is known then."""
         for partition, size, offsets in self._added:
             partition.fetched_bytes += size
             partition.fetched_records += offsets
         if self._errors:
             self._requests.of(KEY).errors.update(self._errors)
+        if self._session is not None:
+            for key, index, added in self._said:
+                self._session.responded(key, index, added.shown, has_records=added.size > 0)
+            wanted = [each for _, partitions in topics for each in partitions]
+            if wanted and not any(each.has_records or each.error for each in wanted):
+                self._session.rest(
+                    [
+                        Resting(each.partition, each.shown[0], each.shown[2])
+                        for each in wanted
+                        if each.partition is not None
+                    ]
+                )
         return filled.response
 
     def _aborted(self, partition: Partition, offset: int, end: int) -> list[tuple[int, int]]:
@@ -401,10 +489,9 @@ class _Fetch:
 
     def _no_records(self, writer: FetchResponseWriter, wanted: _Wanted) -> None:
         self._errors.append(int(wanted.error))
-        writer.partition(
+        writer.empty_partition(
             wanted.partition_index, error=int(wanted.error), read_committed=self._read_committed
         )
-        writer.no_records()
 
     @property
     def _unknown(self) -> ErrorCode:
@@ -412,25 +499,13 @@ class _Fetch:
             return ErrorCode.unknown_topic_or_partition
         return ErrorCode.unknown_topic_id
 
-    def _no_session(self) -> Buffered:
-        """Respond that there is no such session: the client starts over with a full request."""
+    def _refused(self) -> Buffered:
+        """Respond that the session does not continue: the client starts over with a full request."""
         buffer = self._buffers.take_beyond_limit(1)
-        error = int(ErrorCode.fetch_session_id_not_found)
+        error = int(self._refusal)
         self._requests.of(KEY).errors[error] += 1
         writer = FetchResponseWriter(buffer, self._version, 0, error)
         return Buffered(writer.end(), partial(self._buffers.put, buffer))
-
-
-def _unknown_id(wanted: entities.FetchPartition) -> _Wanted:
-    """Refuse a partition of a topic that does not exist, or no longer has this id."""
-    return _Wanted(
-        wanted.partition,
-        wanted.fetch_offset,
-        wanted.partition_max_bytes,
-        None,
-        ErrorCode.unknown_topic_id,
-        0,
-    )
 
 
 def _first(records: memoryview, fits: Callable[[BatchHeader], bool]) -> tuple[int, int]:

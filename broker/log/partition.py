@@ -133,9 +133,10 @@ class PartitionLog:
     @property
     def last_stable_offset(self) -> int:
         """Offsets below belong to no open transaction; the log end without transactions."""
-        first_open = self._appender.producers.first_open_offset
+        appender = self._appender
+        first_open = appender.producers.first_open_offset
         if first_open is None:
-            return self._appender.next_offset
+            return appender.next_offset
         return max(first_open, self._segments.log_start_offset)
 
     @property

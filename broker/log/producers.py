@@ -220,7 +220,7 @@ class ProducerStates:
     @property
     def first_open_offset(self) -> int | None:
         """First offset of the oldest open transaction."""
-        return next(iter(self._open.values()), None)
+        return next(iter(self._open.values())) if self._open else None
 
     @property
     def open_transactions(self) -> list[ProducerIdentity]:

@@ -48,6 +48,7 @@ __all__ = [
     "split_batches",
     "stamp_append_time",
     "stamp_offset",
+    "stored_extent",
     "with_codec",
 ]
 
@@ -72,6 +73,7 @@ _JAVA_SNAPPY: Final = b"\x82SNAPPY\x00"
 _JAVA_SNAPPY_HEADER_BYTES: Final = 16
 _BLOCK_LENGTH: Final = struct.Struct(">I")
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+_EXTENT: Final = struct.Struct(">qiibIhi")
 _OFFSET: Final = struct.Struct(">q")
 _EPOCH: Final = struct.Struct(">i")
 _CRC: Final = struct.Struct(">I")
@@ -233,6 +235,23 @@ def parse_header(data: memoryview | bytearray | bytes, position: int = 0) -> Bat
     if header.last_offset_delta < 0:
         raise CorruptBatch(f"impossible last offset delta {header.last_offset_delta}")
     return header
+
+
+def stored_extent(data: memoryview, position: int, base_offset: int) -> tuple[int, int] | None:
+    """Return the end of a stored batch at `position`, and the offset after it, reading next to nothing.
+
+    None if it is not what the broker stores with this base offset: `parse_header` says why.
+    """
+    offset, length, epoch, magic, _, _, last_delta = _EXTENT.unpack_from(data, position)
+    if (
+        offset != base_offset
+        or epoch != LEADER_EPOCH
+        or magic != _MAGIC
+        or length < HEADER_BYTES - _PREFIX_BYTES
+        or last_delta < 0
+    ):
+        return None
+    return position + _PREFIX_BYTES + length, offset + last_delta + 1
 
 
 def check_batch(data: memoryview, header: BatchHeader) -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from ..apis.api import Services
+    from ..apis.fetch_sessions import FetchSessions
     from ..coordinators.group_coordinator import GroupCoordinator
     from ..coordinators.transaction_coordinator import TransactionCoordinator
     from ..server.server import Server
@@ -142,6 +143,7 @@ class BrokerCollector(Collector):
         topics = services.topics
         yield from _broker(services.cluster_id, services.settings.data_dir)
         yield from _requests(services.requests, server, topics)
+        yield from _fetch_sessions(services.fetch_sessions)
         yield from _connections(server)
         pools = [
             (("request",), server.request_buffers.small),
@@ -229,6 +231,16 @@ def _requests(meters: RequestMeters, server: Server, topics: Topics) -> Iterator
     yield _value(
         "fetches_waiting", "Long polls that wait for records (fetch purgatory).", len(watches)
     )
+
+
+def _fetch_sessions(sessions: FetchSessions) -> Iterator[Metric]:
+    yield _value("fetch_sessions", "Fetch sessions (KIP-227).", len(sessions))
+    yield _value("fetch_session_partitions", "Partitions in fetch sessions.", sessions.partitions)
+    evictions = _counter(
+        "fetch_session_evictions_total", "Idle fetch sessions that made room for others."
+    )
+    evictions.add_metric((), sessions.evictions)
+    yield evictions
 
 
 def _connections(server: Server) -> Iterator[Metric]:

@@ -35,6 +35,11 @@ _THROTTLE_V4 = Struct(">i")
 _THROTTLE_ERROR_SESSION_V7 = Struct(">ihi")
 _PARTITION_V4 = Struct(">ihqq")
 _PARTITION_V5 = Struct(">ihqqq")
+# A partition without records: those fields, aborted transactions, preferred replica, records, tagged fields.
+_EMPTY_V4 = Struct(">ihqqii")
+_EMPTY_V5 = Struct(">ihqqqii")
+_EMPTY_V11 = Struct(">ihqqqiii")
+_EMPTY_V12 = Struct(">ihqqqBiBB")
 _INT32 = Struct(">i")
 _INT16 = Struct(">h")
 _ABORTED = Struct(">qq")
@@ -69,12 +74,14 @@ def empty_fetch_response(version: int, milliseconds: int) -> bytes:
 class FetchResponseWriter:
     """Writes one response into `buffer`.
 
-    Calls: for each topic `topic`; for each of its partitions `partition`, then `no_records` or
+    Calls: for each topic `topic`; for each of its partitions `empty_partition`, or `partition`,
     `begin_records` and `end_records`; after the last partition `end_topic`; finally `end`. Resetting
     `position` to its value before a partition discards that partition.
     """
 
-    def __init__(self, buffer: memoryview, version: int, topics: int, error: int = 0) -> None:
+    def __init__(
+        self, buffer: memoryview, version: int, topics: int, error: int = 0, session_id: int = 0
+    ) -> None:
         self._buffer = buffer
         self._version = version
         self._compact = version >= 12
@@ -83,7 +90,7 @@ class FetchResponseWriter:
         self._length_bytes = 4
         self._aborted_at = FETCH_HEADROOM
         if version >= 7:
-            self._pack(_THROTTLE_ERROR_SESSION_V7, 0, error, 0)
+            self._pack(_THROTTLE_ERROR_SESSION_V7, 0, error, session_id)
         else:
             self._pack(_THROTTLE_V4, 0)
         self._count(topics)
@@ -105,27 +112,46 @@ class FetchResponseWriter:
         self,
         index: int,
         *,
+        high_watermark: int,
+        last_stable_offset: int,
+        log_start_offset: int,
+        read_committed: bool = False,
+    ) -> None:
+        if self._version >= 5:
+            self._pack(
+                _PARTITION_V5, index, 0, high_watermark, last_stable_offset, log_start_offset
+            )
+        else:
+            self._pack(_PARTITION_V4, index, 0, high_watermark, last_stable_offset)
+        # Aborted transactions: a list for read_committed, else null.
+        self._aborted_at = self.position
+        self._count(0 if read_committed else -1)
+        self._preferred_replica()
+
+    def empty_partition(
+        self,
+        index: int,
+        *,
         error: int = 0,
         high_watermark: int = -1,
         last_stable_offset: int = -1,
         log_start_offset: int = -1,
         read_committed: bool = False,
     ) -> None:
-        if self._version >= 5:
-            self._pack(
-                _PARTITION_V5, index, error, high_watermark, last_stable_offset, log_start_offset
-            )
+        """Write a partition with empty records rather than null, which not every client understands."""
+        fields = (index, error, high_watermark, last_stable_offset)
+        if self._compact:
+            aborted = 1 if read_committed else 0
+            replica = _NO_PREFERRED_REPLICA
+            self._pack(_EMPTY_V12, *fields, log_start_offset, aborted, replica, 1, 0)
+            return
+        aborted = 0 if read_committed else -1
+        if self._version >= 11:
+            self._pack(_EMPTY_V11, *fields, log_start_offset, aborted, _NO_PREFERRED_REPLICA, 0)
+        elif self._version >= 5:
+            self._pack(_EMPTY_V5, *fields, log_start_offset, aborted, 0)
         else:
-            self._pack(_PARTITION_V4, index, error, high_watermark, last_stable_offset)
-        # Aborted transactions: a list for read_committed, else null.
-        self._aborted_at = self.position
-        self._count(0 if read_committed else -1)
-        self._preferred_replica()
-
-    def no_records(self) -> None:
-        """Write empty records rather than null, which not every client understands."""
-        self.begin_records(0)
-        self.end_records(0)
+            self._pack(_EMPTY_V4, *fields, aborted, 0)
 
     def begin_records(self, max_bytes: int) -> memoryview:
         """Return the place for up to `max_bytes` of records; `end_records` takes their actual size."""

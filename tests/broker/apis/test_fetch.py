@@ -238,24 +238,6 @@ async def test_a_fetch_without_partitions_is_answered_at_once(client: Any) -> No
     assert (await client.ask(message)).responses == ()
 
 
-@pytest.mark.parametrize("session_id", [0, 7])
-async def test_a_fetch_that_continues_a_session_is_refused(client: Any, session_id: int) -> None:
-    response = await client.ask(request(client, 0, session_id=session_id, session_epoch=3))
-    assert response.error_code is ErrorCode.fetch_session_id_not_found
-    assert response.responses == ()
-
-
-@pytest.mark.parametrize("session_id", [0, 7, -1])
-@pytest.mark.parametrize("epoch", [0, -1])
-async def test_a_fetch_that_begins_or_ends_a_session_is_a_full_one(
-    client: Any, batch: Batch, session_id: int, epoch: int
-) -> None:
-    await produce(client, batch(b"a"))
-    response = await client.ask(request(client, 0, session_id=session_id, session_epoch=epoch))
-    assert (response.error_code, response.session_id) == (ErrorCode.none, 0)
-    assert values(parts(response)[0].records) == [b"a"]
-
-
 async def test_an_unknown_leader_epoch_is_refused(client: Any) -> None:
     wanted = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}
     for epoch, code in ((0, ErrorCode.none), (1, ErrorCode.unknown_leader_epoch)):

@@ -93,11 +93,10 @@ def test_an_error_can_replace_a_partition_that_was_begun() -> None:
     writer = FetchResponseWriter(memoryview(bytearray(500)), 12, 1)
     writer.topic("t", 1)
     start = writer.position
-    writer.partition(3, high_watermark=9)
+    writer.partition(3, high_watermark=9, last_stable_offset=9, log_start_offset=0)
     writer.begin_records(100)
     writer.position = start
-    writer.partition(3, error=56)
-    writer.no_records()
+    writer.empty_partition(3, error=56)
     writer.end_topic()
     body = bytes(writer.end()[FETCH_HEADROOM:])
     response: Any
@@ -105,6 +104,25 @@ def test_an_error_can_replace_a_partition_that_was_begun() -> None:
     (partition,) = response.responses[0].partitions
     assert end == len(body)
     assert (partition.error_code, partition.high_watermark, partition.records) == (56, -1, b"")
+
+
+@given(st.integers(4, 18), st.booleans(), st.lists(OFFSETS, min_size=3, max_size=3))
+def test_a_partition_without_records_says_the_same_as_one_with_no_bytes_of_them(
+    version: int, committed: bool, offsets: list[int]
+) -> None:
+    names = ("high_watermark", "last_stable_offset", "log_start_offset")
+    fields: Any = dict(zip(names, offsets, strict=True))
+    written = []
+    for is_empty in (True, False):
+        writer = FetchResponseWriter(memoryview(bytearray(200)), version, 1)
+        if is_empty:
+            writer.empty_partition(3, read_committed=committed, **fields)
+        else:
+            writer.partition(3, read_committed=committed, **fields)
+            writer.begin_records(0)
+            writer.end_records(0)
+        written.append(bytes(writer.end()))
+    assert written[0] == written[1]
 
 
 Start = Callable[..., Awaitable[Broker]]
