@@ -390,8 +390,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def budget(self) -> int:
         """`inflight_bytes`, or its default in this process."""
+        if self.inflight_bytes:
+            return self.inflight_bytes
         share = min(_LARGEST_BUDGET, memory_limit() // self.worker_count // 16)
-        return self.inflight_bytes or max(share, self.fetch.max_partition_bytes)
+        return max(share, self.fetch.max_partition_bytes)
 
     @property
     def response_bytes(self) -> int:

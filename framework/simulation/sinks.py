@@ -48,10 +48,12 @@ _writing: ContextVar[RangeRows | None] = ContextVar("the range that is written",
 
 
 class Place:
-    """What the models of one strategy share; everything in it is new for each schedule.
+    """What the models of one strategy share; all but its columns and classes is new for each schedule.
 
     Attributes:
         columns: of the ClickHouse table.
+        classes: of the models, by the class that they change and how: a class is costly to make, and each
+            new one empties the interpreter's caches.
     """
 
     world: World
@@ -59,6 +61,7 @@ class Place:
 
     def __init__(self, columns: Mapping[str, str]) -> None:
         self.columns = dict(columns)
+        self.classes: dict[tuple[type, type], type[Any]] = {}
         self.begin()
 
     @property
@@ -120,7 +123,9 @@ def _lower(reducer: Reducer, max_rows: int) -> Reducer:
 def _of_class(reducer: Reducer, mixin: type, place: Place) -> Any:
     changed = copy.copy(reducer)
     kind = type(reducer)
-    changed.__class__ = type(kind.__name__, (mixin, kind), {"place": place})
+    if (mixin, kind) not in place.classes:
+        place.classes[mixin, kind] = type(kind.__name__, (mixin, kind), {"place": place})
+    changed.__class__ = place.classes[mixin, kind]
     return changed
 
 
@@ -136,7 +141,14 @@ def _modelled(last: Reducer, place: Place) -> Reducer:
 
 def _watched(reducer: Reducer, place: Place) -> Reducer:
     """Return a copy that notes the records of which it made no rows."""
-    kind: Any = type(reducer)
+    watched = copy.copy(reducer)
+    if (Reducer, type(reducer)) not in place.classes:
+        place.classes[Reducer, type(reducer)] = _watching(type(reducer), place)
+    watched.__class__ = place.classes[Reducer, type(reducer)]
+    return watched
+
+
+def _watching(kind: Any, place: Place) -> type[Any]:
 
     class Watched(kind):  # type: ignore[misc]
         seen: tuple[Rows, ...] = ()
@@ -158,7 +170,7 @@ def _watched(reducer: Reducer, place: Place) -> Reducer:
                     place.checks.drops(rows)
             return result
 
-    if inspect.iscoroutinefunction(reducer.flush):
+    if inspect.iscoroutinefunction(kind.flush):
 
         class Changed(Watched):
             async def flush(self) -> FlushResult:
@@ -169,9 +181,7 @@ def _watched(reducer: Reducer, place: Place) -> Reducer:
             def flush(self) -> FlushResult:
                 return self.look(super().flush())
 
-    watched = copy.copy(reducer)
-    watched.__class__ = Changed
-    return watched
+    return Changed
 
 
 @contextmanager
