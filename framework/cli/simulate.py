@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import random
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
 
 import msgspec
 from cyclopts import Parameter
 
-from ..errors import SettingsError
+from ..errors import SettingsError, StrategyError
 from ..loading import load_strategy
+from ..service.process import processor_limit
 
 if TYPE_CHECKING:
     from ..simulation.run import Outcome
     from ..simulation.schedule import Schedule
-    from ..simulation.simulate import Simulator
+    from ..simulation.simulate import Simulated, Simulator
 
 __all__ = ["simulate"]
+
+_SHARE: Final = 250
 
 
 def simulate(
@@ -31,6 +36,7 @@ def simulate(
     seed: int = 1,
     partitions: int = 2,
     topic: str = "simulated",
+    jobs: Annotated[int, Parameter(negative=())] = 0,
     replay: Path | None = None,
     trace: Annotated[Literal["text", "mermaid"] | None, Parameter(negative=())] = None,
     save: Path = Path("kmr-simulation.json"),
@@ -64,6 +70,8 @@ def simulate(
         Over how many the records are spread.
     topic
         The topic's name, where the strategy distinguishes topics.
+    jobs
+        How many processes search; 0: one for each processor. The result is the same for any number.
     replay
         Run the schedule of this file only.
     trace
@@ -77,13 +85,20 @@ def simulate(
 
     if schedules < 1 or partitions < 1:
         raise SettingsError("--schedules and --partitions must be at least 1")
+    if jobs < 0:
+        raise SettingsError("--jobs must be a number of processes, or 0 for one for each processor")
     loaded = load_strategy(strategy)
     loaded.validate()
     with garbage_is_silent():
         simulator = Simulator(loaded, _read(records), topic=topic, partitions=partitions)
         if replay is not None:
             return _replay(simulator, replay, trace)
-        done = simulator.search(schedules, seed, _Progress(schedules).count)
+        processes = min(jobs or processor_limit(), -(-schedules // _SHARE))
+        if processes == 1:
+            done = simulator.search(schedules, seed, _Progress(schedules).count)
+        else:
+            load = _Load(strategy, _read(records), topic, partitions)
+            done = _search_in_processes(simulator, load, schedules, seed, processes)
         if done.failing is None:
             _say(
                 f"{done.schedules} schedules, {sum(simulator.sizes)} records each, "
@@ -97,6 +112,65 @@ def simulate(
     if trace is not None:
         _draw(short.outcome, trace)
     return 1
+
+
+class _Load(NamedTuple):
+    """What a process needs to make the same `Simulator`."""
+
+    strategy: str
+    records: list[bytes]
+    topic: str
+    partitions: int
+
+
+_simulator: list[Simulator] = []  # of a process that searches
+
+
+def _begin(load: _Load) -> None:
+    from ..simulation.simulate import Simulator
+
+    _simulator.append(
+        Simulator(
+            load_strategy(load.strategy), load.records, topic=load.topic, partitions=load.partitions
+        )
+    )
+
+
+def _search_share(schedules: int, seed: int) -> tuple[int, float, str]:
+    """Search in this process; return how many schedules ran, their seconds, and what the last one broke."""
+    done = _simulator[0].search(schedules, seed)
+    problem = None if done.failing is None else done.failing.outcome.problems[0]
+    return (
+        done.schedules,
+        done.seconds,
+        "" if problem is None else f"{problem.rule}: {problem.text}",
+    )
+
+
+def _search_in_processes(
+    simulator: Simulator, load: _Load, schedules: int, seed: int, processes: int
+) -> Simulated:
+    """Do what `simulator.search` does, in shares; the schedule that fails is the one of the lowest seed."""
+    from ..simulation.simulate import Failing, Simulated
+
+    firsts = range(0, schedules, _SHARE)
+    progress, ran, seconds = _Progress(schedules), 0, 0.0
+    with ProcessPoolExecutor(processes, get_context("spawn"), _begin, (load,)) as pool:
+        sizes = [min(_SHARE, schedules - first) for first in firsts]
+        for share, virtual, broken in pool.map(_search_share, sizes, [seed + n for n in firsts]):
+            ran, seconds = ran + share, seconds + virtual
+            progress.show(ran)
+            if broken:
+                pool.shutdown(wait=False, cancel_futures=True)
+                schedule = simulator.generate(seed + ran - 1)
+                outcome = simulator.run(schedule)
+                if not outcome.problems:
+                    raise StrategyError(
+                        f"{broken} (seed {schedule.seed}); but not in another process: the strategy keeps "
+                        "state from one run to the next, such as an attribute of a class or of a module"
+                    )
+                return Simulated(ran, seconds, Failing(schedule, outcome))
+    return Simulated(ran, seconds, None)
 
 
 def _replay(simulator: Simulator, path: Path, trace: Literal["text", "mermaid"] | None) -> int:
@@ -165,7 +239,12 @@ class _Progress:
 
     def count(self, _outcome: Outcome) -> None:
         self._done += 1
-        if self._done % 100 == 0 and sys.stderr.isatty():
+        if self._done % 100 == 0:
+            self.show(self._done)
+
+    def show(self, done: int) -> None:
+        self._done = done
+        if sys.stderr.isatty():
             print(f"\r{self._done} of {self._schedules} ", end="", file=sys.stderr)  # noqa: T201
 
 

@@ -68,6 +68,20 @@ def test_a_schedule_that_breaks_a_rule_is_written_replayed_and_drawn(
         assert "BROKEN: a range that is written again has other rows" in out
 
 
+def test_any_number_of_processes_finds_the_same_first_schedule(
+    module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = tmp_path / "hits.jsonl"
+    records.write_text("".join(f'{{"id": {number}}}\n' for number in range(20)))
+    one, many = tmp_path / "one.json", tmp_path / "many.json"
+    strategy = f"{module}:wrong"
+    assert simulate(strategy, records=str(records), schedules=100, jobs=1, save=one) == 1
+    first = capsys.readouterr().out.splitlines()[:-1]
+    assert simulate(strategy, records=str(records), schedules=251, jobs=2, save=many) == 1
+    assert capsys.readouterr().out.splitlines()[:-1] == first
+    assert many.read_bytes() == one.read_bytes()
+
+
 def test_files_that_cannot_be_used_are_named(module: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"--records none\.jsonl: No such file"):
         simulate(f"{module}:right", records="none.jsonl")
