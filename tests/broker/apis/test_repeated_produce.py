@@ -21,6 +21,7 @@ from kmr.broker.authorization.rules import Operation, Rule, write_rules
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.records import NewRecord, build_batch
 from kmr.broker.log.results import LogFailed
+from kmr.broker.protocol.produce_frames import read_produce_request
 from tests.broker.conftest import RawClient
 
 if TYPE_CHECKING:
@@ -218,6 +219,32 @@ async def _result(client: RawClient, records: bytes, acks: int = 1) -> Any:
     return response.responses[0].partition_responses[0]
 
 
+async def test_only_the_first_of_equal_requests_and_refused_ones_are_read(
+    broker: Broker,
+    connect: Connect,
+    batch: Callable[..., bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads = 0
+
+    def counting(*arguments: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return read_produce_request(*arguments)
+
+    monkeypatch.setattr("kmr.broker.apis.produce.read_produce_request", counting)
+    await broker.topics.create("a")
+    client = await connect(broker)
+    for offset in range(3):
+        assert (await _result(client, batch(b"1"))).base_offset == offset
+    assert reads == 1
+    corrupt = await _result(client, batch(b"1")[:-1] + b"?")
+    assert corrupt.error_code is ErrorCode.corrupt_message
+    assert reads == 2
+    assert (await _result(client, batch(b"1"), acks=-1)).base_offset == 3
+    assert reads == 3
+
+
 async def test_a_repeated_request_is_answered_when_its_records_are_written_and_fails_with_them(
     broker: Broker,
     connect: Connect,
@@ -273,18 +300,17 @@ async def test_an_injected_fault_reaches_repeated_requests(
 async def test_a_quota_slows_repeated_requests_down(
     start: Start, connect: Connect, batch: Callable[..., bytes]
 ) -> None:
-    broker = await start(produce_quota_bytes=1)
+    broker = await start(produce_quota_bytes=1_000)
     await broker.topics.create("a")
     client = await connect(broker)
-    times = []
-    for _ in range(2):
-        message = client.message(PRODUCE, 9, acks=1, topic_data=_data(batch(b"1")))
-        frame = client.frame(message, 1)
-        await client.send_bytes(frame)
-        times.append((await client.receive(message, 1)).throttle_time)
-        await client.close()
-        client = await connect(broker)
-    assert all(each.total_seconds() > 1 for each in times)
+    # On one connection: the first is within the quota, the second, equal but for its records, is not.
+    first, second = [
+        await client.call(PRODUCE, 9, acks=1, topic_data=_data(batch(value)))
+        for value in (b"1", b"1" * 20_000)
+    ]
+    assert not first.throttle_time
+    assert second.throttle_time.total_seconds() > 1
+    assert second.responses[0].partition_responses[0].base_offset == 1
 
 
 async def test_a_producer_without_answers_is_not_answered_when_it_repeats_a_request(
