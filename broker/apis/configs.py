@@ -106,12 +106,17 @@ def _entries(
     if int(resource.resource_type) == _ResourceType.BROKER:
         _check_broker(context, name)
         settings = context.services.settings
-        address = f"{settings.security_protocol}://{context.node_host}:{context.node_port}"
-        return _broker_settings(settings, address)
+        return _broker_settings(settings, _url(settings, context.node_host, context.node_port))
     raise RequestError(
         ErrorCode.invalid_request,
         f"resource type {resource.resource_type} has no settings here: use topics (2) or brokers (4)",
     )
+
+
+def _url(settings: BrokerSettings, host: str, port: int) -> str:
+    """Return the address of the listener as Kafka writes it; its name is its protocol."""
+    host = f"[{host}]" if ":" in host else host
+    return f"{settings.security_protocol}://{host}:{port}"
 
 
 def _check_broker(context: RequestContext, name: str) -> None:
@@ -204,12 +209,13 @@ _BROKER_SETTINGS: Final[Mapping[ConfigType, Mapping[str, str]]] = {
 """By type and Kafka's name: the field of `BrokerSettings`, which has the documentation."""
 
 
-def _broker_settings(settings: BrokerSettings, listener: str) -> list[ConfigEntry]:
+def _broker_settings(settings: BrokerSettings, advertised: str) -> list[ConfigEntry]:
     """Return every setting; none of them can be changed while the broker runs.
 
-    `listener`: the URL by which the client reaches this node.
+    `advertised`: the URL by which the client reaches this node.
     """
     built_in = type(settings)(data_dir=settings.data_dir)
+    protocol, listens = settings.security_protocol, _url(settings, settings.host, settings.port)
     documentation = {each.name: each.description for each in settings_of(type(settings))}
     entries = [
         _entry(name, kind, documentation[field], _value(settings, field), _value(built_in, field))
@@ -217,7 +223,14 @@ def _broker_settings(settings: BrokerSettings, listener: str) -> list[ConfigEntr
         for name, field in named.items()
     ]
     entries += (
-        _entry("advertised.listeners", ConfigType.LIST, "Where clients connect to.", listener),
+        _entry("advertised.listeners", ConfigType.LIST, "Where clients connect to.", advertised),
+        _entry("listeners", ConfigType.LIST, "Where the broker listens.", listens),
+        _entry(
+            "listener.security.protocol.map",
+            ConfigType.STRING,
+            "The protocol of each listener.",
+            f"{protocol}:{protocol}",
+        ),
         _entry("default.replication.factor", ConfigType.INT, "There is one node.", "1", "1"),
         _entry("delete.topic.enable", ConfigType.BOOLEAN, "Topics can be deleted.", "true", "true"),
         _entry("min.insync.replicas", ConfigType.INT, "There is one replica.", "1", "1"),
