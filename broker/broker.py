@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 import anyio
@@ -25,7 +26,7 @@ from .operations.metrics import BrokerCollector, Metrics, RequestMeters
 from .server.buffers import BufferPool
 from .server.dispatch import Dispatcher
 from .server.faults import Faults, read_faults
-from .server.server import SWEEP_INTERVAL, Server, bind
+from .server.server import SWEEP_INTERVAL, Endpoint, Server, bind
 from .server.tls import server_context
 from .storage.data_directory import DataDirectory
 from .storage.group_commit import SYNC_THREADS, GroupCommit
@@ -33,11 +34,12 @@ from .storage.storage import Storage
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from types import TracebackType
 
     from anyio.abc import TaskGroup
 
+    from .listeners import Listener
     from .settings import BrokerSettings
     from .topics.topics import Topics
 
@@ -66,7 +68,7 @@ class Broker:
         self.metrics = Metrics()
         self.health = Health(settings.data_dir)
         self.faults = Faults()
-        self._port = 0
+        self._listeners: Sequence[Listener] = settings.addresses()
         self._http_url: str | None = None
         self._registry_url: str | None = None
         self._topics: Topics | None = None
@@ -74,11 +76,16 @@ class Broker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """`HOST:PORT` for clients: the advertised address, or one that works on this machine."""
-        host = self.settings.advertised_host or self.settings.host
-        host = _ANY_ADDRESS.get(host, host)
-        port = self.settings.advertised_port or self._port
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        """`HOST:PORT` for clients of the first listener: as advertised, or one that works on this machine."""
+        return next(iter(self.listeners.values()))
+
+    @property
+    def listeners(self) -> Mapping[str, str]:
+        """`HOST:PORT` for the clients of each listener, by its name."""
+        return {
+            each.name: replace(each, host=_ANY_ADDRESS.get(each.host, each.host)).address
+            for each in self._listeners
+        }
 
     @property
     def http_url(self) -> str | None:
@@ -117,9 +124,19 @@ class Broker:
                     allow_if_no_acl=settings.allow_if_no_acl,
                 )
             await self._serve_http(stack)
-            listener = bind(settings.host, settings.port)
-            stack.callback(listener.close)
-            self._port = listener.getsockname()[1]
+            endpoints = []
+            for listener in settings.addresses():
+                bound = bind(listener.host, listener.port)
+                stack.callback(bound.close)
+                endpoints.append(
+                    Endpoint(
+                        replace(listener, port=bound.getsockname()[1]),
+                        bound,
+                        users if listener.is_authenticated else None,
+                        tls if listener.is_encrypted else None,
+                    )
+                )
+            self._listeners = [each.listener for each in endpoints]
             executor = stack.enter_context(ThreadPoolExecutor(SYNC_THREADS, "fsync"))
 
             data = DataDirectory(settings.data_dir)
@@ -153,6 +170,7 @@ class Broker:
             topics.after_deletion = lambda name: groups.remove_topics([name])
             services = Services(
                 settings=settings,
+                listeners=self._listeners,
                 cluster_id=data.cluster_id,
                 versions=advertised_versions(SERVED),
                 topics=topics,
@@ -170,7 +188,7 @@ class Broker:
                 quotas=Quotas.of(settings),
             )
             dispatcher = Dispatcher(SERVED, services, self.faults)
-            server = Server(settings, dispatcher, group_commit, self.metrics, users=users, tls=tls)
+            server = Server(settings, dispatcher, group_commit, self.metrics)
             collector = BrokerCollector(services, server)
             self.metrics.registry.register(collector)
             stack.callback(self.metrics.registry.unregister, collector)
@@ -183,7 +201,8 @@ class Broker:
             stack.callback(server.stop)
             stack.callback(self.faults.stop)
             await self._serve_registry(stack, services, tls)
-            server.listen(listener)
+            for endpoint in endpoints:
+                server.listen(endpoint)
 
             tasks.start_soon(
                 server.watch_connections, expect("the check of idle connections", SWEEP_INTERVAL)

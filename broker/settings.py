@@ -16,6 +16,7 @@ from msgspec import Meta
 from kmr.config.layers import Conflict, Layers
 from kmr.config.schema import BYTES, SECONDS, Bytes, Count, Port, Seconds, Text, about, check_values
 
+from .listeners import Listener, read_listeners
 from .log.log_config import (
     DEFAULT_FSYNC,
     DEFAULT_FSYNC_INTERVAL,
@@ -78,6 +79,22 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     advertised_port: Annotated[
         Port | None, about("Port that clients connect to; default: the bound port.")
     ] = None
+    listeners: Annotated[
+        tuple[Text, ...],
+        about(
+            "Listener with a security of its own, instead of host and port, such as "
+            "EXTERNAL=sasl_ssl://0.0.0.0:9093 beside INTERNAL=plaintext://127.0.0.1:9092; may be repeated.",
+            flag="listener",
+        ),
+    ] = ()
+    advertised_listeners: Annotated[
+        tuple[Text, ...],
+        about(
+            "Address that the clients of a listener connect to, such as EXTERNAL=kafka.example.com:9093; "
+            "may be repeated.",
+            flag="advertise",
+        ),
+    ] = ()
     http_port: Annotated[
         Port | None,
         about("Port for /live, /ready and /metrics (Prometheus); 0 takes any free one."),
@@ -318,15 +335,51 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                     f"{low} ({getattr(self, low)}) must not be greater than {high} "
                     f"({getattr(self, high)})",
                 )
+        self._check_listeners()
         self._check_security()
+        self._check_openness()
 
-    @property
-    def security_protocol(self) -> str:
-        """The protocol that clients must speak, in Kafka's words."""
-        encrypted, authenticated = self.tls_certificate is not None, self.users_file is not None
-        if authenticated:
-            return "SASL_SSL" if encrypted else "SASL_PLAINTEXT"
-        return "SSL" if encrypted else "PLAINTEXT"
+    def addresses(self) -> list[Listener]:
+        """Return the listeners: those that are named, or the one of `host` and `port`.
+
+        Raises:
+            ValueError: they cannot be read.
+        """
+        if self.listeners:
+            return read_listeners(self.listeners, self.advertised_listeners)
+        security = "SSL" if self.tls_certificate is not None else "PLAINTEXT"
+        protocol = security if self.users_file is None else f"SASL_{security}"
+        own = (self.host, self.port, self.advertised_host, self.advertised_port)
+        return [Listener(protocol, protocol, *own)]
+
+    def _check_listeners(self) -> None:
+        if not self.listeners:
+            if self.advertised_listeners:
+                raise Conflict(
+                    ("advertised_listeners",),
+                    "advertised_listeners (--advertise) needs listeners (--listener); of one listener set "
+                    "advertised_host and advertised_port",
+                )
+            return
+        for name in ("host", "port", "advertised_host", "advertised_port"):
+            if getattr(self, name) != _DEFAULTS[name]:
+                raise Conflict(
+                    ("listeners", name), f"listeners (--listener) and {name} exclude each other"
+                )
+        try:
+            found = self.addresses()
+        except ValueError as error:
+            raise Conflict(("listeners",), f"listeners: {error}") from None
+        for each in found:
+            if each.is_encrypted and self.tls_certificate is None:
+                raise Conflict(
+                    ("listeners",),
+                    f"listener {each.name} needs tls_certificate and tls_key (--tls-certificate, --tls-key)",
+                )
+            if each.is_authenticated and self.users_file is None:
+                raise Conflict(
+                    ("listeners",), f"listener {each.name} needs users_file (--users) for SASL"
+                )
 
     def _check_security(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):
@@ -348,6 +401,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                     (name,),
                     f"{name} needs acl_file (--acls): without rules, everyone is allowed everything",
                 )
+
+    def _check_openness(self) -> None:
         if self.insecure:
             return
         if not is_loopback(self.http_host):
@@ -360,28 +415,37 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 )
             if self.registry_port is not None:
                 self._check_open_to_others("http_host", "use the schema registry")
-        if not is_loopback(self.host):
-            self._check_open_to_others("host", "connect")
+        for each in self.addresses():
+            if not is_loopback(each.host):
+                name = "listeners" if self.listeners else "host"
+                self._check_open_to_others(name, "connect", each)
 
-    def _check_open_to_others(self, name: str, what: str) -> None:
+    def _check_open_to_others(self, name: str, what: str, listener: Listener | None = None) -> None:
         """Raise Conflict if other machines could do something without encryption or authentication."""
         missing = []
-        if self.tls_certificate is None:
+        is_encrypted = self.tls_certificate is not None
+        is_authenticated = self.users_file is not None
+        if listener is not None:
+            is_encrypted, is_authenticated = listener.is_encrypted, listener.is_authenticated
+        if not is_encrypted:
             missing.append(
                 "encryption: set tls_certificate and tls_key (--tls-certificate, --tls-key)"
             )
-        if self.users_file is None and self.tls_client_ca is None:
+        if not is_authenticated and not (is_encrypted and self.tls_client_ca is not None):
             missing.append(
                 "authentication: set users_file (--users) for SASL, or tls_client_ca (--tls-client-ca) "
                 "for mutual TLS"
             )
         if missing:
+            shown = listener.name if listener and self.listeners else getattr(self, name)
             raise Conflict(
                 (name,),
-                f"{name} {getattr(self, name)!r} lets other machines {what}, without "
+                f"{name} {shown!r} lets other machines {what}, without "
                 f"{'; without '.join(missing)}; or set insecure (--insecure) to let any client read and "
                 "write everything",
             )
 
+
+_DEFAULTS: Final = {each.name: each.default for each in msgspec.structs.fields(BrokerSettings)}
 
 BROKER: Final = Layers(BrokerSettings, variables="KMR_BROKER__")

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ..authorization.users import Users
     from ..coordinators.group_coordinator import GroupCoordinator
     from ..coordinators.transaction_coordinator import TransactionCoordinator
+    from ..listeners import Listener
     from ..operations.metrics import Metrics, RequestMeters
     from ..server.buffers import BufferPool
     from ..settings import BrokerSettings
@@ -109,10 +110,12 @@ class AdvertisedVersions(NamedTuple):
 class Services:
     """The parts of a broker that handlers work with; built once by `kmr.broker.broker.Broker`.
 
-    `computing`: the threads that compute at the same time; they take turns with the event loop.
+    `listeners`: with the ports that they are bound to. `computing`: the threads that compute at the same
+    time; they take turns with the event loop.
     """
 
     settings: BrokerSettings
+    listeners: Sequence[Listener]
     cluster_id: str
     versions: Sequence[AdvertisedVersions]
     topics: Topics
@@ -140,6 +143,7 @@ class RequestContext:
     """The client of a request, and the version that it uses.
 
     Attributes:
+        listener: the one that the client has connected to.
         node_host, node_port: the address by which this client reaches the broker.
         mute: stops reading from the client's connection for a number of seconds.
         close: closes the client's connection, and logs the reason.
@@ -149,6 +153,7 @@ class RequestContext:
 
     client_id: str
     client_host: str
+    listener: Listener
     node_host: str
     node_port: int
     api_key: int

@@ -133,10 +133,6 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
         " SCRAM-SHA-512.",
     ),
     Unsupported(
-        "Several listeners, with and without encryption",
-        "There is one, which is encrypted or not.",
-    ),
-    Unsupported(
         "Altering client quotas (KIP-546); quotas of requests (KIP-124)",
         "One quota for each user, or client id, by --produce-quota-bytes and --fetch-quota-bytes;"
         " DescribeClientQuotas shows it.",

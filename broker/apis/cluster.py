@@ -83,7 +83,7 @@ async def _describe_quorum(
     context: RequestContext, request: entities.DescribeQuorumRequest
 ) -> entities.DescribeQuorumResponse:
     listener = entities.Listener(
-        name=context.services.settings.security_protocol,
+        name=context.listener.name,
         host=context.node_host,
         port=u16(context.node_port),
     )

@@ -105,18 +105,12 @@ def _entries(
         return describe_topic_config(topic.settings, topics.defaults)
     if int(resource.resource_type) == _ResourceType.BROKER:
         _check_broker(context, name)
-        settings = context.services.settings
-        return _broker_settings(settings, _url(settings, context.node_host, context.node_port))
+        found = [*_listener_settings(context), *_broker_settings(context.services.settings)]
+        return sorted(found, key=lambda entry: entry.name)
     raise RequestError(
         ErrorCode.invalid_request,
         f"resource type {resource.resource_type} has no settings here: use topics (2) or brokers (4)",
     )
-
-
-def _url(settings: BrokerSettings, host: str, port: int) -> str:
-    """Return the address of the listener as Kafka writes it; its name is its protocol."""
-    host = f"[{host}]" if ":" in host else host
-    return f"{settings.security_protocol}://{host}:{port}"
 
 
 def _check_broker(context: RequestContext, name: str) -> None:
@@ -209,13 +203,26 @@ _BROKER_SETTINGS: Final[Mapping[ConfigType, Mapping[str, str]]] = {
 """By type and Kafka's name: the field of `BrokerSettings`, which has the documentation."""
 
 
-def _broker_settings(settings: BrokerSettings, advertised: str) -> list[ConfigEntry]:
-    """Return every setting; none of them can be changed while the broker runs.
+def _listener_settings(context: RequestContext) -> Iterator[ConfigEntry]:
+    """Return the settings that say where clients connect to; this client's listener as it was reached."""
+    listeners = context.services.listeners
+    here = f"[{context.node_host}]" if ":" in context.node_host else context.node_host
+    reached = {context.listener.name: f"{here}:{context.node_port}"}
+    bound = [f"{each.name}://{each.bound}" for each in listeners]
+    advertised = [f"{each.name}://{reached.get(each.name, each.address)}" for each in listeners]
+    protocols = [f"{each.name}:{each.protocol}" for each in listeners]
+    for name, meaning, values in (
+        ("listeners", "Where the broker listens.", bound),
+        ("advertised.listeners", "Where clients connect to.", advertised),
+        ("listener.security.protocol.map", "What clients of a listener speak.", protocols),
+    ):
+        kind = ConfigType.STRING if name.endswith("map") else ConfigType.LIST
+        yield _entry(name, kind, meaning, ",".join(values))
 
-    `advertised`: the URL by which the client reaches this node.
-    """
+
+def _broker_settings(settings: BrokerSettings) -> list[ConfigEntry]:
+    """Return every other setting; none of them can be changed while the broker runs."""
     built_in = type(settings)(data_dir=settings.data_dir)
-    protocol, listens = settings.security_protocol, _url(settings, settings.host, settings.port)
     documentation = {each.name: each.description for each in settings_of(type(settings))}
     entries = [
         _entry(name, kind, documentation[field], _value(settings, field), _value(built_in, field))
@@ -223,20 +230,12 @@ def _broker_settings(settings: BrokerSettings, advertised: str) -> list[ConfigEn
         for name, field in named.items()
     ]
     entries += (
-        _entry("advertised.listeners", ConfigType.LIST, "Where clients connect to.", advertised),
-        _entry("listeners", ConfigType.LIST, "Where the broker listens.", listens),
-        _entry(
-            "listener.security.protocol.map",
-            ConfigType.STRING,
-            "The protocol of each listener.",
-            f"{protocol}:{protocol}",
-        ),
         _entry("default.replication.factor", ConfigType.INT, "There is one node.", "1", "1"),
         _entry("delete.topic.enable", ConfigType.BOOLEAN, "Topics can be deleted.", "true", "true"),
         _entry("min.insync.replicas", ConfigType.INT, "There is one replica.", "1", "1"),
         *_topic_defaults(settings, built_in),
     )
-    return sorted(entries, key=lambda entry: entry.name)
+    return entries
 
 
 def _value(settings: BrokerSettings, field: str) -> str:

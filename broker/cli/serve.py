@@ -134,12 +134,15 @@ def _announce(broker: Broker) -> None:
     settings, http = broker.settings, broker.http_url
     metrics = "" if http is None else f", metrics on {http}/metrics"
     registry = "" if broker.registry_url is None else f", schemas on {broker.registry_url}"
-    say(f"listening on {broker.bootstrap_servers}, data in {settings.data_dir}{metrics}{registry}")
+    addresses = broker.bootstrap_servers
+    if len(broker.listeners) > 1:
+        addresses = ", ".join(f"{address} ({name})" for name, address in broker.listeners.items())
+    say(f"listening on {addresses}, data in {settings.data_dir}{metrics}{registry}")
     logger.info(
         "broker started",
         address=broker.bootstrap_servers,
         data_dir=str(settings.data_dir),
-        security_protocol=settings.security_protocol,
+        listeners={each.name: each.protocol for each in settings.addresses()},
         fsync=settings.fsync,
         http=http,
         registry=broker.registry_url,

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..apis.api import RawResponse
+    from ..authorization.users import Users
+    from ..listeners import Listener
     from .dispatch import Answer
     from .server import Server
 
@@ -58,9 +60,10 @@ _LENGTH = Struct(">i").unpack_from
 class Connection(asyncio.BufferedProtocol):
     """The protocol object of one connection."""
 
-    def __init__(self, server: Server, host: str) -> None:
-        """`host`: the client's address, admitted."""
+    def __init__(self, server: Server, listener: Listener, users: Users | None, host: str) -> None:
+        """`users`: those of the listener, if its clients authenticate. `host`: the client's, admitted."""
         self._server = server
+        self._users = users
         self._dispatcher = server.dispatcher
         self._group_commit = server.group_commit
         self._buffers = server.request_buffers
@@ -68,7 +71,7 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._host = host
         self._transport: asyncio.Transport
-        self._client = Client(host, "", 0, mute=self._mute, close=self._close_for)
+        self._client = Client(listener, host, mute=self._mute, close=self._close_for)
         self._lost = False
         self._finishing = False
         self._last_progress = self._loop.time()
@@ -108,12 +111,13 @@ class Connection(asyncio.BufferedProtocol):
         # Detects clients that vanish during a long poll.
         self._transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
         host, port = self._transport.get_extra_info("sockname")[:2]
-        self._client.node_host = self._settings.advertised_host or host.removeprefix(IPV4_MAPPED)
-        self._client.node_port = self._settings.advertised_port or port
+        listener = self._client.listener
+        self._client.node_host = listener.advertised_host or host.removeprefix(IPV4_MAPPED)
+        self._client.node_port = listener.advertised_port or port
         certificate = self._transport.get_extra_info("peercert")
         if certificate:
             self._client.principal = certificate_principal(certificate)
-        users = self._server.users
+        users = self._users
         if users is None:
             self._server.admission.authenticated()
         else:

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
     from ..apis.api import AnyApi, Services
     from ..authorization.sasl import SaslExchange
+    from ..listeners import Listener
     from ..operations.metrics import RequestMeter
 
 __all__ = ["Answer", "Client", "Dispatcher"]
@@ -65,27 +66,30 @@ logger = structlog.get_logger(__name__)
 
 
 class Client:
-    """The client of a connection, and the address by which it reaches this broker.
+    """The client of a connection, with the listener and the address by which it reaches this broker.
 
     `sasl` is its authentication, until that is complete. `mute` stops reading from the connection for a
     number of seconds, `close` closes it and logs a reason. `headers` has the last header of each API and
     version that it used, by the bytes of the two.
     """
 
-    __slots__ = ("close", "headers", "host", "mute", "node_host", "node_port", "principal", "sasl")
+    __slots__ = (
+        *("close", "headers", "host", "listener", "mute", "node_host", "node_port", "principal"),
+        "sasl",
+    )
 
     def __init__(
         self,
+        listener: Listener,
         host: str,
-        node_host: str,
-        node_port: int,
         *,
         mute: Callable[[float], None],
         close: Callable[[str], None],
     ) -> None:
+        self.listener = listener
         self.host = host
-        self.node_host = node_host
-        self.node_port = node_port
+        self.node_host = ""
+        self.node_port = 0
         self.mute = mute
         self.close = close
         self.principal = ANONYMOUS
@@ -192,6 +196,7 @@ class Dispatcher:
         context = RequestContext(
             client_id=read.client_id,
             client_host=client.host,
+            listener=client.listener,
             node_host=client.node_host,
             node_port=client.node_port,
             api_key=read.api_key,

@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ..authorization.users import Users
+    from ..listeners import Listener
     from ..operations.metrics import Metrics
     from ..settings import BrokerSettings
     from ..storage.group_commit import GroupCommit
     from .dispatch import Dispatcher
 
-__all__ = ["SWEEP_INTERVAL", "Admission", "Server", "bind"]
+__all__ = ["SWEEP_INTERVAL", "Admission", "Endpoint", "Server", "bind"]
 
 logger = structlog.get_logger(__name__)
 
@@ -63,6 +64,15 @@ def bind(host: str, port: int) -> socket.socket:
             ) from error
         raise BrokerError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     return listener
+
+
+class Endpoint(NamedTuple):
+    """A listener with its socket; with `users` its clients must authenticate, with `tls` encrypt."""
+
+    listener: Listener
+    socket: socket.socket
+    users: Users | None
+    tls: ssl.SSLContext | None
 
 
 class Limit(NamedTuple):
@@ -121,7 +131,7 @@ class Admission:
 class Server:
     """Accepts connections, checks them for stalls, and closes them.
 
-    Calls: `listen` once, `watch_connections` in a task; `stop`, then `drain`, at the end.
+    Calls: `listen` for each endpoint, `watch_connections` in a task; `stop`, then `drain`, at the end.
     """
 
     def __init__(
@@ -130,23 +140,17 @@ class Server:
         dispatcher: Dispatcher,
         group_commit: GroupCommit,
         metrics: Metrics,
-        *,
-        users: Users | None,
-        tls: ssl.SSLContext | None,
     ) -> None:
-        """With `users`, clients must authenticate by SASL; with `tls`, connections must be encrypted."""
         self.settings = settings
         self.dispatcher = dispatcher
         self.group_commit = group_commit
         self.metrics = metrics
-        self.users = users
         self.request_buffers = RequestBuffers(settings.request_memory_bytes)
         self.password_checks = anyio.CapacityLimiter(_PASSWORD_CHECKS)
         self.admission = Admission(settings)
-        self._tls = tls
         self._refusals = Repetition()
         self._connections: set[Connection] = set()
-        self._listener: socket.socket | None = None
+        self._endpoints: list[Endpoint] = []
         self._opening: set[asyncio.Task[None]] = set()
         self._all_closed = anyio.Event()
 
@@ -154,11 +158,11 @@ class Server:
         """Iterate over the open connections."""
         return iter(self._connections)
 
-    def listen(self, listener: socket.socket) -> None:
+    def listen(self, endpoint: Endpoint) -> None:
         """Start to accept connections."""
-        listener.listen(_BACKLOG)
-        self._listener = listener
-        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+        endpoint.socket.listen(_BACKLOG)
+        self._endpoints.append(endpoint)
+        asyncio.get_running_loop().add_reader(endpoint.socket, self._accept, endpoint)
 
     async def watch_connections(self, beat: Callable[[], None] = unwatched) -> None:
         """Close connections that stall or idle for too long; run until cancelled."""
@@ -171,10 +175,10 @@ class Server:
 
     def stop(self) -> None:
         """Stop accepting connections and requests; connections close after their last response."""
-        if self._listener is not None:
-            asyncio.get_running_loop().remove_reader(self._listener)
-            self._listener.close()
-            self._listener = None
+        endpoints, self._endpoints = self._endpoints, []
+        for endpoint in endpoints:
+            asyncio.get_running_loop().remove_reader(endpoint.socket)
+            endpoint.socket.close()
         for opening in self._opening:
             # Not here: a task that has not started would not close its socket.
             asyncio.get_running_loop().call_soon(opening.cancel)
@@ -194,29 +198,29 @@ class Server:
 
     # -- accepting ---------------------------------------------------------------------------------
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, endpoint: Endpoint) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
-                client, address = listener.accept()
+                client, address = endpoint.socket.accept()
             except OSError as error:
                 if error.errno in _EXHAUSTED:
                     self._pause_accepting(error)
                 return  # no connection is pending, or the client has closed it
             client.setblocking(False)  # noqa: FBT003
-            self._admit(client, str(address[0]).removeprefix(IPV4_MAPPED))
+            self._admit(endpoint, client, str(address[0]).removeprefix(IPV4_MAPPED))
 
     def _pause_accepting(self, error: OSError) -> None:
         logger.warning("cannot accept connections for now", reason=str(error))
         loop = asyncio.get_running_loop()
-        if self._listener is not None:
-            loop.remove_reader(self._listener)
-            loop.call_later(_ACCEPT_PAUSE, self._resume_accepting)
+        for endpoint in self._endpoints:
+            loop.remove_reader(endpoint.socket)
+            loop.call_later(_ACCEPT_PAUSE, self._resume_accepting, endpoint)
 
-    def _resume_accepting(self) -> None:
-        if self._listener is not None:
-            asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
+    def _resume_accepting(self, endpoint: Endpoint) -> None:
+        if endpoint in self._endpoints:
+            asyncio.get_running_loop().add_reader(endpoint.socket, self._accept, endpoint)
 
-    def _admit(self, client: socket.socket, host: str) -> None:
+    def _admit(self, endpoint: Endpoint, client: socket.socket, host: str) -> None:
         refusal = self.admission.admit(host)
         if refusal is not None:
             self.metrics.connections_rejected.labels(refusal.setting).inc()
@@ -228,23 +232,23 @@ class Server:
             client.close()
             return
         self.metrics.connections_accepted.inc()
-        opening = asyncio.get_running_loop().create_task(self._open(client, host))
+        opening = asyncio.get_running_loop().create_task(self._open(endpoint, client, host))
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
 
-    async def _open(self, client: socket.socket, host: str) -> None:
+    async def _open(self, endpoint: Endpoint, client: socket.socket, host: str) -> None:
         """Run the TLS handshake if there is one, and start the protocol."""
-        connection = Connection(self, host)
+        connection = Connection(self, endpoint.listener, endpoint.users, host)
         times: dict[str, float] = {}
-        if self._tls is not None:
+        if endpoint.tls is not None:
             times["ssl_handshake_timeout"] = self.settings.authentication_timeout
             times["ssl_shutdown_timeout"] = _TLS_SHUTDOWN_TIMEOUT
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: connection, client, ssl=self._tls, **times
+                lambda: connection, client, ssl=endpoint.tls, **times
             )
         except OSError as error:
-            if self._tls is not None:
+            if endpoint.tls is not None:
                 why = str(error) or "the client closed it"
                 reason = f"TLS handshake failed: {why}"
                 logger.warning("connection closed", client_host=host, reason=reason)

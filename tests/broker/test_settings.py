@@ -70,7 +70,7 @@ def test_the_security_protocol_follows_from_the_settings(
         tls_key=tmp_path / "broker.key" if encrypted else None,
         users_file=tmp_path / "users.json" if authenticated else None,
     )
-    assert settings.security_protocol == protocol
+    assert [each.protocol for each in settings.addresses()] == [protocol]
 
 
 @pytest.mark.parametrize(

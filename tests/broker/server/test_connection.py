@@ -491,7 +491,7 @@ async def test_an_unknown_failure_during_a_long_poll_closes_the_connection_too(
     partition = broker.topics.partitions[0]
     await client.send(fetch_request(client, 1000, wait=600))
     await until(lambda: bool(partition.watches))
-    monkeypatch.setattr(type(broker.topics), "partition", fail)
+    monkeypatch.setattr(type(broker.topics), "get", fail)
     partition.wake()
     assert await client.is_closed_by_broker()
     assert "a bug" in capsys.readouterr().out
