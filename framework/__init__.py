@@ -63,13 +63,13 @@ if TYPE_CHECKING:
     from .strategy import Strategy as Strategy
     from .strategy import TopicMap as TopicMap
     from .values.avro.avro_format import Avro as Avro
-    from .values.json import Json as Json
+    from .values.json.json_format import Json as Json
     from .values.messagepack import MessagePack as MessagePack
     from .values.plain import Bytes as Bytes
     from .values.plain import Text as Text
     from .values.protobuf.protobuf_format import Protobuf as Protobuf
-    from .values.registry import Registry as Registry
-    from .values.registry import RegistryError as RegistryError
+    from .values.registry.registry import Registry as Registry
+    from .values.registry.registry import RegistryError as RegistryError
     from .values.value_format import Decoded as Decoded
     from .values.value_format import ValueFormat as ValueFormat
     from .worker import Worker as Worker

@@ -16,7 +16,7 @@ from kmr.mapping.functions import map_record
 from kmr.reducers.collect import Batcher
 from kmr.sinks import ClickHouseWriter, DeadLetterWriter, KafkaWriter
 from kmr.testing import Journal, MemoryWriter
-from kmr.values.json import Json
+from kmr.values.json.json_format import Json
 from kmr.values.messagepack import MessagePack
 
 from .workers import locate

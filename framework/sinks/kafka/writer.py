@@ -23,7 +23,7 @@ from ...reducers.collect import Collecting, one_table
 from ...reducers.finding import Finding
 from ...reducers.reducer import Context, Empty, Flushed, FlushResult, Poisoned, Retry, SizeLimits
 from ...service.threads import run_in_thread
-from ...values.registry import RegistryUnavailable
+from ...values.registry.registry import RegistryUnavailable
 from .row_messages import (
     JSON,
     Messages,

@@ -12,7 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import StrategyError
-from ..framing import (
+from ..decoding.slot_decoding import Target, decode_slots
+from ..reasons import reason_of_value
+from ..registry.framing import (
     NO_SCHEMA_ID,
     NULL,
     PREFIX,
@@ -22,10 +24,8 @@ from ..framing import (
     raw_values,
     schema_ids,
 )
-from ..reasons import reason_of_value
-from ..registry import RegisteredSchema, Registry, UnknownSchema
+from ..registry.registry import RegisteredSchema, Registry, UnknownSchema
 from ..schemas import row_type
-from ..slot_decoding import Target, decode_slots
 from ..value_format import Decoded, DecodedObjects, ValueFormat
 from . import kernel
 from .arrow_schema import avro_schema, schema_of_type, to_datums
@@ -35,8 +35,8 @@ from .schema import NamedTypes, Schema, Unresolvable, parse
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ..decoding.slots import Slots
     from ..schemas import RowType
-    from ..slots import Slots
 
 __all__ = ["Avro"]
 

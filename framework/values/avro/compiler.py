@@ -15,7 +15,7 @@ import fastavro
 import numpy as np
 import pyarrow as pa
 
-from ..slots import Column
+from ..decoding.slots import Column
 from . import kernel
 from .schema import (
     RECORDS,

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 import pyarrow as pa
 
 from ...errors import StrategyError
-from ..slots import Column, Layout
+from ..decoding.slots import Column, Layout
 from .compiler import Code, Compiler
 from .schema import (
     RECORDS,

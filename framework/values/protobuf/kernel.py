@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...formats.kernels import Int, Ints, compiled
-from ..slots import CHILD, LEVEL, null_row
+from ..decoding.slots import CHILD, LEVEL, null_row
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

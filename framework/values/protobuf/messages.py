@@ -15,7 +15,7 @@ import pyarrow as pa
 from google.protobuf.descriptor import FieldDescriptor
 
 from ...errors import StrategyError
-from ..slots import Column, Kind, Layout
+from ..decoding.slots import Column, Kind, Layout
 from . import kernel
 
 if TYPE_CHECKING:

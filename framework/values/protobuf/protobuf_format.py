@@ -13,7 +13,8 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 from ...errors import StrategyError
-from ..framing import (
+from ..decoding.slot_decoding import Target, decode_slots
+from ..registry.framing import (
     NO_SCHEMA_ID,
     NULL,
     OTHER_MESSAGE,
@@ -24,8 +25,7 @@ from ..framing import (
     prefix_sizes,
     raw_values,
 )
-from ..registry import Reference, RegisteredSchema, Registry
-from ..slot_decoding import Target, decode_slots
+from ..registry.registry import Reference, RegisteredSchema, Registry
 from ..value_format import Decoded, ValueFormat
 from . import kernel
 from .messages import WRAPPERS, Messages, Tables
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
     from numpy.typing import NDArray
 
-    from ..slots import Slots
+    from ..decoding.slots import Slots
 
 __all__ = ["Protobuf"]
 

@@ -14,7 +14,7 @@ from kmr import Registry
 from kmr.broker import Broker, BrokerError, BrokerSettings
 from kmr.broker.authorization.rules import Operation, Rule, write_rules
 from kmr.broker.authorization.users import make_user, write_users
-from kmr.values.registry import RegisteredSchema
+from kmr.values.registry.registry import RegisteredSchema
 
 from .conftest import login
 

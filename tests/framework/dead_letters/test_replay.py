@@ -17,7 +17,7 @@ from kmr.mapping.stop import Stop
 from kmr.sinks import DeadLetterWriter, KafkaWriter
 from kmr.strategy import ErrorLimit, Strategy, TopicMap
 from kmr.testing import Journal, MemoryWriter
-from kmr.values.json import Json
+from kmr.values.json.json_format import Json
 
 from .test_letters import FAILED, written
 

@@ -23,7 +23,7 @@ from kmr.settings import HttpSettings, Settings
 from kmr.sinks import DeadLetterWriter, KafkaWriter, ParquetWriter
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryWriter
-from kmr.values.json import Json
+from kmr.values.json.json_format import Json
 
 from ..kafka.members import Silent, consumer_config
 

@@ -12,9 +12,11 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from kmr import Avro, Json, Protobuf
 from kmr.errors import StrategyError
-from kmr.values import framing, json_kernel, slots
 from kmr.values.avro import kernel as avro_kernel
+from kmr.values.decoding import slots
+from kmr.values.json import json_kernel
 from kmr.values.protobuf import kernel as protobuf_kernel
+from kmr.values.registry import framing
 from kmr.values.value_format import Decoded, ValueFormat
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from kmr import Avro, Record, Registry, Strategy, StrategyError, map_batch, map_
 from kmr.mapping.functions import apply
 from kmr.mapping.results import Failure
 from kmr.testing import Journal, MemoryWriter, batch_of
-from kmr.values.framing import prefix
-from kmr.values.registry import RegisteredSchema
+from kmr.values.registry.framing import prefix
+from kmr.values.registry.registry import RegisteredSchema
 
 if TYPE_CHECKING:
     from kmr.broker import Broker

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from kmr import Json
-from kmr.values.json_columns import places_of, plan_of, splice, walk
+from kmr.values.json.json_columns import places_of, plan_of, splice, walk
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from ..formats.kernels import compiled
-from .slots import gather
+from ...formats.kernels import compiled
+from ..decoding.slots import gather
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,17 +12,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import inspect
 
+from ..decoding.slots import gather
+from ..python_columns import to_column
+from ..schemas import row_type
 from . import json_kernel as kernel
-from .python_columns import to_column
-from .schemas import row_type
-from .slots import gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from .schemas import Column
+    from ..schemas import Column
 
 __all__ = ["Places", "Plan", "Walked", "places_of", "plan_of", "walk"]
 

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import msgspec
 
-from ..errors import KmrError
+from ...errors import KmrError
 
 if TYPE_CHECKING:
     import urllib3

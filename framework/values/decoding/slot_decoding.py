@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from .framing import NULL, read_only
+from ..registry.framing import NULL, read_only
+from ..value_format import Decoded
 from .slots import Bad, Column, Layout, Slots
-from .value_format import Decoded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from .framing import RawValues
+    from ..registry.framing import RawValues
 
 __all__ = ["Kernel", "Target", "decode_slots"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from kmr.values.framing import (
+from kmr.values.registry.framing import (
     NO_SCHEMA_ID,
     NULL,
     OTHER_MESSAGE,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from ..formats.kernels import Ints, compiled
+from ...formats.kernels import Ints, compiled
 from .memory import load64, store64
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ..formats.kernels import compiled
-from .memory import bits_of, load8, load64, zero_bytes
+from ...formats.kernels import compiled
+from ..decoding.memory import bits_of, load8, load64, zero_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

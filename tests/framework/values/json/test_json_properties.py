@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kmr import Json
-from kmr.values.json_columns import plan_of
+from kmr.values.json.json_columns import plan_of
 from kmr.values.typed import TypedFormat
 
 if TYPE_CHECKING:

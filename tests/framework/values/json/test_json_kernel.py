@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kmr.values import json_kernel as kernel
+from kmr.values.json import json_kernel as kernel
 
 NAMES = np.frombuffer(b"ab", np.uint8)
 FIELDS = np.array([[kernel.INTEGER, 0, 1, -9, 9], [kernel.TEXT, 1, 0, 0, 0]], np.int64)

@@ -9,15 +9,15 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from .registry import RegisteredSchema, Registry
-from .schemas import row_type
-from .typed import TypedFormat
-from .value_format import Decoded, DecodedObjects
+from ..registry.registry import RegisteredSchema, Registry
+from ..schemas import row_type
+from ..typed import TypedFormat
+from ..value_format import Decoded, DecodedObjects
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .schemas import RowType
+    from ..schemas import RowType
 
 __all__ = ["Json"]
 
@@ -114,7 +114,7 @@ class Json(TypedFormat):
         """
         first = b""
         if self._registry is not None:
-            from .framing import prefix
+            from ..registry.framing import prefix
 
             schema = RegisteredSchema(msgspec.json.encode(_json_schema(self.rows)).decode(), "JSON")
             subject = self._subject or f"{topic}-value"
@@ -143,7 +143,7 @@ def _decoder(source: type | pa.Schema) -> Callable[[Any], Any]:
 
 
 def _unframe(values: pa.BinaryArray) -> tuple[pa.BinaryArray, dict[int, str]]:
-    from .framing import unframe  # it imports numba
+    from ..registry.framing import unframe  # it imports numba
 
     return unframe(values)
 

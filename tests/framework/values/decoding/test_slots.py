@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmr.values.slots import Layout, Slots, gather
+from kmr.values.decoding.slots import Layout, Slots, gather
 
 
 def test_slots_become_columns_of_every_width() -> None:

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 
 from kmr.formats.kernels import compiled
-from kmr.values.memory import bits_of, load8, load64, store64, zero_bytes
+from kmr.values.decoding.memory import bits_of, load8, load64, store64, zero_bytes
 
 
 @compiled

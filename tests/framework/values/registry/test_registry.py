@@ -15,8 +15,8 @@ import pytest
 from anyio.to_thread import run_sync
 
 from kmr import Avro, Registry, RegistryError
-from kmr.values.framing import prefix
-from kmr.values.registry import Reference, RegisteredSchema, UnknownSchema
+from kmr.values.registry.framing import prefix
+from kmr.values.registry.registry import Reference, RegisteredSchema, UnknownSchema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,7 +119,7 @@ def test_an_unknown_id_is_remembered_for_a_while(
     for _ in range(2):
         with pytest.raises(UnknownSchema, match="Schema 7 not found"):
             registry.by_id(7)
-    monkeypatch.setattr("kmr.values.registry._FORGET_UNKNOWN", -1.0)
+    monkeypatch.setattr("kmr.values.registry.registry._FORGET_UNKNOWN", -1.0)
     other = Registry(scripted.url)
     scripted.answers = [unknown, (200, {"schema": '"int"'})]
     with pytest.raises(UnknownSchema):
@@ -130,8 +130,8 @@ def test_an_unknown_id_is_remembered_for_a_while(
 def test_unknown_ids_are_forgotten_when_there_are_many(
     scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kmr.values.registry._FORGET_UNKNOWN", -1.0)
-    monkeypatch.setattr("kmr.values.registry._MOST_UNKNOWN", 3)
+    monkeypatch.setattr("kmr.values.registry.registry._FORGET_UNKNOWN", -1.0)
+    monkeypatch.setattr("kmr.values.registry.registry._MOST_UNKNOWN", 3)
     registry = Registry(scripted.url)
     scripted.answers = [(404, {"error_code": 40403, "message": "not found"})] * 10
     for number in range(10):
