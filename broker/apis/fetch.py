@@ -21,7 +21,13 @@ from kio.schema.errors import ErrorCode
 from ..authorization.rules import Operation, Resource
 from ..log.records import parse_header
 from ..log.results import LogError
-from ..protocol.fetch_request import FULL_FETCHES, INITIAL_EPOCH, NO_SESSION, read_fetch_request
+from ..protocol.fetch_request import (
+    FINAL_EPOCH,
+    FULL_FETCHES,
+    INITIAL_EPOCH,
+    NO_SESSION,
+    read_fetch_request,
+)
 from ..protocol.fetch_response import (
     ABORTED_TRANSACTION_BYTES,
     FetchResponseWriter,
@@ -42,7 +48,7 @@ if TYPE_CHECKING:
     from .api import RawResponse, RequestContext
     from .fetch_sessions import FetchSession, Shown, Topics
 
-__all__ = ["KEY"]
+__all__ = ["KEY", "postponed_fetch"]
 
 KEY = 1
 _FIRST_WITH_IDS = 13
@@ -115,6 +121,17 @@ async def _fetch_many(context: RequestContext, body: bytes) -> RawResponse:
     limiter = context.services.computing
     request = await to_thread.run_sync(_read, context, memoryview(body), limiter=limiter)
     return await _Fetch(context, request).answer_later()
+
+
+def postponed_fetch(context: RequestContext, body: memoryview) -> Buffered:
+    """Return a response without records, for a client that has to wait; its session goes on."""
+    request = _read(context, body)
+    if request.session_epoch == INITIAL_EPOCH:
+        request = request._replace(
+            session_epoch=FINAL_EPOCH
+        )  # the client names its partitions again
+    fetch = _Fetch(context, request)
+    return fetch.answer_without_news()
 
 
 def _read(context: RequestContext, body: memoryview) -> FetchFrame:
@@ -200,6 +217,10 @@ class _Fetch:
             return None
         return self._counted(filled, topics)
 
+    def answer_without_news(self) -> Buffered:
+        """Return a response without partitions, whatever there is."""
+        return self._refused() if self._refusal else self._counted(self._nothing(), ())
+
     async def answer_later(self) -> RawResponse:
         """Return the response when there are enough records, or when the client's `max_wait` is over."""
         if self._refusal:
@@ -208,7 +229,7 @@ class _Fetch:
             resting = self._resting()
             if resting:
                 if self._is_over:
-                    return self._counted(self._nothing(), ())
+                    return self.answer_without_news()
                 await self._wait([each.partition for each in resting], self._request.min_bytes)
                 continue
             topics = await self._look_up()
@@ -306,7 +327,7 @@ class _Fetch:
         session = self._session
         if session is None or not self._is_incremental:
             return ()
-        resting = session.still_resting()
+        resting = session.still_resting(read_committed=self._read_committed)
         if resting and self._context.services.authorizer is not None:
             topics = {each.partition.topic for each in resting}
             if not all(
@@ -473,7 +494,7 @@ class _Fetch:
             if wanted and not any(each.has_records or each.error for each in wanted):
                 self._session.rest(
                     [
-                        Resting(each.partition, each.shown[0], each.shown[2])
+                        Resting(each.partition, each.shown[0], each.shown[2], self._read_committed)
                         for each in wanted
                         if each.partition is not None
                     ]

@@ -44,6 +44,7 @@ class Resting(NamedTuple):
     partition: Partition
     high_watermark: int
     log_start_offset: int
+    read_committed: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -111,11 +112,12 @@ class FetchSession:
         """Note that the client knows all of these partitions, which are all of the session."""
         self._resting = resting
 
-    def still_resting(self) -> Sequence[Resting]:
-        """Return the partitions if all are as at `rest`; none if there may be news."""
-        for partition, high_watermark, log_start_offset in self._resting:
+    def still_resting(self, *, read_committed: bool) -> Sequence[Resting]:
+        """Return the partitions if all are as at `rest`; none if there may be news for this reader."""
+        for partition, high_watermark, log_start_offset, committed_only in self._resting:
             if (
                 partition.high_watermark != high_watermark
+                or committed_only != read_committed
                 or partition.closed
                 or partition.log.log_start_offset != log_start_offset
             ):

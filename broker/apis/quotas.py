@@ -21,7 +21,7 @@ from kio.static.primitive import f64
 
 from ..authorization.rules import Operation, Resource
 from ..errors import RequestError
-from ..protocol.fetch_response import empty_fetch_response, set_fetch_throttle
+from ..protocol.fetch_response import set_fetch_throttle
 from ..protocol.produce_frames import set_produce_throttle
 from . import entities, fetch, produce
 from .access import Access
@@ -146,7 +146,9 @@ def _throttled_fetch(api: RawApi, rate: Rate, throttled_seconds: Metric) -> RawA
         if seconds:
             context.mute(seconds)
             throttled_seconds.inc(seconds)
-            return empty_fetch_response(context.api_version, _milliseconds(seconds))
+            empty = fetch.postponed_fetch(context, body)
+            set_fetch_throttle(empty.view, _milliseconds(seconds))
+            return empty
         response = api.handler(context, body)
         if iscoroutine(response):
             return later(context, response)

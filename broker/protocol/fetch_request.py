@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .produce_frames import TopicKey
 
 __all__ = [
+    "FINAL_EPOCH",
     "FULL_FETCHES",
     "INITIAL_EPOCH",
     "NO_SESSION",

@@ -20,7 +20,6 @@ __all__ = [
     "ABORTED_TRANSACTION_BYTES",
     "FETCH_HEADROOM",
     "FetchResponseWriter",
-    "empty_fetch_response",
     "fetch_response_overhead",
     "set_fetch_throttle",
 ]
@@ -61,14 +60,6 @@ def fetch_response_overhead(names: Sequence[TopicKey], partitions: int) -> int:
 def set_fetch_throttle(response: memoryview, milliseconds: int) -> None:
     """Set the throttle time of a response that begins with its headroom."""
     _THROTTLE_V4.pack_into(response, FETCH_HEADROOM, milliseconds)
-
-
-def empty_fetch_response(version: int, milliseconds: int) -> bytes:
-    """Return the body of a response without topics, with a throttle time."""
-    buffer = memoryview(bytearray(_FIXED_OVERHEAD))
-    response = FetchResponseWriter(buffer, version, 0).end()
-    set_fetch_throttle(response, milliseconds)
-    return bytes(response[FETCH_HEADROOM:])
 
 
 class FetchResponseWriter:

@@ -399,3 +399,50 @@ async def test_sessions_outlive_connections(start: Start, connect: Connect, batc
     consumer.client = await connect(broker)
     await produce(consumer.client, batch(b"a"))
     assert await consumer.told() == [0]
+
+
+async def test_a_session_goes_on_after_a_response_that_a_quota_has_emptied(
+    start: Start, connect: Connect, batch: Batch
+) -> None:
+    broker = await start(fetch_quota_bytes=20_000)
+    await broker.topics.create("t", PARTITIONS)
+    client = await connect(broker)
+    consumer = Consumer(await connect(broker), "t")
+    consumer.add(0)
+    await consumer.fetch()
+    begun = consumer.session_id
+    await produce(client, batch(b"x" * 30_000), batch(b"y"))
+    assert await consumer.told(most=1) == [0]
+    assert consumer.read[0] == [b"x" * 30_000]
+    consumer.client = await connect(broker)  # the other connection is muted
+    response = await consumer.fetch()
+    assert response.throttle_time > timedelta(0)
+    assert (response.responses, response.session_id) == ((), begun)
+    assert await consumer.told() == [0]
+    assert consumer.read[0][1:] == [b"y"]
+
+
+async def test_a_session_at_rest_below_an_open_transaction_wakes_for_a_reader_of_all(
+    broker: Broker, client: RawClient
+) -> None:
+    consumer = Consumer(client, "t")
+    consumer.add(0)
+    committed = {"isolation_level": 1}
+    await consumer.fetch(**committed)
+    producer = await client.call(
+        22, 4, transactional_id="x", transaction_timeout=timedelta(seconds=60)
+    )
+    identity = {"producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch}
+    topics = [{"name": "t", "partitions": [0]}]
+    names = {f"v3_and_below_{name}": value for name, value in identity.items()}
+    await client.call(24, 3, v3_and_below_transactional_id="x", v3_and_below_topics=topics, **names)
+    record = NewRecord(None, b"a", timestamp=0)
+    batch = bytes(build_batch([record], **identity, base_sequence=0, transactional=True))
+    data = [{"name": "t", "partition_data": [{"index": 0, "records": batch}]}]
+    response = await client.call(PRODUCE, 9, acks=-1, transactional_id="x", topic_data=data)
+    assert response.responses[0].partition_responses[0].error_code is ErrorCode.none
+    assert await consumer.told(**committed) == [0]
+    assert await consumer.told(**committed) == []
+    assert consumer.read[0] == []
+    assert await consumer.told(isolation_level=0) == [0]
+    assert consumer.read[0] == [b"a"]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_DNS, uuid5
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kio.index import load_response_schema
@@ -18,7 +16,6 @@ from kmr.broker.protocol.fetch_response import (
     ABORTED_TRANSACTION_BYTES,
     FETCH_HEADROOM,
     FetchResponseWriter,
-    empty_fetch_response,
     fetch_response_overhead,
 )
 
@@ -131,12 +128,3 @@ Batch = Callable[..., bytes]
 
 PRODUCE, FETCH, VERSIONS = 0, 1, 18
 KIB = 1024
-
-
-@pytest.mark.parametrize("version", range(4, 13))
-def test_an_empty_fetch_response_has_only_the_throttle_time(version: int) -> None:
-    body = empty_fetch_response(version, 1234)
-    schema: Any = load_response_schema(FETCH, version)
-    response, size = entity_reader(schema)(body, 0)
-    assert size == len(body)
-    assert (response.responses, response.throttle_time) == ((), timedelta(milliseconds=1234))
