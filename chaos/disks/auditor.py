@@ -33,7 +33,8 @@ class Auditor:
             if key[0] == "topic":
                 assert found.topics.get(key[1]) in values, key
             if key[0] == "committed":
-                assert found.offsets.get(key[1:]) in values, key
+                unfinished = () if self._durable else self._history.unfinished[key]
+                assert found.offsets.get(key[1:]) in [*values, *unfinished], key
             if key[0] == "start" and key[1] in found.topics:
                 assert found.starts[key[1:]] in [each or 0 for each in values], key
         for partition, sent in self._history.records.items():
@@ -63,6 +64,11 @@ class Auditor:
         assert not any(map(self._must, expected[len(seen) :]))
 
     def _check_committed(self, sent: list[Sent], seen: list[tuple[int, bytes | None]]) -> None:
+        """Readers of committed records see no others."""
+        if not self._durable:
+            # The coordinator's log may have lost more than the others: it ends an earlier transaction again,
+            # and with it the one of the same producer that the other logs have as open.
+            return
         values = {value for _, value in seen}
         for each in sent:
             if each.transaction is not None and True not in self._allowed(each.transaction):

@@ -70,6 +70,8 @@ class History:
         self.registers: dict[tuple[Any, ...], Register] = defaultdict(Register)
         self.records: dict[tuple[str, int], list[Sent]] = defaultdict(list)
         self.answers: list[Answer] = []
+        # Offsets in transactions that were aborted, or not ended.
+        self.unfinished: dict[tuple[Any, ...], list[int]] = defaultdict(list)
 
     @asynccontextmanager
     async def change(self, key: tuple[Any, ...], value: Any) -> AsyncIterator[Register]:
