@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, Generic, Literal, TypeVar
 
 import anyio
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from .site import Worker
 
 __all__ = [
+    "PROCESS_FAULTS",
     "Fault",
+    "FewerAndMore",
     "KillBroker",
     "KillClickHouse",
     "KillEverything",
@@ -28,7 +30,9 @@ __all__ = [
     "RebalanceStorm",
     "RestartWorker",
     "ShortStorm",
+    "StopBroker",
     "Strike",
+    "SuspendClickHouse",
     "kill_and_start",
     "kill_and_start_in_order",
     "own",
@@ -118,6 +122,38 @@ class KillClickHouse(Fault[Site]):
         return "ClickHouse"
 
 
+class StopBroker(Fault[Site]):
+    """SIGTERM of the broker, which hands over its state and ends; started again on the same directory."""
+
+    name = "stop-broker"
+    needs = frozenset({"broker"})
+
+    async def strike(self, site: Site, random: Random) -> str:
+        """See `Fault.strike`."""
+        broker = own(site.broker)
+        await broker.stop()
+        await anyio.sleep(random.uniform(0, 2))
+        await broker.start()
+        return "broker"
+
+
+class SuspendClickHouse(Fault[Site]):
+    """SIGSTOP of ClickHouse for longer than a worker waits for an answer, then SIGCONT."""
+
+    name = "suspend-clickhouse"
+    needs = frozenset({"clickhouse"})
+
+    async def strike(self, site: Site, random: Random) -> str:
+        """See `Fault.strike`."""
+        server, seconds = own(site.clickhouse), random.uniform(2, 8)
+        server.pause()
+        try:
+            await anyio.sleep(seconds)
+        finally:
+            server.resume()
+        return f"clickhouse, for {seconds:.1f} s"
+
+
 class KillEverything(Fault[Site]):
     """SIGKILL of everything at once: a power failure that loses no page of the file system's cache."""
 
@@ -176,6 +212,39 @@ class ShortStorm(RebalanceStorm):
 
     name = "short-storm"
     restarts = 2
+
+
+class FewerAndMore(Fault[Site]):
+    """Workers drain and leave one by one, up to the last; then they come back one by one."""
+
+    name = "fewer-and-more"
+    needs = frozenset({"peers"})
+
+    async def strike(self, site: Site, random: Random) -> str:
+        """See `Fault.strike`."""
+        leaving = random.sample(site.workers, len(site.workers) - 1)
+        for worker in leaving:
+            await worker.service.stop()
+            await site.until_shared()
+        for worker in reversed(leaving):
+            await worker.service.start()
+            await site.until_joined(worker)
+        return f"{len(site.workers)} workers, 1 worker, {len(site.workers)} workers"
+
+
+PROCESS_FAULTS: Final[Sequence[Fault[Site]]] = (
+    KillWorker(),
+    PauseWorker(),
+    KillBroker(),
+    RestartWorker(),
+    ShortStorm(),
+    StopBroker(),
+    KillEverything(),
+    FewerAndMore(),
+    KillClickHouse(),
+    SuspendClickHouse(),
+)
+"""Those that any strategy can have: they need processes, and nothing in between."""
 
 
 async def kill_and_start(service: Service) -> None:

@@ -1,0 +1,216 @@
+"""Counts what is in the sinks, and compares it with what the map makes of the records in the topic."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ..record import TopicPartition
+from .records import map_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from numpy.typing import NDArray
+
+    from ..record import Batch
+    from ..reducers.reducer import Delivery
+    from ..strategy import Strategy
+
+__all__ = ["Expected", "Found", "Offence", "Verdict", "expect", "judge", "read_sources"]
+
+_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What shall become of the records of one partition; an entry for each of them, in order.
+
+    Attributes:
+        offsets: which there are.
+        rows: how many rows the map makes of each.
+        failed: on which it fails.
+    """
+
+    offsets: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    failed: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is in a sink.
+
+    Attributes:
+        single: by partition and offset: rows that were made of this record alone.
+        ranges: rows that reducers made: the ranges of their records, the number of the row in its flush, and
+            how often it is there.
+    """
+
+    single: Mapping[tuple[TopicPartition, int], int]
+    ranges: Mapping[tuple[tuple[TopicPartition, int, int], ...], Counter[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Offence:
+    """A guarantee that was broken: the name of what is wrong, how many records, and the first few."""
+
+    what: str
+    count: int
+    examples: tuple[str, ...]
+
+    def __str__(self) -> str:
+        more = ", ..." if self.count > len(self.examples) else ""
+        return f"{self.what}: {self.count:,} ({', '.join(self.examples)}{more})"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of the records.
+
+    Attributes:
+        records: in the topics.
+        delivered: those in the sink.
+        filtered: those of which neither the map nor a reducer made a row.
+        failed: those in `reduce_err` because the map fails on them.
+        refused: those in `reduce_err` that only the sink refuses.
+        lost: those in neither.
+        doubled: those that are in the sink too often.
+        rows: in the sink.
+        offences: none is good.
+    """
+
+    records: int
+    delivered: int
+    filtered: int
+    failed: int
+    refused: int
+    lost: int
+    doubled: int
+    rows: int
+    offences: tuple[Offence, ...]
+
+
+def expect(strategy: Strategy, batches: Iterable[Batch]) -> dict[TopicPartition, Expected]:
+    """Map the records that are in the topics. Call it where no event loop runs."""
+    parts: dict[TopicPartition, list[Expected]] = defaultdict(list)
+    for batch, result in map_all(strategy, list(batches)):
+        offsets = np.asarray(batch.offsets(), np.int64)
+        counts = np.bincount(np.searchsorted(offsets, result.offsets), minlength=len(offsets))
+        failed = np.isin(offsets, [failure.offset for failure in result.failures])
+        parts[batch.topic_partition].append(Expected(offsets, counts.astype(np.int64), failed))
+    return {
+        at: Expected(
+            np.concatenate([each.offsets for each in found]),
+            np.concatenate([each.rows for each in found]),
+            np.concatenate([each.failed for each in found]),
+        )
+        for at, found in parts.items()
+    }
+
+
+def read_sources(sources: Mapping[str, int]) -> Found:
+    """Parse what `source_of` has written: texts, and how many rows have each."""
+    single: Counter[tuple[TopicPartition, int]] = Counter()
+    ranges: dict[tuple[tuple[TopicPartition, int, int], ...], Counter[int]] = defaultdict(Counter)
+    for text, count in sources.items():
+        names, marked, number = text.rpartition("#")
+        if not marked:
+            topic, partition, offset = text.rsplit(":", 2)
+            single[TopicPartition(topic, int(partition)), int(offset)] += count
+            continue
+        key = []
+        for name in names.split(","):
+            topic, partition, offsets = name.rsplit(":", 2)
+            first, last = offsets.split("-")
+            key.append((TopicPartition(topic, int(partition)), int(first), int(last)))
+        ranges[tuple(key)][int(number)] += count
+    return Found(single, ranges)
+
+
+def judge(
+    expected: Mapping[TopicPartition, Expected],
+    found: Found,
+    errors: Found,
+    delivery: Delivery,
+    acknowledged: Mapping[TopicPartition, Iterable[int]],
+    *,
+    chain: bool,
+) -> Verdict:
+    """Compare.
+
+    Args:
+        errors: the records in `reduce_err`.
+        acknowledged: the offsets that the broker has acknowledged.
+        chain: reducers make the rows. Then ranges are counted: a record is in the sink as often as ranges
+            with it are, whatever their rows say.
+    """
+    lost: list[str] = []
+    often: list[str] = []
+    odd: list[str] = []
+    gone: list[str] = []
+    delivered = filtered = failed = refused = 0
+    in_sink = _cover(found) if chain else dict(found.single)
+    for at, wanted in sorted(expected.items()):
+        lines = zip(
+            wanted.offsets.tolist(), wanted.rows.tolist(), wanted.failed.tolist(), strict=True
+        )
+        for offset, rows, fails in lines:
+            name = _name(at, offset)
+            has, diverted = in_sink.pop((at, offset), 0), (at, offset) in errors.single
+            most = min(rows, 1) if chain else rows
+            failed += fails
+            refused += diverted and not fails
+            delivered += not fails and not diverted and most > 0 and has >= most
+            filtered += not fails and not diverted and most == 0
+            if not diverted and (fails or has < most):
+                lost.append(name)
+            if has > most and not chain and not most:
+                odd.append(name)
+            elif has > max(most, 1) and not (chain and diverted):
+                often.append(name)
+    odd += [_name(*each) for each in in_sink]
+    for at, offsets in acknowledged.items():
+        there = expected[at].offsets if at in expected else ()
+        gone += [_name(at, each) for each in sorted(set(offsets).difference(map(int, there)))]
+    offences = [
+        ("records that the broker has acknowledged are not in the topic", gone),
+        ("records are lost: neither in the sink nor in reduce_err", lost),
+        ("records are in the sink too often", often),
+        ("records are in the sink that the map filters or fails on", odd),
+    ]
+    allowed = {"at-most-once": lost, "at-least-once": often}.get(delivery)
+    return Verdict(
+        records=sum(len(each.offsets) for each in expected.values()),
+        delivered=delivered,
+        filtered=filtered,
+        failed=failed,
+        refused=refused,
+        lost=len(lost),
+        doubled=len(often),
+        rows=sum(found.single.values()) + sum(each.total() for each in found.ranges.values()),
+        offences=tuple(
+            Offence(what, len(names), tuple(names[:_SHOWN]))
+            for what, names in offences
+            if names and names is not allowed
+        ),
+    )
+
+
+def _cover(found: Found) -> dict[tuple[TopicPartition, int], int]:
+    """Return for each offset how many ranges with it are in the sink."""
+    covered: Counter[tuple[TopicPartition, int]] = Counter()
+    for ranges, rows in found.ranges.items():
+        times = max(rows.values())
+        for at, first, last in ranges:
+            for offset in range(first, last + 1):
+                covered[at, offset] += times
+    covered.update(found.single)
+    return covered
+
+
+def _name(at: TopicPartition, offset: int) -> str:
+    return f"{at.topic}[{at.partition}] offset {offset}"

@@ -1,0 +1,55 @@
+"""A strategy in real processes: what is broken on purpose is found, and which faults are possible."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+from anyio import to_thread
+
+from kmr.chaos.records import generate
+from kmr.chaos.redirect import Places, redirect
+from kmr.chaos.storm import Storm, carry_out, possible_faults
+from tests.framework.chaos.strategies import LOSING, ORDERS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kmr import Strategy
+
+HERE = "tests.framework.chaos.strategies"
+
+
+def storm_of(strategy: Strategy, name: str, places: Places, **shape: int) -> Storm:
+    values = {"t": generate(strategy, "t", 1)}
+    return Storm(f"{HERE}:{name}", redirect(strategy, places), values, **shape)
+
+
+def test_only_faults_of_processes_that_are_there_strike() -> None:
+    everything = possible_faults(storm_of(ORDERS, "ORDERS", Places()))
+    assert {"kill-clickhouse", "suspend-clickhouse", "pause-worker"} <= everything.keys()
+    alone = possible_faults(storm_of(LOSING, "LOSING", Places(), workers=1))
+    assert not alone.keys() & {"kill-clickhouse", "pause-worker", "fewer-and-more"}
+    assert {"kill-worker", "kill-broker"} <= alone.keys()
+
+
+@pytest.mark.slow
+async def test_a_sink_that_loses_rows_is_found_out(tmp_path: Path) -> None:
+    places = Places(files=str(tmp_path / "files"))
+    # seed 5: the broker is killed
+    storm = storm_of(LOSING, "LOSING", places, workers=1, partitions=2, faults=1, seed=5)
+    said: list[str] = []
+    outcome = await to_thread.run_sync(
+        partial(carry_out, storm, LOSING, places, tmp_path, said.append)
+    )
+    assert not outcome.ok
+    assert (outcome.given_up, outcome.died, outcome.struck) == ("", (), 1), said
+    (offence,) = outcome.verdict.offences
+    assert offence.what.startswith("records are lost")
+    assert offence.count == outcome.verdict.lost > 0
+    assert offence.examples[0] in ("t[0] offset 7", "t[0] offset 57")  # 7 may be a broken value
+    assert outcome.verdict.doubled == 0
+    assert outcome.verdict.failed > 0
+    logs = {path.name for path in (tmp_path / "logs").iterdir()}
+    assert logs == {"broker.log", "worker-1.log"}
