@@ -166,6 +166,18 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @pytest.fixture(autouse=True)
+def _modules_as_before(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forget what was imported from temporary directories: other tests have modules of the same names."""
+    before = set(sys.modules)
+    yield
+    temporary = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None) or ""
+        if file.startswith(temporary):
+            del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
 def _logs_as_before() -> Iterator[None]:
     """Undo the logging set-up of a command that ran in this process: other tests read the output."""
     root = logging.getLogger()
