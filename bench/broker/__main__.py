@@ -47,6 +47,7 @@ PARTS: Final = (
     "raw",
     "round-trips",
     "connections",
+    "waiting",
     "crowd",
     "partitions",
     "start",
@@ -174,6 +175,13 @@ class Bench:
             await in_turn(servers, self._rounds, workload)
         title = "connections with one request of 30 100-byte records in flight each"
         self._show(title, report.waits(figures))
+
+    async def _waiting(self, servers: Sequence[Server]) -> None:
+        figures = Figures()
+        workload = partial(workloads.waiting, figures, partitions=100, count=self._scaled(1_000))
+        await in_turn(servers, self._rounds, workload)
+        title = "one client on the protocol itself waits with 100 partitions without records, 5 ms a fetch"
+        self._show(title, report.rates(figures, of="request"))
 
     async def _crowd(self, servers: Sequence[Server]) -> None:
         figures = Figures()

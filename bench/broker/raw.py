@@ -5,13 +5,22 @@ from __future__ import annotations
 import time
 from collections import deque
 from contextlib import ExitStack
+from functools import partial
 from itertools import cycle, islice
 from selectors import EVENT_READ, DefaultSelector
 from typing import TYPE_CHECKING, Any
 
 from bench.broker.gang import take_part
 from bench.broker.payload import batch
-from bench.broker.wire import Pipeline, Wire, fetch_request, fetched, produce_request, produced_at
+from bench.broker.wire import (
+    Pipeline,
+    Wire,
+    fetch_request,
+    fetched,
+    produce_request,
+    produced_at,
+    session_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,15 +29,17 @@ if TYPE_CHECKING:
 
 _FETCH_BYTES = 1024 * 1024  # of one partition
 _CHUNK = 64  # requests that are lined up at a time
+_WAIT_MS = 5
 
 
 def main(role: str, **arguments: Any) -> Callable[[], dict[str, Any]]:
-    """One of `producer`, `consumer`, `round_trips`, `connections`, with its arguments."""
+    """One of `producer`, `consumer`, `round_trips`, `connections`, `waiting`, with its arguments."""
     roles: dict[str, Callable[..., Callable[[], dict[str, Any]]]] = {
         "producer": _producer,
         "consumer": _consumer,
         "round_trips": _round_trips,
         "connections": _connections,
+        "waiting": _waiting,
     }
     return roles[role](**arguments)
 
@@ -149,6 +160,30 @@ def _connections(
                         began[number] = now
                         wires[number].send(requests[number])
         return {"records": len(taken) * per_batch, "seconds": taken}
+
+    return work
+
+
+def _waiting(
+    address: str, topic: str, partitions: int, count: int, *, session: bool
+) -> Callable[[], dict[str, Any]]:
+    """So many fetches from partitions that get no records, each with 5 ms to wait."""
+    wire = Wire(address)
+    offsets = dict.fromkeys(range(partitions), 0)
+    whole = partial(fetch_request, topic, offsets, _FETCH_BYTES, wait_ms=_WAIT_MS)
+    changes = partial(fetch_request, topic, {}, _FETCH_BYTES, wait_ms=_WAIT_MS)
+
+    def ask(request: bytes) -> int:
+        wire.send(request)
+        [found] = [session_of(response) for response in wire.frames()]
+        return found
+
+    def work() -> dict[str, Any]:
+        with wire:
+            number = ask(whole(session=(0, 0))) if session else 0
+            for epoch in range(1, count + 1):
+                ask(changes(session=(number, epoch)) if session else whole())
+        return {"records": count}
 
     return work
 

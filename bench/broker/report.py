@@ -19,15 +19,15 @@ SEED_ROUND_TRIP_US = 26
 """The same, microseconds for one message a round trip."""
 
 
-def rates(figures: Figures, *, size: int | None = None) -> Table:
+def rates(figures: Figures, *, size: int | None = None, of: str = "record") -> Table:
     """Records per second (and MB/s of records of `size` bytes) and the server's CPU, and the ratio to
-    the first server."""
+    the first server. `of`: what is counted instead, in the singular."""
     table = _table("workload")
     for number, server in enumerate(figures.servers):
-        table.add_column(f"{server}: records/s", justify="right")
+        table.add_column(f"{server}: {of}s/s", justify="right")
         if size is not None:
             table.add_column("MB/s", justify="right")
-        table.add_column("CPU µs/record", justify="right")
+        table.add_column(f"CPU µs/{of}", justify="right")
         if number:
             table.add_column("ratio", justify="right")
     for workload in figures.workloads:

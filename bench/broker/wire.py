@@ -113,15 +113,31 @@ def produced_at(response: memoryview) -> int:
     return int(offset)
 
 
-def fetch_request(topic: str, offsets: dict[int, int], partition_bytes: int) -> bytes:
-    """A whole request for these partitions from these offsets on."""
+def fetch_request(
+    topic: str,
+    offsets: dict[int, int],
+    partition_bytes: int,
+    *,
+    wait_ms: int = _MAX_WAIT_MS,
+    session: tuple[int, int] = (0, -1),
+) -> bytes:
+    """A whole request for these partitions from these offsets on; `session`: its id and epoch."""
     name = topic.encode()
-    body = _FETCH_REQUEST.pack(-1, _MAX_WAIT_MS, 1, _MAX_BYTES, 0, 0, -1)
-    body += _INT32.pack(1) + _INT16.pack(len(name)) + name + _INT32.pack(len(offsets))
+    body = _FETCH_REQUEST.pack(-1, wait_ms, 1, _MAX_BYTES, 0, *session)
+    topic_head = _INT32.pack(1) + _INT16.pack(len(name)) + name + _INT32.pack(len(offsets))
+    body += topic_head if offsets else _INT32.pack(0)
     for partition, offset in offsets.items():
         body += _FETCH_WANTED.pack(partition, -1, offset, -1, partition_bytes)
     body += _INT32.pack(0) + _INT16.pack(0)  # nothing to forget, no rack
     return _frame(_FETCH, body)
+
+
+def session_of(response: memoryview) -> int:
+    """The id of the session of a fetch; raises WireError."""
+    _, _, error, session, _ = _FETCH_RESPONSE.unpack_from(response)
+    if error:
+        raise WireError(f"fetch was answered with error {error}")
+    return int(session)
 
 
 def fetched(response: memoryview) -> tuple[dict[int, int], int]:

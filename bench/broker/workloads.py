@@ -90,6 +90,17 @@ async def connections(figures: Figures, server: Server, *, number: int, count: i
     server.delete(topic)
 
 
+async def waiting(figures: Figures, server: Server, *, partitions: int, count: int) -> None:
+    """Fetches from partitions without records, with a fetch session and without."""
+    topic = fresh_topic(server, partitions)
+    for name, session in (("all partitions each time", False), ("fetch session", True)):
+        client = raw(
+            "waiting", server, topic=topic, partitions=partitions, count=count, session=session
+        )
+        figures.add(name, server, await run(server, [client]))
+    server.delete(topic)
+
+
 async def crowd(
     figures: Figures, server: Server, *, records: int, per_batch: int, path: str, members: int = 10
 ) -> None:

@@ -104,6 +104,8 @@ def _produce(context: RequestContext, body: memoryview) -> RawResponse:
             response = _produce_again(context, repeated, divided[1])
             if response is not None:
                 return response
+            if repeated.partition.closed:
+                del context.remembered[divided[0]]
     try:
         request = read_produce_request(body, context.api_version, _FEW_ELEMENTS)
     except TooManyElements:
