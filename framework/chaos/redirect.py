@@ -3,8 +3,7 @@
 ClickHouseWriter     the embedded ClickHouse, a table of its own
 KafkaWriter          a topic of the bundled broker
 ParquetWriter        a directory of its own
-PostgresWriter       a table in a schema of its own, where a server is given; else as a sink that knows ranges
-any other RangeWriter    `ParquetWriter` instead
+any other RangeWriter, PostgresWriter among them    `ParquetWriter` instead
 any other sink       `KafkaWriter` to a topic of the bundled broker instead
 reduce_err           `KafkaWriter` to a topic of the bundled broker instead
 """
