@@ -215,7 +215,7 @@ class GroupCoordinator:
             pattern = member.regex
         if not pattern or self._topics is None or request.epoch < JOIN_EPOCH:
             return request
-        names = [each.name for each in self._topics if not each.is_internal]
+        names = [each.name for each in self._topics]  # internal ones too, as in Kafka
         matched = matching_topics(pattern, names)
         return replace(request, matched=tuple(each for each in matched if may_see(each)))
 

@@ -1,4 +1,5 @@
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
@@ -33,6 +34,9 @@ final class GroupChecks {
         for (String assignor : List.of("Range", "RoundRobin", "Sticky", "CooperativeSticky")) {
             checks.check("groups, rebalances with " + assignor, () -> rebalances(assignor));
         }
+        for (String assignor : List.of("uniform", "range")) {
+            checks.check("groups, rebalances by the broker, " + assignor, () -> rebalancesByBroker(assignor));
+        }
         checks.check("groups, static member comes back", this::staticMember);
         checks.check("groups, second static member of one name fences the first", this::fenced);
         checks.check("groups, static member removed by an administrator", this::removed);
@@ -43,22 +47,29 @@ final class GroupChecks {
     }
 
     private Member member(String group, String topic, Queue<String> notes, Object... pairs) {
-        Object[] all = new Object[pairs.length + 4];
-        all[0] = "group.id";
-        all[1] = group;
-        all[2] = "heartbeat.interval.ms"; // rebalances are noticed by heartbeats
-        all[3] = "300";
-        System.arraycopy(pairs, 0, all, 4, pairs.length);
-        return new Member(site.consumer(all), topic, notes);
+        List<Object> all = new ArrayList<>(List.of("group.id", group));
+        if (!List.of(pairs).contains("group.protocol")) {
+            all.addAll(List.of("heartbeat.interval.ms", "300")); // rebalances are noticed by heartbeats
+        }
+        all.addAll(List.of(pairs));
+        return new Member(site.consumer(all.toArray()), topic, notes);
     }
 
     private void rebalances(String assignor) throws Exception {
+        boolean cooperative = assignor.startsWith("Cooperative");
+        rebalances(cooperative, "partition.assignment.strategy",
+            "org.apache.kafka.clients.consumer." + assignor + "Assignor");
+    }
+
+    /** The protocol of KIP-848. */
+    private void rebalancesByBroker(String assignor) throws Exception {
+        rebalances(true, "group.protocol", "consumer", "group.remote.assignor", assignor);
+    }
+
+    private void rebalances(boolean cooperative, Object... strategy) throws Exception {
         String topic = site.topic(PARTITIONS);
         String group = Site.name("group");
         Queue<String> notes = Member.notes();
-        Object[] strategy = {
-            "partition.assignment.strategy", "org.apache.kafka.clients.consumer." + assignor + "Assignor"
-        };
         try (Member first = member(group, topic, notes, strategy)) {
             until("the first member has all partitions", () -> first.assigned().size() == PARTITIONS);
             round(topic, 1, notes);
@@ -68,7 +79,7 @@ final class GroupChecks {
                 Set<TopicPartition> all = new HashSet<>(first.assigned());
                 all.addAll(second.assigned());
                 Checks.equal(PARTITIONS, all.size(), "partitions that somebody has");
-                if (assignor.startsWith("Cooperative")) {
+                if (cooperative) {
                     Checks.equal(second.assigned(), first.revoked, "what the first lost");
                 }
                 round(topic, 2, notes);

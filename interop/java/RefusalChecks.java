@@ -4,7 +4,6 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.Future;
 import org.apache.kafka.clients.admin.Admin;
-import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.consumer.KafkaShareConsumer;
 import org.apache.kafka.common.errors.UnsupportedVersionException;
 import org.apache.kafka.common.quota.ClientQuotaAlteration;
@@ -31,7 +30,6 @@ final class RefusalChecks {
         refused(checks, "unregisterBroker", admin -> admin.unregisterBroker(17).all());
         refused(checks, "describeShareGroups", admin -> admin.describeShareGroups(List.of("any")).all());
         refused(checks, "describeStreamsGroups", admin -> admin.describeStreamsGroups(List.of("any")).all());
-        checks.check("unsupported, consumer with group.protocol=consumer", this::consumerProtocol);
         checks.check("unsupported, share consumer", this::shareConsumer);
     }
 
@@ -46,15 +44,6 @@ final class RefusalChecks {
                 Checks.raises(UnsupportedVersionException.class, () -> Site.get(asked.of(admin)));
             }
         });
-    }
-
-    private void consumerProtocol() throws Exception {
-        String topic = site.topic(1);
-        Object[] settings = {"group.protocol", "consumer", "group.id", Site.name("group")};
-        try (KafkaConsumer<String, String> consumer = site.consumer(settings)) {
-            consumer.subscribe(List.of(topic));
-            Checks.raises(UnsupportedVersionException.class, () -> poll(() -> consumer.poll(Duration.ofMillis(200))));
-        }
     }
 
     private void shareConsumer() throws Exception {

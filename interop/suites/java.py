@@ -42,7 +42,7 @@ class Java:
 
     name = "java"
     about = f"the Java client of Apache Kafka, {_CLIENT} of interop/kafka.lock, in our interop/java"
-    broker: Sequence[str] = ()
+    broker: Sequence[str] = ("--group-consumer-heartbeat-interval", "0.3")
 
     async def run(self, bootstrap_servers: str, directory: Path) -> Outcome:
         """Compile, run, and parse the output."""
