@@ -13,8 +13,8 @@ from kmr._extras import MissingExtra, require_extra
 
 from .apis.api import Services
 from .apis.catalogue import SERVED, advertised_versions
-from .apis.fetch_sessions import FetchSessions
-from .apis.quotas import Quotas
+from .apis.cluster.quotas import Quotas
+from .apis.records.fetch_sessions import FetchSessions
 from .authorization.rules import Authorizer
 from .authorization.users import Users
 from .coordinators.group_coordinator import STORE_INTERVAL, GroupCoordinator

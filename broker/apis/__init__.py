@@ -1,1 +1,1 @@
-"""Kafka's APIs: each file has handlers, their versions and their access rules."""
+"""Kafka's APIs, in rooms: each file has the handlers of a few APIs, their versions and their access rules."""

@@ -1,8 +1,8 @@
 """What an API of the broker consists of, and what its handler is given.
 
-One module of this package holds one API, or a few that belong together. The decorator `api` above a handler
-names the API, the versions and the access rule, and turns the handler into an `Api`, which `catalogue`
-collects. A new API is a new handler, in one of the modules or in a new one.
+A module in a room of this package holds one API, or a few that belong together. The decorator `api` above a
+handler names the API, the versions and the access rule, and turns the handler into an `Api`, which
+`catalogue` collects. A new API is a new handler, in one of the modules or in a new one.
 
 A handler is written once, against the newest version that it serves: it receives that version's request
 and returns that version's response (both kio dataclasses). `server.dispatch` converts requests of older
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from ..topics.topic import Partition
     from ..topics.topics import Topics
     from .access import AccessRule
-    from .fetch_sessions import FetchSessions
-    from .quotas import Quotas
+    from .cluster.quotas import Quotas
+    from .records.fetch_sessions import FetchSessions
 
 __all__ = [
     "LEADER_EPOCH",

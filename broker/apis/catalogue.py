@@ -9,7 +9,7 @@ report UNSUPPORTED_VERSION.
 from __future__ import annotations
 
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .api import AdvertisedVersions, Api, RawApi
@@ -32,10 +32,10 @@ __all__ = [
 
 
 def collect_apis() -> Iterator[AnyApi]:
-    """Return the APIs of every module of this package."""
+    """Return the APIs of every module in the rooms of this package."""
     package = import_module(__package__)
-    for each in iter_modules(package.__path__):
-        yield from apis_of(import_module(f"{__package__}.{each.name}"))
+    for each in walk_packages(package.__path__, f"{__package__}."):
+        yield from apis_of(import_module(each.name))
 
 
 def apis_of(module: ModuleType) -> list[AnyApi]:

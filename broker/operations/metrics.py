@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from ..apis.api import Services
-    from ..apis.fetch_sessions import FetchSessions
+    from ..apis.records.fetch_sessions import FetchSessions
     from ..coordinators.group_coordinator import GroupCoordinator
     from ..coordinators.transaction_coordinator import TransactionCoordinator
     from ..server.server import Server

@@ -15,7 +15,6 @@ import structlog
 from anyio import to_thread
 from kio.schema.errors import ErrorCode
 
-from ..apis import handshake, produce
 from ..apis.access import authorized
 from ..apis.api import (
     SMALL_BYTES,
@@ -28,7 +27,9 @@ from ..apis.api import (
     RequestContext,
 )
 from ..apis.catalogue import unsupported_feature
-from ..apis.quotas import throttled
+from ..apis.cluster import handshake
+from ..apis.cluster.quotas import throttled
+from ..apis.records import produce
 from ..authorization.rules import ANONYMOUS
 from ..protocol.cursor import MalformedRequest
 from ..protocol.headers import (

@@ -18,9 +18,9 @@ import msgspec
 from kio.schema.errors import ErrorCode
 from msgspec import Meta
 
-from ..apis import produce
 from ..apis.access import refusal, response_list
 from ..apis.api import Borrowing, CloseConnection, Deferred
+from ..apis.records import produce
 from ..errors import BrokerError
 from ..protocol.messages import (
     api_keys,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import confluent_kafka as ck
 from kio.schema.errors import ErrorCode
 
-from kmr.broker.apis import groups
+from kmr.broker.apis.groups import groups
 
 if TYPE_CHECKING:
     import pytest

@@ -24,8 +24,8 @@ from kio.serial.errors import SerialError
 from structlog.testing import capture_logs
 
 from kmr.broker import Broker, BrokerSettings
-from kmr.broker.apis import produce
 from kmr.broker.apis.catalogue import SERVED
+from kmr.broker.apis.records import produce
 from kmr.broker.log.results import LogFailed
 from kmr.broker.protocol.messages import entity_in
 from kmr.broker.protocol.produce_frames import write_produce_response

@@ -9,9 +9,9 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader
 
 from kmr.broker import Broker
-from kmr.broker.apis import log_offsets
 from kmr.broker.apis.api import Api
 from kmr.broker.apis.catalogue import SERVED, advertised_versions
+from kmr.broker.apis.records import log_offsets
 from kmr.broker.protocol.messages import default_message, has_field
 
 Connect = Callable[[Broker], Awaitable[Any]]

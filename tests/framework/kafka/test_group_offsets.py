@@ -12,7 +12,7 @@ from aiokafka.protocol.commit import OffsetFetchRequest_v3
 from kio.schema.errors import ErrorCode
 from kio.schema.offset_fetch.v9.response import OffsetFetchResponseGroup
 
-from kmr.broker.apis import committed_offsets
+from kmr.broker.apis.groups import committed_offsets
 from kmr.errors import CommitRefused, ConsumerError
 from kmr.kafka.admin import connect_admin
 from kmr.kafka.connection import ConnectionConfig

@@ -158,7 +158,7 @@ async def test_each_connection_sends_a_token_and_an_old_one_is_replaced(
     seen: list[str] = []
     monkeypatch.setattr(_BearerExchange, "seen", seen, raising=False)
     monkeypatch.setattr("kmr.broker.server.connection.SaslExchange", _BearerExchange)
-    monkeypatch.setattr("kmr.broker.apis.handshake.MECHANISMS", ("OAUTHBEARER",))
+    monkeypatch.setattr("kmr.broker.apis.cluster.handshake.MECHANISMS", ("OAUTHBEARER",))
     users = tmp_path / "users.json"
     users.write_text('{"users": {}}')
     users.chmod(0o600)

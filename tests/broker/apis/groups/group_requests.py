@@ -11,8 +11,8 @@ from kio.index import load_request_schema
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i32Timedelta
 
-from kmr.broker.apis import committed_offsets, groups
 from kmr.broker.apis.catalogue import apis_of
+from kmr.broker.apis.groups import committed_offsets, groups
 from kmr.broker.protocol.messages import default_message
 
 OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, JOIN, HEARTBEAT, LEAVE, SYNC = range(8, 15)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from kio.schema.errors import ErrorCode
 
-from kmr.broker.apis.groups import group_error_code
+from kmr.broker.apis.groups.groups import group_error_code
 from kmr.broker.coordinators.group_types import GroupError
 
 from .group_requests import (

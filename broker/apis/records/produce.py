@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from anyio import to_thread
 from kio.schema.errors import ErrorCode
 
-from ..authorization.rules import Operation, Resource
-from ..coordinators.transaction_state import TransactionError
-from ..errors import shortened
-from ..log.producers import (
+from ...authorization.rules import Operation, Resource
+from ...coordinators.transaction_state import TransactionError
+from ...errors import shortened
+from ...log.producers import (
     InvalidProducerEpoch,
     InvalidTransactionState,
     OutOfOrderSequence,
     ProducerIdentity,
 )
-from ..log.records import (
+from ...log.records import (
     BatchError,
     BatchTooLarge,
     CorruptBatch,
@@ -38,29 +38,29 @@ from ..log.records import (
     UnsupportedFormat,
     split_batches,
 )
-from ..log.results import LogFailed
-from ..log.validation import validate_batches
-from ..protocol.cursor import TooManyElements
-from ..protocol.produce_frames import (
+from ...log.results import LogFailed
+from ...log.validation import validate_batches
+from ...protocol.cursor import TooManyElements
+from ...protocol.produce_frames import (
     PartitionResult,
     ResponseTemplate,
     divide_produce_request,
     read_produce_request,
     write_produce_response,
 )
-from ..topics.topic import INTERNAL_TOPICS
-from ..turns import in_turns
-from .api import Borrowing, CloseConnection, Deferred, RawApi
-from .transactions import transaction_error_code
+from ...topics.topic import INTERNAL_TOPICS
+from ...turns import in_turns
+from ..api import Borrowing, CloseConnection, Deferred, RawApi
+from ..transactions.transactions import transaction_error_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..log.records import BatchHeader
-    from ..protocol.produce_frames import ProduceFrame, TopicKey
-    from ..storage.group_commit import Flush
-    from ..topics.topic import Partition
-    from .api import RawResponse, RequestContext
+    from ...log.records import BatchHeader
+    from ...protocol.produce_frames import ProduceFrame, TopicKey
+    from ...storage.group_commit import Flush
+    from ...topics.topic import Partition
+    from ..api import RawResponse, RequestContext
 
 __all__ = ["FIRST_SERVED_VERSION", "KEY"]
 

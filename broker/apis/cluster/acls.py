@@ -15,7 +15,7 @@ from anyio import to_thread
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i8
 
-from ..authorization.rules import (
+from ...authorization.rules import (
     CLUSTER,
     WILDCARD,
     Binding,
@@ -24,18 +24,18 @@ from ..authorization.rules import (
     with_bindings,
     without_bindings,
 )
-from ..errors import BrokerError, RequestError
-from ..protocol.messages import recast
-from ..turns import in_turns
-from . import entities
-from .access import ALTER_CLUSTER, DESCRIBE_CLUSTER, OPERATION_CODES
-from .api import NO_THROTTLE, Outcome, api, result_or_refusal
+from ...errors import BrokerError, RequestError
+from ...protocol.messages import recast
+from ...turns import in_turns
+from .. import entities
+from ..access import ALTER_CLUSTER, DESCRIBE_CLUSTER, OPERATION_CODES
+from ..api import NO_THROTTLE, Outcome, api, result_or_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ..authorization.rules import Authorizer
-    from .api import RequestContext
+    from ...authorization.rules import Authorizer
+    from ..api import RequestContext
 
 logger = structlog.get_logger(__name__)
 

@@ -17,23 +17,23 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import TopicName
 from kio.static.primitive import i32, i64
 
-from ..authorization.rules import Operation, Resource
-from ..coordinators.group_types import GroupError, MemberIdentity
-from ..coordinators.offset_store import CommittedOffset
-from ..log.results import LogError
-from ..turns import in_turns
-from . import entities
-from .access import Access, refusal, response_list
-from .api import NO_THROTTLE, api
+from ...authorization.rules import Operation, Resource
+from ...coordinators.group_types import GroupError, MemberIdentity
+from ...coordinators.offset_store import CommittedOffset
+from ...log.results import LogError
+from ...turns import in_turns
+from .. import entities
+from ..access import Access, refusal, response_list
+from ..api import NO_THROTTLE, api
+from ..slices import answer_partitions
 from .groups import group_error_code, group_outcome
-from .slices import answer_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..topics.topic import TopicPartition
-    from .access import Call
-    from .api import RequestContext
+    from ...topics.topic import TopicPartition
+    from ..access import Call
+    from ..api import RequestContext
 
 __all__ = ["check_offsets", "commit_response", "offset_commit", "offset_fetch"]
 

@@ -16,20 +16,20 @@ from anyio import to_thread
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i8, i32
 
-from ..authorization.scram import MAX_ITERATIONS, MIN_ITERATIONS, credential_of
-from ..authorization.users import Alteration, is_user_name
-from ..errors import BrokerError, RequestError
-from ..turns import in_turns
-from . import entities
-from .access import ALTER_CLUSTER, DESCRIBE_CLUSTER
-from .api import NO_THROTTLE, Outcome, api
+from ...authorization.scram import MAX_ITERATIONS, MIN_ITERATIONS, credential_of
+from ...authorization.users import Alteration, is_user_name
+from ...errors import BrokerError, RequestError
+from ...turns import in_turns
+from .. import entities
+from ..access import ALTER_CLUSTER, DESCRIBE_CLUSTER
+from ..api import NO_THROTTLE, Outcome, api
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..authorization.scram import Credential, ScramMechanism
-    from ..authorization.users import User
-    from .api import RequestContext
+    from ...authorization.scram import Credential, ScramMechanism
+    from ...authorization.users import User
+    from ..api import RequestContext
 
 logger = structlog.get_logger(__name__)
 

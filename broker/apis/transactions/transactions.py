@@ -16,24 +16,24 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import ProducerId, TopicName
 from kio.static.primitive import i16, i32
 
-from ..authorization.rules import ANY_NAME, Operation, Resource
-from ..coordinators.group_types import MemberIdentity
-from ..coordinators.transaction_state import NO_PRODUCER, TransactionError
-from ..log.producers import ProducerError, ProducerIdentity
-from ..log.results import LogError
-from ..topics.topic import INTERNAL_TOPICS
-from ..turns import in_turns
-from . import entities
-from .access import Access
-from .api import NO_THROTTLE, api
-from .committed_offsets import check_offsets, commit_response
-from .groups import group_outcome
-from .slices import answer_partitions
+from ...authorization.rules import ANY_NAME, Operation, Resource
+from ...coordinators.group_types import MemberIdentity
+from ...coordinators.transaction_state import NO_PRODUCER, TransactionError
+from ...log.producers import ProducerError, ProducerIdentity
+from ...log.results import LogError
+from ...topics.topic import INTERNAL_TOPICS
+from ...turns import in_turns
+from .. import entities
+from ..access import Access
+from ..api import NO_THROTTLE, api
+from ..groups.committed_offsets import check_offsets, commit_response
+from ..groups.groups import group_outcome
+from ..slices import answer_partitions
 
 if TYPE_CHECKING:
-    from ..topics.topic import TopicPartition
-    from .access import Call
-    from .api import RequestContext
+    from ...topics.topic import TopicPartition
+    from ..access import Call
+    from ..api import RequestContext
 
 __all__ = ["transaction_error_code"]
 

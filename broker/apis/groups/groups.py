@@ -18,29 +18,29 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import BrokerId, GroupId
 from kio.static.primitive import i32
 
-from ..authorization.rules import Operation, Resource
-from ..coordinators.consumer_group import ConsumerGroup
-from ..coordinators.group_types import (
+from ...authorization.rules import Operation, Resource
+from ...coordinators.consumer_group import ConsumerGroup
+from ...coordinators.group_types import (
     GroupState,
     JoinRequest,
     MemberIdentity,
     ProtocolChoice,
     SyncRequest,
 )
-from ..log.results import LogError
-from ..protocol.messages import recast
-from ..turns import in_turns
-from . import entities
-from .access import DENIED, Access, Need, authorized_operations
-from .api import NO_THROTTLE, api
+from ...log.results import LogError
+from ...protocol.messages import recast
+from ...turns import in_turns
+from .. import entities
+from ..access import DENIED, Access, Need, authorized_operations
+from ..api import NO_THROTTLE, api
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
 
-    from ..coordinators.group import Group
-    from ..coordinators.group_types import GroupError
-    from .access import Call
-    from .api import RequestContext
+    from ...coordinators.group import Group
+    from ...coordinators.group_types import GroupError
+    from ..access import Call
+    from ..api import RequestContext
 
 __all__ = ["group_error_code", "group_outcome"]
 

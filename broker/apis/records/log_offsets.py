@@ -18,18 +18,18 @@ import structlog
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i32, i64
 
-from ..authorization.rules import Operation, Resource
-from ..log.disk_work import do_in_thread
-from ..log.results import LogError, OffsetOutOfRange
-from ..topics.topic import INTERNAL_TOPICS
-from . import entities
-from .access import Access
-from .api import LEADER_EPOCH, NO_THROTTLE, api, read_error
-from .slices import answer_partitions
+from ...authorization.rules import Operation, Resource
+from ...log.disk_work import do_in_thread
+from ...log.results import LogError, OffsetOutOfRange
+from ...topics.topic import INTERNAL_TOPICS
+from .. import entities
+from ..access import Access
+from ..api import LEADER_EPOCH, NO_THROTTLE, api, read_error
+from ..slices import answer_partitions
 
 if TYPE_CHECKING:
-    from ..topics.topic import Partition
-    from .api import RequestContext
+    from ...topics.topic import Partition
+    from ..api import RequestContext
 
 logger = structlog.get_logger(__name__)
 

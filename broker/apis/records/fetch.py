@@ -18,34 +18,34 @@ from uuid import UUID
 from anyio import to_thread
 from kio.schema.errors import ErrorCode
 
-from ..authorization.rules import Operation, Resource
-from ..log.records import parse_header
-from ..log.results import LogError
-from ..protocol.fetch_request import (
+from ...authorization.rules import Operation, Resource
+from ...log.records import parse_header
+from ...log.results import LogError
+from ...protocol.fetch_request import (
     FINAL_EPOCH,
     FULL_FETCHES,
     INITIAL_EPOCH,
     NO_SESSION,
     read_fetch_request,
 )
-from ..protocol.fetch_response import (
+from ...protocol.fetch_response import (
     ABORTED_TRANSACTION_BYTES,
     FetchResponseWriter,
     fetch_response_overhead,
 )
-from ..topics.topic import Watch
-from ..turns import in_turns
-from .api import LEADER_EPOCH, SMALL_BYTES, Buffered, RawApi, read_error
+from ...topics.topic import Watch
+from ...turns import in_turns
+from ..api import LEADER_EPOCH, SMALL_BYTES, Buffered, RawApi, read_error
 from .fetch_sessions import Resting
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from ..log.records import BatchHeader
-    from ..protocol.fetch_request import FetchFrame, FetchPartition
-    from ..protocol.produce_frames import TopicKey
-    from ..topics.topic import Partition
-    from .api import RawResponse, RequestContext
+    from ...log.records import BatchHeader
+    from ...protocol.fetch_request import FetchFrame, FetchPartition
+    from ...protocol.produce_frames import TopicKey
+    from ...topics.topic import Partition
+    from ..api import RawResponse, RequestContext
     from .fetch_sessions import FetchSession, Shown, Topics
 
 __all__ = ["KEY", "postponed_fetch"]

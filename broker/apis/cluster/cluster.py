@@ -22,17 +22,17 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import BrokerId, TopicName
 from kio.static.primitive import i32, i64, u16
 
-from ..authorization.rules import Resource
-from ..errors import RequestError
-from ..turns import in_turns
-from . import entities
-from .access import ALTER_CLUSTER, DESCRIBE_CLUSTER, EVERYONE, authorized_operations
-from .api import LEADER_EPOCH, NO_THROTTLE, api
-from .slices import answer_partitions
-from .topics import check_replicas
+from ...authorization.rules import Resource
+from ...errors import RequestError
+from ...turns import in_turns
+from .. import entities
+from ..access import ALTER_CLUSTER, DESCRIBE_CLUSTER, EVERYONE, authorized_operations
+from ..api import LEADER_EPOCH, NO_THROTTLE, api
+from ..slices import answer_partitions
+from ..topics.topics import check_replicas
 
 if TYPE_CHECKING:
-    from .api import RequestContext
+    from ..api import RequestContext
 
 
 _BROKERS, _CONTROLLERS = 1, 2

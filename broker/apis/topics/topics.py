@@ -15,20 +15,20 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import TopicName
 from kio.static.primitive import i8, i16, i32
 
-from ..authorization.rules import Operation, Resource
-from ..errors import RequestError
-from ..topics.topic_config import describe_topic_config
-from ..turns import in_turns
-from . import entities
-from .access import Access, Need
-from .api import NO_THROTTLE, Outcome, api, attempt, check_listed_once
+from ...authorization.rules import Operation, Resource
+from ...errors import RequestError
+from ...topics.topic_config import describe_topic_config
+from ...turns import in_turns
+from .. import entities
+from ..access import Access, Need
+from ..api import NO_THROTTLE, Outcome, api, attempt, check_listed_once
 from .metadata import topic_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from .access import Call
-    from .api import RequestContext
+    from ..access import Call
+    from ..api import RequestContext
 
 __all__ = ["check_replicas"]
 

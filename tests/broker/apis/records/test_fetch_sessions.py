@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 
 from kmr.broker import Broker, BrokerSettings
-from kmr.broker.apis.fetch_sessions import FetchSession, FetchSessions
+from kmr.broker.apis.records.fetch_sessions import FetchSession, FetchSessions
 from kmr.broker.log.records import NewRecord, build_batch, read_records, split_batches
 from kmr.broker.protocol.fetch_request import FetchPartition
 from tests.broker.conftest import RawClient

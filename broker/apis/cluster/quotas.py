@@ -19,22 +19,23 @@ from typing import TYPE_CHECKING, Final, cast
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import f64
 
-from ..authorization.rules import Operation, Resource
-from ..errors import RequestError
-from ..protocol.fetch_response import set_fetch_throttle
-from ..protocol.produce_frames import set_produce_throttle
-from . import entities, fetch, produce
-from .access import Access
-from .api import NO_THROTTLE, Borrowing, Buffered, Deferred, api
+from ...authorization.rules import Operation, Resource
+from ...errors import RequestError
+from ...protocol.fetch_response import set_fetch_throttle
+from ...protocol.produce_frames import set_produce_throttle
+from .. import entities
+from ..access import Access
+from ..api import NO_THROTTLE, Borrowing, Buffered, Deferred, api
+from ..records import fetch, produce
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from prometheus_client import Counter as Metric
 
-    from ..operations.metrics import Metrics
-    from ..settings import BrokerSettings
-    from .api import RawApi, RawResponse, RequestContext
+    from ...operations.metrics import Metrics
+    from ...settings import BrokerSettings
+    from ..api import RawApi, RawResponse, RequestContext
 
 __all__ = ["MAX_THROTTLE", "Quotas", "Rate", "throttled"]
 

@@ -17,22 +17,22 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import TopicName
 from kio.static.primitive import i8, i32, i32Timedelta
 
-from ..authorization.rules import Operation, Resource
-from ..coordinators.consumer_group import ConsumerGroup, ConsumerHeartbeat
-from ..coordinators.group_types import GroupError
-from ..log.results import LogError
-from ..turns import in_turns
-from . import entities
-from .access import Access, authorized_operations
-from .api import NO_THROTTLE, api
+from ...authorization.rules import Operation, Resource
+from ...coordinators.consumer_group import ConsumerGroup, ConsumerHeartbeat
+from ...coordinators.group_types import GroupError
+from ...log.results import LogError
+from ...turns import in_turns
+from .. import entities
+from ..access import Access, authorized_operations
+from ..api import NO_THROTTLE, api
 from .groups import group_error_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from uuid import UUID
 
-    from ..coordinators.consumer_group import ConsumerHeartbeatResult, ConsumerMember
-    from .api import RequestContext
+    from ...coordinators.consumer_group import ConsumerHeartbeatResult, ConsumerMember
+    from ..api import RequestContext
 
 _FIRST_WITH_CLIENTS_MEMBER_ID = 1
 _CONSUMER_MEMBER: Final = i8(1)

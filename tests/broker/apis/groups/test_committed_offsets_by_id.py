@@ -25,7 +25,6 @@ def topic_id(broker: Broker) -> UUID:
 
 @pytest.fixture
 async def client(broker: Broker, connect: Connect) -> Any:
-    await broker.topics.create("t", 2)
     return await connect(broker)
 
 

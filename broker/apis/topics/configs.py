@@ -19,10 +19,10 @@ from kio.static.primitive import i8
 
 from kmr.config.schema import settings_of
 
-from ..authorization.rules import Operation, Resource
-from ..errors import RequestError
-from ..topics.topic import check_topic_name
-from ..topics.topic_config import (
+from ...authorization.rules import Operation, Resource
+from ...errors import RequestError
+from ...topics.topic import check_topic_name
+from ...topics.topic_config import (
     TOPIC_SETTINGS,
     ConfigEntry,
     ConfigSource,
@@ -31,17 +31,17 @@ from ..topics.topic_config import (
     default_log_config,
     describe_topic_config,
 )
-from ..turns import in_turns
-from . import entities
-from .access import Access, Need
-from .api import NO_THROTTLE, Outcome, api, attempt, check_listed_once, result_or_refusal
+from ...turns import in_turns
+from .. import entities
+from ..access import Access, Need
+from ..api import NO_THROTTLE, Outcome, api, attempt, check_listed_once, result_or_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from ..settings import BrokerSettings
-    from .access import Call
-    from .api import RequestContext
+    from ...settings import BrokerSettings
+    from ..access import Call
+    from ..api import RequestContext
 
 
 class _ResourceType(IntEnum):

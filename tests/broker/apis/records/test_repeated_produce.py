@@ -232,7 +232,7 @@ async def test_only_the_first_of_equal_requests_and_refused_ones_are_read(
         reads += 1
         return read_produce_request(*arguments)
 
-    monkeypatch.setattr("kmr.broker.apis.produce.read_produce_request", counting)
+    monkeypatch.setattr("kmr.broker.apis.records.produce.read_produce_request", counting)
     await broker.topics.create("a")
     client = await connect(broker)
     for offset in range(3):

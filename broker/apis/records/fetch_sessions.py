@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..protocol.fetch_request import FetchPartition
-    from ..protocol.produce_frames import TopicKey
-    from ..topics.topic import Partition
+    from ...protocol.fetch_request import FetchPartition
+    from ...protocol.produce_frames import TopicKey
+    from ...topics.topic import Partition
 
 __all__ = ["FetchSession", "FetchSessions", "Resting", "Shown", "Topics"]
 

@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Any
 from kio.schema.errors import ErrorCode
 from kio.schema.types import TopicName
 
-from ..authorization.rules import Operation, Resource
-from ..protocol.messages import recast
-from ..turns import in_turns
-from . import committed_offsets, entities
-from .access import refusal
-from .api import api
+from ...authorization.rules import Operation, Resource
+from ...protocol.messages import recast
+from ...turns import in_turns
+from .. import entities
+from ..access import refusal
+from ..api import api
+from . import committed_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from uuid import UUID
 
-    from .access import Call
-    from .api import RequestContext
+    from ..access import Call
+    from ..api import RequestContext
 
 __all__: list[str] = []
 

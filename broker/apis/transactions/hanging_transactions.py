@@ -18,24 +18,24 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import ProducerId, TopicName, TransactionalId
 from kio.static.primitive import TZAware, i16, i32, i32Timedelta, i64
 
-from ..authorization.rules import Operation, Resource
-from ..coordinators.transaction_state import TransactionState
-from ..errors import shortened
-from ..log.producers import CoordinatorFenced, Marker, ProducerError, ProducerIdentity
-from ..log.results import LogError
-from ..turns import in_turns
-from . import entities
-from .access import ALTER_CLUSTER, Access, refusal
-from .api import NO_THROTTLE, api
-from .slices import answer_partitions
+from ...authorization.rules import Operation, Resource
+from ...coordinators.transaction_state import TransactionState
+from ...errors import shortened
+from ...log.producers import CoordinatorFenced, Marker, ProducerError, ProducerIdentity
+from ...log.results import LogError
+from ...turns import in_turns
+from .. import entities
+from ..access import ALTER_CLUSTER, Access, refusal
+from ..api import NO_THROTTLE, api
+from ..slices import answer_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..coordinators.transaction_state import Transaction
-    from ..topics.topic import TopicPartition
-    from .access import Call
-    from .api import RequestContext
+    from ...coordinators.transaction_state import Transaction
+    from ...topics.topic import TopicPartition
+    from ..access import Call
+    from ..api import RequestContext
 
 _STATES: Final = {state.value for state in TransactionState} | {"Dead", "PrepareEpochFence"}
 """States that a filter may name; no transaction of this broker is in the last two, which Kafka has."""

@@ -15,21 +15,21 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import TopicName
 from kio.static.primitive import i32
 
-from ..authorization.rules import Operation, Resource
-from ..errors import RequestError
-from ..protocol.messages import recast
-from ..topics.topic import check_topic_name
-from ..turns import in_turns
-from . import entities
-from .access import authorized_operations
-from .api import LEADER_EPOCH, NO_THROTTLE, api, attempt
+from ...authorization.rules import Operation, Resource
+from ...errors import RequestError
+from ...protocol.messages import recast
+from ...topics.topic import check_topic_name
+from ...turns import in_turns
+from .. import entities
+from ..access import authorized_operations
+from ..api import LEADER_EPOCH, NO_THROTTLE, api, attempt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..topics.topics import Topic
-    from .access import Call
-    from .api import RequestContext
+    from ...topics.topics import Topic
+    from ..access import Call
+    from ..api import RequestContext
 
 __all__ = ["topic_name"]
 

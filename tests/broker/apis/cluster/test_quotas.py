@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmr.broker.apis.quotas import MAX_THROTTLE, Rate
+from kmr.broker.apis.cluster.quotas import MAX_THROTTLE, Rate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

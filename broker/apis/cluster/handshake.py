@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Final
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i16, i64, i64Timedelta
 
-from ..authorization.sasl import MECHANISMS, AuthenticationFailed
-from . import entities
-from .access import EVERYONE
-from .api import NO_THROTTLE, CloseConnection, api
+from ...authorization.sasl import MECHANISMS, AuthenticationFailed
+from .. import entities
+from ..access import EVERYONE
+from ..api import NO_THROTTLE, CloseConnection, api
 
 if TYPE_CHECKING:
-    from ..authorization.sasl import SaslExchange
-    from .api import RequestContext, Services
+    from ...authorization.sasl import SaslExchange
+    from ..api import RequestContext, Services
 
 __all__ = [
     "API_VERSIONS",

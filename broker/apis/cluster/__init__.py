@@ -1,0 +1,1 @@
+"""The cluster: what it serves, who may do what, and how much."""

@@ -1,0 +1,1 @@
+"""Records: produced, fetched, deleted, and their offsets found."""

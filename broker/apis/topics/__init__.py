@@ -1,0 +1,1 @@
+"""Topics: created, listed, deleted and configured."""

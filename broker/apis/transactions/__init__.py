@@ -1,0 +1,1 @@
+"""Transactions: begun, ended, listed, and aborted by an operator."""
