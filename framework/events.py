@@ -121,7 +121,7 @@ class EventHandler:
                 case "draining", Assign(partitions):
                     await self._resume_drain(partitions)
                 case "draining", Revoke(partitions):
-                    await self._suspend(partitions, self._pipeline.drained.wait)
+                    await self._suspend(partitions, self._pipeline.suspend_drain)
                 case (("starting" | "running"), Shutdown(reason)):
                     _log.info("draining", reason=reason)
                     self.state = "draining"

@@ -228,21 +228,28 @@ class Pipeline:
             while self.ledgers.have_holes and not self.committer.is_fenced:
                 self._flush_collected(on=True)
                 self._flushing.open()
-                await self._wait_whole_or_fenced()
+                await self._unless_fenced(self.ledgers.wait_whole)
                 self._flushing.close()
                 await self._flushing.wait_quiet()
         finally:
             self._flush_collected(on=False)
             self._flushing.close()
 
-    async def _wait_whole_or_fenced(self) -> None:
+    async def suspend_drain(self) -> None:
+        """Wait for the drain; if the group has fenced our commits, only for flushes under way."""
+        await self._unless_fenced(self.drained.wait)
+        self._flushing.close()
+        await self._flushing.wait_quiet()
+
+    async def _unless_fenced(self, wait: Callable[[], Awaitable[object]]) -> None:
+        """Wait, but not longer than until the group has fenced our commits."""
         async with anyio.create_task_group() as tasks:
 
-            async def end_after(wait: Callable[[], Awaitable[None]]) -> None:
+            async def end_after(wait: Callable[[], Awaitable[object]]) -> None:
                 await wait()
                 tasks.cancel_scope.cancel()
 
-            tasks.start_soon(end_after, self.ledgers.wait_whole)
+            tasks.start_soon(end_after, wait)
             tasks.start_soon(end_after, self.committer.wait_fenced)
 
     def _flush_collected(self, *, on: bool) -> None:

@@ -27,6 +27,7 @@ from .kafka.group_offsets import Membership
 from .record import SCHEMA, Batch, Record, TopicPartition
 from .reducers.collect import one_table
 from .reducers.reducer import Flushed, Reducer
+from .service.changes import Changes
 from .simulation.simulate import columns_of, simulate
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class MemoryConsumer:
         self._positions: dict[TopicPartition, int] = {}
         self._paused: set[TopicPartition] = set()
         self._rebalancing = False
-        self._changed = anyio.Event()
+        self._changed = Changes()
         self.started = anyio.Event()
 
     def put(self, batch: Batch) -> None:
@@ -209,8 +210,7 @@ class MemoryConsumer:
                     self._positions[partition] = batch.last + 1
             if found:
                 return found
-            changed = self._changed
-            await changed.wait()
+            await self._changed.wait()
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         self._paused.update(partitions)
@@ -254,8 +254,7 @@ class MemoryConsumer:
         return None if partition in self._paused else anyio.current_time()
 
     def _wake(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.notify()
 
 
 @dataclass(slots=True)
@@ -273,7 +272,7 @@ class Journal:
     attempts: int = 0
     outcomes: deque[FlushResult | Exception] = field(default_factory=deque)
     hold: anyio.Event | None = None
-    _changed: anyio.Event = field(default_factory=anyio.Event)
+    _changed: Changes = field(default_factory=Changes)
 
     async def until(self, condition: Callable[[Journal], bool]) -> None:
         """Wait until the condition holds; every attempt checks it."""
@@ -291,8 +290,7 @@ class Journal:
 
     def changed(self) -> None:
         """Check the conditions of `until` again."""
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.notify()
 
 
 class MemoryWriter(Reducer):

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
 
-    from .intake.backpressure import Budget
     from .kafka.consumer import Consumer
     from .observe.tracing import Tracing
     from .service.http import HttpServer
@@ -161,9 +160,9 @@ class Worker:
             self._shutdown.set()
 
     @property
-    def budget(self) -> Budget:
-        """The bytes in flight and their limit."""
-        return self._pipeline.intake.budget
+    def pipeline(self) -> Pipeline:
+        """Its stages, with the intake, the budget and the ledgers."""
+        return self._pipeline
 
     async def ready(self) -> None:
         """Return when the worker has joined its group and processes its partitions."""

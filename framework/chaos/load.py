@@ -11,6 +11,8 @@ import anyio
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
+from ..service.changes import Changes
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -53,7 +55,7 @@ class Load:
         self._interval = _BATCH / rate
         self._recorder = recorder
         self._stopped = False
-        self._changed = anyio.Event()
+        self._changed = Changes()
 
     @property
     def count(self) -> int:
@@ -108,8 +110,7 @@ class Load:
                 self.unknown += 1
             else:
                 self.acknowledged[topic, partition][answer.offset] = value
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.notify()
         for answer in found:
             if isinstance(answer, BaseException):
                 raise answer

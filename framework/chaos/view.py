@@ -10,6 +10,7 @@ import anyio
 from ..errors import KmrError
 from ..kafka.admin import Group, connect_admin
 from ..kafka.connection import ConnectionConfig
+from ..service.changes import Changes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,7 +32,7 @@ class View:
             bootstrap_servers=bootstrap_servers, client_id="chaos-view", request_timeout=5.0
         )
         self._recorder = recorder
-        self._changed = anyio.Event()
+        self._changed = Changes()
         self.offsets: dict[str, dict[tuple[str, int], int]] = {group: {} for group in groups}
         """The committed offsets of each group, by topic and partition."""
         self.groups: dict[str, Group] = {}
@@ -85,5 +86,4 @@ class View:
                         partition=partition.partition,
                         offset=committed.offset,
                     )
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.notify()

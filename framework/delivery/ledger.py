@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import anyio
+from ..service.changes import Changes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -199,7 +199,7 @@ class Ledgers:
         self._on_settled = on_settled
         self._on_bytes = on_bytes
         self._generation = 0
-        self._settled = anyio.Event()
+        self._settled = Changes()
 
     def open(
         self, partition: TopicPartition, start: int | None, *, replayed_to: int = -1
@@ -275,8 +275,7 @@ class Ledgers:
         return ledger if ledger is not None and ledger.generation == r.generation else None
 
     def _changed(self) -> None:
-        self._settled.set()
-        self._settled = anyio.Event()
+        self._settled.notify()
 
     @property
     def have_holes(self) -> bool:

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 
+from ..service.changes import Changes
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
@@ -64,7 +66,7 @@ class Budget:
         self._maps = 0
         self._batch_bytes = _SURE_AFTER
         self._row_bytes = _SURE_AFTER * _GROWTH_AT_FIRST
-        self._changed = anyio.Event()
+        self._changed = Changes()
 
     @property
     def _growth(self) -> float:
@@ -100,8 +102,7 @@ class Budget:
         """Call `on_exhausted` if the budget is exhausted now, and wake those who wait for room."""
         if self.exhausted and not before:
             self._on_exhausted()
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.notify()
 
     async def wait(self) -> None:
         """Return when intake may go on."""
@@ -226,7 +227,7 @@ class MapInboxes:
         inbox = self._inboxes[batch.topic_partition]
         with suppress(anyio.BrokenResourceError):
             inbox.stream.send_nowait(batch)
-        if inbox.stream.statistics().current_buffer_used >= self._queue_batches:
+        if self.waiting(batch.topic_partition) >= self._queue_batches:
             inbox.paused = True
             self._consumer.pause([batch.topic_partition])
 
@@ -240,6 +241,11 @@ class MapInboxes:
     def pause_again(self) -> None:
         """Repeat all pauses after a rebalance, in which the consumer forgot them."""
         self._consumer.pause([name for name, inbox in self._inboxes.items() if inbox.paused])
+
+    def waiting(self, partition: TopicPartition) -> int:
+        """Return how many batches wait for the partition's map."""
+        inbox = self._inboxes.get(partition)
+        return 0 if inbox is None else inbox.stream.statistics().current_buffer_used
 
     def is_paused(self, partition: TopicPartition) -> bool:
         """Return whether intake of the partition waits for its map."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from ..reducers.reducer import Delivery
     from .world import Member, World
 
-__all__ = ["Checks", "Expected", "offsets_of"]
+__all__ = ["QUEUE_BATCHES", "Checks", "Expected", "offsets_of"]
+
+QUEUE_BATCHES: Final = 2
+"""The setting `queue_batches` of every worker."""
+
+_IDLE: Final = 4.0
+"""Seconds; retries and heartbeats come sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +156,61 @@ class Checks:
                     f"{partition}[{before + int(missing[0])}] when {offset} was committed",
                 )
 
+    def asks(self, member: Member) -> None:
+        """Check that a member that asks for records has room for them."""
+        worker = member.worker
+        if worker is None:
+            return
+        pipeline = worker.pipeline
+        budget = pipeline.intake.budget
+        if budget.used >= budget.limit and not pipeline.ledgers.are_replaying:
+            self._world.problem(
+                "records are read though the budget is used up",
+                f"{member.name} asks for more with {budget.used} bytes in flight of {budget.limit}",
+            )
+
+    def takes(self, member: Member, partition: TopicPartition) -> None:
+        """Check that a batch of this partition, which a member gets, has a place in the map's queue."""
+        worker = member.worker
+        if worker is None:
+            return
+        waiting = worker.pipeline.intake.inboxes.waiting(partition)
+        if waiting >= QUEUE_BATCHES:
+            self._world.problem(
+                "a partition is read though its queue is full",
+                f"{member.name} gets a batch of {partition} while {waiting} wait for its map; queue_batches "
+                f"is {QUEUE_BATCHES}",
+            )
+
+    def waited(self, member: Member, since: float, *, what: str) -> None:
+        """Check that a member has not waited since then without a request under way."""
+        now = self._world.loop.now
+        idle = now - max(since, member.answered)
+        if not member.under_way and not member.dead and idle > _IDLE:
+            self._world.problem(
+                f"{what} waits for nothing",
+                f"{member.name} has no request under way for {idle:.1f} s of {now - since:.1f} s",
+            )
+
+    def stages(self, member: Member) -> None:
+        """Check that a member has no stage of a partition that it does not have."""
+        worker = member.worker
+        if worker is None:
+            return
+        ours = {f" {partition}" for partition in worker.pipeline.partitions}
+        for stage in worker.pipeline.stages():
+            _, space, partition = stage.name.partition(" ")
+            if space and f" {partition}" not in ours:
+                self._world.problem(
+                    "a stage of a lost partition goes on", f"{member.name}: {stage.name}"
+                )
+
     def memory(self, member: Member) -> None:
         """Check the bytes in flight of a member."""
         worker = member.worker
         if worker is None:
             return
-        budget = worker.budget
+        budget = worker.pipeline.intake.budget
         most = budget.limit + (1 + len(self.expected.rows)) * self.expected.batch_bytes
         if budget.used > most:
             self._world.problem(

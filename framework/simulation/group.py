@@ -65,7 +65,7 @@ class Group:
         self, world: World, log: Mapping[TopicPartition, pa.RecordBatch], checks: Checks
     ) -> None:
         self._world = world
-        self._checks = checks
+        self.checks = checks
         self.log = log
         self.offsets_in_log = {p: records.column("offset").to_numpy() for p, records in log.items()}
         self.ends = dict.fromkeys(log, 0)
@@ -176,8 +176,8 @@ class Group:
         self.offsets.commit(member_id, generation, offsets)
         for partition, entry in offsets.items():
             was = before[partition]
-            self._checks.committed(partition, 0 if was is None else was.offset, entry.offset)
-        self._checks.memory(client.member)
+            self.checks.committed(partition, 0 if was is None else was.offset, entry.offset)
+        self.checks.memory(client.member)
 
 
 def _answer(
@@ -245,7 +245,9 @@ class GroupConsumer:
                 self._rebalancing, self._positions = True, {}
                 if held:
                     self._world.note("group", self.name, f"revokes {len(held)} partitions")
+                began = self._world.loop.now
                 await listener.revoked(held)
+                self._group.checks.waited(self.member, began, what="a revocation")
                 self._told.clear()
                 await anyio.sleep(self._world.latency())
                 if self.member.dead:
@@ -257,6 +259,7 @@ class GroupConsumer:
                 self.generation, partitions = answer.result()
                 self._positions = dict.fromkeys(partitions, -1)
                 self._paused.clear()
+                self.member.answered = self._world.loop.now
                 await listener.assigned(partitions)
                 for partition, position in self._positions.items():
                     if position < 0:
@@ -273,6 +276,7 @@ class GroupConsumer:
     async def poll(self, max_bytes: int | None = None) -> list[Batch]:
         """See `Consumer.poll`."""
         rng = self._world.rng
+        self._group.checks.asks(self.member)
         await anyio.sleep(rng.choice((0.0, 0.001, 0.05, 0.4)))
         while True:
             if self._error is not None:
@@ -294,6 +298,7 @@ class GroupConsumer:
             await self._changed.wait()
 
     def _fetch(self, partition: TopicPartition, count: int) -> Batch:
+        self._group.checks.takes(self.member, partition)
         position, end = self._positions[partition], self._group.ends[partition]
         records, offsets = self._group.log[partition], self._group.offsets_in_log[partition]
         start = int(offsets.searchsorted(position))

@@ -14,7 +14,7 @@ from ..errors import DeadlineExceeded, reason_of
 from ..service.threads import without_threads
 from ..settings import FetchSettings, Settings
 from ..worker import Worker
-from .checks import Checks
+from .checks import QUEUE_BATCHES, Checks
 from .group import Group, GroupConsumer
 from .loop import PROCESS, NothingLeft, SimulationLoop
 from .schedule import LENGTH
@@ -86,7 +86,7 @@ class _Simulation:
             executor="inline",
             inflight_bytes=schedule.budget or _ENOUGH,
             fetch=FetchSettings(max_partition_bytes=1024),
-            queue_batches=2,
+            queue_batches=QUEUE_BATCHES,
             commit_interval=2.0,
             revoke_deadline=_REVOKE,
             shutdown_deadline=_SHUTDOWN,
@@ -187,6 +187,8 @@ class _Simulation:
                 "a drain is not over at its deadline",
                 f"{member.name} took {now - (asked or 0.0):.1f} s, shutdown_deadline is {_SHUTDOWN:g} s",
             )
+        if asked is not None and isinstance(failure, DeadlineExceeded) and not self._jumped(asked):
+            self.checks.waited(member, asked, what="a drain")
         stops = any(reducer.on_error == "stop" for reducer in self.strategy.all_stages.values())
         expected = isinstance(failure, DeadlineExceeded) and asked is not None
         if failure is not None and not expected and not stops:
@@ -227,13 +229,18 @@ class _Simulation:
             if world.broken.is_set():
                 return
         self.checks.final(self.group.ends)
+        for member, _ in self._working():
+            self.checks.stages(member)
 
     def _is_done(self) -> bool:
         committed = self.group.offsets.committed
         return all(
             not end or (partition in committed and committed[partition].offset >= end)
             for partition, end in self.group.ends.items()
-        ) and not any(member.asleep or worker.budget.used for member, worker in self._working())
+        ) and not any(
+            member.asleep or worker.pipeline.intake.budget.used
+            for member, worker in self._working()
+        )
 
     def _working(self) -> list[tuple[Member, Worker]]:
         return [
@@ -254,9 +261,9 @@ class _Simulation:
             if stage.activity != "idle"
         ]
         used = [
-            f"{member.name}: {worker.budget.used} bytes in flight"
+            f"{member.name}: {worker.pipeline.intake.budget.used} bytes in flight"
             for member, worker in self._working()
-            if worker.budget.used
+            if worker.pipeline.intake.budget.used
         ]
         return "; ".join((*behind, *busy, *used))
 

@@ -244,10 +244,13 @@ def garbage_is_silent() -> Iterator[Callable[[], object]]:
     """
     was_on = gc.isenabled()
     gc.disable()
+    gc.collect()
+    gc.freeze()  # each collection looks at what the simulations made, and not at every module
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             yield gc.collect
+            gc.unfreeze()
             gc.collect()
     finally:
         if was_on:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import anyio
 
+from ..errors import CommitFenced
 from .loop import PROCESS, Process
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Member(Process):
         asked_to_end: when it was asked to drain; None before.
         slept_since_asked: whether it slept since then.
         last_commit: when its last commit arrives at the group.
+        under_way: its requests without an answer.
+        answered: when the last of them ended, or something else than a request that it had to wait for.
         context: of its callbacks.
     """
 
@@ -73,6 +76,8 @@ class Member(Process):
         self.asked_to_end: float | None = None
         self.slept_since_asked = False
         self.last_commit = 0.0
+        self.under_way = 0
+        self.answered = 0.0
         self.context = Context()
 
 
@@ -153,6 +158,7 @@ class World:
     def _wake(self, member: Member) -> None:
         if member.asleep:
             self.note(member.name, member.name, "wakes up")
+            member.answered = self.loop.now
             member.wake(self.loop)
 
     async def request(
@@ -191,7 +197,17 @@ class World:
             member.last_commit = max(self.loop.now + under_way, member.last_commit + 1e-6)
             under_way = member.last_commit - self.loop.now
         self.later(under_way, request.arrive)
-        result: T = await request.answer
+        member.under_way += 1
+        is_progress = True
+        try:
+            result: T = await request.answer
+        except CommitFenced:  # it is refused however often it is sent
+            is_progress = False
+            raise
+        finally:
+            member.under_way -= 1
+            if is_progress:
+                member.answered = self.loop.now
         return result
 
     def _fault(self, target: Target, can_tear: bool) -> Event | None:

@@ -57,7 +57,7 @@ async def test_a_batch_larger_than_the_whole_budget_passes_alone(clock: VirtualC
     put(consumer, 0, 10, b"y")
     strategy = Strategy(locate, [MemoryWriter(journal, max_age=None)])
     async with running(strategy, consumer) as worker:
-        worker._pipeline.intake.budget.limit = 100
+        worker.pipeline.intake.budget.limit = 100
         await consumer.rebalance([P0])
         await journal.until(lambda j: sum(t.num_rows for t in j.written) == 10)
     assert written(journal, 0) == list(range(11))

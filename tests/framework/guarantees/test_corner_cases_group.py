@@ -353,7 +353,7 @@ async def test_a_topic_that_is_deleted_ends_the_worker_with_one_message(
     journal = Journal()
 
     async def delete(worker: Worker) -> None:
-        await worker._pipeline.ledgers.wait_reached(T0, 3)
+        await worker.pipeline.ledgers.wait_reached(T0, 3)
         async with admin_of(broker) as admin:
             await admin.delete_topics(["t"])
 
@@ -382,7 +382,7 @@ async def test_a_worker_refuses_a_broker_that_restarts_without_its_data(
     await produce(node, 3)
 
     async def empty(worker: Worker) -> None:
-        await worker._pipeline.ledgers.wait_reached(T0, 3)
+        await worker.pipeline.ledgers.wait_reached(T0, 3)
         await worker._committer.commit()
         await node.restart(tmp_path / "empty")
         await produce(node, 1)

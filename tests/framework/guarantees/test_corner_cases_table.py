@@ -104,7 +104,7 @@ class Flow:
         async with BatchProducer(self._broker.bootstrap_servers, "t") as producer:
             await producer.send(list(values))
         self._produced += len(values)
-        await self._worker._pipeline.ledgers.wait_reached(T0, self._produced)
+        await self._worker.pipeline.ledgers.wait_reached(T0, self._produced)
 
 
 @asynccontextmanager

@@ -103,7 +103,7 @@ def settings_of(broker: Broker, **options: Any) -> Settings:
 async def work_through(strategy: Strategy, settings: Settings, until: int) -> None:
     """Run a worker until everything below this offset of partition 0 is settled."""
     async with working(strategy, settings) as worker:
-        await worker._pipeline.ledgers.wait_reached(T0, until)
+        await worker.pipeline.ledgers.wait_reached(T0, until)
 
 
 async def announce(broker: Broker, first: int, last: int, token: str = "token") -> None:

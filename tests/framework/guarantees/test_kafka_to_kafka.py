@@ -299,7 +299,7 @@ async def test_a_new_owner_waits_for_the_transaction_that_the_last_one_left_open
     dying = Worker(strategy("before the commit"), settings_of(broker))
     with anyio.fail_after(20), pytest.raises(KmrError, match="struck"):
         await dying.run()
-    left = dying._pipeline.committer._transactions
+    left = dying.pipeline.committer._transactions
     assert isinstance(left, Steps)
     worker = Worker(strategy(), settings_of(broker))
     async with anyio.create_task_group() as tasks:

@@ -65,7 +65,7 @@ class Watched:
     def __init__(self, worker: Worker, *, counts_refused: bool) -> None:
         self.worker = worker
         self.counts_refused = counts_refused
-        self.budget: Budget = worker._pipeline.intake.budget
+        self.budget: Budget = worker.pipeline.intake.budget
         self.largest_batch = self.largest_rows = 0
         self.lost_partitions = False
         learn = self.budget.learn

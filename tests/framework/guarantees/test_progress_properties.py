@@ -113,7 +113,7 @@ class Life:
         options: dict[str, Any] = {"topics": ("t",), "group": "g", "executor": "inline"}
         options |= {"queue_batches": 1, "revoke_deadline": 5.0, "shutdown_deadline": 1_000.0}
         self.worker = Worker(strategy, Settings(**options), consumer=self.consumer)
-        self.worker._pipeline.intake.budget.limit = shape.inflight_bytes
+        self.worker.pipeline.intake.budget.limit = shape.inflight_bytes
         self.scope = anyio.CancelScope()
         self.tasks.start_soon(self._run)
         await self.consumer.started.wait()

@@ -49,7 +49,7 @@ async def test_the_budget_holds_intake_and_never_sticks_without_an_age(clock: Vi
         put(consumer, 0, first, *([b"x" * 1_000] * 10))
     strategy = Strategy(locate, [MemoryWriter(journal, max_rows=1_000_000, max_age=None)])
     async with running(strategy, consumer, inflight_bytes=2 * 1024 * 1024) as worker:
-        worker._pipeline.intake.budget.limit = 25_000
+        worker.pipeline.intake.budget.limit = 25_000
         await consumer.rebalance([P0])
         await journal.until(lambda j: sum(t.num_rows for t in j.written) >= 80)
         assert worker.status().inflight_bytes < 25_000 + 12_000

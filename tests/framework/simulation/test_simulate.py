@@ -113,6 +113,18 @@ FOUND: Final[dict[str, tuple[str, Schedule]]] = {
             ),
         ),
     ),
+    "a drain whose commits are fenced did not end with the rebalance, but with its deadline": (
+        "clickhouse",
+        Schedule(
+            seed=62, members=3, max_rows=2, budget=0,
+            events=(
+                Event(8.3, "append", 1, 10),
+                Event(11.5, "fault", target="sink", how="sleep before", seconds=40.0),
+                Event(13.84, "append", 1, 1),
+                Event(15.23, "drain", 2, seconds=2.0),
+            ),
+        ),
+    ),
 }  # fmt: skip
 
 
