@@ -181,6 +181,7 @@ class EventHandler:
             committer.begin(partition, entry, announcement)
             start = entry.offset if entry is not None else starts.get(partition)
             pipeline.start_partition(partition, start, announcement)
+            self._metrics.begin_topic(partition.topic)  # a pattern's is not known before
             if partition in starts:
                 self._consumer.seek(partition, starts[partition])
         committer.rejoined()

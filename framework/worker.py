@@ -366,6 +366,7 @@ class Worker:
             await anyio.sleep(self._settings.commit_interval)
             for partition in self._partitions():
                 self.metrics.observe_lag(partition, self._oldest(partition))
+            self._pipeline.intake.count_waiting()
             self._liveness.note(self._idle_partitions(), anyio.current_time())
             status = self.status()
             self.metrics.observe_retries(status.stages)

@@ -10,6 +10,7 @@ import structlog
 
 from ..delivery.ledger import Ledgers
 from ..errors import OffsetOutOfRange
+from ..observe.metrics import BACKPRESSURE_OF_INTAKE
 from .backpressure import Budget, MapInboxes
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Intake:
         self.is_open = False
         self.consumed = 0
         self.settled = 0
+        self._waiting_since: float | None = None
 
     async def run(self) -> None:
         """Take in batches until cancelled.
@@ -74,16 +76,27 @@ class Intake:
             for batch in batches:
                 self._take_in(batch)
 
+    def count_waiting(self) -> None:
+        """Count the time that intake has stood still until now: call it also while it does."""
+        if self._waiting_since is not None:
+            now = anyio.current_time()
+            self._metrics.backpressure.labels(*BACKPRESSURE_OF_INTAKE).inc(
+                now - self._waiting_since
+            )
+            self._waiting_since = now
+
     def resume(self) -> None:
         """Take in batches again after a rebalance."""
         self.inboxes.pause_again()
         self.is_open = True
 
     async def _wait_for_room(self) -> None:
-        since = anyio.current_time()
-        await self.budget.wait()
-        waited = anyio.current_time() - since
-        self._metrics.backpressure.labels("intake", "inflight_bytes").inc(waited)
+        self._waiting_since = anyio.current_time()
+        try:
+            await self.budget.wait()
+        finally:
+            self.count_waiting()
+            self._waiting_since = None
 
     def _explain(self, error: OffsetOutOfRange) -> OffsetOutOfRange:
         """Extend the message if the missing offsets belong to an announced range."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from platform import python_version
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
     from .status import PartitionStatus, StageStatus
 
-__all__ = ["Metrics"]
+__all__ = ["BACKPRESSURE_OF_INTAKE", "Metrics"]
+
+BACKPRESSURE_OF_INTAKE: Final = ("intake", "inflight_bytes")
+"""The stage and the reason of the time that intake stands still."""
 
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 _ROWS = (1, 10, 100, 1_000, 5_000, 10_000, 20_000, *(2**power for power in range(15, 21)))
@@ -144,7 +147,7 @@ class Metrics:
         self.transactions = counter(
             "transactions", "Transactions of rows and offsets: committed, or aborted.", "result"
         )
-        self.rebalances = counter("rebalances", "Assignments, revocations and losses.", "event")
+        self.rebalances = counter("rebalances", "Assignments and revocations.", "event")
         self.rebalance_seconds = histogram(
             "rebalance_seconds", "How long a rebalance kept partitions from being processed."
         )
@@ -156,7 +159,7 @@ class Metrics:
     def begin(
         self, group: str, strategy: str, stages: Iterable[str], topics: Iterable[str]
     ) -> None:
-        """Name the worker, and set every counter of failures to 0: an alert on a rate needs a first value.
+        """Name the worker, and set its counters to 0: an alert on a rate needs a first value.
 
         Args:
             stages: the names of the reducers' stages.
@@ -164,12 +167,15 @@ class Metrics:
         """
         self._worker.info({"group": group, "strategy": strategy})
         self._build.info({"version": installed_version() or "", "python": python_version()})
+        for stage in (*stages, ERROR_STAGE):
+            for each in (self.flush_records, self.flush_bytes, self.flush_seconds):
+                each.labels(stage)
+            self.flush_retries.labels(stage)
         for stage in stages:
             self.failed.labels(stage)
-            self.flush_retries.labels(stage)
             self.unexpected_duplicates.labels(stage)
         self.failed.labels(MAP_STAGE)
-        self.flush_retries.labels(ERROR_STAGE)
+        self.backpressure.labels(*BACKPRESSURE_OF_INTAKE)
         for reason in ("sent", "dropped"):
             self.dead_letters.labels(reason)
         for result in ("ok", "fenced", "failed"):
@@ -179,7 +185,12 @@ class Metrics:
         for event in ("assigned", "revoked"):
             self.rebalances.labels(event)
         for topic in topics:
-            self.offset_resets.labels(topic)
+            self.begin_topic(topic)
+
+    def begin_topic(self, topic: str) -> None:
+        """Set the counters of a topic to 0, if they are not there yet."""
+        for each in (self.consumed, self.settled, self.offset_resets):
+            each.labels(topic)
 
     def count_failed(self, stage: str, records: int, reason: str) -> None:
         """Count records that failed; `reason` is that of the first one."""

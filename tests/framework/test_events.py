@@ -10,6 +10,7 @@ import pytest
 
 from kmr.errors import ConsumerError
 from kmr.kafka.consumer import CommitOffset
+from kmr.record import TopicPartition
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
 
@@ -62,6 +63,16 @@ async def test_the_metrics_tell_how_long_a_rebalance_kept_partitions_waiting(
         await consumer.assign([P0])
         assert value("kmr_rebalance_seconds_count") == 1
         assert value("kmr_rebalance_seconds_sum") == 3
+
+
+async def test_the_counters_of_a_topic_begin_at_0_when_its_first_partition_is_assigned(
+    clock: VirtualClock,
+) -> None:
+    consumer = MemoryConsumer()
+    async with running(Strategy(locate, [MemoryWriter(Journal())]), consumer) as worker:
+        await consumer.rebalance([TopicPartition("later", 0)])
+        value = worker.metrics.registry.get_sample_value
+        assert value("kmr_settled_records_total", {"topic": "later"}) == 0
 
 
 async def test_a_partition_that_was_lost_is_not_written_any_more(clock: VirtualClock) -> None:

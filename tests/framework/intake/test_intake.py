@@ -116,3 +116,31 @@ async def test_an_announced_range_that_is_gone_is_named_in_the_error(clock: Virt
         intake.ledgers.open(P0, 5, replayed_to=9)
         with pytest.raises(OffsetOutOfRange, match=r"offset 5 is gone\. The range t-0\[5\.\.9\]"):
             await intake.run()
+
+
+async def test_the_time_that_intake_stands_still_is_counted_while_it_does_and_once(
+    clock: VirtualClock,
+) -> None:
+    metrics = Metrics()
+    intake = Intake(
+        Scripted(), inflight_bytes=10, queue_batches=1, metrics=metrics, make_room=lambda: None
+    )
+
+    def counted() -> float | None:
+        labels = {"stage": "intake", "reason": "inflight_bytes"}
+        return metrics.registry.get_sample_value("kmr_backpressure_seconds_total", labels)
+
+    intake.budget.add(11)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(intake.run)
+        await clock.advance(60)
+        intake.count_waiting()
+        assert counted() == 60
+        await clock.advance(30)
+        intake.budget.add(-11)
+        await clock.settle()
+        assert counted() == 90
+        await clock.advance(30)
+        intake.count_waiting()
+        assert counted() == 90
+        tasks.cancel_scope.cancel()

@@ -99,7 +99,18 @@ def test_counters_of_failures_and_the_worker_are_there_from_the_start() -> None:
     assert 'kmr_dlq_records_total{reason="dropped"} 0.0' in lines
     assert 'kmr_commits_total{result="failed"} 0.0' in lines
     assert 'kmr_offset_resets_total{topic="t"} 0.0' in lines
+    assert 'kmr_settled_records_total{topic="t"} 0.0' in lines
+    assert 'kmr_reduce_flush_seconds_count{stage="reduce-err"} 0.0' in lines
     assert not [line for line in lines if "_created" in line]
+
+
+def test_a_worker_that_has_only_begun_has_all_series_but_those_of_partitions_and_reasons() -> None:
+    metrics = Metrics()
+    metrics.begin("g", "flow:strategy", ["reduce-1"], ["t"])
+    empty = {family.name for family in metrics.registry.collect() if not family.samples}
+    of_partitions = {"kmr_consumer_lag_records", "kmr_consumer_lag_seconds"}
+    of_flushes_by_reason = {"kmr_reduce_flushes", "kmr_reduce_flush_retrying_seconds"}
+    assert empty == of_partitions | of_flushes_by_reason
 
 
 def test_the_lag_in_seconds_is_the_age_of_the_oldest_batch_that_is_not_settled() -> None:
