@@ -6,7 +6,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kmr import Avro, Strategy, map_batch
+from kmr import Avro, Json, Strategy, map_batch
 from kmr.sinks import DeadLetterWriter, KafkaWriter
 
 REGISTRY = os.environ.get("REGISTRY_URL", "http://127.0.0.1:8081")
@@ -31,5 +31,12 @@ strategy = Strategy(
     value=Avro(Reading, registry=REGISTRY),
     map=fahrenheit,
     reduce=[KafkaWriter("readings-us", key="sensor", value=Avro(registry=REGISTRY))],
+    reduce_err=DeadLetterWriter("readings-dead"),
+)
+
+# A producer for trying it: lines of JSON become Avro in the topic `readings`.
+from_json = Strategy(
+    value=Json(Reading),
+    reduce=[KafkaWriter("readings", key="sensor", value=Avro(registry=REGISTRY))],
     reduce_err=DeadLetterWriter("readings-dead"),
 )
