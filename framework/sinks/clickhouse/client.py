@@ -133,6 +133,22 @@ class Connection:
         result = await self._call(self.client.query, sql, parameters=dict(parameters))
         return list(result.named_results())
 
+    async def is_granted(self, privilege: str, table: str) -> bool | None:
+        """Return whether our user has a privilege on a table; None: this version cannot tell.
+
+        Args:
+            privilege: as in GRANT: `INSERT`, `SELECT(x, y)`.
+            table: quoted for SQL; it may be missing.
+        """
+        # Not a query: the client would take it for a command, and its result would have no columns.
+        try:
+            answer = await self._call(self.client.command, f"CHECK GRANT {privilege} ON {table}")
+        except Exception as error:
+            if "(SYNTAX_ERROR)" in str(error):  # ClickHouse has CHECK GRANT since 2024
+                return None
+            raise
+        return int(answer) == 1
+
     async def insert(
         self, table: str, columns: Sequence[str], block: pa.Buffer, settings: Mapping[str, Any]
     ) -> None:

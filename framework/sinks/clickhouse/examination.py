@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+from clickhouse_connect.driver.binding import quote_identifier
+
 from ...reducers.finding import Finding, compare_clocks
 from .ddl import one_line
 from .deduplication import read_memories
+from .inserts import columns_to_count
 from .table import MissingTable, SchemaMismatch, read_table
 
 if TYPE_CHECKING:
@@ -24,7 +27,6 @@ __all__ = ["Examination"]
 _SERVER_SQL: Final = (
     "SELECT version() AS version, toUnixTimestamp64Milli(now64(3)) AS now, currentUser() AS user"
 )
-_GRANT_SQL: Final = "CHECK GRANT INSERT ON %s"
 
 
 class Examination:
@@ -47,6 +49,7 @@ class Examination:
         self._database = database
         self._name = name
         self._context = context
+        self._user = ""
         self._found: list[Finding] = []
 
     async def run(self, declared: pa.Schema | None) -> list[Finding]:
@@ -63,13 +66,13 @@ class Examination:
         try:
             table = await read_table(self._connection, self._database, self._name)
         except MissingTable:
-            self._missing(self._writer.create_statement(declared))
+            await self._missing(self._writer.create_statement(declared))
             return self._found
         self._note("ok", f"table {table} exists ({table.engine})")
-        await self._privilege(table)
         await self._memory()
+        await self._privileges(table, declared)
         if declared is not None:
-            self._columns(table, declared)
+            await self._columns(table, declared)
         return self._found
 
     def _note(self, level: Level, text: str, remedy: str = "") -> None:
@@ -79,14 +82,17 @@ class Examination:
         before = time.time()
         (server,) = await self._connection.rows(_SERVER_SQL, {})
         after = time.time()
-        self._note("ok", f"ClickHouse {server['version']} answers, as user {server['user']}")
+        self._user = server["user"]
+        self._note("ok", f"ClickHouse {server['version']} answers, as user {self._user}")
         theirs = server["now"] / 1000
         self._found.append(compare_clocks(self._context.stage, theirs, before, after))
 
-    def _missing(self, statement: str) -> None:
+    async def _missing(self, statement: str) -> None:
         name = f"{self._database}.{self._name}"
         if self._writer.create:
             self._note("ok", f"table {name} will be created: {one_line(statement)}")
+            await self._require("CREATE TABLE", "the worker will not start")
+            await self._require("INSERT", "every flush will fail")
         else:
             self._note(
                 "problem",
@@ -94,14 +100,36 @@ class Examination:
                 f"create it, or set create=True: {one_line(statement)}",
             )
 
-    async def _privilege(self, table: Table) -> None:
-        rows = await self._connection.rows(_GRANT_SQL % table.identifier, {})
-        # Without a row the engine is in this process, and has no users.
-        if any(not granted for row in rows for granted in row.values()):
+    async def _privileges(self, table: Table, declared: pa.Schema | None) -> None:
+        await self._require("INSERT", "every flush will fail")
+        if self._writer.delivery != "exactly-once":
+            return
+        counted = columns_to_count(table, None if declared is None else declared.names)
+        if counted:
+            await self._require(
+                f"SELECT({', '.join(counted)})",
+                "exactly-once counts rows there, and the worker will stop",
+            )
+            if table.is_replicated and not table.engine.startswith("Shared"):
+                await self._require(
+                    "SYSTEM SYNC REPLICA", "a flush that must be repeated stops the worker"
+                )
+
+    async def _require(self, privilege: str, without: str) -> None:
+        """Note a problem if our user lacks a privilege on the table.
+
+        Args:
+            without: what happens then.
+        """
+        table = f"{quote_identifier(self._database)}.{quote_identifier(self._name)}"
+        granted = await self._connection.is_granted(privilege, table)
+        if granted is None:
+            self._note("ok", f"this version cannot tell whether {self._user} may {privilege}")
+        elif not granted:
             self._note(
                 "problem",
-                f"the user must not INSERT into {table}: every flush will fail",
-                f"GRANT INSERT ON {table} to the user of the URL",
+                f"user {self._user} must not {privilege} at {self._database}.{self._name}: {without}",
+                f"run GRANT {privilege} ON {table} TO {quote_identifier(self._user)}",
             )
 
     async def _memory(self) -> None:
@@ -113,16 +141,19 @@ class Examination:
         for memory in memories:
             if prepares and memory.remedy:
                 self._note("ok", f"prepare_table will run {memory.remedy}")
+        if prepares and any(memory.remedy for memory in memories):
+            await self._require("ALTER SETTINGS", "prepare_table will fail")
         for advice in dict.fromkeys(advice for advice in advices if advice is not None):
             self._note("warning", *_halves(advice))
         if not any(advices):
             self._note("ok", f"it recognises repeated INSERTs: delivery is {self._writer.delivery}")
 
-    def _columns(self, table: Table, declared: pa.Schema) -> None:
+    async def _columns(self, table: Table, declared: pa.Schema) -> None:
         writer, names = self._writer, declared.names
         new = [name for name in names if name not in {each.name for each in table.columns}]
         if writer.evolve is not None and writer.columns is None and new:
             self._note("ok", f"evolve will add the columns {', '.join(new)}")
+            await self._require("ALTER ADD COLUMN", "the worker stops at the first new column")
             names = [name for name in names if name not in new]
         try:
             columns = table.choose(names, writer.columns, writer.extra_columns)

@@ -29,7 +29,7 @@ from .table import SchemaMismatch, read_table
 from .types import fields_left_out
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from ...record import Rows
     from ..planning import RangeRows, Section
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .ddl import Layout
     from .table import Block, Column, Compression, ExtraColumns, Table
 
-__all__ = ["Inserter", "fingerprint", "repeat", "was_counted"]
+__all__ = ["Inserter", "columns_to_count", "fingerprint", "repeat", "was_counted"]
 
 _SETTINGS: Mapping[str, int] = {
     "async_insert": 0,  # the server answers when the rows are in the table, not before
@@ -323,12 +323,22 @@ async def _verify(
     )
 
 
+def columns_to_count(table: Table, of_rows: Collection[str] | None = None) -> list[str]:
+    """Return the columns that tell which records' rows a table has; empty if it cannot be counted.
+
+    Args:
+        of_rows: the columns of the rows; None if they are not known.
+    """
+    columns = {column.name for column in table.columns}
+    if of_rows is not None:
+        columns &= set(of_rows)
+    if not table.engine.endswith("MergeTree") or not {"partition", "offset"} <= columns:
+        return []
+    return ["partition", "offset", *(["topic"] if "topic" in columns else [])]
+
+
 def _countable(table: Table, parts: tuple[Rows, ...]) -> bool:
-    if not table.engine.endswith("MergeTree"):
-        return False
-    if not {"partition", "offset"} <= {column.name for column in table.columns}:
-        return False
-    return all(_names_its_offsets(rows) for rows in parts)
+    return bool(columns_to_count(table)) and all(_names_its_offsets(rows) for rows in parts)
 
 
 def _names_its_offsets(rows: Rows) -> bool:
@@ -363,9 +373,7 @@ async def _count(inserter: Inserter, insert: RangeRows) -> int | Retry:
         "`partition` = {partition:Int64} AND `offset` BETWEEN {first:Int64} AND {last:Int64} "
         "AND arrayExists(r -> `offset` BETWEEN r.1 AND r.2, {ranges:Array(Tuple(Int64, Int64))})"
     )
-    if any(column.name == "topic" for column in table.columns) and all(
-        "topic" in rows.table.column_names for rows in insert.parts
-    ):
+    if all("topic" in columns_to_count(table, rows.table.column_names) for rows in insert.parts):
         where += " AND `topic` = {topic:String}"
     sql = f"SELECT count() AS found FROM {table.identifier} WHERE {where}"  # noqa: S608  quoted
     synchronize: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from kmr.errors import SinkError, StrategyError
+from kmr.sinks.clickhouse.client import Connection
 from kmr.sinks.clickhouse.writer import ClickHouseWriter
 
 if TYPE_CHECKING:
@@ -100,6 +101,71 @@ async def test_columns_that_evolve_will_add_are_told(
     found = await examined(clickhouse_url, context, table, evolve="add")
     assert found["problem"] == []
     assert any(each.text == "evolve will add the columns y" for each in found["ok"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "options", "columns", "privilege"),
+    [
+        ("readonly=2", {}, "n Int64", "INSERT"),
+        ("readonly=2", {"evolve": "add"}, "x Nullable(Int64)", "ALTER ADD COLUMN"),
+    ],
+)
+async def test_a_privilege_that_the_user_lacks_is_a_problem(
+    clickhouse_url: str,
+    create_table: CreateTable,
+    declaring: Context,
+    setting: str,
+    options: dict[str, Any],
+    columns: str,
+    privilege: str,
+) -> None:
+    table = create_table(columns)
+    found = await examined(f"{clickhouse_url}?{setting}", declaring, table, **options)
+    problem = next(each for each in found["problem"] if privilege in each.text)
+    assert problem.text.startswith(f"user default must not {privilege} at default.{table}: ")
+    assert problem.remedy == f"run GRANT {privilege} ON `default`.`{table}` TO `default`"
+
+
+async def test_a_table_that_the_user_must_not_create_is_a_problem(
+    clickhouse_url: str, declaring: Context
+) -> None:
+    url = f"{clickhouse_url}?allow_ddl=0"
+    (problem,) = (await examined(url, declaring, "absent", create=True))["problem"]
+    assert problem.text.endswith("CREATE TABLE at default.absent: the worker will not start")
+
+
+async def test_a_window_that_the_user_must_not_mend_is_a_problem(
+    clickhouse_url: str, create_table: CreateTable, declaring: Context
+) -> None:
+    table = create_table("n Int64", window=5)
+    url = f"{clickhouse_url}?allow_ddl=0"
+    (problem,) = (await examined(url, replace(declaring, prepare=True), table))["problem"]
+    assert "must not ALTER SETTINGS" in problem.text
+
+
+async def test_exactly_once_needs_to_read_the_columns_that_it_counts(
+    clickhouse_url: str,
+    create_table: CreateTable,
+    declaring: Context,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An embedded ClickHouse has no user without SELECT, so the answer to one CHECK GRANT is replaced."""
+    asked = []
+    is_granted = Connection.is_granted
+
+    async def without_select(connection: Connection, privilege: str, table: str) -> bool | None:
+        asked.append(privilege)
+        return await is_granted(connection, privilege, table) and "SELECT" not in privilege
+
+    monkeypatch.setattr(Connection, "is_granted", without_select)
+    columns = pa.schema([(name, pa.int64()) for name in ("partition", "offset")])
+    context = replace(declaring, schema_of=lambda _: columns)
+    table = create_table("topic String DEFAULT '', partition Int64, offset Int64")
+    (problem,) = (await examined(clickhouse_url, context, table))["problem"]
+    assert "must not SELECT(partition, offset)" in problem.text
+    found = await examined(clickhouse_url, context, table, delivery="at-least-once")
+    assert found["problem"] == []
+    assert asked == ["INSERT", "SELECT(partition, offset)", "INSERT"]
 
 
 async def test_a_server_that_does_not_answer_is_an_error(declaring: Context) -> None:
