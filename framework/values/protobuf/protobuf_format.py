@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import base64
 import threading
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from google.protobuf.descriptor import Descriptor
-from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 from ...errors import StrategyError
@@ -28,20 +26,19 @@ from ..registry.framing import (
 from ..registry.registry import Reference, RegisteredSchema, Registry
 from ..value_format import Decoded, ValueFormat
 from . import kernel
+from .message_source import WELL_KNOWN, GivenType, RegisteredType
 from .messages import WRAPPERS, Messages, Tables
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from google.protobuf.descriptor import FileDescriptor
+    from google.protobuf.descriptor import Descriptor, FileDescriptor
     from google.protobuf.message import Message
     from numpy.typing import NDArray
 
     from ..decoding.slots import Slots
 
 __all__ = ["Protobuf"]
-
-_WELL_KNOWN: Final = "google/protobuf/"  # every registry has these files
 
 
 class Protobuf(ValueFormat):
@@ -51,9 +48,11 @@ class Protobuf(ValueFormat):
     `kmr.values.protobuf.messages` has the rules of defaults and presence.
 
     Args:
-        message: a generated class, its descriptor, or a generated module with one message.
-        registry: the registry, or its URL. Reading needs only the message type: values begin with a
-            schema id and with the position of the message in its file. Writers register that file.
+        message: a generated class, its descriptor, or a generated module with one message. With a registry
+            and a subject also the name of a message of the subject's latest schema, which is asked for
+            when the columns are needed first; its first message by default.
+        registry: the registry, or its URL. Values then begin with a schema id and with the position of the
+            message in its file. Writers register that file.
         subject: where writers register it; `TOPIC-value` by default.
 
     Raises:
@@ -62,29 +61,33 @@ class Protobuf(ValueFormat):
 
     def __init__(
         self,
-        message: type[Message] | Descriptor | ModuleType,
+        message: type[Message] | Descriptor | ModuleType | str | None = None,
         *,
         registry: Registry | str | None = None,
         subject: str | None = None,
     ) -> None:
         self._registry = Registry(registry) if isinstance(registry, str) else registry
         self._subject = subject
-        descriptor = _descriptor(message)
-        self._name = descriptor.full_name
-        # Not the class: where values are decoded, its module may be missing.
-        files: dict[str, bytes] = {}
-        _collect(descriptor.file, files)
-        self._files = list(files.values())
         self._local = _Local()
-        Messages(descriptor)
+        self._source: GivenType | RegisteredType
+        if message is not None and not isinstance(message, str):
+            self._source = GivenType(message)
+            Messages(self._source.load())
+        elif self._registry is not None and subject is not None:
+            self._source = RegisteredType(self._registry, subject, message)
+        else:
+            raise StrategyError(
+                "Protobuf: its columns are not known; give a generated class, or registry= and subject= for "
+                "the latest schema of a subject"
+            )
 
     def __str__(self) -> str:
-        return f"Protobuf({self._name})"
+        return f"Protobuf({self._source.name})"
 
     @property
     def schema(self) -> pa.Schema:
         """The fields of the message type."""
-        return self._local.get(self._files, self._name).messages.schema
+        return self._local.get(self._source).messages.schema
 
     @property
     def has_schema_ids(self) -> bool:
@@ -92,14 +95,16 @@ class Protobuf(ValueFormat):
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         """Decode values; one that is damaged, or another message of its schema, fails alone."""
-        type_ = self._local.get(self._files, self._name)
+        type_ = self._local.get(self._source)
         raw = raw_values(values)
         failures: dict[int, str] = {}
         if self._registry is not None:
             entries = prefix_sizes(raw, type_.path)
             for status, reason in _UNREADABLE.items():
                 rows = np.flatnonzero(entries == status)
-                failures.update(dict.fromkeys(rows.tolist(), reason.format(self._name)))
+                failures.update(
+                    dict.fromkeys(rows.tolist(), reason.format(type_.descriptor.full_name))
+                )
                 entries[rows] = NULL
         else:
             entries = np.zeros(len(raw.offsets) - 1, np.int64)
@@ -123,7 +128,7 @@ class Protobuf(ValueFormat):
             StrategyError: a value does not fit the message type.
             RegistryError: the registry refuses it, or does not answer.
         """
-        type_ = self._local.get(self._files, self._name)
+        type_ = self._local.get(self._source)
         first = b""
         if self._registry is not None:
             subject = self._subject or f"{topic}-value"
@@ -137,7 +142,7 @@ class Protobuf(ValueFormat):
                 encoded.append(first + message.SerializeToString())
             except (TypeError, ValueError, AttributeError) as error:
                 raise StrategyError(
-                    f"Protobuf: row {number} does not fit {self._name}: {error}"
+                    f"Protobuf: row {number} does not fit {type_.descriptor.full_name}: {error}"
                 ) from error
         return pa.array(encoded, pa.binary())
 
@@ -163,13 +168,10 @@ class _Local:
         self._lock = threading.Lock()
         self._type: _Type | None = None
 
-    def get(self, files: list[bytes], name: str) -> _Type:
+    def get(self, source: GivenType | RegisteredType) -> _Type:
         with self._lock:
             if self._type is None:
-                pool = DescriptorPool()
-                for file in files:
-                    pool.AddSerializedFile(file)
-                descriptor = pool.FindMessageTypeByName(name)
+                descriptor = source.load()
                 messages = Messages(descriptor)
                 tables, columns = messages.tables(), messages.layout.table
                 self._type = _Type(descriptor, messages, tables, columns, _path(descriptor))
@@ -208,31 +210,6 @@ class _Running(NamedTuple):
         return f"{subject}: {kernel.REASONS[status].format(found)}"
 
 
-def _descriptor(message: type[Message] | Descriptor | ModuleType) -> Descriptor:
-    if isinstance(message, Descriptor):
-        return message
-    found = getattr(message, "DESCRIPTOR", None)
-    if isinstance(found, Descriptor):
-        return found
-    types = getattr(found, "message_types_by_name", None)
-    if types is None:
-        raise StrategyError(f"Protobuf: {message!r} is not a message type; give a generated class")
-    if len(types) != 1:
-        raise StrategyError(
-            f"Protobuf: {getattr(message, '__name__', message)} has the messages {', '.join(types)}; "
-            "give one of the classes"
-        )
-    return cast("Descriptor", next(iter(types.values())))
-
-
-def _collect(file: FileDescriptor, found: dict[str, bytes]) -> None:
-    """Add the serialized descriptors of a file, and before it those that it imports."""
-    for each in file.dependencies:
-        if each.name not in found:
-            _collect(each, found)
-    found[file.name] = file.serialized_pb
-
-
 def _path(descriptor: Descriptor) -> list[int]:
     """Return the position of a type in its file, and in each type that it is inside of."""
     outer = descriptor.containing_type
@@ -249,7 +226,7 @@ def _register(registry: Registry, subject: str, file: FileDescriptor) -> int:
 def _schema(registry: Registry, file: FileDescriptor) -> RegisteredSchema:
     references = []
     for each in file.dependencies:
-        if not each.name.startswith(_WELL_KNOWN):
+        if not each.name.startswith(WELL_KNOWN):
             _register(registry, each.name, each)
             version = registry.version_of(each.name, _schema(registry, each))
             references.append(Reference(each.name, each.name, version))

@@ -123,7 +123,7 @@ class Registry:
         Raises:
             UnknownSchema: there is none; remembered for 30 seconds.
             RegistryUnavailable: the registry does not answer.
-        RegistryError: it refuses us.
+            RegistryError: it refuses us.
         """
         local = self._local
         with local.lock:
@@ -153,12 +153,19 @@ class Registry:
         Raises:
             UnknownSchema: there is none.
             RegistryUnavailable: the registry does not answer.
-        RegistryError: it refuses us.
+            RegistryError: it refuses us.
         """
         which = "latest" if version is None else str(version)
         path = f"/subjects/{quote(subject, safe='')}/versions/{which}"
         found: RegisteredSchema = self._ask("GET", path, RegisteredSchema)
         return found
+
+    def serialized(self, number: int) -> str:
+        """Return the text of a Protobuf schema as its serialized file, in base64. Raises as `by_id`."""
+        found: RegisteredSchema = self._ask(
+            "GET", f"/schemas/ids/{number}?format=serialized", RegisteredSchema
+        )
+        return found.schema
 
     def references(self, schema: RegisteredSchema) -> dict[str, RegisteredSchema]:
         """Return the schemas that one imports, directly or not, by name; imported ones come first."""

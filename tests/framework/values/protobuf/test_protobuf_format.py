@@ -12,7 +12,6 @@ from anyio.to_thread import run_sync
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
-from google.protobuf import struct_pb2, timestamp_pb2
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.message_factory import GetMessageClass
 
@@ -35,15 +34,6 @@ def test_a_copy_by_pickle_needs_no_generated_module() -> None:
     assert format_.schema == pa.schema({})
     copy = pickle.loads(pickle.dumps(Protobuf(All)))
     assert rows_of(copy, All(f_int32=5).SerializeToString())[0][0]["f_int32"] == 5
-
-
-def test_a_module_with_one_message_stands_for_it() -> None:
-    value = timestamp_pb2.Timestamp(seconds=5).SerializeToString()
-    assert rows_of(Protobuf(timestamp_pb2), value) == ([{"seconds": 5, "nanos": 0}], {})
-    with pytest.raises(StrategyError, match="has the messages Struct, Value, ListValue"):
-        Protobuf(struct_pb2)
-    with pytest.raises(StrategyError, match="not a message type"):
-        Protobuf(dt)
 
 
 async def test_values_of_confluents_serializer_are_read_and_other_messages_fail(
