@@ -34,3 +34,7 @@ def test_the_site_builds_and_has_every_page_and_every_public_name(tmp_path: Path
     api = (tmp_path / "reference" / "api" / "index.html").read_text()
     for name in ("Strategy", "ClickHouseWriter", "run_strategy", "Broker", "DeadlineExceeded"):
         assert re.search(rf'<h3[^>]* id="kmr\.[\w.]*\b{name}"', api), name
+    for page in tmp_path.rglob("index.html"):
+        for text in re.findall(r"<p>(.*?)</p>", page.read_text(), re.DOTALL):
+            # A block inside a list is indented by four more, else Markdown of Python makes text of it.
+            assert not re.search(r"(?m)^\s*(- |\d+\. |kmr |```)", text), f"{page.parent}: {text}"
