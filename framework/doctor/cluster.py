@@ -28,6 +28,7 @@ class ClusterCheck:
 
     Attributes:
         readable: the input topics that can be read, with the number of their partitions.
+        may_join: whether we may join the group, and so read its offsets.
     """
 
     def __init__(self, strategy: Strategy, settings: Settings, inspector: Inspector) -> None:
@@ -35,6 +36,7 @@ class ClusterCheck:
         self._settings = settings
         self._inspector = inspector
         self.readable: dict[str, int] = {}
+        self.may_join = False
         self._largest: dict[str, int] = {}
 
     async def brokers(self) -> list[Finding]:
@@ -127,6 +129,7 @@ class ClusterCheck:
                     f"allow {self._user()} READ on the group",
                 )
             ]
+        self.may_join = True
         if facts.state in _ABSENT:
             return [Finding("ok", subject, "we may join it; it has no members now")]
         return [*self._protocol(facts), *self._members(facts)]

@@ -52,7 +52,7 @@ async def _check_cluster(strategy: Strategy, settings: Settings) -> list[Finding
         found += await _part("topics", check.topics)
         found += await _part(f"group {settings.group}", check.group)
         found += await _part("dead letters", check.dead_letters)
-        if check.readable:
+        if check.readable and check.may_join:
             found += await _part(
                 "offsets", lambda: check_offsets(settings, config, inspector, check.readable)
             )

@@ -396,7 +396,9 @@ async def inspect_cluster(options: Mapping[str, Any]) -> AsyncIterator[Inspector
             with anyio.fail_after(_TIMEOUT):
                 await admin.start()
         except (KafkaError, TimeoutError) as error:
-            raise _refused("connecting", error) from error
+            # aiokafka only logs why: an address that does not answer, or credentials that are refused.
+            servers = options["bootstrap_servers"]
+            raise ConsumerError(f"no Kafka broker at {servers} answers, and lets us in") from error
         yield Inspector(admin)
     finally:
         await admin.close()

@@ -140,6 +140,21 @@ async def test_each_permission_that_is_missing_is_named(
     ]
 
 
+async def test_a_group_that_we_may_not_join_is_one_problem(
+    start_broker: StartBroker, tmp_path: Path
+) -> None:
+    everybody = partial(Rule, principal="User:ANONYMOUS")
+    rules = [
+        everybody(operations=(Operation.CREATE,), cluster=True),
+        everybody(operations=(Operation.READ,), topics=("t",)),
+    ]
+    write_rules(tmp_path / "acls.json", rules)
+    broker = await start_broker(acl_file=tmp_path / "acls.json")
+    await create(broker, "t")
+    found = await examine(strategy(), settings(broker))
+    assert [each.subject for each in found if each.level == "problem"] == ["group g"]
+
+
 async def test_a_transactional_id_that_we_may_not_use_is_named(
     start_broker: StartBroker, tmp_path: Path
 ) -> None:
