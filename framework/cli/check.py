@@ -493,5 +493,5 @@ def _command(
             expected=expected,
             committed=committed,
         )
-    show(result, Console())
+    show(result, Console(emoji=False))
     return 0 if result.clean else 1

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import anyio
 from cyclopts import App, Parameter
-from rich.console import Console
 
 from .._extras import require_extra
 from ..embedded.query import parse_statement
 from ..errors import SettingsError, StrategyError
 from ..sinks.clickhouse.client import Target, connect
+from .output import plain_console
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,7 +62,7 @@ def serve(
 
 
 async def _serve(server: EmbeddedClickHouse) -> None:
-    console = Console(soft_wrap=True, highlight=False)
+    console = plain_console()
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with server:
             console.print(

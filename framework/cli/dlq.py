@@ -1,5 +1,6 @@
 """`kmr dlq`: list, show, replay and drop the dead letters of a topic."""
 
+import re
 import time
 import uuid
 from collections import Counter
@@ -40,6 +41,7 @@ __all__ = ["app"]
 
 app = App(name="dlq", help="List, show, replay and drop the dead letters of a topic.")
 
+_PLACE: Final = re.compile(r"(?:(?P<topic>[^:]+):)?(?P<partition>\d+):(?P<offset>\d+)", re.ASCII)
 _MOST_ROWS: Final = 50
 _SHOWN_BYTES: Final = 4_000
 
@@ -198,10 +200,11 @@ def show(topic: str, place: str, /, *, given: Given[ClusterSettings]) -> None:
     place
         PARTITION:OFFSET of the letter in the topic, or TOPIC:PARTITION:OFFSET of its record.
     """
-    *of_record, partition, offset = place.split(":")
-    if not partition.isdecimal() or not offset.isdecimal() or len(of_record) > 1:
+    parsed = _PLACE.fullmatch(place)
+    if parsed is None:
         raise SettingsError(f"give the place as 0:15 or orders:0:15, not {place!r}")
-    wanted = TopicPartition(of_record[0] if of_record else topic, int(partition))
+    of_record, partition, offset = parsed["topic"], parsed["partition"], parsed["offset"]
+    wanted = TopicPartition(of_record or topic, int(partition))
     found = anyio.run(
         partial(_find, _connection(given.load()), topic, wanted, int(offset), bool(of_record))
     )

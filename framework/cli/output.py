@@ -11,9 +11,9 @@ from rich.table import Table
 __all__ = ["plain_console", "plain_table", "print_json"]
 
 
-def plain_console() -> Console:
-    """Make a console that prints text as it is: no markup, no highlighting, no wrapped lines."""
-    return Console(highlight=False, soft_wrap=True, markup=False)
+def plain_console(*, stderr: bool = False) -> Console:
+    """Make a console that prints text as it is: no markup, no highlighting, no emoji, no wrapped lines."""
+    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False, stderr=stderr)
 
 
 def print_json(value: object) -> None:

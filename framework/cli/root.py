@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
-from rich.console import Console
 
 from ..errors import KmrError, SettingsError
+from .output import plain_console
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -164,6 +164,4 @@ def _source(module: str) -> Path | None:
 
 
 def _print_error(message: str) -> None:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(
-        f"kmr: {message}", markup=False, style="red"
-    )
+    plain_console(stderr=True).print(f"kmr: {message}", style="red")

@@ -62,7 +62,7 @@ def top(
     watch = Watch(url)
     if once:
         view = watch.look_twice(interval)
-        console = Console(highlight=False)
+        console = Console(highlight=False, emoji=False)
         console.print(summary(view))
         if view.status.workers:
             console.print(workers_table(view.status))

@@ -61,7 +61,7 @@ def test_every_module_has_tests_of_its_name(folder: str) -> None:
     """They are in the folder of the module's room, or in a subfolder of it."""
     without = set()
     for path in (ROOT / folder).rglob("*.py"):
-        room, name = path.relative_to(ROOT).parent, path.stem.lstrip("_")
+        room, name = path.relative_to(ROOT).parent, path.stem.strip("_")
         if str(room) in TESTED_AS_A_WHOLE:
             continue
         if not list((ROOT / "tests" / room).rglob(f"test_{name}.py")):

@@ -117,6 +117,13 @@ async def test_show_prints_the_letter_and_its_record(dlq: Dlq) -> None:
     assert missing.err == "kmr: dead has no letter for orders-1 offset 7\n"
 
 
+@pytest.mark.parametrize("place", ["5", "dead", "a:b:1:2", "orders:1", "1:-2", ":1:2"])
+async def test_show_explains_a_place_that_is_none(dlq: Dlq, place: str) -> None:
+    shown = await dlq("show", place)
+    assert (shown.code, shown.out) == (2, "")
+    assert shown.err == f"kmr: give the place as 0:15 or orders:0:15, not {place!r}\n"
+
+
 @pytest.mark.usefixtures("letters")
 async def test_dropped_letters_are_settled_and_new_ones_are_open(dlq: Dlq) -> None:
     dry = await dlq("drop", "--reason", "json", "--dry-run")
