@@ -185,7 +185,7 @@ class Checks:
     def waited(self, member: Member, since: float, *, what: str) -> None:
         """Check that a member has not waited since then without a request under way."""
         now = self._world.loop.now
-        idle = now - max(since, member.answered)
+        idle = now - max(since, member.answered, self._world.stood_still)
         if not member.under_way and not member.dead and idle > _IDLE:
             self._world.problem(
                 f"{what} waits for nothing",

@@ -96,7 +96,7 @@ class World:
         trace: what has happened.
         problems: the rules that were broken.
         broken: set with the first of them.
-        calm: no more faults; servers answer at once.
+        stood_still: when the machine did so last: its end.
     """
 
     def __init__(self, loop: SimulationLoop, schedule: Schedule) -> None:
@@ -105,7 +105,7 @@ class World:
         self.trace: list[Step] = []
         self.problems: list[Problem] = []
         self.broken = asyncio.Event()
-        self.calm = False
+        self.stood_still = 0.0
         self._faults: list[Event] = []
         self.expel: Callable[[Member], None] = lambda _member: None
 
