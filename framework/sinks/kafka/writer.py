@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, Unpack, get_args
@@ -75,7 +76,7 @@ class KafkaWriter(Collecting):
     Args:
         topic: the topic to write to.
         key: the column with the keys; the key determines the partition, as in the Java client. Without
-            a key each flush goes to the next partition.
+            a key the messages of a flush go to one partition, chosen by chance.
         value: the column with the values, or `json` for the whole row as a JSON object. Text is sent
             as UTF-8, numbers as text. A format that can be written, such as `Avro(registry=URL)`, encodes the
             whole row; those with a registry register its schema as `TOPIC-value`.
@@ -167,7 +168,6 @@ class KafkaWriter(Collecting):
         self._producer: AIOKafkaProducer | None = None
         self._state: SendState | None = None
         self._topic_limit: int | None = None
-        self._flushes = 0
         self._check_delivery()
 
     def _check_delivery(self) -> None:
@@ -353,7 +353,6 @@ class KafkaWriter(Collecting):
     async def _prepare(self, producer: AIOKafkaProducer) -> SendState:
         partitions = sorted(await producer.partitions_for(self.topic))
         self._state = await run_in_thread(self._encode, partitions)
-        self._flushes += 1
         return self._state
 
     def _encode(self, partitions: list[int]) -> SendState:
@@ -370,7 +369,7 @@ class KafkaWriter(Collecting):
         self, table: pa.Table, messages: Messages, partitions: list[int]
     ) -> NDArray[np.int64]:
         if self.partition is None:
-            keyless = partitions[self._flushes % len(partitions)]
+            keyless = random.choice(partitions)  # noqa: S311  to spread them
             return partitions_by_key(messages.keys, partitions, keyless)
         if isinstance(self.partition, int):
             wanted = np.full(len(messages), self.partition, dtype=np.int64)

@@ -105,19 +105,23 @@ async def test_messages_of_one_key_keep_their_partition_and_their_order(broker: 
         assert of_key == sorted(of_key)
 
 
-async def test_without_keys_each_flush_goes_to_the_next_partition(broker: Broker) -> None:
+async def test_without_keys_the_flushes_of_all_copies_spread_over_the_partitions(
+    broker: Broker,
+) -> None:
     await create(broker, partitions=2)
-    async with opened(broker, KafkaWriter(TOPIC)) as writer:
-        for number in range(3):
-            writer.add(rows_of(n=[number]))
+    original = KafkaWriter(TOPIC)
+    async with opened(broker, original) as one, opened(broker, original) as two:
+        for number in range(40):
+            writer = (one, two)[number % 2]
+            writer.add(rows_of(n=[number, number]))
             await flushed(writer)
             writer.reset()
-    records = await consumed(broker, partitions=2)
-    assert [(record.partition, record.value) for record in records] == [
-        (0, b'{"n":0}'),
-        (0, b'{"n":2}'),
-        (1, b'{"n":1}'),
-    ]
+    partition_of: dict[bytes | None, set[int]] = {}
+    for record in await consumed(broker, partitions=2):
+        partition_of.setdefault(record.value, set()).add(record.partition)
+    assert len(partition_of) == 40
+    assert {len(each) for each in partition_of.values()} == {1}
+    assert set().union(*partition_of.values()) == {0, 1}
 
 
 async def test_a_partition_may_be_given_or_come_from_a_column(broker: Broker) -> None:
