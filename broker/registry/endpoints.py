@@ -8,7 +8,6 @@ from urllib.parse import unquote
 import msgspec
 from starlette.routing import Route
 
-from .compatibility import Level
 from .error_codes import (
     INVALID_LEVEL,
     INVALID_MODE,
@@ -23,7 +22,8 @@ from .error_codes import (
 )
 from .records import ConfigValue
 from .registry import LATEST, MAX_VERSION, Mode, Registry, SchemaRequest
-from .schema_types import SCHEMA_TYPES
+from .schemas.compatibility import Level
+from .schemas.schema_types import SCHEMA_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence

@@ -11,7 +11,6 @@ import msgspec
 from anyio import to_thread
 from msgspec import UNSET
 
-from .compatibility import Earlier, Level, incompatibilities
 from .error_codes import (
     INCOMPATIBLE,
     NOT_PERMITTED,
@@ -37,7 +36,8 @@ from .records import (
     SchemaValue,
     SubjectVersion,
 )
-from .schema_types import AVRO, Dependency, ParsedSchema, parse_schema
+from .schemas.compatibility import Earlier, Level, incompatibilities
+from .schemas.schema_types import AVRO, Dependency, ParsedSchema, parse_schema
 from .state import RegistryState, identity_of, references_of, type_of
 
 if TYPE_CHECKING:

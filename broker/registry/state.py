@@ -17,7 +17,7 @@ from .records import (
     SchemaValue,
     SubjectVersion,
 )
-from .schema_types import AVRO
+from .schemas.schema_types import AVRO
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from kmr.broker.registry.avro_schema import AvroSchema
-from kmr.broker.registry.compatibility import Earlier, Level, incompatibilities
+from kmr.broker.registry.schemas.avro_schema import AvroSchema
+from kmr.broker.registry.schemas.compatibility import Earlier, Level, incompatibilities
 
 FIELDS = {
     "a": {"name": "a", "type": "int"},

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kmr.broker.registry.avro_schema import AvroSchema
 from kmr.broker.registry.error_codes import RegistryError
-from kmr.broker.registry.schema_types import Dependency
+from kmr.broker.registry.schemas.avro_schema import AvroSchema
+from kmr.broker.registry.schemas.schema_types import Dependency
 
 
 def avro(schema: Any) -> AvroSchema:

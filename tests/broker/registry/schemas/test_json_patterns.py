@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kmr.broker.registry.json_patterns import UnknownPattern, matches
-from kmr.broker.registry.json_schema import JsonSchema
+from kmr.broker.registry.schemas.json_patterns import UnknownPattern, matches
+from kmr.broker.registry.schemas.json_schema import JsonSchema
 
 TEXT = {"type": "string"}
 HOSTILE = "^(a+)+$"

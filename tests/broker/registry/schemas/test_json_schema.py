@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kmr.broker.registry.error_codes import RegistryError
-from kmr.broker.registry.json_schema import JsonSchema
-from kmr.broker.registry.schema_types import Dependency
+from kmr.broker.registry.schemas.json_schema import JsonSchema
+from kmr.broker.registry.schemas.schema_types import Dependency
 
 
 def test_the_text_is_without_white_space_and_normalized_sorted() -> None:

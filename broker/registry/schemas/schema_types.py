@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from .error_codes import invalid_schema
+from ..error_codes import invalid_schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ from referencing import Resource
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT7
 
-from .error_codes import invalid_schema
+from ..error_codes import invalid_schema
 from .json_compatibility import Node, incompatibilities
 from .schema_types import ParsedSchema
 

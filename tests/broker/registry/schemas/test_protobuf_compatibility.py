@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kmr.broker.registry.protobuf_compatibility import Files, incompatibilities
-from kmr.broker.registry.protobuf_schema import compile_files
-from kmr.broker.registry.schema_types import Dependency
+from kmr.broker.registry.schemas.protobuf_compatibility import Files, incompatibilities
+from kmr.broker.registry.schemas.protobuf_schema import compile_files
+from kmr.broker.registry.schemas.schema_types import Dependency
 
 PROTO3 = [
     # body of the reader's message, of the writer's, kind of the difference ("" if there is none)

@@ -8,7 +8,7 @@ import pytest
 from avro.errors import SchemaParseException
 from avro.schema import make_avsc_object
 
-from kmr.broker.registry.avro_defaults import check_defaults
+from kmr.broker.registry.schemas.avro_defaults import check_defaults
 
 FIXED = {"type": "fixed", "name": "F", "size": 2}
 ENUM = {"type": "enum", "name": "E", "symbols": ["A"]}

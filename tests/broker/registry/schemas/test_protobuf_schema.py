@@ -7,8 +7,8 @@ import base64
 import pytest
 
 from kmr.broker.registry.error_codes import RegistryError
-from kmr.broker.registry.protobuf_schema import ProtobufSchema
-from kmr.broker.registry.schema_types import Dependency
+from kmr.broker.registry.schemas.protobuf_schema import ProtobufSchema
+from kmr.broker.registry.schemas.schema_types import Dependency
 
 ZIP = Dependency(
     "geo/zip.proto", 'syntax = "proto3"; package geo; message Zip { string code = 1; }'

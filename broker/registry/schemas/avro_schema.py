@@ -11,8 +11,8 @@ from avro.errors import AvroException, IgnoredLogicalType
 from avro.name import Names
 from avro.schema import make_avsc_object
 
+from ..error_codes import invalid_schema
 from .avro_defaults import check_defaults
-from .error_codes import invalid_schema
 from .schema_types import ParsedSchema, incompatibility
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kmr.broker.registry.error_codes import RegistryError
-from kmr.broker.registry.schema_types import incompatibility, parse_schema
+from kmr.broker.registry.schemas.schema_types import incompatibility, parse_schema
 
 
 @pytest.mark.parametrize(

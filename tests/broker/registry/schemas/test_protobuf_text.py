@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kmr.broker.registry.protobuf_schema import ProtobufSchema
-from kmr.broker.registry.protobuf_text import default_json_name
+from kmr.broker.registry.schemas.protobuf_schema import ProtobufSchema
+from kmr.broker.registry.schemas.protobuf_text import default_json_name
 
 PROTO3 = r"""syntax = "proto3";
 package a.b;

@@ -16,7 +16,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 
-from .error_codes import invalid_schema
+from ..error_codes import invalid_schema
 from .protobuf_compatibility import Files, incompatibilities
 from .protobuf_text import default_json_name, proto_text
 from .schema_types import ParsedSchema

@@ -1,0 +1,1 @@
+"""Schemas in Avro, JSON Schema and Protobuf: parsed, and compared for compatibility."""
