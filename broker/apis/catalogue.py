@@ -99,13 +99,8 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
         "A new producer epoch for each transaction (KIP-890), two-phase commit (KIP-939)",
         "Producers use the transaction protocol of Kafka up to 3.9, as they do with those brokers: the"
         " feature transaction.version is not offered, and EndTxn ends at version 4, TxnOffsetCommit at 4,"
-        " InitProducerId at 5, AddPartitionsToTxn at 3 (newer ones are for brokers), WriteTxnMarkers at 1."
+        " InitProducerId at 5."
         " Produce 12 and 13 add no partition to a transaction.",
-    ),
-    Unsupported(
-        "Listing transactions by a pattern of their ids (KIP-1152)",
-        "ListTransactions ends at version 1: filters are producer ids, states and duration. Clients report"
-        " that the pattern is not supported.",
     ),
     Unsupported(
         "Changing the protocol of a consumer group with members (KIP-848)",

@@ -11,10 +11,26 @@ from kmr._lazy import lazy_exports
 if TYPE_CHECKING:
     from kio.schema.add_offsets_to_txn.v4.request import AddOffsetsToTxnRequest
     from kio.schema.add_offsets_to_txn.v4.response import AddOffsetsToTxnResponse
-    from kio.schema.add_partitions_to_txn.v3.request import AddPartitionsToTxnRequest
+    from kio.schema.add_partitions_to_txn.v3.request import (
+        AddPartitionsToTxnRequest as AddPartitionsToTxnRequestV3,
+    )
     from kio.schema.add_partitions_to_txn.v3.response import (
+        AddPartitionsToTxnPartitionResult as AddPartitionsToTxnPartitionResultV3,
+    )
+    from kio.schema.add_partitions_to_txn.v3.response import (
+        AddPartitionsToTxnResponse as AddPartitionsToTxnResponseV3,
+    )
+    from kio.schema.add_partitions_to_txn.v3.response import (
+        AddPartitionsToTxnTopicResult as AddPartitionsToTxnTopicResultV3,
+    )
+    from kio.schema.add_partitions_to_txn.v5.request import (
+        AddPartitionsToTxnRequest,
+        AddPartitionsToTxnTransaction,
+    )
+    from kio.schema.add_partitions_to_txn.v5.response import (
         AddPartitionsToTxnPartitionResult,
         AddPartitionsToTxnResponse,
+        AddPartitionsToTxnResult,
         AddPartitionsToTxnTopicResult,
     )
     from kio.schema.alter_configs.v2.request import AlterConfigsRequest
@@ -235,9 +251,9 @@ if TYPE_CHECKING:
     from kio.schema.list_partition_reassignments.v0.response import (
         ListPartitionReassignmentsResponse,
     )
-    from kio.schema.list_transactions.v1.request import ListTransactionsRequest
-    from kio.schema.list_transactions.v1.response import ListTransactionsResponse
-    from kio.schema.list_transactions.v1.response import TransactionState as ListedTransaction
+    from kio.schema.list_transactions.v2.request import ListTransactionsRequest
+    from kio.schema.list_transactions.v2.response import ListTransactionsResponse
+    from kio.schema.list_transactions.v2.response import TransactionState as ListedTransaction
     from kio.schema.metadata.v10.request import MetadataRequest as MetadataRequestV10
     from kio.schema.metadata.v10.response import MetadataResponse as MetadataResponseV10
     from kio.schema.metadata.v10.response import MetadataResponseTopic as MetadataResponseTopicV10
@@ -307,8 +323,8 @@ if TYPE_CHECKING:
     from kio.schema.sync_group.v5.request import SyncGroupRequest
     from kio.schema.sync_group.v5.response import SyncGroupResponse
     from kio.schema.txn_offset_commit.v4.request import TxnOffsetCommitRequest
-    from kio.schema.write_txn_markers.v1.request import WritableTxnMarker, WriteTxnMarkersRequest
-    from kio.schema.write_txn_markers.v1.response import (
+    from kio.schema.write_txn_markers.v2.request import WritableTxnMarker, WriteTxnMarkersRequest
+    from kio.schema.write_txn_markers.v2.response import (
         WritableTxnMarkerPartitionResult,
         WritableTxnMarkerResult,
         WritableTxnMarkerTopicResult,

@@ -34,9 +34,9 @@ from .group_types import (
     SyncResult,
     TimerHandle,
 )
+from .name_patterns import InvalidPattern, matching_names
 from .offset_store import CommittedOffset, OffsetStore
 from .state_log import maintain_regularly
-from .topic_patterns import InvalidPattern, matching_topics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -216,7 +216,7 @@ class GroupCoordinator:
         if not pattern or self._topics is None or request.epoch < JOIN_EPOCH:
             return request
         names = [each.name for each in self._topics]  # internal ones too, as in Kafka
-        matched = matching_topics(pattern, names)
+        matched = matching_names(pattern, names)
         return replace(request, matched=tuple(each for each in matched if may_see(each)))
 
     # -- offsets -------------------------------------------------------------------------------

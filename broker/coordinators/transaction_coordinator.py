@@ -159,15 +159,20 @@ class TransactionCoordinator:
     # -- administration ------------------------------------------------------------------------
 
     async def write_markers(
-        self, partitions: Iterable[TopicPartition], marker: Marker, producer: ProducerIdentity
+        self,
+        partitions: Iterable[TopicPartition],
+        marker: Marker,
+        producer: ProducerIdentity,
+        *,
+        raises_epoch: bool = False,
     ) -> dict[TopicPartition, ProducerError | LogError | None]:
         """Write a marker to some partitions on a client's request (WriteTxnMarkers, KIP-664).
 
-        Returns, for each partition that exists: None, ProducerError for an old producer or coordinator,
-        or LogError.
+        `raises_epoch`: see `ProducerStates.check_marker`. Returns, for each partition that exists: None,
+        ProducerError for an old producer or coordinator, or LogError.
         """
         return await self._to_completion(
-            self._markers.write_requested(partitions, marker, producer)
+            self._markers.write_requested(partitions, marker, producer, raises_epoch=raises_epoch)
         )
 
     def transactions(self) -> list[Transaction]:

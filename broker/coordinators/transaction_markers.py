@@ -17,7 +17,7 @@ from .transaction_state import TransactionState
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from ..log.producers import ProducerIdentity
+    from ..log.producers import ProducerIdentity, ProducerStates
     from ..storage.group_commit import Flush, GroupCommit
     from ..topics.topic import Partition, TopicPartition
     from ..topics.topics import Topics
@@ -30,6 +30,10 @@ OFFSETS_PARTITION: TopicPartition = (OFFSETS_TOPIC, 0)
 """The partition of a transaction that stands for the offsets of all groups: they share one log."""
 
 logger = structlog.get_logger(__name__)
+
+
+def _unchecked(_: ProducerStates) -> None:
+    """Accept every marker: those of this node's coordinator are in order."""
 
 
 class MarkerWriter:
@@ -97,22 +101,32 @@ class MarkerWriter:
         return aborted
 
     async def write_requested(
-        self, partitions: Iterable[TopicPartition], marker: Marker, producer: ProducerIdentity
+        self,
+        partitions: Iterable[TopicPartition],
+        marker: Marker,
+        producer: ProducerIdentity,
+        *,
+        raises_epoch: bool,
     ) -> dict[TopicPartition, ProducerError | LogError | None]:
         """Write a marker that a client requests (WriteTxnMarkers, KIP-664).
 
-        Returns the error, or None, of each partition that exists.
+        `raises_epoch`: see `ProducerStates.check_marker`. Returns the error, or None, of each partition that
+        exists.
         """
+
+        def check(producers: ProducerStates) -> None:
+            producers.check_marker(producer, marker, raises_epoch=raises_epoch)
+
         outcomes: dict[TopicPartition, ProducerError | LogError | None] = {}
         targets: list[Partition] = []
         for where in partitions:
             partition = self._topics.partition(*where)
             if where == OFFSETS_PARTITION:
-                outcomes[where] = await self._end_in_groups(marker, producer)
+                outcomes[where] = await self._end_in_groups(marker, producer, check)
             elif partition is not None and where[0] not in INTERNAL_TOPICS:
                 outcomes[where] = None
                 targets.append(partition)
-        failed = await self._append(targets, marker, producer, checked=True)
+        failed = await self._append(targets, marker, producer, check)
         for partition, error in failed.items():
             outcomes[partition.topic, partition.index] = error
         return outcomes
@@ -132,20 +146,16 @@ class MarkerWriter:
         partitions: Iterable[Partition],
         marker: Marker,
         producer: ProducerIdentity,
-        *,
-        checked: bool = False,
+        check: Callable[[ProducerStates], None] = _unchecked,
     ) -> dict[Partition, ProducerError | LogError]:
-        """Append the marker; return the errors. `checked`: refuse a marker of an old coordinator."""
+        """Append the marker; return the errors. `check` may raise ProducerError."""
         failed: dict[Partition, ProducerError | LogError] = {}
         flushes: dict[Flush, list[Partition]] = {}
         async for partition in in_turns(partitions):
             now_ms = self._now_ms()
             batch = build_marker(marker, producer, timestamp_ms=now_ms)
             try:
-                if checked:
-                    partition.log.producers.check_coordinator(
-                        producer.producer_id, marker.coordinator_epoch
-                    )
+                check(partition.log.producers)
                 partition.log.append(batch, [parse_header(batch)], now_ms=now_ms)
             except ProducerError as error:
                 failed[partition] = error
@@ -178,9 +188,13 @@ class MarkerWriter:
         return not isinstance(error, LogError)
 
     async def _end_in_groups(
-        self, marker: Marker, producer: ProducerIdentity
+        self,
+        marker: Marker,
+        producer: ProducerIdentity,
+        check: Callable[[ProducerStates], None] = _unchecked,
     ) -> ProducerError | LogError | None:
         try:
+            check(self._offsets.log.log.producers)
             await self._offsets.end_transaction(producer, marker)
         except (ProducerError, LogError) as error:
             return error

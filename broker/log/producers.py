@@ -231,13 +231,34 @@ class ProducerStates:
         """Whether this producer has transactional records after its last marker."""
         return producer_id in self._open
 
-    def check_coordinator(self, producer_id: int, epoch: int) -> None:
-        """Raise CoordinatorFenced if a newer coordinator has already written a marker."""
-        producer = self._producers.get(producer_id)
-        if producer is not None and epoch < producer.coordinator_epoch:
+    def check_marker(
+        self, producer: ProducerIdentity, marker: Marker, *, raises_epoch: bool = False
+    ) -> None:
+        """Check a marker that a client has asked for.
+
+        Args:
+            producer: with the epoch of the marker.
+            marker: see `Marker`.
+            raises_epoch: a transaction's end raises its producer's epoch (transaction version 2): a marker
+                of the epoch of an open transaction came late, and belongs to an earlier one (KIP-1228).
+
+        Raises:
+            CoordinatorFenced: a newer coordinator has already written a marker.
+            InvalidProducerEpoch: the marker came late.
+        """
+        producer_id, epoch = producer
+        known = self._producers.get(producer_id)
+        if known is None:
+            return
+        if marker.coordinator_epoch < known.coordinator_epoch:
             raise CoordinatorFenced(
-                f"producer {producer_id}: coordinator epoch {producer.coordinator_epoch} is newer than"
-                f" {epoch}"
+                f"producer {producer_id}: coordinator epoch {known.coordinator_epoch} is newer than"
+                f" {marker.coordinator_epoch}"
+            )
+        if raises_epoch and producer_id in self._open and epoch <= known.epoch:
+            raise InvalidProducerEpoch(
+                f"producer {producer_id}: its open transaction has epoch {known.epoch}, which a marker of"
+                f" epoch {epoch} does not end"
             )
 
     def check(self, batch: BatchHeader) -> SentBatch | None:

@@ -1,10 +1,10 @@
-"""DescribeProducers 0, ListTransactions 0 to 1, DescribeTransactions 0, WriteTxnMarkers 1 (KIP-664).
+"""DescribeProducers 0, ListTransactions 0 to 2, DescribeTransactions 0, WriteTxnMarkers 1 to 2 (KIP-664).
 
 They find transactions that hang, and end them in a partition: `Admin.abortTransaction` of Kafka's clients,
-`kmr broker txn`. ListTransactions 1 added a filter by duration (KIP-994).
+`kmr broker txn`. ListTransactions 1 added a filter by duration (KIP-994), 2 one by a pattern of the ids
+(KIP-1152). WriteTxnMarkers 2 says whether the end of the transaction has raised the epoch (KIP-1228).
 
-Differs from Kafka: ListTransactions has no filter by a pattern (version 2, KIP-1152); WriteTxnMarkers is for
-administrators only, because no other broker sends it.
+Differs from Kafka: WriteTxnMarkers is for administrators only, because no other broker sends it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from anyio import to_thread
 from kio.schema.errors import ErrorCode
 from kio.schema.types import ProducerId, TopicName, TransactionalId
 from kio.static.primitive import TZAware, i16, i32, i32Timedelta, i64
 
 from ...authorization.rules import Operation, Resource
+from ...coordinators.name_patterns import InvalidPattern, matching_names
 from ...coordinators.transaction_state import TransactionState
 from ...errors import shortened
 from ...log.producers import CoordinatorFenced, Marker, ProducerError, ProducerIdentity
@@ -31,6 +33,7 @@ from ..slices import answer_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from collections.abc import Set as AbstractSet
 
     from ...coordinators.transaction_state import Transaction
     from ...topics.topic import TopicPartition
@@ -93,18 +96,29 @@ async def _list_access(call: Call) -> Any:
     return await call.visible(await call.answer(), "transaction_states", Resource.TRANSACTIONAL_ID)
 
 
-@api("ListTransactions", max_version=1, access=_list_access)
+@api("ListTransactions", max_version=2, access=_list_access)
 async def _list_transactions(
     context: RequestContext, request: entities.ListTransactionsRequest
 ) -> entities.ListTransactionsResponse:
     coordinator = context.services.transactions
     now_ms = coordinator.now_ms()
 
+    known = coordinator.transactions()
     producers, states = set(request.producer_id_filters), set(request.state_filters)
+    pattern = request.transactional_id_pattern
+    try:
+        ids = await _matching(context, pattern, known) if pattern else None
+    except InvalidPattern:
+        return entities.ListTransactionsResponse(
+            throttle_time=NO_THROTTLE,
+            error_code=ErrorCode.invalid_regular_expression,
+            transaction_states=(),
+        )
 
     def is_wanted(transaction: Transaction) -> bool:
         return (
-            (not producers or transaction.producer.producer_id in producers)
+            (ids is None or transaction.transactional_id in ids)
+            and (not producers or transaction.producer.producer_id in producers)
             and (not states or transaction.state.value in states)
             and (
                 request.duration_filter < 0
@@ -123,11 +137,20 @@ async def _list_transactions(
                     producer_id=ProducerId(each.producer.producer_id),
                     transaction_state=each.state.value,
                 )
-                async for each in in_turns(coordinator.transactions())
+                async for each in in_turns(known)
                 if is_wanted(each)
             ]
         ),
     )
+
+
+async def _matching(
+    context: RequestContext, pattern: str, known: Iterable[Transaction]
+) -> AbstractSet[str]:
+    """Return the ids that the pattern matches as a whole. Raises InvalidPattern."""
+    names = [each.transactional_id for each in known]
+    limiter = context.services.computing
+    return set(await to_thread.run_sync(matching_names, pattern, names, limiter=limiter))
 
 
 @api(
@@ -190,8 +213,10 @@ def _time(milliseconds: int) -> TZAware:
 
 # -- WriteTxnMarkers -------------------------------------------------------------------------------
 
+_FIRST_TO_RAISE_EPOCHS: Final = 2  # of the versions of transactions, see KIP-890
 
-@api("WriteTxnMarkers", min_version=1, max_version=1, access=ALTER_CLUSTER)
+
+@api("WriteTxnMarkers", min_version=1, max_version=2, access=ALTER_CLUSTER)
 async def _write_markers(
     context: RequestContext, request: entities.WriteTxnMarkersRequest
 ) -> entities.WriteTxnMarkersResponse:
@@ -211,6 +236,7 @@ async def _write(
         [(topic.name, index) for topic in wanted.topics for index in topic.partition_indexes],
         Marker(wanted.transaction_result, wanted.coordinator_epoch),
         ProducerIdentity(wanted.producer_id, wanted.producer_epoch),
+        raises_epoch=wanted.transaction_version >= _FIRST_TO_RAISE_EPOCHS,
     )
 
     def result(topic: str, index: i32) -> entities.WritableTxnMarkerPartitionResult:

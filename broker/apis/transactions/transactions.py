@@ -1,4 +1,4 @@
-"""InitProducerId 0 to 5, AddPartitionsToTxn 0 to 3, AddOffsetsToTxn, TxnOffsetCommit and EndTxn 0 to 4.
+"""InitProducerId 0 to 5, AddPartitionsToTxn 0 to 5, AddOffsetsToTxn, TxnOffsetCommit and EndTxn 0 to 4.
 
 Idempotent and transactional producers (KIP-98). InitProducerId 3 resumes a producer with its id and epoch
 (KIP-360); TxnOffsetCommit 3 names the consumer group's member (KIP-447). PRODUCER_FENCED (KIP-588) came with
@@ -31,6 +31,8 @@ from ..groups.groups import group_outcome
 from ..slices import answer_partitions
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from ...topics.topic import TopicPartition
     from ..access import Call
     from ..api import RequestContext
@@ -39,6 +41,7 @@ __all__ = ["transaction_error_code"]
 
 _FIRST_WITH_PRODUCER_FENCED = 2
 _FIRST_INIT_WITH_PRODUCER_FENCED = 4
+_FIRST_WITH_TRANSACTION_ABORTABLE = 5  # of AddPartitionsToTxn
 
 logger = structlog.get_logger(__name__)
 
@@ -142,38 +145,102 @@ async def _add_partitions_access(call: Call) -> Any:
 
 @api("AddPartitionsToTxn", max_version=3, access=_add_partitions_access)
 async def _add_partitions(
+    context: RequestContext, request: entities.AddPartitionsToTxnRequestV3
+) -> entities.AddPartitionsToTxnResponseV3:
+    """Add all partitions or none."""
+    producer = ProducerIdentity(
+        request.v3_and_below_producer_id, request.v3_and_below_producer_epoch
+    )
+    topics = request.v3_and_below_topics
+    code = await _add(context, request.v3_and_below_transactional_id, producer, topics)
+
+    def result(topic: TopicName, index: i32) -> entities.AddPartitionsToTxnPartitionResultV3:
+        return entities.AddPartitionsToTxnPartitionResultV3(
+            partition_index=index, partition_error_code=code(topic, index)
+        )
+
+    return entities.AddPartitionsToTxnResponseV3(
+        throttle_time=NO_THROTTLE,
+        results_by_topic_v3_and_below=await answer_partitions(
+            entities.AddPartitionsToTxnTopicResultV3, topics, result
+        ),
+    )
+
+
+@api(
+    "AddPartitionsToTxn",
+    min_version=4,
+    max_version=5,
+    access=Access(whole=[(Operation.CLUSTER_ACTION, Resource.CLUSTER)], elements=lambda _: ()),
+)
+async def _add_partitions_of_transactions(
     context: RequestContext, request: entities.AddPartitionsToTxnRequest
 ) -> entities.AddPartitionsToTxnResponse:
-    """Add all partitions or none."""
-    partitions = [
-        (topic.name, index) for topic in request.v3_and_below_topics for index in topic.partitions
-    ]
-    refused = {}
-    async for partition in in_turns(partitions):
-        if partition[0] in INTERNAL_TOPICS:
-            refused[partition] = ErrorCode.topic_authorization_failed
-        elif context.services.topics.partition(*partition) is None:
-            refused[partition] = ErrorCode.unknown_topic_or_partition
-    outcome = ErrorCode.operation_not_attempted
-    if not refused:
-        error = await context.services.transactions.add_partitions(
-            request.v3_and_below_transactional_id,
-            ProducerIdentity(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch),
-            partitions,
-        )
-        outcome = _code(context, error)
+    """Add to each transaction all of its partitions or none; or only look which of them it has.
+
+    Brokers ask so, for the partitions that they lead.
+    """
+    return entities.AddPartitionsToTxnResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=ErrorCode.none,
+        results_by_transaction=tuple(
+            [
+                await _transaction_result(context, each)
+                async for each in in_turns(request.transactions)
+            ]
+        ),
+    )
+
+
+async def _transaction_result(
+    context: RequestContext, asked: entities.AddPartitionsToTxnTransaction
+) -> entities.AddPartitionsToTxnResult:
+    producer = ProducerIdentity(asked.producer_id, asked.producer_epoch)
+    transactional_id = asked.transactional_id
+    code = await _add(
+        context, transactional_id, producer, asked.topics, verify_only=asked.verify_only
+    )
 
     def result(topic: TopicName, index: i32) -> entities.AddPartitionsToTxnPartitionResult:
         return entities.AddPartitionsToTxnPartitionResult(
-            partition_index=index, partition_error_code=refused.get((topic, index), outcome)
+            partition_index=index, partition_error_code=code(topic, index)
         )
 
-    return entities.AddPartitionsToTxnResponse(
-        throttle_time=NO_THROTTLE,
-        results_by_topic_v3_and_below=await answer_partitions(
-            entities.AddPartitionsToTxnTopicResult, request.v3_and_below_topics, result
+    return entities.AddPartitionsToTxnResult(
+        transactional_id=transactional_id,
+        topic_results=await answer_partitions(
+            entities.AddPartitionsToTxnTopicResult, asked.topics, result
         ),
     )
+
+
+async def _add(
+    context: RequestContext,
+    transactional_id: str,
+    producer: ProducerIdentity,
+    topics: Iterable[Any],
+    *,
+    verify_only: bool = False,
+) -> Callable[[str, int], ErrorCode]:
+    """Add the partitions, or verify that they are added; return the function with each one's code."""
+    transactions = context.services.transactions
+    partitions = [(topic.name, index) for topic in topics for index in topic.partitions]
+    codes = {}
+    async for partition in in_turns(partitions):
+        if partition[0] in INTERNAL_TOPICS:
+            codes[partition] = ErrorCode.topic_authorization_failed
+        elif context.services.topics.partition(*partition) is None:
+            codes[partition] = ErrorCode.unknown_topic_or_partition
+    outcome = ErrorCode.operation_not_attempted
+    if not codes and verify_only:
+        async for partition in in_turns(partitions):
+            error = transactions.verify(transactional_id, producer, partition)
+            abortable = context.api_version >= _FIRST_WITH_TRANSACTION_ABORTABLE
+            codes[partition] = transaction_error_code(error, fenced=True, abortable=abortable)
+    elif not codes:
+        error = await transactions.add_partitions(transactional_id, producer, partitions)
+        outcome = _code(context, error)
+    return lambda topic, index: codes.get((topic, index), outcome)
 
 
 # -- AddOffsetsToTxn and TxnOffsetCommit -----------------------------------------------------------

@@ -39,10 +39,10 @@ ADVERTISED = {
     21: (0, 2),  # DeleteRecords
     22: (0, 5),  # InitProducerId
     23: (2, 4),  # OffsetForLeaderEpoch
-    24: (0, 3),  # AddPartitionsToTxn
+    24: (0, 5),  # AddPartitionsToTxn
     25: (0, 4),  # AddOffsetsToTxn
     26: (0, 4),  # EndTxn
-    27: (1, 1),  # WriteTxnMarkers
+    27: (1, 2),  # WriteTxnMarkers
     28: (0, 4),  # TxnOffsetCommit
     29: (1, 3),  # DescribeAcls
     30: (1, 3),  # CreateAcls
@@ -66,7 +66,7 @@ ADVERTISED = {
     60: (0, 2),  # DescribeCluster
     61: (0, 0),  # DescribeProducers
     65: (0, 0),  # DescribeTransactions
-    66: (0, 1),  # ListTransactions
+    66: (0, 2),  # ListTransactions
     68: (0, 1),  # ConsumerGroupHeartbeat
     69: (0, 1),  # ConsumerGroupDescribe
     74: (0, 1),  # ListConfigResources

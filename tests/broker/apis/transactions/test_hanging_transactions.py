@@ -7,6 +7,7 @@ from datetime import timedelta
 from struct import pack
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from kio.schema.errors import ErrorCode
 
 from kmr.broker import Broker, BrokerSettings
@@ -18,8 +19,6 @@ from kmr.broker.log.results import LogFailed
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
-
-    import pytest
 
     from tests.broker.apis.transactions.conftest import Wire
 
@@ -65,12 +64,18 @@ async def test_open_transactions_are_described(wire: Wire) -> None:
         assert answer.error_code is OK
         return {each.transactional_id: each.transaction_state for each in answer.transaction_states}
 
-    for version in (0, 1):
+    for version in (0, 1, 2):
         assert await listed(version) == {"x": "Ongoing", "idle": "Empty"}
         assert await listed(version, state_filters=["Ongoing"]) == {"x": "Ongoing"}
         mine = [producer.producer_id]
         assert await listed(version, producer_id_filters=mine) == {"x": "Ongoing"}
     assert await listed(1, duration_filter=3_600_000, state_filters=["Ongoing"]) == {}
+    assert await listed(2, transactional_id_pattern="x|i.*") == {"x": "Ongoing", "idle": "Empty"}
+    assert await listed(2, transactional_id_pattern="i") == {}, "the whole id"
+    assert await listed(2, transactional_id_pattern="i.*", state_filters=["Ongoing"]) == {}
+    assert set(await listed(2, transactional_id_pattern="")) == {"x", "idle"}
+    answer = await wire.client.call(LIST, 2, transactional_id_pattern="(")
+    assert answer.error_code is ErrorCode.invalid_regular_expression
     answer = await wire.client.call(LIST, 1, state_filters=["Odd"])
     assert (answer.unknown_state_filters, answer.transaction_states) == (("Odd",), ())
 
@@ -111,16 +116,20 @@ async def end(
     topic: str = "t",
     commit: bool = False,
     coordinator_epoch: int = 0,
+    transaction_version: int | None = None,
 ) -> list[ErrorCode]:
     """The answers for the partitions."""
-    marker = {
+    marker: dict[str, Any] = {
         "producer_id": producer.producer_id,
         "producer_epoch": producer.epoch,
         "transaction_result": commit,
         "coordinator_epoch": coordinator_epoch,
         "topics": [{"name": topic, "partition_indexes": list(partitions)}],
     }
-    answer = await wire.client.call(WRITE_MARKERS, 1, markers=[marker])
+    version = 1
+    if transaction_version is not None:
+        version, marker["transaction_version"] = 2, transaction_version
+    answer = await wire.client.call(WRITE_MARKERS, version, markers=[marker])
     (marked,) = answer.markers
     assert marked.producer_id == producer.producer_id
     assert [each.partition_index for each in marked.topics[0].partitions] == list(partitions)
@@ -192,6 +201,26 @@ async def test_a_marker_of_an_old_producer_or_of_an_old_coordinator_is_refused(w
     (state,) = described.topics[0].partitions[0].active_producers
     assert (state.producer_epoch, state.coordinator_epoch) == (newer.epoch, 3)
     assert state.current_txn_start_offset == -1
+
+
+@pytest.mark.parametrize("topic", ["t", "__consumer_offsets"])
+async def test_a_late_marker_does_not_end_a_later_transaction_if_ends_raise_the_epoch(
+    wire: Wire, topic: str
+) -> None:
+    producer = await open_transaction(wire, 0)
+    assert await wire.add_offsets(producer) is OK
+    assert await wire.commit_offsets(producer, 7) is OK
+    late = [ErrorCode.invalid_producer_epoch]
+    assert await end(wire, producer, 0, topic=topic, transaction_version=2) == late
+    assert (await wire.fetch(committed=True)).batches == []
+    assert await wire.committed(stable=True) == (ErrorCode.unstable_offset_commit, -1)
+    after = producer._replace(epoch=producer.epoch + 1)
+    for _ in ("first", "again"):
+        assert await end(wire, after, 0, topic=topic, transaction_version=2) == [OK]
+    if topic == "t":
+        assert (await wire.fetch(committed=True)).aborted == [(producer.producer_id, 0)]
+    else:
+        assert await wire.committed(stable=True) == (OK, -1)
 
 
 async def test_the_coordinator_ends_its_transactions_after_a_marker_of_any_epoch(

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
 from kio.schema.errors import ErrorCode
 
 from kmr.broker import Broker
+from kmr.broker.authorization.rules import Operation, Rule, write_rules
 from kmr.broker.log.producers import ProducerIdentity
 from kmr.broker.storage.data_directory import ProducerIds
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Speak = Callable[[Broker], Awaitable[Any]]
 Start = Callable[..., Awaitable[Broker]]
 Wire = Any  # the class is in conftest.py, which tests do not import
 
+ADD_PARTITIONS_TO_TXN = 24
 MINUTE = timedelta(minutes=1)
 OK = ErrorCode.none
 
@@ -122,6 +127,59 @@ async def test_partitions_are_added_all_or_none(wire: Wire, version: int) -> Non
     nameless = await wire.add(producer, [0], transactional_id="", version=version)
     assert nameless == {ErrorCode.invalid_request}
     assert await wire.add(producer, [0, 2], version=version) == {OK}
+
+
+@pytest.mark.parametrize("version", [4, 5])
+async def test_a_broker_adds_and_verifies_the_partitions_of_several_transactions(
+    wire: Wire, version: int
+) -> None:
+    producers = {name: await wire.begin(name) for name in ("x", "y")}
+
+    async def ask(*, verify: bool, **partitions: list[int]) -> dict[str, list[ErrorCode]]:
+        asked = [
+            {
+                "transactional_id": name,
+                "producer_id": producers[name].producer_id,
+                "producer_epoch": producers[name].epoch,
+                "verify_only": verify,
+                "topics": [{"name": "t", "partitions": indexes}],
+            }
+            for name, indexes in partitions.items()
+        ]
+        answer = await wire.client.call(ADD_PARTITIONS_TO_TXN, version, transactions=asked)
+        assert answer.error_code is OK
+        return {
+            each.transactional_id: [
+                found.partition_error_code
+                for topic in each.topic_results
+                for found in topic.results_by_partition
+            ]
+            for each in answer.results_by_transaction
+        }
+
+    unknown, skipped = ErrorCode.unknown_topic_or_partition, ErrorCode.operation_not_attempted
+    added = await ask(verify=False, x=[0, 1], y=[0, 9])
+    assert added == {"x": [OK, OK], "y": [skipped, unknown]}
+    foreign = ErrorCode.transaction_abortable if version == 5 else ErrorCode.invalid_txn_state
+    assert await ask(verify=True, x=[1, 2], y=[0]) == {"x": [OK, foreign], "y": [foreign]}
+    assert await wire.produce(producers["x"], 0) is OK
+    assert await wire.produce(producers["x"], 0, partition=2) is ErrorCode.invalid_txn_state
+    fenced = producers["x"] = producers["x"]._replace(epoch=7)
+    refused = {"x": [ErrorCode.producer_fenced]}
+    assert await ask(verify=True, x=[0]) == await ask(verify=False, x=[0]) == refused, fenced
+
+
+async def test_only_a_broker_may_add_partitions_for_others(
+    start: Start, speak: Speak, tmp_path: Path
+) -> None:
+    acls = tmp_path / "acls.json"
+    write_rules(
+        acls,
+        [Rule(principal="User:ANONYMOUS", operations=(Operation.WRITE,), transactional_ids=("x",))],
+    )
+    wire = await speak(await start(acl_file=acls))
+    answer = await wire.client.call(ADD_PARTITIONS_TO_TXN, 5, transactions=[])
+    assert answer.error_code is ErrorCode.cluster_authorization_failed
 
 
 @pytest.mark.parametrize("version", range(4))

@@ -1,4 +1,4 @@
-"""Regular expressions of subscriptions (KIP-848), with RE2's syntax as in Kafka; matched in linear time."""
+"""Regular expressions of names (KIP-848, KIP-1152), with RE2's syntax as in Kafka; matched in linear time."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["InvalidPattern", "matching_topics"]
+__all__ = ["InvalidPattern", "matching_names"]
 
 
 class InvalidPattern(Exception):
     """RE2 does not know the pattern."""
 
 
-def matching_topics(pattern: str, names: Sequence[str]) -> tuple[str, ...]:
+def matching_names(pattern: str, names: Sequence[str]) -> tuple[str, ...]:
     """Return the names that the pattern matches as a whole, sorted. Raises InvalidPattern."""
     import pyarrow as pa
     import pyarrow.compute as pc

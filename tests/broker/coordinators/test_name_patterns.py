@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kmr.broker.coordinators.topic_patterns import InvalidPattern, matching_topics
+from kmr.broker.coordinators.name_patterns import InvalidPattern, matching_names
 
 NAMES = ["orders", "orders-eu", "old-orders", "clicks"]
 
@@ -20,10 +20,10 @@ NAMES = ["orders", "orders-eu", "old-orders", "clicks"]
     ],
 )
 def test_a_pattern_matches_whole_names(pattern: str, matched: tuple[str, ...]) -> None:
-    assert matching_topics(pattern, NAMES) == matched
+    assert matching_names(pattern, NAMES) == matched
 
 
 @pytest.mark.parametrize("pattern", ["(", "a)|(b", "(?=x)", "\\1"])
 def test_what_re2_does_not_know_is_no_pattern(pattern: str) -> None:
     with pytest.raises(InvalidPattern):
-        matching_topics(pattern, NAMES)
+        matching_names(pattern, NAMES)
