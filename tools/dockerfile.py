@@ -169,15 +169,14 @@ def try_image(stage: Stage, directory: Path, scratch: Path) -> None:
     (stage.workdir / "kmr.toml").write_text(_SETTINGS)
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    (programs,) = (stage.root / "opt").glob("*/bin")
     environment = stage.variables | {
-        **dict.fromkeys(("HOME", "NUMBA_CACHE_DIR", "TMPDIR"), str(scratch)),
+        **dict.fromkeys(("HOME", "TMPDIR"), str(scratch)),
+        "NUMBA_CACHE_DIR": str(scratch / "kmr"),
         "KMR_HTTP__PORT": "0",
         "KMR_BOOTSTRAP_SERVERS": address,
     }
 
     def start(words: list[str], stdin: int | None = None) -> subprocess.Popen[bytes]:
-        words = [str(programs / words[0]), *words[1:]]
         guarded = ["unshare", "--mount", "sh", "-ec", _READ_ONLY, "sh", str(directory), *words]
         return subprocess.Popen(guarded, cwd=stage.workdir, env=environment, stdin=stdin)
 
@@ -189,7 +188,7 @@ def try_image(stage: Stage, directory: Path, scratch: Path) -> None:
             produced.communicate(b'{"n": 1}\n{"n": 2}\n', timeout=60)
             if produced.returncode == 0:
                 break
-        words = [*json.loads(stage.last["ENTRYPOINT"]), *json.loads(stage.last["CMD"])]
+        words = [*json.loads(stage.at(stage.last["ENTRYPOINT"])), *json.loads(stage.last["CMD"])]
         print(shlex.join(words), flush=True)
         began = time.monotonic()
         if start([*words, "--until-caught-up"]).wait(120) != 0:

@@ -53,9 +53,50 @@ def test_the_image_runs_as_a_user_and_writes_to_tmp_only() -> None:
     last = last_stage()
     assert last["USER"] == "10001:10001"
     assert "HOME=/tmp NUMBA_CACHE_DIR=/tmp/kmr" in last["ENV"]
-    assert json.loads(last["ENTRYPOINT"]) == ["kmr"]
     assert last["STOPSIGNAL"] == "SIGTERM"
     assert "RUN" not in last
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_new_container_gets_the_compiled_code_of_the_image_and_becomes_kmr(
+    tmp_path: Path, writable: bool
+) -> None:
+    image, cache = tmp_path / "compiled", tmp_path / "kmr"
+    image.mkdir()
+    image.joinpath("json").write_text("of the image")
+    image.joinpath("batches").write_text("of the image")
+    if writable:
+        cache.mkdir()
+        cache.joinpath("json").write_text("of an earlier start")
+    kmr = tmp_path / "bin" / "kmr"
+    kmr.parent.mkdir()
+    kmr.write_text('#!/bin/sh\necho $$ "$@"\n')
+    kmr.chmod(0o755)
+    entry = json.loads(last_stage()["ENTRYPOINT"].replace("/opt/kmr/compiled", str(image)))
+    with subprocess.Popen(
+        [*entry, "run", "a b"],
+        env={
+            "PATH": f"{kmr.parent}:/usr/bin:/bin",
+            "NUMBA_CACHE_DIR": str(cache) if writable else "/proc/kmr",
+        },
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as container:
+        said, _ = container.communicate(timeout=30)
+    assert said.split("\n")[0] == f"{container.pid} run a b", "signals reach kmr itself"
+    if writable:
+        assert cache.joinpath("json").read_text() == "of an earlier start"
+        assert cache.joinpath("batches").read_text() == "of the image"
+
+
+def test_what_is_compiled_for_the_image_is_what_is_installed_in_it() -> None:
+    """Without -P Python would import the checkout in the working directory, which the image does not have."""
+    commands = [
+        rest
+        for word, rest in instructions((HERE / "Dockerfile").read_text(encoding="utf-8"))
+        if word == "RUN" and "warm_up" in rest
+    ]
+    assert [command.split()[1:4] for command in commands] == [["/opt/kmr/bin/python", "-P", "-c"]]
 
 
 def test_everything_that_the_image_is_built_from_is_there() -> None:
