@@ -16,7 +16,7 @@ from ..observe.failures import latest
 from ..observe.status import WorkerState, WorkerStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     import aiohttp
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..settings import Settings
     from .slot import Slot
 
-__all__ = ["Whole"]
+__all__ = ["Whole", "metrics_of_slots"]
 
 _WORST_FIRST: Final[tuple[WorkerState, ...]] = (
     *("failed", "stopped", "draining", "starting", "suspended", "running"),
@@ -104,22 +104,28 @@ class Whole:
             for slot in self._slots:
                 tasks.start_soon(ask, slot)
         registry = CollectorRegistry()
-        registry.register(_Families([*self._own(texts), *_labelled(texts)]))
+        registry.register(_Families([*metrics_of_slots(self._slots, texts), *_labelled(texts)]))
         return registry
 
-    def _own(self, answered: Mapping[int, str]) -> Iterable[Metric]:
-        up = GaugeMetricFamily(
-            "kmr_worker_up", "1 if the worker answered this scrape, else 0.", labels=["worker"]
-        )
-        restarts = CounterMetricFamily(
-            "kmr_worker_restarts",
-            "Times that a worker was started again after it had ended by itself.",
-            labels=["worker"],
-        )
-        for slot in self._slots:
-            up.add_metric([str(slot.index)], float(slot.index in answered))
-            restarts.add_metric([str(slot.index)], slot.restarts.total)
-        return up, restarts
+
+def metrics_of_slots(slots: Iterable[Slot], answered: Collection[int]) -> tuple[Metric, ...]:
+    """Return the metrics that only the supervisor has.
+
+    Args:
+        answered: the numbers of the workers that answered this scrape.
+    """
+    up = GaugeMetricFamily(
+        "kmr_worker_up", "1 if the worker answered this scrape, else 0.", labels=["worker"]
+    )
+    restarts = CounterMetricFamily(
+        "kmr_worker_restarts",
+        "Times that a worker was started again after it had ended by itself.",
+        labels=["worker"],
+    )
+    for slot in slots:
+        up.add_metric([str(slot.index)], float(slot.index in answered))
+        restarts.add_metric([str(slot.index)], slot.restarts.total)
+    return up, restarts
 
 
 def _of_worker(stage: StageStatus, index: int) -> StageStatus:

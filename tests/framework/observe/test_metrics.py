@@ -12,6 +12,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from kmr.observe.metrics import Metrics
 from kmr.observe.status import PartitionStatus
+from kmr.supervisor.whole import metrics_of_slots
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
 BLOCK = re.compile(r"(?<=test_metrics.py -->\n).*(?=<!-- end -->)", re.DOTALL)
@@ -72,6 +73,9 @@ def table() -> str:
         name = f"`{family.name}{suffixes.get(family.type, '')}`"
         labels = ", ".join(f"`{each}`" for each in collector._labelnames)
         rows.append(f"| {name} | {family.type} | {labels} | {family.documentation} |")
+    for family in metrics_of_slots([], []):
+        name = f"`{family.name}{suffixes.get(family.type, '')}`"
+        rows.append(f"| {name} | {family.type} | `worker` | {family.documentation} |")
     return "\n" + "\n".join(rows) + "\n\n"
 
 
