@@ -15,7 +15,7 @@ from kmr.broker import BrokerError, BrokerSettings
 from kmr.broker.authorization.users import make_user, write_users
 from kmr.broker.listeners import Listener, read_listeners
 from kmr.errors import SettingsError
-from tests.broker.conftest import RawClient
+from tests.broker.raw_client import RawClient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

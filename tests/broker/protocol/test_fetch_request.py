@@ -15,7 +15,7 @@ from kio.serial import entity_writer
 
 from kmr.broker.protocol.cursor import MalformedRequest, TooManyElements
 from kmr.broker.protocol.fetch_request import FetchFrame, FetchPartition, read_fetch_request
-from tests.broker.conftest import build
+from tests.broker.raw_client import build
 
 FETCH = 1
 OFFSETS = st.integers(-1, 2**63 - 1)

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kmr.broker import Broker
-    from tests.broker.conftest import RawClient, Start
+    from tests.broker.conftest import Start
+    from tests.broker.raw_client import RawClient
 
     Connect = Callable[[Broker], Awaitable[RawClient]]
 

@@ -18,7 +18,7 @@ from kmr.broker import Broker, BrokerSettings
 from kmr.broker.apis.records.fetch_sessions import FetchSession, FetchSessions
 from kmr.broker.log.records import NewRecord, build_batch, read_records, split_batches
 from kmr.broker.protocol.fetch_request import FetchPartition
-from tests.broker.conftest import RawClient
+from tests.broker.raw_client import RawClient
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

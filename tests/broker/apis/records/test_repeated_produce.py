@@ -22,7 +22,7 @@ from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.records import NewRecord, build_batch
 from kmr.broker.log.results import LogFailed
 from kmr.broker.protocol.produce_frames import read_produce_request
-from tests.broker.conftest import RawClient
+from tests.broker.raw_client import RawClient
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
