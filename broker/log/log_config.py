@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 __all__ = [
+    "BOUNDS",
     "DEFAULT_FSYNC",
     "DEFAULT_FSYNC_INTERVAL",
     "DEFAULT_INDEX_INTERVAL_BYTES",
@@ -41,7 +42,7 @@ _CHOICES: Final = {
     "fsync": get_args(FsyncPolicy),
 }
 _ANY_GZIP_LEVEL: Final = -1  # the library's default
-_BOUNDS: Final = {
+BOUNDS: Final = {
     "segment_bytes": (1, _MAX_INT),
     "segment_ms": (1, NO_TIME_LIMIT),
     "retention_bytes": (-NO_TIME_LIMIT - 1, NO_TIME_LIMIT),
@@ -61,6 +62,7 @@ _BOUNDS: Final = {
     "flush_ms": (0, NO_TIME_LIMIT),
     "producer_id_expiration_ms": (1, NO_TIME_LIMIT),
 }
+"""Least and greatest value of each number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ class LogConfig:
     flush_ms: int = NO_TIME_LIMIT
 
     def __post_init__(self) -> None:
-        for name, (low, high) in _BOUNDS.items():
+        for name, (low, high) in BOUNDS.items():
             value = getattr(self, name)
             if not low <= value <= high:
                 limit = f"at least {low}" if high == NO_TIME_LIMIT else f"{low} to {high}"

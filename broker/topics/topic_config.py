@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kio.schema.errors import ErrorCode
-
-from ..errors import RequestError
 from ..log.log_config import LogConfig
+from .setting_values import ConfigType, check_value, invalid, parse_value, shown_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,17 +27,6 @@ __all__ = [
     "describe_topic_config",
     "log_config",
 ]
-
-
-class ConfigType(IntEnum):
-    """Types in DescribeConfigs (KIP-569)."""
-
-    BOOLEAN = 1
-    STRING = 2
-    INT = 3
-    LONG = 5
-    DOUBLE = 6
-    LIST = 7
 
 
 class ConfigSource(IntEnum):
@@ -208,16 +194,10 @@ _HIDDEN: Final[Mapping[str, TopicSetting]] = {
         field="segment_bytes",
     )
 }
-_MINIMUM: Final = {
-    "file.delete.delay.ms": 0,
-    "segment.bytes": 1024 * 1024,
-    "segment.index.bytes": 4,
-    "segment.jitter.ms": 0,
-}
-"""Least values in a request; a stored topic may have a smaller one, from an earlier release."""
 _UNLISTED_DEFAULTS: Final = {
     "flush.ms",
     "follower.replication.throttled.replicas",
+    INTERNAL_SEGMENT_BYTES,
     "leader.replication.throttled.replicas",
     "remote.log.copy.disable",
     "remote.log.delete.on.disable",
@@ -227,13 +207,6 @@ _UNLISTED_DEFAULTS: Final = {
     "segment.ms",
 }
 """Settings whose built-in value is no synonym, as Apache Kafka 4.3.1 answers."""
-_REPLICA_LISTS: Final = {
-    "follower.replication.throttled.replicas",
-    "leader.replication.throttled.replicas",
-}
-_REPLICA = re.compile(r"([0-9]+:[0-9]+)?")
-_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,20}")
-_LIMITS = {ConfigType.INT: 2**31, ConfigType.LONG: 2**63}
 
 
 def default_log_config(settings: BrokerSettings) -> LogConfig:
@@ -272,24 +245,13 @@ class Defaults(NamedTuple):
 def checked_log_config(defaults: LogConfig, settings: Mapping[str, str]) -> LogConfig:
     """Return `defaults` with the settings of a request applied, as Kafka accepts them.
 
-    Raises RequestError (INVALID_CONFIG) as `log_config`, and for values below Kafka's minimum and malformed
-    lists of throttled replicas.
+    Raises RequestError (INVALID_CONFIG) as `log_config`, and for values that only a stored topic may have,
+    from an earlier release.
     """
-    config = log_config(defaults, settings.items())
-    for name, least in _MINIMUM.items():
-        if name in settings and int(settings[name]) < least:
-            raise _invalid(
-                f"Invalid value {settings[name].strip()} for configuration {name}: Value must be at "
-                f"least {least}"
-            )
-    for name in _REPLICA_LISTS & settings.keys():
-        text = settings[name].strip()
-        if text != "*" and not all(_REPLICA.fullmatch(each.strip()) for each in text.split(",")):
-            raise _invalid(
-                f"Invalid value [{text}] for configuration {name}: {name} must be the literal '*' or a list "
-                "of replicas in the following format: [partitionId]:[brokerId],[partitionId]:[brokerId],..."
-            )
-    return config
+    found = [(_setting(name), text) for name, text in settings.items()]
+    for setting, text in found:
+        check_value(setting.name, parse_value(setting.name, setting.type, text))
+    return log_config(defaults, settings.items())
 
 
 def log_config(defaults: LogConfig, settings: Iterable[tuple[str, str]]) -> LogConfig:
@@ -301,9 +263,9 @@ def log_config(defaults: LogConfig, settings: Iterable[tuple[str, str]]) -> LogC
     internal: object = None
     for name, text in settings:
         setting = _setting(name)
-        value = _parsed(setting, text.strip())
-        if setting.fixed and text.strip() != setting.fixed:
-            raise _invalid(f"{name} = {text!r}: must be {setting.fixed}")
+        value = parse_value(name, setting.type, text)
+        if setting.fixed and shown_value(value) != setting.fixed:
+            raise invalid(f"{name} = {text!r}: must be {setting.fixed}")
         if setting.field:
             values[setting.field] = value
         if name == INTERNAL_SEGMENT_BYTES:
@@ -317,7 +279,7 @@ def log_config(defaults: LogConfig, settings: Iterable[tuple[str, str]]) -> LogC
         for setting in TOPIC_SETTINGS.values():
             if setting.field:
                 message = message.replace(setting.field, setting.name)
-        raise _invalid(message) from None
+        raise invalid(message) from None
 
 
 def describe_topic_config(own: Mapping[str, str], defaults: Defaults) -> list[ConfigEntry]:
@@ -339,7 +301,7 @@ def _setting(name: str) -> TopicSetting:
     """Return a setting. Raises RequestError in Kafka's words, on which clients match."""
     setting = TOPIC_SETTINGS.get(name) or _HIDDEN.get(name)
     if setting is None:
-        raise _invalid(f"Unknown topic config name: {name}")
+        raise invalid(f"Unknown topic config name: {name}")
     return setting
 
 
@@ -347,7 +309,8 @@ def _synonyms(
     setting: TopicSetting, own: Mapping[str, str], defaults: Defaults
 ) -> Iterable[Synonym]:
     if setting.name in own:
-        yield Synonym(setting.name, own[setting.name].strip(), ConfigSource.TOPIC)
+        value = parse_value(setting.name, setting.type, own[setting.name])
+        yield Synonym(setting.name, shown_value(value), ConfigSource.TOPIC)
     name = setting.broker_name or setting.name
     brokers, built_in = (_default(setting, each) for each in defaults)
     if brokers != built_in:
@@ -359,30 +322,3 @@ def _default(setting: TopicSetting, config: LogConfig) -> str:
     if setting.field:
         return str(getattr(config, setting.field))
     return setting.fixed if setting.unused is None else setting.unused
-
-
-def _parsed(setting: TopicSetting, text: str) -> str | int | float | bool:
-    match setting.type:
-        case ConfigType.INT | ConfigType.LONG:
-            limit = _LIMITS[setting.type]
-            if not _WHOLE_NUMBER.fullmatch(text):
-                raise _invalid(f"{setting.name} = {text!r}: must be a whole number")
-            value = int(text)
-            if not -limit <= value < limit:
-                raise _invalid(f"{setting.name} = {text}: must be less than {limit}")
-            return value
-        case ConfigType.DOUBLE:
-            try:
-                return float(text)
-            except ValueError:
-                raise _invalid(f"{setting.name} = {text!r}: must be a number") from None
-        case ConfigType.BOOLEAN:
-            if text.lower() not in ("true", "false"):
-                raise _invalid(f"{setting.name} = {text!r}: must be true or false")
-            return text.lower() == "true"
-        case _:
-            return text
-
-
-def _invalid(message: str) -> RequestError:
-    return RequestError(ErrorCode.invalid_config, message)

@@ -85,7 +85,7 @@ def _describe(
     keys = set(resource.configuration_keys or ())
     return entities.DescribeConfigsResult(
         error_code=outcome.code,
-        error_message=outcome.message,
+        error_message=outcome.message or "",
         resource_type=resource.resource_type,
         resource_name=resource.resource_name,
         configs=tuple(_shown(each, request) for each in entries if not keys or each.name in keys),

@@ -99,7 +99,7 @@ async def _create(
             configs=tuple(
                 entities.CreatableTopicConfigs(
                     name=entry.name,
-                    value=entry.value,
+                    value=settings.get(entry.name, entry.value),  # as it was given
                     read_only=entry.read_only,
                     config_source=i8(entry.source),
                     is_sensitive=False,
