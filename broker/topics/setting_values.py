@@ -95,7 +95,7 @@ def check_value(name: str, value: Value) -> None:
     elif name == "compression.gzip.level":
         if not (1 <= value <= 9 or value == -1):
             raise _refused(name, value, "Value must be between 1 and 9 or equal to -1")
-    else:
+    elif not isinstance(value, bool):
         low, high = _LIMITS[name] if name in _LIMITS else BOUNDS[name.replace(".", "_")]
         if value < low:
             raise _refused(name, value, f"Value must be at least {low}")
