@@ -249,6 +249,9 @@ class MemoryConsumer:
     def end_offset(self, partition: TopicPartition) -> int | None:
         return self.log[partition][-1].last + 1 if self.log[partition] else None
 
+    async def look_up_ends(self) -> None:
+        """See `Consumer.look_up_ends`: they are always known."""
+
     def answered_at(self, partition: TopicPartition) -> float | None:
         """See `Consumer.answered_at`: every partition that is not paused is answered at once."""
         return None if partition in self._paused else anyio.current_time()

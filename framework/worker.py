@@ -364,6 +364,7 @@ class Worker:
         catch_up = CatchUp() if self._settings.until_caught_up else None
         while True:
             await anyio.sleep(self._settings.commit_interval)
+            await self._consumer.look_up_ends()
             for partition in self._partitions():
                 self.metrics.observe_lag(partition, self._oldest(partition))
             self._pipeline.intake.count_waiting()

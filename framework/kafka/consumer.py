@@ -141,9 +141,15 @@ class Consumer(Protocol):
         """Return the first offset of the broker's log, as of the last fetch; None while unknown."""
 
     def end_offset(self, partition: TopicPartition) -> int | None:
-        """Return the offset after the last readable record, as of the last fetch; None while unknown.
+        """Return the offset after the last readable record, as last known; None while unknown.
 
         The high watermark, or the last stable offset with `read_committed`.
+        """
+
+    async def look_up_ends(self) -> None:
+        """Ask for the ends of partitions that have not been fetched for a while: intake or they are paused.
+
+        Gives up in silence when the broker does not answer soon.
         """
 
     def answered_at(self, partition: TopicPartition) -> float | None:

@@ -52,6 +52,7 @@ _log = structlog.get_logger(__name__)
 # While some partitions are left out of a fetch, the broker must answer soon even when the others have no
 # records: a node answers one fetch at a time, and the missing ones may be wanted again before that.
 _PARTIAL_WAIT_MS = 50
+_NEVER_MS = 24 * 3600 * 1000  # the caller has a timeout
 _POLL_GRACE = 1.0  # seconds that a fetch waits for the batches of the one before to be polled
 
 AIOKAFKA_VERSION = "0.14."
@@ -194,6 +195,27 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
         if self._suspended or leader in (None, -1) or leader in self._unreachable:
             return None
         return self._answered.get(partition, self._resumed_at)
+
+    async def look_up_ends(self, since: float) -> None:
+        """Ask for the ends of the partitions that no fetch has told since a time.
+
+        Raises:
+            KafkaError: the brokers did not answer.
+        """
+        subscription, now = self._subscriptions.subscription, anyio.current_time()
+        if subscription is None or subscription.assignment is None:
+            return
+        assignment = subscription.assignment
+        late = [
+            partition
+            for partition in assignment.tps
+            if (answered := self.answered_at(partition)) is not None and answered <= since
+        ]
+        ends = await self.end_offsets(late, _NEVER_MS) if late else {}
+        for partition, end in ends.items():
+            if assignment.active and self._answered.get(partition, 0.0) <= now:
+                state = assignment.state_value(partition)
+                state.highwater = state.lso = end
 
     def take(self, max_bytes: int | None = None) -> list[Batch]:
         """Return the batches of partitions that are not paused, and move their positions.

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import aiokafka
+import anyio
 import structlog
 from aiokafka.abc import ConsumerRebalanceListener
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
@@ -37,6 +40,8 @@ _log = structlog.get_logger(__name__)
 
 _NEVER_MS = 10 * 365 * 24 * 3600 * 1000
 _JOIN_GRACE = 5.0  # seconds
+_ENDS_AFTER = 10.0  # seconds without a fetch, after which the end of a partition is asked for
+_ENDS_TIMEOUT = 2.0  # seconds; the gauges wait for it
 
 
 class KafkaConsumer:
@@ -66,6 +71,7 @@ class KafkaConsumer:
         self._partitions: frozenset[TopicPartition] = frozenset()  # as of `_membership`
         self._failure: Exception | None = None
         self._stopped = False
+        self._looked_up = -math.inf  # when the ends were
 
     @property
     def generation(self) -> int:
@@ -238,6 +244,16 @@ class KafkaConsumer:
                 return end if stable is None or stable < 0 else int(stable)
             return end
         return None
+
+    async def look_up_ends(self) -> None:
+        """See `Consumer.look_up_ends`."""
+        now = anyio.current_time()
+        if self._fetcher is None or self._stopped or now - self._looked_up < _ENDS_AFTER:
+            return
+        self._looked_up = now
+        # The next fetch tells too.
+        with anyio.move_on_after(_ENDS_TIMEOUT), suppress(KafkaError, IllegalStateError):
+            await self._fetcher.look_up_ends(now - _ENDS_AFTER)
 
     def answered_at(self, partition: TopicPartition) -> float | None:
         return self._started().answered_at(partition) if self._assigned([partition]) else None

@@ -368,6 +368,9 @@ class GroupConsumer:
         """See `Consumer.end_offset`."""
         return self._group.ends[partition]
 
+    async def look_up_ends(self) -> None:
+        """See `Consumer.look_up_ends`: they are always known."""
+
     def answered_at(self, partition: TopicPartition) -> float | None:
         """See `Consumer.answered_at`: every partition that is not paused is answered at once."""
         return None if partition in self._paused else anyio.current_time()

@@ -38,7 +38,7 @@ from .workers import P0, P1, committed, locate, put, running, written
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from kmr.record import Batch, Record
+    from kmr.record import Batch, Record, TopicPartition
     from kmr.reducers.reducer import FlushResult
     from kmr.testing import VirtualClock
 
@@ -201,6 +201,31 @@ async def test_a_partition_that_is_not_fetched_while_its_lag_grows_makes_the_wor
         consumer.resume([P0])
         await clock.advance(1.0)
         assert worker.status().live
+
+
+class PausedConsumer(MemoryConsumer):
+    """Learns the end of a partition only when it asks for it."""
+
+    known: int | None = None
+
+    async def look_up_ends(self) -> None:
+        self.known = super().end_offset(P0)
+
+    def end_offset(self, partition: TopicPartition) -> int | None:
+        return self.known
+
+
+async def test_the_lag_grows_while_nothing_is_fetched(clock: VirtualClock) -> None:
+    consumer = PausedConsumer()
+    async with running(Strategy(locate, [MemoryWriter(Journal())]), consumer) as worker:
+        await consumer.rebalance([P0])
+        consumer.pause([P0])
+        for offset in range(7):
+            put(consumer, 0, offset, b"a")
+        await clock.advance(5.0)
+        labels = {"topic": "t", "partition": "0"}
+        value = worker.metrics.registry.get_sample_value
+        assert value("kmr_consumer_lag_records", labels) == 7
 
 
 async def test_a_worker_is_ready_when_it_has_its_first_assignment_and_not_before(

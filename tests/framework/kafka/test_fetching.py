@@ -27,6 +27,7 @@ from aiokafka.consumer.subscription_state import (
 from aiokafka.protocol.fetch import FetchRequest
 
 from kmr.errors import ConsumerError, CorruptRecords
+from kmr.kafka import kafka_consumer
 from kmr.kafka.fetching import (
     AIOKAFKA_VERSION,
     BatchFetcher,
@@ -56,6 +57,7 @@ METHODS: dict[type, dict[str, tuple[str, ...]]] = {
         "_notify": ("self", "future"),
         "_set_error": ("self", "tp", "error"),
         "seek_to": ("self", "tp", "offset"),
+        "end_offsets": ("self", "partitions", "timeout_ms"),
         "close": ("self",),
     },
     AIOKafkaClient: {"_metadata_update": ("self", "cluster_metadata", "topics")},
@@ -303,6 +305,35 @@ async def test_a_partition_that_is_not_fetched_has_an_older_answer_than_the_othe
         assert fetcher is not None
         fetcher._unreachable.add(fetcher._client.cluster.leader_for_partition(T0))
         assert consumer.answered_at(T0) is None, "its broker does not answer"
+
+
+@pytest.mark.parametrize("isolation_level", ["read_uncommitted", "read_committed"])
+async def test_the_end_of_a_partition_that_intake_leaves_waiting_is_asked_for(
+    create_topic: CreateTopic,
+    consume: Consume,
+    produce: Produce,
+    isolation_level: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await create_topic("t", 1)
+    await produce("t", numbers(3))
+    async with consume(isolation_level=isolation_level) as member:
+        await member.until_assigned(bool)
+        consumer = member.consumer
+        with anyio.fail_after(30):
+            # Fetched, and not polled.
+            while consumer.end_offset(T0) != 3:  # noqa: ASYNC110  there is no event to wait for
+                await anyio.sleep(0.01)
+        await produce("t", numbers(2))
+        fetcher, answered = consumer._fetcher, consumer.answered_at(T0)
+        assert fetcher is not None
+        assert answered is not None
+        await fetcher.look_up_ends(answered - 1)
+        assert consumer.end_offset(T0) == 3, "a fetch has told later"
+        monkeypatch.setattr(kafka_consumer, "_ENDS_AFTER", 0.0)
+        await consumer.look_up_ends()
+        assert consumer.end_offset(T0) == 5
+        assert values(await member.read(5)) == [*numbers(3), *numbers(2)]
 
 
 async def test_a_poll_takes_no_more_batches_than_there_is_room_for_and_loses_none(
