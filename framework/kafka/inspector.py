@@ -325,7 +325,7 @@ class Inspector:
         )
 
     async def may_use_transactional_id(self, transactional_id: str) -> bool:
-        """Return whether we may describe it, which whoever may write with it may."""
+        """Return whether we may describe it; the right to write with it includes that."""
         node = await self._coordinator(transactional_id, _TRANSACTION)
         if node is None:
             return False

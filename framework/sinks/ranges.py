@@ -146,7 +146,7 @@ class RangeWriter(Collecting):
         """Write the added rows, except ranges that are there.
 
         Raises:
-            UnexpectedDuplicate: a range that nobody had announced is there.
+            UnexpectedDuplicate: a range is there that was not announced.
         """
         limiter = self._limiter
         if limiter is None:

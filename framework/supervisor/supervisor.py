@@ -83,7 +83,7 @@ class Supervisor:
             Slot(index, Restarts(settings.worker_restarts, settings.worker_restart_period))
             for index in range(settings.worker_count)
         ]
-        # Without a name of the user's, the members are nobody else's, and leave at the end.
+        # Without a name that the user gave, no later process takes the members' places: they leave.
         name = settings.group_instance_id
         self._prefix = name or f"{settings.client_id}-{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         self._leaves = name is None

@@ -125,7 +125,7 @@ async def test_a_broker_that_has_lost_a_committed_offset_is_refused(
 async def test_a_lost_offset_is_noticed_when_the_partition_returns_later(
     clock: VirtualClock,
 ) -> None:
-    """As when a topic is deleted and created again: in between nobody has its partitions."""
+    """As when a topic is deleted and created again: in between no member has its partitions."""
     journal, consumer = Journal(), MemoryConsumer()
     put(consumer, 0, 0, b"a", b"b")
     async with running(Strategy(locate, [MemoryWriter(journal, max_rows=2)]), consumer):
