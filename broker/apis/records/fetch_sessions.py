@@ -99,7 +99,7 @@ class FetchSession:
     def responded(
         self, key: TopicKey, index: int, shown: Shown | None, *, has_records: bool
     ) -> None:
-        """Note what a response says; None for an error, after which the client asks for everything again."""
+        """Note what a response says of a partition; None for an error: the next response has it again."""
         name = (key, index)
         if shown is None:
             self._shown.pop(name, None)
