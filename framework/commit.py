@@ -154,6 +154,9 @@ class Committer:
 
         Call it after `enter_transaction`.
 
+        Returns:
+            False if it was not acknowledged, or not tried: a partition of the ranges was lost meanwhile.
+
         Raises:
             CommitRefused: see `commit`.
         """
@@ -196,7 +199,7 @@ class Committer:
 
     async def _commit(self, ranges: Sequence[Range] = ()) -> bool:
         async with self._lock:
-            if self._held:
+            if self._held or not self._ledgers.is_current(ranges):
                 return False
             moved = self._moved(ranges)
             if not moved and not ranges:

@@ -252,7 +252,7 @@ class Worker:
             topics=settings.topics or str(self._subscription),
             settings=settings.changed(),
         )
-        await self._wait_for_broker()
+        await self._until_answered(self._consumer.reach)
         await self._pipeline.open(context_of(self._strategy, settings))
         await self._consumer.start(self._events, self._admitted)
 
@@ -260,14 +260,14 @@ class Worker:
         """Return when this process may join the group: it ends what an earlier one may have left open."""
         if self._seat is not None:
             await self._seat.admitted()
-        await self._pipeline.take_over()
+        await self._until_answered(self._pipeline.take_over)
 
-    async def _wait_for_broker(self) -> None:
-        """Return when a broker answers. Raises BrokerUnavailable after `broker_timeout` seconds."""
+    async def _until_answered(self, ask: Callable[[], Awaitable[None]]) -> None:
+        """Ask until a broker answers. Raises BrokerUnavailable after `broker_timeout` seconds."""
         give_up = anyio.current_time() + self._settings.broker_timeout
         while True:
             try:
-                await self._consumer.reach()
+                await ask()
             except BrokerUnavailable as error:
                 if anyio.current_time() >= give_up:
                     raise

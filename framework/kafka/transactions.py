@@ -197,13 +197,16 @@ class Transactions:
         self.on_abort()
         producer, self._producer = self._producer, None
         with shield(_CLOSE_TIMEOUT):
-            await drop_producer(producer)
-            _ignore(producer._txn_manager.wait_for_transaction_end())
+            await self._drop(producer)
         try:
             # Now, not with the next transaction: readers and the group wait for its end.
             await self._connect()
         except KmrError as error:
             _log.warning("transaction not aborted yet", reason=str(error))
+
+    async def _drop(self, producer: Any) -> None:
+        await drop_producer(producer)
+        _ignore(producer._txn_manager.wait_for_transaction_end())
 
     async def _connect(self) -> None:
         producer: Any = aiokafka.AIOKafkaProducer(

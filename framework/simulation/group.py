@@ -32,26 +32,58 @@ SESSION: Final = 10.0
 REBALANCE: Final = 20.0
 HEARTBEAT: Final = 1.0
 _COMMIT_TIMEOUT: Final = 5.0
+_UNSTABLE: Final = 0.1
 _FETCHES: Final = (1, 1, 2, 3, 5, 10)
 
 
 class Offsets:
-    """What a coordinator knows of one group: its generation, its members, its committed offsets."""
+    """What a coordinator knows of one group: its generation, its members, its offsets.
+
+    Attributes:
+        committed: the offset of each partition.
+        pending: those of transactions that have not ended, by transactional id.
+    """
 
     def __init__(self) -> None:
         self.generation = 0
         self.members: set[str] = set()
         self.committed: dict[TopicPartition, CommitOffset] = {}
+        self.pending: dict[str, dict[TopicPartition, CommitOffset]] = {}
 
     def commit(
         self, member_id: str, generation: int, offsets: Mapping[TopicPartition, CommitOffset]
     ) -> None:
         """Store offsets. Raises CommitFenced unless the member is one of this generation."""
+        self.require(member_id, generation)
+        self.committed.update(offsets)
+
+    def add(
+        self,
+        transactional_id: str,
+        member_id: str,
+        generation: int,
+        offsets: Mapping[TopicPartition, CommitOffset],
+    ) -> None:
+        """Keep offsets until their transaction ends. Raises as `commit`."""
+        self.require(member_id, generation)
+        self.pending.setdefault(transactional_id, {}).update(offsets)
+
+    def end(self, transactional_id: str, *, commit: bool) -> None:
+        """Store the offsets of a transaction, or forget them."""
+        offsets = self.pending.pop(transactional_id, {})
+        if commit:
+            self.committed.update(offsets)
+
+    def are_stable(self, partitions: Iterable[TopicPartition]) -> bool:
+        """Return whether no open transaction has offsets of these partitions."""
+        return not any(at in offsets for offsets in self.pending.values() for at in partitions)
+
+    def require(self, member_id: str, generation: int) -> None:
+        """Raise CommitFenced unless the member is one of this generation."""
         if member_id not in self.members:
             raise CommitFenced(f"unknown member {member_id}")
         if generation != self.generation:
             raise CommitFenced(f"generation {generation} is over, this is {self.generation}")
-        self.committed.update(offsets)
 
 
 class Group:
@@ -172,12 +204,16 @@ class Group:
         offsets: Mapping[TopicPartition, CommitOffset],
     ) -> None:  # fmt: skip
         """Commit for a member, and check what it commits."""
-        before = {partition: self.offsets.committed.get(partition) for partition in offsets}
+        self.offsets.require(member_id, generation)
+        self.check(offsets)
         self.offsets.commit(member_id, generation, offsets)
-        for partition, entry in offsets.items():
-            was = before[partition]
-            self.checks.committed(partition, 0 if was is None else was.offset, entry.offset)
         self.checks.memory(client.member)
+
+    def check(self, offsets: Mapping[TopicPartition, CommitOffset]) -> None:
+        """Check offsets that are about to be committed."""
+        for partition, entry in offsets.items():
+            was = self.offsets.committed.get(partition)
+            self.checks.committed(partition, 0 if was is None else was.offset, entry.offset)
 
 
 def _answer(
@@ -328,11 +364,20 @@ class GroupConsumer:
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, CommitOffset | None]:
         """See `Consumer.committed`."""
-        wanted, known = sorted(partitions), self._group.offsets.committed
-        return await self._world.request(
-            "offsets", "group", "asks for committed offsets",
-            lambda: {partition: known.get(partition) for partition in wanted}, ConsumerError,
-        )  # fmt: skip
+        wanted, offsets = sorted(partitions), self._group.offsets
+
+        def effect() -> dict[TopicPartition, CommitOffset | None] | None:
+            if not offsets.are_stable(wanted):
+                return None
+            return {partition: offsets.committed.get(partition) for partition in wanted}
+
+        while True:
+            found = await self._world.request(
+                "offsets", "group", "asks for committed offsets", effect, ConsumerError
+            )
+            if found is not None:
+                return found
+            await anyio.sleep(_UNSTABLE)
 
     async def start_positions(
         self, partitions: Iterable[TopicPartition]
@@ -358,6 +403,9 @@ class GroupConsumer:
 
     def membership(self, partitions: Iterable[TopicPartition]) -> Membership:
         """See `Consumer.membership`."""
+        for partition in partitions:
+            if partition not in self._positions:
+                raise CommitFenced(f"{partition} is not assigned")
         return Membership(self.generation, self.member_id)
 
     def start_offset(self, partition: TopicPartition) -> int | None:

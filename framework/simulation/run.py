@@ -19,6 +19,7 @@ from .group import Group, GroupConsumer
 from .loop import PROCESS, NothingLeft, SimulationLoop
 from .schedule import LENGTH
 from .sinks import with_models
+from .transactions import Coordinator
 from .world import Member, World
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class _Simulation:
         place.begin()
         place.world, place.checks = world, self.checks
         self.group = Group(world, log, self.checks)
+        place.coordinator = Coordinator(self.group.offsets, self.checks.wrote, self.group.check)
         world.expel = self._expel
         self.strategy = with_models(strategy, place, schedule.max_rows)
         self.metrics = metrics

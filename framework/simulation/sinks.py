@@ -2,6 +2,8 @@
 
 ClickHouseWriter             its connection: the real writer casts, plans, inserts and counts
 any other `RangeWriter`      `has`, `write` and `refused`: the real writer plans and repeats ranges
+one that commits offsets     the whole reducer: `ModelTransactionalWriter`, with its limits and policies;
+                             the worker's `Transactions` are real, their producer is a model
 any other last reducer       the whole reducer: `ModelWriter` with its limits and policies
 reduce_err                   the whole reducer
 reducers before the last     nothing: they are real
@@ -18,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import anyio
 
-from ..errors import StrategyError
 from ..reducers.reducer import Flushed, Reducer, Retry
 from ..sinks.clickhouse.ddl import column_type
 from ..sinks.clickhouse.writer import ClickHouseWriter
 from ..sinks.ranges import RangeWriter
 from .clickhouse import ModelConnection, ModelTable
+from .transactions import ModelTransactionalWriter
 from .world import current_member
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from ..strategy import Strategy
     from .checks import Checks
     from .schedule import Target
+    from .transactions import Coordinator
     from .world import Member, World
 
 __all__ = ["Place", "table_columns", "with_models"]
@@ -58,6 +61,7 @@ class Place:
 
     world: World
     checks: Checks
+    coordinator: Coordinator
 
     def __init__(self, columns: Mapping[str, str]) -> None:
         self.columns = dict(columns)
@@ -94,17 +98,8 @@ def table_columns(schema: pa.Schema) -> dict[str, str]:
 
 
 def with_models(strategy: Strategy, place: Place, max_rows: int) -> Strategy:
-    """Return a strategy with models instead of its sinks, and with lower limits.
-
-    Raises:
-        StrategyError: there is no model of its last reducer.
-    """
+    """Return a strategy with models instead of its sinks, and with lower limits."""
     *before, last = strategy.reduce
-    if last.commits_offsets:
-        raise StrategyError(
-            f"{type(last).__name__} with delivery='exactly-once' writes in transactions, of which there is "
-            "no model: simulate the strategy with delivery='at-least-once'"
-        )
     reduce = [_lower(_watched(reducer, place), max_rows) for reducer in before]
     reduce.append(_lower(_modelled(last, place), max_rows))
     errors = strategy.reduce_err
@@ -136,6 +131,8 @@ def _modelled(last: Reducer, place: Place) -> Reducer:
     if isinstance(last, RangeWriter):
         ranges: Reducer = _of_class(last, _ModelRanges, place)
         return ranges
+    if last.commits_offsets:
+        return ModelTransactionalWriter(last, place)
     return ModelWriter(last, place, "sink")
 
 

@@ -170,6 +170,30 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "events.py", "pipeline.keep_partitions(kept)", "pass"
     ),
     "a revocation does not wait for flushes": Mutation("events.py", "await quiet()", "pass"),
+    "a transaction is committed although a partition of its rows was lost": Mutation(
+        "commit.py", "if self._held or not self._ledgers.is_current(ranges):", "if self._held:"
+    ),
+    "what became of a commit without an answer is not asked for": Mutation(
+        "commit.py", "                await self._learn()", "                pass"
+    ),
+    "rows of a transaction that was committed without an answer are sent again": Mutation(
+        "delivery/guarantees.py",
+        "buffer.drop_stale(lambda ranges: not ranges or not self.ledgers.are_settled(ranges))",
+        "pass",
+    ),
+    "a transaction is committed before a record below it is settled": Mutation(
+        "delivery/guarantees.py",
+        "        if not self.ledgers.complete(ranges):",
+        "        if False:",
+    ),
+    "a transaction without an end stays open": Mutation(
+        "kafka/transactions.py",
+        "            if self._begun:\n                await self._abort()",
+        "            pass",
+    ),
+    "a transaction has no offsets": Mutation(
+        "kafka/transactions.py", "                if theirs:", "                if False:"
+    ),
     "announcements of others are not read": Mutation(
         "events.py", "announcement = self._announced(partition, entry)", "announcement = None"
     ),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from kmr.mapping.functions import map_record
 from kmr.reducers.collect import Batcher
-from kmr.sinks import ClickHouseWriter, RangeWriter
+from kmr.sinks import ClickHouseWriter, KafkaWriter, RangeWriter
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryWriter
 
@@ -62,5 +62,8 @@ STRATEGIES: Final[Mapping[str, Callable[[], Strategy]]] = {
         locate, [MemoryWriter(Journal())], reduce_err=_errors(), delivery="at-most-once"
     ),
     "chain of ranges": lambda: _chain(Ranges()),
+    "transactions": lambda: Strategy(
+        locate, [KafkaWriter("out", delivery="exactly-once")], reduce_err=_errors()
+    ),
     "chain at least once": lambda: _chain(MemoryWriter(Journal())),
 }

@@ -113,6 +113,28 @@ FOUND: Final[dict[str, tuple[str, Schedule]]] = {
             ),
         ),
     ),
+    "a flush outlasted its rebalance, and committed rows of a lost partition without their offsets": (
+        "transactions",
+        Schedule(
+            seed=666, members=2, max_rows=2, budget=0,
+            events=(
+                Event(0.0, "append", 0, 16),
+                Event(0.0, "append", 1, 5),
+                Event(1.97, "jump", seconds=15.0),
+            ),
+        ),
+    ),
+    "a worker ended because its transactional id had no answer at once": (
+        "transactions",
+        Schedule(
+            seed=124, members=1, max_rows=5, budget=0,
+            events=(
+                Event(6.36, "append", 1, 1),
+                Event(7.12, "fault", target="commit", how="slow", seconds=40.0),
+                Event(7.28, "kill", 0, seconds=5.0),
+            ),
+        ),
+    ),
     "a drain whose commits are fenced did not end with the rebalance, but with its deadline": (
         "clickhouse",
         Schedule(

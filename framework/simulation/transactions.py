@@ -1,0 +1,270 @@
+"""A model of a broker's transactions, and of a producer that takes part in them.
+
+The rules are those of KIP-98 and KIP-447: a new producer of a transactional id fences the one before and
+aborts its transaction; offsets are accepted from a member of the present generation only, and are unstable
+until the transaction ends; the broker aborts a transaction that takes too long. The client's side,
+`kmr.kafka.transactions.Transactions`, is real.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import anyio
+from aiokafka import errors as kafka_errors
+
+from ..errors import BrokerUnavailable, CommitFenced, reason_of
+from ..kafka.consumer import CommitOffset
+from ..kafka.transactions import Transactions
+from ..record import TopicPartition
+from ..reducers.reducer import Flushed, Reducer, Retry
+from .world import current_member
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ..kafka.group_offsets import Membership
+    from ..record import Rows
+    from ..reducers.reducer import Context, FlushResult
+    from .group import Offsets
+    from .sinks import Place
+    from .world import Member
+
+__all__ = ["Coordinator", "ModelTransactionalWriter"]
+
+_TIMEOUT: Final = 6.0
+"""Seconds after which a client gives a step up, and the broker aborts the transaction."""
+
+
+class _Refused(kafka_errors.KafkaError, CommitFenced):  # type: ignore[misc]
+    """The group refuses the offsets of this generation."""
+
+
+@dataclass
+class _Transaction:
+    """The newest producer of a transactional id, and what it has sent since its last transaction ended."""
+
+    epoch: int = 0
+    number: int = 0
+    is_open: bool = False
+    rows: list[tuple[Member, Sequence[Rows]]] = field(default_factory=list)
+
+
+class Coordinator:
+    """What brokers know of the transactions of one group's members.
+
+    Args:
+        offsets: of the group.
+        on_rows: called with rows that readers with `read_committed` see from now on.
+        on_offsets: called before offsets are stored; it checks them.
+    """
+
+    def __init__(
+        self,
+        offsets: Offsets,
+        on_rows: Callable[[Member, Sequence[Rows]], object] = lambda _member, _rows: None,
+        on_offsets: Callable[[Mapping[TopicPartition, CommitOffset]], object] = lambda _: None,
+    ) -> None:
+        self._offsets = offsets
+        self._on_rows = on_rows
+        self._on_offsets = on_offsets
+        self._transactions: dict[str, _Transaction] = {}
+
+    def init(self, name: str) -> int:
+        """Fence the producer before, abort its transaction, and return the new producer's epoch."""
+        transaction = self._transactions.setdefault(name, _Transaction())
+        self._end(name, transaction, commit=False)
+        transaction.epoch += 1
+        return transaction.epoch
+
+    def send(self, name: str, epoch: int, member: Member, rows: Sequence[Rows]) -> int:
+        """Add rows to the transaction; return its number."""
+        transaction = self._begun(name, epoch)
+        transaction.rows.append((member, rows))
+        return transaction.number
+
+    def add_offsets(
+        self,
+        name: str,
+        epoch: int,
+        member: Membership,
+        offsets: Mapping[TopicPartition, CommitOffset],
+    ) -> int:
+        """Add offsets to the transaction; return its number. Raises CommitFenced as `Offsets.commit`."""
+        transaction = self._begun(name, epoch)
+        self._offsets.add(name, member.member_id, member.generation, offsets)
+        return transaction.number
+
+    def commit(self, name: str, epoch: int) -> None:
+        """End the transaction: its rows are seen, its offsets are committed."""
+        transaction = self._current(name, epoch)
+        if not transaction.is_open:
+            raise kafka_errors.InvalidTxnState("no transaction is open")
+        self._end(name, transaction, commit=True)
+
+    def expire(self, name: str, number: int) -> None:
+        """Abort a transaction if it is still open, and fence its producer."""
+        transaction = self._transactions[name]
+        if transaction.is_open and transaction.number == number:
+            self._end(name, transaction, commit=False)
+            transaction.epoch += 1
+
+    def _current(self, name: str, epoch: int) -> _Transaction:
+        transaction = self._transactions.get(name)
+        if transaction is None or transaction.epoch != epoch:
+            raise kafka_errors.ProducerFenced
+        return transaction
+
+    def _begun(self, name: str, epoch: int) -> _Transaction:
+        transaction = self._current(name, epoch)
+        if not transaction.is_open:
+            transaction.is_open = True
+            transaction.number += 1
+        return transaction
+
+    def _end(self, name: str, transaction: _Transaction, *, commit: bool) -> None:
+        rows, transaction.rows = transaction.rows, []
+        transaction.is_open = False
+        if commit:
+            for member, each in rows:
+                self._on_rows(member, each)
+            self._on_offsets(self._offsets.pending.get(name, {}))
+        self._offsets.end(name, commit=commit)
+
+
+class ModelTransactions(Transactions):
+    """The client's transactions, whose producer is a model."""
+
+    def __init__(self, place: Place, context: Context) -> None:
+        member = place.member()
+        # Half of the processes have the name of the one before, as static members have.
+        name = member.name if place.world.rng.random() < 0.5 else f"worker {member.number}"
+        super().__init__({}, context.group, name, _TIMEOUT)
+        self._place = place
+
+    async def _connect(self) -> None:
+        place, name = self._place, self.transactional_id
+        try:
+            with anyio.fail_after(self._timeout):
+                epoch = await place.world.request(
+                    "commit", "broker", f"{name} begins anew",
+                    lambda: place.coordinator.init(name), kafka_errors.KafkaConnectionError,
+                )  # fmt: skip
+        except (TimeoutError, kafka_errors.KafkaError) as error:
+            raise BrokerUnavailable(f"transactional id {name}: {reason_of(error)}") from error
+        self._producer = _ModelProducer(place, name, epoch)
+        self._left_open = False
+
+    async def _drop(self, producer: Any) -> None:
+        pass
+
+
+class _ModelProducer:
+    """What `Transactions` and `ModelTransactionalWriter` use of an `AIOKafkaProducer`."""
+
+    def __init__(self, place: Place, name: str, epoch: int) -> None:
+        self._place = place
+        self._name = name
+        self._epoch = epoch
+        self._sender = SimpleNamespace(member=None)
+
+    async def begin_transaction(self) -> None:
+        pass
+
+    async def flush(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        pass
+
+    async def send(self, rows: Sequence[Rows]) -> None:
+        member, coordinator = current_member(), self._place.coordinator
+
+        def effect() -> None:
+            self._expire_later(coordinator.send(self._name, self._epoch, member, rows))
+            self._place.checks.memory(member)
+
+        shown = ", ".join(str(r) for each in rows for r in each.ranges)
+        await self._place.world.request(
+            "sink", "broker", f"sends {shown}", effect, kafka_errors.KafkaConnectionError
+        )
+
+    async def send_offsets_to_transaction(self, offsets: Mapping[Any, Any], _group: str) -> None:
+        sent = {
+            TopicPartition(*at): CommitOffset(entry.offset, entry.metadata)
+            for at, entry in offsets.items()
+        }
+        membership, coordinator = self._sender.member, self._place.coordinator
+
+        def effect() -> None:
+            try:
+                number = coordinator.add_offsets(self._name, self._epoch, membership, sent)
+            except CommitFenced as error:
+                raise _Refused(str(error)) from error
+            self._expire_later(number)
+
+        shown = ", ".join(f"{at}={entry.offset}" for at, entry in sorted(sent.items()))
+        await self._place.world.request(
+            "commit", "group", f"adds {shown} to its transaction", effect,
+            kafka_errors.KafkaConnectionError,
+        )  # fmt: skip
+
+    async def commit_transaction(self) -> None:
+        await self._place.world.request(
+            "commit", "broker", "commits its transaction",
+            lambda: self._place.coordinator.commit(self._name, self._epoch),
+            kafka_errors.KafkaConnectionError,
+        )  # fmt: skip
+
+    def _expire_later(self, number: int) -> None:
+        place = self._place
+        place.world.later(_TIMEOUT, place.coordinator.expire, self._name, number)
+
+
+class ModelTransactionalWriter(Reducer):
+    """A last reducer that writes in transactions, to a sink that shows rows when they are committed."""
+
+    commits_offsets = True
+
+    def __init__(self, like: Reducer, place: Place) -> None:
+        super().__init__(
+            max_rows=like.max_rows,
+            max_bytes=like.max_bytes,
+            max_age=like.max_age,
+            when_full=like.when_full,
+            on_shutdown=like.on_shutdown,
+            on_error=like.on_error,
+        )
+        self.delivery = like.delivery
+        self._place = place
+        self._transactions: Transactions | None = None
+        self._rows: Sequence[Rows] = ()
+
+    def spawn(self) -> Self:
+        return copy.copy(self)
+
+    def transactions(self, context: Context) -> Transactions:
+        return ModelTransactions(self._place, context)
+
+    async def open(self, context: Context) -> None:
+        self._transactions = context.transactions
+
+    def add(self, rows: Rows) -> None:
+        self._rows = (*self._rows, rows)
+
+    def reset(self) -> None:
+        self._rows = ()
+
+    async def flush(self) -> FlushResult:
+        assert self._transactions is not None  # noqa: S101  see `open`
+        self._place.checks.sends(current_member(), self._rows)
+        producer = await self._transactions.begin()
+        try:
+            with anyio.fail_after(_TIMEOUT):
+                await producer.send(self._rows)
+        except (TimeoutError, kafka_errors.KafkaError) as error:
+            return Retry(None, reason_of(error), may_double=False)
+        return Flushed()
