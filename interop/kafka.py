@@ -1,4 +1,4 @@
-"""`python -m interop.kafka`: the framework against Apache Kafka, one node and three.
+"""`python -m interop.kafka`: the framework against Apache Kafka, and both brokers' answers compared.
 
 Apache Kafka comes from Maven Central, into the user's cache, every jar verified. Exit codes: 0 every check
 passed, 1 one failed, 2 wrong usage, 3 there is no Apache Kafka to check against (or no Java).
@@ -28,6 +28,7 @@ from chaos.report import write_report
 from chaos.scenarios import SCENARIOS
 from chaos.shape import Outside
 from demo.processes import Children
+from interop.answers.beside import Beside
 from interop.checks import CheckFailed, Checks
 from interop.failover import FAILOVER, failover_of
 from interop.lock import LOCK
@@ -46,7 +47,7 @@ __all__ = ["main"]
 
 _SHORT: Final = ("crashes", "network", "storm", "topic-to-topic", "commit-after-insert")
 _LONG: Final = ("everything", "rebalance-storm", "at-least-once", "at-most-once", "resume-from-max")
-_PARTS: Final = ("pipeline", *_SHORT, *_LONG, FAILOVER.name)
+_PARTS: Final = ("settings", "pipeline", *_SHORT, *_LONG, FAILOVER.name)
 _NO_KAFKA: Final = 3
 _WIDTH: Final = 180  # of the table, where there is no terminal
 
@@ -57,7 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     width = None if sys.stdout.isatty() else _WIDTH
     console = Console(soft_wrap=True, highlight=False, width=width)
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # it cannot know that nodes are killed
-    parts = options.only or ["pipeline", *_SHORT, *(_LONG if options.long else ()), FAILOVER.name]
+    parts = options.only or [
+        "settings",
+        "pipeline",
+        *_SHORT,
+        *(_LONG if options.long else ()),
+        FAILOVER.name,
+    ]
     seed = random.SystemRandom().getrandbits(32) if options.seed is None else options.seed
     try:
         return anyio.run(_run, parts, seed, Path(options.output), console)
@@ -118,18 +125,22 @@ class _Run:
         self._console = console
 
     async def one_node(self, parts: Sequence[str]) -> None:
-        """The pipeline, and the chaos suite's scenarios, as far as they do not harm the broker."""
+        """Both brokers' answers, the pipeline, and the chaos suite's scenarios, as far as they do no harm."""
         if not parts:
             return
         subject = "one node"
         async with self._cluster(subject, 1) as cluster:
+            if "settings" in parts:
+                directory, logs = self._data / "settings", self._output / "settings"
+                beside = Beside(cluster.bootstrap_servers, directory, logs)
+                await beside.check(self.checks, subject)
             if "pipeline" in parts:
                 directory = self._data / "pipeline"
                 async with Children(self._output / "pipeline") as children:
                     pipeline = Pipeline(cluster.bootstrap_servers, directory, children)
                     await pipeline.check(self.checks, subject)
             for part in parts:
-                if part != "pipeline":
+                if part in SCENARIOS:
                     await self._scenario(
                         subject, SCENARIOS[part], Outside(cluster.bootstrap_servers)
                     )

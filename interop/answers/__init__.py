@@ -1,0 +1,1 @@
+"""What the bundled broker and Apache Kafka answer to the same requests about settings, field by field."""

@@ -1,0 +1,81 @@
+"""The bundled broker beside Apache Kafka: both are asked the same, and what differs is explained or fails."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from demo.processes import Children, free_port
+from interop.answers.asking import Asking
+from interop.answers.cases import cases
+from interop.answers.comparing import compared
+from interop.checks import CheckFailed
+from tests.broker.raw_client import RawClient
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from interop.answers.asking import Answers
+    from interop.checks import Checks
+
+__all__ = ["Beside"]
+
+
+class Beside:
+    """Checks that need both brokers.
+
+    Args:
+        bootstrap_servers: Apache Kafka's.
+        directory: takes the bundled broker's data; new or empty.
+        output: takes its log, and every difference.
+    """
+
+    def __init__(self, bootstrap_servers: str, directory: Path, output: Path) -> None:
+        self._theirs = bootstrap_servers
+        self._directory = directory
+        self._output = output
+
+    async def check(self, checks: Checks, subject: str) -> None:
+        """Start the bundled broker, and compare."""
+        port = free_port()
+        async with Children(self._output) as children:
+            data = ("--data", str(self._directory), "--port", str(port))
+            broker = await children.start("broker", "broker", "serve", *data, "--fsync", "os")
+            await children.wait_for_port(broker, port)
+            await checks.run(subject, "topics' settings", self._settings, f"127.0.0.1:{port}")
+
+    async def _settings(self, ours: str) -> str:
+        result = compared(await _answers(ours), await _answers(self._theirs))
+        if result.unexplained or result.unused:
+            unused = [f"explains nothing: {each}" for each in result.unused]
+            told = self._output / "differences.txt"
+            told.write_text("\n".join([*result.unexplained, *unused, ""]))
+            raise CheckFailed(
+                f"{len(result.unexplained):,} of {result.fields:,} fields differ without a reason,"
+                f" {len(unused)} entries explain nothing; all of them: {told}\n"
+                + "\n".join([*result.unexplained[:10], *unused])
+            )
+        differing, reasons = result.explained.total(), {each.reason for each in result.explained}
+        return (
+            f"{len(list(cases()))} cases, {result.fields:,} fields; {differing:,} differ, for"
+            f" {len(reasons)} documented reasons"
+        )
+
+
+async def _answers(address: str) -> Answers:
+    async with _connected(address) as client:
+        asking = Asking(client)
+        wanted = list(cases())
+        await asking.create(wanted)
+        await asking.alter(wanted)
+    return asking.answers
+
+
+@asynccontextmanager
+async def _connected(address: str) -> AsyncIterator[RawClient]:
+    client = await RawClient.connect(address)
+    try:
+        yield client
+    finally:
+        await client.close()

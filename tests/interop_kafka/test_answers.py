@@ -1,0 +1,72 @@
+"""The comparison of the two brokers' answers finds what differs, and what its tables do not need."""
+
+from pathlib import Path
+
+import pytest
+
+from interop.answers.asking import Answers, Asking
+from interop.answers.cases import cases
+from interop.answers.comparing import compared
+from interop.answers.deviations import DIFFERENCES, REFUSALS
+from kmr.broker import Broker, BrokerSettings
+from kmr.broker.topics.topic_config import TOPIC_SETTINGS
+from tests.broker.raw_client import RawClient
+
+CASES = [
+    (("retention.ms", "1"),),
+    (("retention.ms", "x"),),
+    (("flush.messages", "1"),),
+    (("segment.bytes", "1048576"), ("cleanup.policy", "compact")),
+]
+
+
+@pytest.fixture
+async def answers(tmp_path: Path) -> Answers:
+    async with Broker(BrokerSettings(data_dir=tmp_path, port=0)) as broker:
+        client = await RawClient.connect(broker.bootstrap_servers)
+        asking = Asking(client)
+        await asking.create(CASES)
+        await asking.alter(CASES)
+        await client.close()
+        assert not list(broker.topics)
+    return asking.answers
+
+
+async def test_a_broker_is_asked_for_every_field(answers: Answers) -> None:
+    described = ("DescribeConfigs after IncrementalAlterConfigs", "retention.ms='1'", "configs")
+    assert answers[*described, "retention.ms", "value"] == "1"
+    assert answers[*described, "retention.ms", "config_source"] == 1
+    assert answers[*described, "retention.ms", "documented"] is True
+    assert answers[*described, "segment.bytes", "synonyms"] == [
+        ("log.segment.bytes", "268435456", 5)
+    ]
+    for api in ("CreateTopics", "CreateTopics, validate_only", "AlterConfigs"):
+        assert answers[api, "retention.ms='x'", "error_code"] == "invalid_config"
+        assert answers[api, "retention.ms='1'", "error_code"] == "none"
+
+
+async def test_only_differences_with_a_reason_are_explained(answers: Answers) -> None:
+    theirs = dict(answers)
+    assert not compared(answers, theirs).unexplained
+    created = "CreateTopics", "flush.messages='1'"
+    theirs[*created, "error_code"], theirs[*created, "error_message"] = "none", None
+    theirs["CreateTopics", "retention.ms='1'", "configs", "segment.bytes", "value"] = "1073741824"
+    result = compared(answers, theirs)
+    assert (result.explained.total(), result.unexplained) == (3, [])
+    assert len(result.unused) == len(REFUSALS) + len(DIFFERENCES) - 2
+
+    theirs["AlterConfigs", "retention.ms='1'", "error_code"] = "invalid_config"
+    theirs["CreateTopics", "retention.ms='x'", "error_code"] = "none"
+    theirs["CreateTopics", "retention.ms='1'", "configs", "segment.ms", "value"] = "none"
+    assert compared(answers, theirs).unexplained == [
+        "CreateTopics, retention.ms='1', configs, segment.ms, value: '604800000', Apache Kafka 'none'",
+        "CreateTopics, retention.ms='x', error_code: 'invalid_config', Apache Kafka 'none'",
+        "AlterConfigs, retention.ms='1', error_code: 'none', Apache Kafka 'invalid_config'",
+    ]
+
+
+def test_there_are_cases_for_every_setting() -> None:
+    wanted = list(cases())
+    assert len(wanted) == len(set(wanted))
+    for name in TOPIC_SETTINGS:
+        assert len([case for case in wanted if [each for each, _ in case] == [name]]) > 5
