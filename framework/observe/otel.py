@@ -19,7 +19,12 @@ from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics.export import MetricExportResult
-from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resource
+from opentelemetry.sdk.resources import (
+    SERVICE_INSTANCE_ID,
+    SERVICE_NAME,
+    OTELResourceDetector,
+    Resource,
+)
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind, Status, StatusCode
@@ -323,14 +328,11 @@ def _resource(settings: Settings) -> Resource:
             "kmr.strategy": settings.strategy or "",
         }
     )
-    theirs = Resource.create()
-    if not _names_service():
-        theirs = Resource(
-            {name: value for name, value in theirs.attributes.items() if name != SERVICE_NAME}
-        )
-    return ours.merge(theirs)
-
-
-def _names_service() -> bool:
-    attributes = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
-    return bool(os.environ.get("OTEL_SERVICE_NAME")) or f"{SERVICE_NAME}=" in attributes
+    named = set(OTELResourceDetector().detect().attributes)
+    theirs = {
+        name: value
+        for name, value in Resource.create().attributes.items()
+        # Without the variables the SDK makes them up: the id anew in each process.
+        if name in named or name not in (SERVICE_NAME, SERVICE_INSTANCE_ID)
+    }
+    return ours.merge(Resource(theirs))

@@ -215,6 +215,8 @@ class Collector:
     async def metrics_of(self, request: web.Request) -> web.Response:
         received = ExportMetricsServiceRequest.FromString(await request.read())
         for each in received.resource_metrics:
+            pairs = each.resource.attributes
+            self.resources.append({pair.key: pair.value.string_value for pair in pairs})
             for scope in each.scope_metrics:
                 for metric in scope.metrics:
                     for point in metric.sum.data_points:
@@ -250,6 +252,7 @@ async def test_a_worker_with_otel_sends_spans_and_metrics_to_a_collector(
     app.router.add_post("/v1/traces", collector.traces)
     app.router.add_post("/v1/metrics", collector.metrics_of)
     flags = {"--topic": "t", "--group": "g", "--bootstrap-servers": broker.bootstrap_servers}
+    flags["--group-instance-id"] = "hits-0"
     with anyio.fail_after(60):
         done = await anyio.run_process(
             [
@@ -271,6 +274,7 @@ async def test_a_worker_with_otel_sends_spans_and_metrics_to_a_collector(
         assert [link.trace_id for link in span.links] == [(77).to_bytes(16)]
     assert {each["service.name"] for each in collector.resources} == {"hits"}
     assert {each["kmr.group"] for each in collector.resources} == {"g"}
+    assert {each["service.instance.id"] for each in collector.resources} == {"hits-0"}
     assert collector.metrics["kmr_settled_records"] == 2
 
 
