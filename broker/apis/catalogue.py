@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from importlib import import_module
 from pkgutil import walk_packages
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .api import AdvertisedVersions, Api, RawApi
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import ModuleType
 
     from .api import AnyApi
@@ -63,12 +64,18 @@ class Unsupported(NamedTuple):
         feature: its name, with the KIP if there is one.
         instead: what clients get, and what to do.
         apis: keys of the APIs that are not served because of it; none for a setting or a version.
+        newest: by the key of an API that is served, the newest version of it that does not need the feature.
+        levels: names of the features in Kafka's ApiVersions that are not offered because of it (KIP-584).
     """
 
     feature: str
     instead: str
     apis: tuple[int, ...] = ()
+    newest: Mapping[int, int] = MappingProxyType({})
+    levels: tuple[str, ...] = ()
 
+
+_END_TXN, _TXN_OFFSET_COMMIT = 26, 28
 
 UNSUPPORTED: Final[Sequence[Unsupported]] = (
     Unsupported(
@@ -77,12 +84,14 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
         " INVALID_REPLICATION_FACTOR, min.insync.replicas is 1, acks=all means this node. For more, use"
         " Apache Kafka with unchanged clients.",
         (56,),
+        levels=("eligible.leader.replicas.version",),
     ),
     Unsupported(
         "Controller quorum: KRaft (KIP-595, KIP-853), broker registration",
         "There is no separate controller; DescribeCluster and DescribeQuorum name the one node, which leads"
         " an empty metadata log.",
         (52, 53, 54, 58, 59, 62, 63, 64, 67, 70, 80, 81, 82),
+        levels=("kraft.version", "metadata.version"),
     ),
     Unsupported(
         "Changing feature levels (KIP-584)",
@@ -98,9 +107,9 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
     Unsupported(
         "A new producer epoch for each transaction (KIP-890), two-phase commit (KIP-939)",
         "Producers use the transaction protocol of Kafka up to 3.9, as they do with those brokers: the"
-        " feature transaction.version is not offered, and EndTxn ends at version 4, TxnOffsetCommit at 4,"
-        " InitProducerId at 5."
-        " Produce 12 and 13 add no partition to a transaction.",
+        " feature transaction.version is not offered. Produce 12 and 13 add no partition to a transaction.",
+        newest={_END_TXN: 4, _TXN_OFFSET_COMMIT: 4},
+        levels=("transaction.version",),
     ),
     Unsupported(
         "Changing the protocol of a consumer group with members (KIP-848)",
@@ -111,11 +120,13 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
         "Share groups (KIP-932)",
         "Share consumers get an error that they are not supported.",
         (76, 77, 78, 79, 83, 84, 85, 86, 87, 90, 91, 92),
+        levels=("share.version",),
     ),
     Unsupported(
         "Streams groups (KIP-1071)",
         "Kafka Streams uses classic groups, which is its default.",
         (88, 89),
+        levels=("streams.version",),
     ),
     Unsupported(
         "Delegation tokens (KIP-48)",

@@ -14,6 +14,7 @@ from .terminal import AsJson, columns, reports, say, say_json
 
 if TYPE_CHECKING:
     from ..apis.api import AdvertisedVersions
+    from ..apis.catalogue import Unsupported
 
 __all__ = ["features", "unsupported_table"]
 
@@ -45,7 +46,11 @@ def features(
             {
                 "served": [_served(versions)._asdict() for versions in advertised_versions(SERVED)],
                 "unsupported": [
-                    {**entry._asdict(), "apis": [_api(key) for key in entry.apis]}
+                    {
+                        **entry._asdict(),
+                        "apis": [_api(key) for key in entry.apis],
+                        "newest": {_api(key): newest for key, newest in entry.newest.items()},
+                    }
                     for entry in UNSUPPORTED
                 ],
             }
@@ -57,8 +62,7 @@ def features(
     for entry in UNSUPPORTED:
         say("", *wrap(entry.feature, _WIDTH))
         say(*wrap(entry.instead, _WIDTH, initial_indent="  ", subsequent_indent="  "))
-        if entry.apis:
-            names = ", ".join(f"{_api(key)} ({key})" for key in entry.apis)
+        if names := _lacking(entry):
             say(*wrap(f"APIs: {names}", _WIDTH, initial_indent="  ", subsequent_indent="  "))
     return 0
 
@@ -66,10 +70,19 @@ def features(
 def unsupported_table() -> str:
     """Return the features that the broker lacks as a table in Markdown, which docs/broker.md includes."""
     rows = ["| feature of Kafka | instead | APIs |", "| --- | --- | --- |"]
-    for entry in UNSUPPORTED:
-        names = ", ".join(f"{_api(key)} ({key})" for key in entry.apis)
-        rows.append(f"| {entry.feature} | {entry.instead} | {names} |")
+    rows += (f"| {entry.feature} | {entry.instead} | {_lacking(entry)} |" for entry in UNSUPPORTED)
     return "\n".join(rows)
+
+
+def _lacking(entry: Unsupported) -> str:
+    """Return what ApiVersions does not have because of a feature."""
+    return ", ".join(
+        [
+            *(f"{_api(key)} ({key})" for key in entry.apis),
+            *(f"{_api(key)} ({key}) after {newest}" for key, newest in entry.newest.items()),
+            *entry.levels,
+        ]
+    )
 
 
 class _Served(NamedTuple):

@@ -9,6 +9,7 @@ from demo.processes import Children, free_port
 from interop.answers.asking import Asking
 from interop.answers.cases import cases
 from interop.answers.comparing import compared
+from interop.answers.versions import Offered, missing_entries
 from interop.checks import CheckFailed
 from tests.broker.raw_client import RawClient
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from interop.checks import Checks
 
 __all__ = ["Beside"]
+
+_API_VERSIONS = 18
 
 
 class Beside:
@@ -43,7 +46,21 @@ class Beside:
             data = ("--data", str(self._directory), "--port", str(port))
             broker = await children.start("broker", "broker", "serve", *data, "--fsync", "os")
             await children.wait_for_port(broker, port)
-            await checks.run(subject, "topics' settings", self._settings, f"127.0.0.1:{port}")
+            ours = f"127.0.0.1:{port}"
+            await checks.run(subject, "versions of APIs", self._versions, ours)
+            await checks.run(subject, "topics' settings", self._settings, ours)
+
+    async def _versions(self, ours: str) -> str:
+        our, their = await _offered(ours), await _offered(self._theirs)
+        if missing := list(missing_entries(our, their)):
+            raise CheckFailed(
+                "\n".join(["the catalogue of unsupported features is wrong:", *missing])
+            )
+        equal = our.apis.items() & their.apis.items()
+        return (
+            f"of {len(their.apis)} APIs, {len(equal)} in the same versions, {len(our.apis) - len(equal)} in"
+            f" fewer; the rest is listed as unsupported"
+        )
 
     async def _settings(self, ours: str) -> str:
         result = compared(await _answers(ours), await _answers(self._theirs))
@@ -61,6 +78,12 @@ class Beside:
             f"{len(list(cases()))} cases, {result.fields:,} fields; {differing:,} differ, for"
             f" {len(reasons)} documented reasons"
         )
+
+
+async def _offered(address: str) -> Offered:
+    async with _connected(address) as client:
+        software = {"client_software_name": "kmr-interop", "client_software_version": "1"}
+        return Offered.of(await client.call(_API_VERSIONS, 4, **software))
 
 
 async def _answers(address: str) -> Answers:

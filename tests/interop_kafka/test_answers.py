@@ -8,10 +8,13 @@ from interop.answers.asking import Answers, Asking
 from interop.answers.cases import cases
 from interop.answers.comparing import compared
 from interop.answers.deviations import DIFFERENCES, REFUSALS
+from interop.answers.versions import Offered, missing_entries
 from kmr.broker import Broker, BrokerSettings
+from kmr.broker.apis.catalogue import UNSUPPORTED
 from kmr.broker.topics.topic_config import TOPIC_SETTINGS
 from tests.broker.raw_client import RawClient
 
+API_VERSIONS, UNKNOWN = 18, 999
 CASES = [
     (("retention.ms", "1"),),
     (("retention.ms", "x"),),
@@ -62,6 +65,30 @@ async def test_only_differences_with_a_reason_are_explained(answers: Answers) ->
         "CreateTopics, retention.ms='1', configs, segment.ms, value: '604800000', Apache Kafka 'none'",
         "CreateTopics, retention.ms='x', error_code: 'invalid_config', Apache Kafka 'none'",
         "AlterConfigs, retention.ms='1', error_code: 'none', Apache Kafka 'invalid_config'",
+    ]
+
+
+async def test_a_version_that_only_one_broker_offers_needs_an_entry(tmp_path: Path) -> None:
+    async with Broker(BrokerSettings(data_dir=tmp_path, port=0)) as broker:
+        client = await RawClient.connect(broker.bootstrap_servers)
+        software = {"client_software_name": "x", "client_software_version": "1"}
+        ours = Offered.of(await client.call(API_VERSIONS, 4, **software))
+        await client.close()
+    levels = {each: (0, 1) for entry in UNSUPPORTED for each in entry.levels}
+    listed = {key: (0, newest + 1) for entry in UNSUPPORTED for key, newest in entry.newest.items()}
+    lacking = {key: (0, 0) for entry in UNSUPPORTED for key in entry.apis}
+    theirs = Offered({**ours.apis, **listed, **lacking}, {**ours.features, **levels})
+    assert not list(missing_entries(ours, theirs))
+
+    assert len(list(missing_entries(ours, ours))) == len(listed) + len(levels)
+    changed = Offered(
+        {**theirs.apis, API_VERSIONS: (0, 9), UNKNOWN: (0, 0)},
+        {**theirs.features, "x.version": (0, 1)},
+    )
+    assert [each.partition(":")[0] for each in missing_entries(ours, changed)] == [
+        f"API {API_VERSIONS}",
+        f"API {UNKNOWN}",
+        "feature x.version",
     ]
 
 

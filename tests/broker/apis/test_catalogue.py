@@ -55,6 +55,12 @@ def test_nothing_is_listed_twice() -> None:
     assert len({entry.feature for entry in UNSUPPORTED}) == len(UNSUPPORTED)
 
 
+def test_an_api_ends_at_the_version_that_its_entry_says() -> None:
+    served = {versions.key: versions.max_version for versions in advertised_versions(SERVED)}
+    for entry in UNSUPPORTED:
+        assert entry.newest.items() <= served.items(), entry.feature
+
+
 def test_every_entry_says_what_clients_get_instead() -> None:
     for entry in UNSUPPORTED:
         assert entry.instead.endswith("."), entry.feature
