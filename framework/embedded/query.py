@@ -143,7 +143,7 @@ def parse_statement(text: bytes) -> Statement:
     reads = first.word in _READS or first.text == b"("
     answer_format: str | None = None
     previous = first
-    ended = False
+    ended = asks_grant = False
     for token in tokens:
         if ended and token.text != b";":
             raise ClickHouseError(
@@ -156,7 +156,11 @@ def parse_statement(text: bytes) -> Statement:
             raise ClickHouseError(358, "INTO_OUTFILE_NOT_ALLOWED", "INTO OUTFILE is not allowed")
         elif token.word == b"INSERT" and previous.word != b"EXPLAIN":
             reads = False  # WITH ... INSERT
+        elif (first.word, token.word, previous) == (b"CHECK", b"GRANT", first):
+            asks_grant = True
         previous = token
+    if asks_grant:
+        return Statement("read")  # it takes no FORMAT
     kind: Kind = "read" if reads or first.word in _SESSION_ONLY else "write"
     return Statement(kind, answers=reads, format=answer_format)
 

@@ -22,6 +22,8 @@ from kmr.embedded.query import ClickHouseError, parse_statement
         ("WITH x AS (SELECT 1) INSERT INTO t SELECT * FROM x", "write", False, None),
         ("SHOW TABLES FORMAT TSV", "read", True, "TSV"),
         ("SET max_threads = 1", "read", False, None),
+        ("CHECK TABLE t", "read", True, None),
+        ("CHECK GRANT INSERT, SELECT(a) ON t", "read", False, None),
         ("CREATE TABLE t (a UInt8) ENGINE = Memory", "write", False, None),
         ("DROP TABLE t", "write", False, None),
         ("INSERT INTO t SELECT 1", "write", False, None),

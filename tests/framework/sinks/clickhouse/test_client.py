@@ -118,3 +118,19 @@ async def test_a_directory_that_another_process_serves_is_reached_by_its_url(
     rows = await connection.rows("SELECT getSetting('max_threads') AS threads", {})
     assert rows == [{"threads": 1}]
     await connection.close()
+
+
+async def test_a_server_that_does_not_understand_the_question_for_a_privilege_is_no_error(
+    clickhouse_url: str,
+) -> None:
+    """As one that is older than CHECK GRANT."""
+    target = client.Target.of(f"{clickhouse_url}?readonly=2")
+    connection = await client.connect_async(
+        target, settings={}, connect_timeout=10, timeout=30, options={}
+    )
+    try:
+        assert await connection.is_granted("SELECT", "`default`.`absent`") is True
+        assert await connection.is_granted("INSERT", "`default`.`absent`") is False
+        assert await connection.is_granted("NOTHING", "`default`.`absent`") is None
+    finally:
+        await connection.close()
