@@ -150,7 +150,7 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
         (71, 72),
     ),
     Unsupported(
-        "Settings of groups and of client metrics (KIP-848, KIP-714)",
+        "Settings of groups, client metrics and loggers (KIP-848, KIP-714, KIP-412)",
         "Only topics and the broker have settings; other resource types are refused with"
         " INVALID_REQUEST.",
     ),

@@ -9,11 +9,14 @@ import anyio
 from kio.static.primitive import i32Timedelta
 
 from demo.processes import give_up_after
+from interop.answers.cases import named
+from interop.answers.edits import SET
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from interop.answers.cases import Case
+    from interop.answers.edits import Edit
     from tests.broker.raw_client import RawClient
 
 __all__ = ["Answers", "Asking"]
@@ -22,16 +25,15 @@ Answers = dict[tuple[str, ...], object]
 """Plain values by API, case and field: `("CreateTopics", "retention.ms='1'", "error_code")`."""
 
 _CREATE, _DELETE, _DESCRIBE, _ALTER, _INCREMENTAL = 19, 20, 32, 33, 44
+_NAMES: Final = {
+    _DESCRIBE: "DescribeConfigs",
+    _ALTER: "AlterConfigs",
+    _INCREMENTAL: "IncrementalAlterConfigs",
+}
 _TOPIC: Final = 2
-_SET: Final = 0
 _TIMEOUT: Final = i32Timedelta.parse(timedelta(minutes=2))
 _PATIENCE: Final = 60.0
 _POLL: Final = 0.1
-
-
-def named(case: Case) -> str:
-    """A case as one reads it."""
-    return " ".join(f"{name}={value!r}" for name, value in case) or "no settings"
 
 
 class Asking:
@@ -44,61 +46,100 @@ class Asking:
 
     async def create(self, cases: Sequence[Case]) -> None:
         """CreateTopics: every case as a check, then for real; and the descriptions of what was created."""
-        await self._create("CreateTopics, validate_only", cases, validate_only=True)
-        created = await self._create("CreateTopics", cases, validate_only=False)
-        await self._until_known()
-        await self._describe("DescribeConfigs after CreateTopics", created)
-        await self._delete(created)
+        topics = {named(case): f"created-{number}" for number, case in enumerate(cases)}
+        wanted = [_wanted(topics[named(case)], case) for case in cases]
+        for api in ("CreateTopics, validate_only", "CreateTopics"):
+            results = await self._create(wanted, validate_only=api != "CreateTopics")
+            for case, topic in topics.items():
+                self._created((api, case), results[topic])
+        made = {case: topic for case, topic in topics.items() if not results[topic].error_code}
+        await self._describe("DescribeConfigs after CreateTopics", made)
+        await self._delete(made.values())
 
     async def alter(self, cases: Sequence[Case]) -> None:
         """IncrementalAlterConfigs and AlterConfigs: as a check, then for real; and the descriptions."""
-        topics = dict(
-            zip(cases, (f"altered-{number}" for number in range(len(cases))), strict=True)
-        )
-        await self._ask_create([_wanted(topic, ()) for topic in topics.values()])
-        for api, key in (("IncrementalAlterConfigs", _INCREMENTAL), ("AlterConfigs", _ALTER)):
-            for validate_only in (True, False):
-                name = f"{api}, validate_only" if validate_only else api
-                resources = [_altered(topic, case, key) for case, topic in topics.items()]
-                response = await self._client.call(
-                    key, 1, resources=resources, validate_only=validate_only
-                )
-                codes = {each.resource_name: each for each in response.responses}
-                for case, topic in topics.items():
-                    self._outcome((name, named(case)), codes[topic])
-            await self._until_known()
-            await self._describe(f"DescribeConfigs after {api}", topics)
-        await self._delete(topics)
+        topics = {named(case): f"altered-{number}" for number, case in enumerate(cases)}
+        await self._create([_wanted(topic, ()) for topic in topics.values()])
+        for key, operation in ((_INCREMENTAL, {"config_operation": SET}), (_ALTER, {})):
+            resources = [
+                _altered(topics[named(case)], [{**each, **operation} for each in _configs(case)])
+                for case in cases
+            ]
+            await self._alter(key, _NAMES[key], topics, resources)
+        await self._delete(topics.values())
+
+    async def edit(self, edits: Sequence[Edit]) -> None:
+        """IncrementalAlterConfigs with every operation, on topics with settings; and the descriptions."""
+        topics = {str(edit): f"edited-{number}" for number, edit in enumerate(edits)}
+        await self._create([_wanted(topics[str(edit)], edit.own) for edit in edits])
+        resources = [
+            _altered(
+                topics[str(edit)],
+                [
+                    {"name": name, "config_operation": operation, "value": value}
+                    for name, operation, value in edit.changes
+                ],
+            )
+            for edit in edits
+        ]
+        await self._alter(_INCREMENTAL, "edits", topics, resources)
+        await self._delete(topics.values())
+
+    async def refuse(self, resources: Iterable[tuple[int, str]]) -> None:
+        """DescribeConfigs and both alterations of resources without settings, each in its own request."""
+        config = {"name": "retention.ms", "value": "1"}
+        fields: Mapping[int, Mapping[str, Any]] = {
+            _DESCRIBE: {"configuration_keys": None},
+            _ALTER: {"configs": [config]},
+            _INCREMENTAL: {"configs": [{**config, "config_operation": SET}]},
+        }
+        for kind, name in resources:
+            for key, values in fields.items():
+                asked = {"resource_type": kind, "resource_name": name, **values}
+                response = await self._client.call(key, 1, resources=[asked])
+                (result,) = response.results if key == _DESCRIBE else response.responses
+                self._outcome((_NAMES[key], f"resource {kind} {name!r}"), result)
+
+    async def choose(self, choices: Iterable[Sequence[str] | None]) -> None:
+        """DescribeConfigs of some settings of a topic."""
+        await self._create([_wanted("described", ())])
+        await self._until_known()
+        for keys in choices:
+            (result,) = await self._described(["described"], keys)
+            self._description(("DescribeConfigs", f"settings {keys}"), result)
+        await self._delete(["described"])
+
+    # -- requests
 
     async def _create(
-        self, api: str, cases: Sequence[Case], *, validate_only: bool
-    ) -> dict[Case, str]:
-        topics = {case: f"created-{number}" for number, case in enumerate(cases)}
-        wanted = [_wanted(topic, case) for case, topic in topics.items()]
-        results = await self._ask_create(wanted, validate_only=validate_only)
-        by_name = {each.name: each for each in results}
-        for case, topic in topics.items():
-            result, path = by_name[topic], (api, named(case))
-            self._outcome(path, result)
-            self.answers[*path, "num_partitions"] = result.num_partitions
-            self.answers[*path, "replication_factor"] = result.replication_factor
-            self._configs(path, result.configs)
-        return {case: topic for case, topic in topics.items() if not by_name[topic].error_code}
-
-    async def _ask_create(self, topics: Sequence[Any], *, validate_only: bool = False) -> Any:
+        self, topics: Sequence[Any], *, validate_only: bool = False
+    ) -> dict[str, Any]:
         response = await self._client.call(
             _CREATE, 7, topics=topics, timeout=_TIMEOUT, validate_only=validate_only
         )
-        return response.topics
+        return {each.name: each for each in response.topics}
 
-    async def _describe(self, api: str, topics: dict[Case, str]) -> None:
+    async def _alter(
+        self, key: int, name: str, topics: Mapping[str, str], resources: Sequence[Any]
+    ) -> None:
+        for validate_only in (True, False):
+            response = await self._client.call(
+                key, 1, resources=resources, validate_only=validate_only
+            )
+            results = {each.resource_name: each for each in response.responses}
+            for case, topic in topics.items():
+                api = f"{name}, validate_only" if validate_only else name
+                self._outcome((api, case), results[topic])
+        await self._describe(f"DescribeConfigs after {name}", topics)
+
+    async def _describe(self, api: str, topics: Mapping[str, str]) -> None:
+        await self._until_known()
         for case, result in zip(topics, await self._described(topics.values()), strict=True):
-            self._outcome((api, named(case)), result)
-            self._configs((api, named(case)), result.configs)
+            self._description((api, case), result)
 
-    async def _described(self, topics: Iterable[str]) -> Any:
+    async def _described(self, topics: Iterable[str], keys: Sequence[str] | None = None) -> Any:
         resources = [
-            {"resource_type": _TOPIC, "resource_name": topic, "configuration_keys": None}
+            {"resource_type": _TOPIC, "resource_name": topic, "configuration_keys": keys}
             for topic in topics
         ]
         response = await self._client.call(
@@ -110,39 +151,52 @@ class Asking:
         """Apache Kafka's broker learns of changes in their order, and after they are acknowledged."""
         self._markers += 1
         marker = f"marker-{self._markers}"
-        await self._ask_create([_wanted(marker, ())])
+        await self._create([_wanted(marker, ())])
         with give_up_after(_PATIENCE, "new topics are not described"):
-            while (await self._described([marker]))[0].error_code:  # noqa: ASYNC110  it is another process
+            while (await self._described([marker]))[0].error_code:  # noqa: ASYNC110  another process
                 await anyio.sleep(_POLL)
-        await self._delete({(): marker})
+        await self._delete([marker])
 
-    async def _delete(self, topics: dict[Case, str]) -> None:
-        wanted = [{"name": topic, "topic_id": None} for topic in topics.values()]
+    async def _delete(self, topics: Iterable[str]) -> None:
+        wanted = [{"name": topic, "topic_id": None} for topic in topics]
         await self._client.call(_DELETE, 6, topics=wanted, timeout=_TIMEOUT)
+
+    # -- answers
+
+    def _created(self, path: tuple[str, ...], result: Any) -> None:
+        self._outcome(path, result)
+        for name in ("num_partitions", "replication_factor"):
+            self.answers[*path, name] = getattr(result, name)
+        for config in result.configs:
+            self._config((*path, "configs", config.name), config)
+
+    def _description(self, path: tuple[str, ...], result: Any) -> None:
+        self._outcome(path, result)
+        for config in result.configs:
+            at = (*path, "configs", config.name)
+            self._config(at, config)
+            synonyms = [(each.name, each.value, int(each.source)) for each in config.synonyms]
+            self.answers[*at, "synonyms"] = synonyms
+            self.answers[*at, "config_type"] = config.config_type
+            self.answers[*at, "documented"] = bool(config.documentation)
+
+    def _config(self, path: tuple[str, ...], config: Any) -> None:
+        for name in ("value", "read_only", "config_source", "is_sensitive"):
+            self.answers[*path, name] = getattr(config, name)
 
     def _outcome(self, path: tuple[str, ...], result: Any) -> None:
         self.answers[*path, "error_code"] = result.error_code.name
         self.answers[*path, "error_message"] = result.error_message
 
-    def _configs(self, path: tuple[str, ...], configs: Iterable[Any]) -> None:
-        for config in configs:
-            for field in ("value", "read_only", "config_source", "is_sensitive", "config_type"):
-                if hasattr(config, field):
-                    self.answers[*path, "configs", config.name, field] = getattr(config, field)
-            if hasattr(config, "synonyms"):
-                synonyms = [(each.name, each.value, int(each.source)) for each in config.synonyms]
-                self.answers[*path, "configs", config.name, "synonyms"] = synonyms
-                self.answers[*path, "configs", config.name, "documented"] = bool(
-                    config.documentation
-                )
+
+def _configs(case: Case) -> list[dict[str, Any]]:
+    return [{"name": name, "value": value} for name, value in case]
 
 
 def _wanted(topic: str, case: Case) -> dict[str, Any]:
-    configs = [{"name": name, "value": value} for name, value in case]
+    configs = _configs(case)
     return {"name": topic, "num_partitions": 1, "replication_factor": 1, "configs": configs}
 
 
-def _altered(topic: str, case: Case, key: int) -> dict[str, Any]:
-    operation = {"config_operation": _SET} if key == _INCREMENTAL else {}
-    configs = [{"name": name, "value": value, **operation} for name, value in case]
-    return {"resource_type": _TOPIC, "resource_name": topic, "configs": configs}
+def _altered(topic: str, configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {"resource_type": _TOPIC, "resource_name": topic, "configs": list(configs)}

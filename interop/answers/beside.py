@@ -9,6 +9,7 @@ from demo.processes import Children, free_port
 from interop.answers.asking import Asking
 from interop.answers.cases import cases
 from interop.answers.comparing import compared
+from interop.answers.edits import EDITS, KEYS, RESOURCES
 from interop.answers.versions import Offered, missing_entries
 from interop.checks import CheckFailed
 from tests.broker.raw_client import RawClient
@@ -43,7 +44,7 @@ class Beside:
         """Start the bundled broker, and compare."""
         port = free_port()
         async with Children(self._output) as children:
-            data = ("--data", str(self._directory), "--port", str(port))
+            data = ("--data", str(self._directory), "--port", str(port), "--node-id", "1")
             broker = await children.start("broker", "broker", "serve", *data, "--fsync", "os")
             await children.wait_for_port(broker, port)
             ours = f"127.0.0.1:{port}"
@@ -59,7 +60,7 @@ class Beside:
         equal = our.apis.items() & their.apis.items()
         return (
             f"of {len(their.apis)} APIs, {len(equal)} in the same versions, {len(our.apis) - len(equal)} in"
-            f" fewer; the rest is listed as unsupported"
+            " fewer; the rest is listed as unsupported"
         )
 
     async def _settings(self, ours: str) -> str:
@@ -75,8 +76,8 @@ class Beside:
             )
         differing, reasons = result.explained.total(), {each.reason for each in result.explained}
         return (
-            f"{len(list(cases()))} cases, {result.fields:,} fields; {differing:,} differ, for"
-            f" {len(reasons)} documented reasons"
+            f"{len(list(cases()))} settings, {len(EDITS)} edits, {len(RESOURCES)} resources:"
+            f" {result.fields:,} fields; {differing:,} differ, for {len(reasons)} documented reasons"
         )
 
 
@@ -92,6 +93,9 @@ async def _answers(address: str) -> Answers:
         wanted = list(cases())
         await asking.create(wanted)
         await asking.alter(wanted)
+        await asking.edit(EDITS)
+        await asking.choose(KEYS)
+        await asking.refuse(RESOURCES)
     return asking.answers
 
 

@@ -9,7 +9,7 @@ from kmr.broker.topics.topic_config import TOPIC_SETTINGS, ConfigType
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Case", "cases"]
+__all__ = ["Case", "cases", "named"]
 
 Case = tuple[tuple[str, str | None], ...]
 """The settings of one request: names and values."""
@@ -86,6 +86,11 @@ _COMBINED: Final[Sequence[Case]] = (
     (("compression.type", "gzip"), ("compression.gzip.level", "1")),
     (("compression.type", "gzip"), ("compression.zstd.level", "23")),
 )
+
+
+def named(case: Case) -> str:
+    """A case as one reads it."""
+    return " ".join(f"{name}={value!r}" for name, value in case) or "no settings"
 
 
 def cases() -> Iterator[Case]:

@@ -310,6 +310,8 @@ async def _alter(
         if times[resource.resource_type, resource.resource_name] > 1:
             _refuse(f"{name!r} is listed more than once; list it once")
         _check_alteration(context, resource)
+        if resource.resource_type == _ResourceType.TOPIC and topics.get(name) is None:
+            check_topic_name(name)
         if resource.resource_type == _ResourceType.BROKER:
             return  # every setting has its default, so deleting one changes nothing
         if request.validate_only:
@@ -355,7 +357,10 @@ def _check_alteration(context: RequestContext, resource: Any) -> None:
                 f"{names}: the broker's settings cannot be changed while it runs; restart it with others,"
                 " or change those of topics"
             )
-    elif resource.resource_type != _ResourceType.TOPIC:
+    elif resource.resource_type == _ResourceType.TOPIC:
+        if not resource.resource_name:
+            _refuse("the topic name '' is empty")
+    else:
         _refuse(
             f"resource type {resource.resource_type} has no settings that can be changed here: use"
             " topics (2)"
@@ -387,11 +392,10 @@ def _edited_list(
 ) -> str:
     """Return the list with the elements added or removed; the broker's default if the topic has none."""
     setting = TOPIC_SETTINGS.get(name)
-    if setting is None:
-        raise RequestError(ErrorCode.invalid_config, f"Unknown topic config name: {name}")
-    if setting.type != ConfigType.LIST:
+    if setting is None or setting.type != ConfigType.LIST:
         raise RequestError(
-            ErrorCode.invalid_config, f"{name} is not a list: set it instead of adding or removing"
+            ErrorCode.invalid_config,
+            f"Can't {_Operation(operation).name} to key {name} because its type is not LIST.",
         )
     default = setting.unused or ""
     if setting.field:

@@ -327,6 +327,8 @@ async def test_validation_changes_nothing(broker: Broker, connect: Connect) -> N
     ("wanted", "code"),
     [
         (resource("no", ("retention.ms", SET, "1")), ErrorCode.unknown_topic_or_partition),
+        (resource("no good", ("retention.ms", SET, "1")), ErrorCode.invalid_topic_exception),
+        (resource("", ("retention.ms", SET, "1")), ErrorCode.invalid_request),
         (resource("t", ("no.such", SET, "1")), ErrorCode.invalid_config),
         (resource("t", ("no.such", APPEND, "1")), ErrorCode.invalid_config),
         (resource("t", ("retention.ms", SET, "soon")), ErrorCode.invalid_config),
