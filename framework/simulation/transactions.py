@@ -50,6 +50,7 @@ class _Transaction:
     epoch: int = 0
     number: int = 0
     is_open: bool = False
+    was_committed: bool = False
     rows: list[tuple[Member, Sequence[Rows]]] = field(default_factory=list)
 
 
@@ -99,11 +100,12 @@ class Coordinator:
         return transaction.number
 
     def commit(self, name: str, epoch: int) -> None:
-        """End the transaction: its rows are seen, its offsets are committed."""
+        """End the transaction: its rows are seen, its offsets are committed. Asked again, it is done."""
         transaction = self._current(name, epoch)
-        if not transaction.is_open:
+        if transaction.is_open:
+            self._end(name, transaction, commit=True)
+        elif not transaction.was_committed:
             raise kafka_errors.InvalidTxnState("no transaction is open")
-        self._end(name, transaction, commit=True)
 
     def expire(self, name: str, number: int) -> None:
         """Abort a transaction if it is still open, and fence its producer."""
@@ -127,7 +129,7 @@ class Coordinator:
 
     def _end(self, name: str, transaction: _Transaction, *, commit: bool) -> None:
         rows, transaction.rows = transaction.rows, []
-        transaction.is_open = False
+        transaction.is_open, transaction.was_committed = False, commit
         if commit:
             for member, each in rows:
                 self._on_rows(member, each)

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from typing import TYPE_CHECKING, Any, Final
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import clickhouse_connect
-from hypothesis import given, settings
+from aiokafka.errors import KafkaError
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kio.schema.errors import ErrorCode
 
+from kmr.broker import Broker, BrokerSettings
 from kmr.errors import CommitFenced
 from kmr.kafka.consumer import CommitOffset
+from kmr.kafka.group_offsets import Membership
 from kmr.record import TopicPartition
 from kmr.simulation.clickhouse import ModelTable
 from kmr.simulation.group import Offsets
+from kmr.simulation.transactions import Coordinator
+from tests.broker.apis.transactions.conftest import Fetched, Wire
 from tests.broker.coordinators.conftest import GroupBench
+from tests.broker.raw_client import RawClient
 from tests.examples import examples
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from clickhouse_connect.driver.client import Client
 
     from kmr.broker.coordinators.group_types import JoinResult
+    from kmr.broker.log.producers import ProducerIdentity
 
 WINDOW: Final = 3
 _tables = itertools.count()
@@ -72,6 +84,8 @@ def _compare_tables(client: Client, operations: list[tuple[Any, ...]]) -> None:
 
 
 AT: Final = TopicPartition("t", 0)
+ANY_MEMBER: Final = cast("Any", None)
+ONE_ROW: Final = cast("Any", "a row")
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -116,3 +130,97 @@ def test_the_model_of_the_group_accepts_the_commits_that_the_broker_accepts(
                 else:
                     assert accepted
                     assert model.committed[AT] == CommitOffset(number)
+
+
+@settings(
+    max_examples=examples(90),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["init", "send", "offsets", "commit", "commit"]), st.integers(0, 2)
+        ),
+        max_size=14,
+    )
+)
+def test_the_model_of_transactions_accepts_and_shows_what_the_broker_does(
+    tmp_path: Path, operations: list[tuple[str, int]]
+) -> None:
+    asyncio.run(_compare_transactions(tmp_path / f"broker-{next(_tables)}", operations))
+
+
+async def _compare_transactions(data: Path, operations: list[tuple[str, int]]) -> None:
+    offsets, seen = Offsets(), list[object]()
+    offsets.members, offsets.generation = {""}, -1  # an outside client's, which any group accepts
+    model = Coordinator(offsets, on_rows=lambda _member, rows: seen.extend(rows))
+    producers: list[tuple[ProducerIdentity, int]] = []  # with the model's epochs
+    sent: dict[ProducerIdentity, int] = defaultdict(int)
+    async with Broker(BrokerSettings(data_dir=data, port=0)) as broker:
+        await broker.topics.create("t", 1)
+        raw = await RawClient.connect(broker.bootstrap_servers)
+        wire = Wire(raw)
+        for number, (operation, back) in enumerate([("init", 0), *operations]):
+            if operation == "init":
+                producers.append((await wire.begin(), model.init("x")))
+            else:
+                producer, epoch = producers[max(0, len(producers) - 1 - back)]
+                accepted = await _broker_accepts(wire, producer, operation, number, sent)
+                assert _model_accepts(model, epoch, operation, number) is accepted
+        error, committed = await wire.committed(stable=True)
+        assert (error is ErrorCode.none) is offsets.are_stable([AT])
+        if error is ErrorCode.none:
+            assert committed == offsets.committed.get(AT, CommitOffset(-1)).offset
+        assert _rows_seen(await wire.fetch(committed=True)) == len(seen)
+        await raw.close()
+
+
+def _model_accepts(model: Coordinator, epoch: int, operation: str, number: int) -> bool:
+    try:
+        match operation:
+            case "send":
+                model.send("x", epoch, ANY_MEMBER, [ONE_ROW])
+            case "offsets":
+                model.add_offsets("x", epoch, Membership(), {AT: CommitOffset(number)})
+            case "commit":
+                model.commit("x", epoch)
+    except KafkaError:
+        return False
+    return True
+
+
+async def _broker_accepts(
+    wire: Wire,
+    producer: ProducerIdentity,
+    operation: str,
+    number: int,
+    sent: dict[ProducerIdentity, int],
+) -> bool:
+    match operation:
+        case "send" if accepted := await wire.add(producer) == {ErrorCode.none}:
+            assert await wire.produce(producer, sent[producer]) is ErrorCode.none
+            sent[producer] += 1
+        case "offsets" if accepted := await wire.add_offsets(producer) is ErrorCode.none:
+            assert await wire.commit_offsets(producer, number) is ErrorCode.none
+        case "commit":
+            accepted = await wire.end(producer, commit=True) is ErrorCode.none
+    return accepted
+
+
+def _rows_seen(fetched: Fetched) -> int:
+    """Count the batches that are left to a reader of committed ones; each has one record."""
+    aborted, aborting, count = (
+        deque(sorted(fetched.aborted or [], key=lambda each: each[1])),
+        False,
+        0,
+    )
+    for base_offset, _, is_control in fetched.batches:
+        if is_control:
+            aborting = False
+            continue
+        if aborted and aborted[0][1] <= base_offset:
+            aborted.popleft()
+            aborting = True
+        count += not aborting
+    return count
