@@ -296,6 +296,7 @@ class GroupConsumer:
                 self._positions = dict.fromkeys(partitions, -1)
                 self._paused.clear()
                 self.member.answered = self._world.loop.now
+                self.member.is_fenced = False
                 await listener.assigned(partitions)
                 for partition, position in self._positions.items():
                     if position < 0:

@@ -61,6 +61,7 @@ class Member(Process):
         last_commit: when its last commit arrives at the group.
         under_way: its requests without an answer.
         answered: when the last of them ended, or something else than a request that it had to wait for.
+        is_fenced: the group has refused a commit since the last assignment.
         context: of its callbacks.
     """
 
@@ -78,6 +79,7 @@ class Member(Process):
         self.last_commit = 0.0
         self.under_way = 0
         self.answered = 0.0
+        self.is_fenced = False
         self.context = Context()
 
 
@@ -198,15 +200,15 @@ class World:
             under_way = member.last_commit - self.loop.now
         self.later(under_way, request.arrive)
         member.under_way += 1
-        is_progress = True
+        is_repeated = False
         try:
             result: T = await request.answer
-        except CommitFenced:  # it is refused however often it is sent
-            is_progress = False
+        except CommitFenced:  # and it will be, however often it is sent
+            is_repeated, member.is_fenced = member.is_fenced, True
             raise
         finally:
             member.under_way -= 1
-            if is_progress:
+            if not is_repeated:
                 member.answered = self.loop.now
         return result
 

@@ -140,8 +140,10 @@ def test_the_model_of_the_group_accepts_the_commits_that_the_broker_accepts(
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["init", "send", "offsets", "commit", "commit"]), st.integers(0, 2)
+            st.sampled_from(["init", "send", "offsets", "commit", "commit"]),
+            st.sampled_from([0, 0, 0, 1]),
         ),
+        min_size=4,
         max_size=14,
     )
 )

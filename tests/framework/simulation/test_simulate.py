@@ -116,11 +116,11 @@ FOUND: Final[dict[str, tuple[str, Schedule]]] = {
     "a flush outlasted its rebalance, and committed rows of a lost partition without their offsets": (
         "transactions",
         Schedule(
-            seed=666, members=2, max_rows=2, budget=0,
+            seed=2427, members=3, max_rows=3, budget=0,
             events=(
-                Event(0.0, "append", 0, 16),
-                Event(0.0, "append", 1, 5),
-                Event(1.97, "jump", seconds=15.0),
+                Event(0.0, "append", 0, 5),
+                Event(0.71, "fault", target="offsets", how="slow", seconds=15.0),
+                Event(15.55, "append", 0, 1),
             ),
         ),
     ),
