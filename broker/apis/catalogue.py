@@ -75,7 +75,6 @@ class Unsupported(NamedTuple):
     levels: tuple[str, ...] = ()
 
 
-_END_TXN, _TXN_OFFSET_COMMIT = 26, 28
 
 UNSUPPORTED: Final[Sequence[Unsupported]] = (
     Unsupported(
@@ -95,7 +94,7 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
     ),
     Unsupported(
         "Changing feature levels (KIP-584)",
-        "ApiVersions lists one feature, group.version 1.",
+        "ApiVersions lists two features: group.version 1 and transaction.version 2.",
         (57,),
     ),
     Unsupported(
@@ -103,13 +102,6 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
         "There is one, which DescribeLogDirs shows; AlterReplicaLogDirs to another one is refused with"
         " LOG_DIR_NOT_FOUND.",
         (73,),
-    ),
-    Unsupported(
-        "A new producer epoch for each transaction (KIP-890), two-phase commit (KIP-939)",
-        "Producers use the transaction protocol of Kafka up to 3.9, as they do with those brokers: the"
-        " feature transaction.version is not offered. Produce 12 and 13 add no partition to a transaction.",
-        newest={_END_TXN: 4, _TXN_OFFSET_COMMIT: 4},
-        levels=("transaction.version",),
     ),
     Unsupported(
         "Changing the protocol of a consumer group with members (KIP-848)",

@@ -211,8 +211,8 @@ if TYPE_CHECKING:
         PartitionResult,
         ReplicaElectionResult,
     )
-    from kio.schema.end_txn.v4.request import EndTxnRequest
-    from kio.schema.end_txn.v4.response import EndTxnResponse
+    from kio.schema.end_txn.v5.request import EndTxnRequest
+    from kio.schema.end_txn.v5.response import EndTxnResponse
     from kio.schema.fetch.v12.request import FetchPartition, FetchRequest, FetchTopic
     from kio.schema.fetch.v18.request import FetchTopic as FetchTopicById
     from kio.schema.find_coordinator.v3.request import (
@@ -322,7 +322,7 @@ if TYPE_CHECKING:
     from kio.schema.sasl_handshake.v1.response import SaslHandshakeResponse
     from kio.schema.sync_group.v5.request import SyncGroupRequest
     from kio.schema.sync_group.v5.response import SyncGroupResponse
-    from kio.schema.txn_offset_commit.v4.request import TxnOffsetCommitRequest
+    from kio.schema.txn_offset_commit.v5.request import TxnOffsetCommitRequest
     from kio.schema.write_txn_markers.v2.request import WritableTxnMarker, WriteTxnMarkersRequest
     from kio.schema.write_txn_markers.v2.response import (
         WritableTxnMarkerPartitionResult,

@@ -142,7 +142,27 @@ class TransactionCoordinator:
         """
         if not transactional_id:
             return TransactionError.INVALID_REQUEST
-        return await self._to_completion(self._end(transactional_id, producer, commit=commit))
+        change = partial(transaction_state.end, producer=producer, commit=commit)
+        ended = await self._to_completion(self._end(transactional_id, change))
+        return ended if isinstance(ended, TransactionError) else None
+
+    async def end_and_raise_epoch(
+        self, transactional_id: str, producer: ProducerIdentity, *, commit: bool
+    ) -> ProducerIdentity | TransactionError:
+        """Commit or abort the transaction as `end`; return the producer's identity afterwards.
+
+        For clients of transaction version 2 (see `transaction_state.end_and_raise_epoch`).
+        """
+        if not transactional_id:
+            return TransactionError.INVALID_REQUEST
+        change = partial(
+            transaction_state.end_and_raise_epoch,
+            producer=producer,
+            commit=commit,
+            new_producer_id=self._producer_ids.next,
+        )
+        ended = await self._to_completion(self._end(transactional_id, change))
+        return ended if isinstance(ended, TransactionError) else ended.producer_afterwards
 
     def verify(
         self, transactional_id: str, producer: ProducerIdentity, partition: TopicPartition
@@ -258,20 +278,20 @@ class TransactionCoordinator:
         return None
 
     async def _end(
-        self, transactional_id: str, producer: ProducerIdentity, *, commit: bool
-    ) -> TransactionError | None:
-        current = self._store.get(transactional_id)
-        transaction = transaction_state.end(current, producer, commit=commit, now_ms=self.now_ms())
-        if isinstance(transaction, TransactionError):
-            return transaction
-        if transaction is current:
-            return None
+        self, transactional_id: str, change: Callable[..., Transaction | TransactionError]
+    ) -> Transaction | TransactionError:
+        """Return the transaction that is decided; `change` prepares its end."""
         try:
+            await self._producer_ids.reserve()
+            current = self._store.get(transactional_id)
+            transaction = change(current, now_ms=self.now_ms())
+            if isinstance(transaction, TransactionError) or transaction is current:
+                return transaction
             self._store.put(transaction)
-        except LogError as error:
+        except (LogError, OSError) as error:
             return _refused(transactional_id, error)
         decided = await self._complete(transaction)
-        return None if decided else TransactionError.COORDINATOR_NOT_AVAILABLE
+        return transaction if decided else TransactionError.COORDINATOR_NOT_AVAILABLE
 
     def _complete(self, prepared: Transaction, *, again: bool = False) -> asyncio.Task[bool]:
         """Start writing the markers; call it right after the decision is stored.

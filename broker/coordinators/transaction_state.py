@@ -5,9 +5,12 @@
       │                        │   └──end, abort; timeout; fenced──► PrepareAbort ──► CompleteAbort
       └──new producer──────────┴──add partitions───────────────────────────────────────────┘
 
+A client of transaction version 2 may abort in any state where nothing is prepared: its epoch is raised.
+
 Each function returns the next state, which is valid once it is stored, or an error. It returns the
 current object if nothing changes. Sources: KIP-98 (the states), KIP-360 (a producer recovers from an
-error with a higher epoch), KIP-588 (PRODUCER_FENCED), KIP-890 (partitions are verified).
+error with a higher epoch), KIP-588 (PRODUCER_FENCED), KIP-890 (partitions are verified; transaction version
+2: the end of each transaction raises its producer's epoch).
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ __all__ = [
     "add_partitions",
     "complete",
     "end",
+    "end_and_raise_epoch",
     "fence",
     "initialise",
     "is_expired",
@@ -67,15 +71,26 @@ class TransactionState(Enum):
         return self in (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
 
 
+_AFTER_IDLE: Final = {
+    TransactionState.EMPTY,
+    TransactionState.ONGOING,
+    TransactionState.PREPARE_ABORT,
+}
 _NEXT: Final = {
-    TransactionState.EMPTY: {TransactionState.EMPTY, TransactionState.ONGOING},
+    TransactionState.EMPTY: _AFTER_IDLE,
     TransactionState.ONGOING: {TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT},
     TransactionState.PREPARE_COMMIT: {TransactionState.COMPLETE_COMMIT},
     TransactionState.PREPARE_ABORT: {TransactionState.COMPLETE_ABORT},
-    TransactionState.COMPLETE_COMMIT: {TransactionState.EMPTY, TransactionState.ONGOING},
-    TransactionState.COMPLETE_ABORT: {TransactionState.EMPTY, TransactionState.ONGOING},
+    TransactionState.COMPLETE_COMMIT: _AFTER_IDLE,
+    TransactionState.COMPLETE_ABORT: _AFTER_IDLE,
 }
 """The picture above as data: the states that may follow each state."""
+
+_ENDS: Final = {
+    True: (TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT),
+    False: (TransactionState.PREPARE_ABORT, TransactionState.COMPLETE_ABORT),
+}
+"""The states of a transaction that commits (True) or aborts."""
 
 
 class TransactionError(Enum):
@@ -96,8 +111,13 @@ class TransactionError(Enum):
 class Transaction:
     """A transactional id, its newest producer, and that producer's newest transaction.
 
-    `last` is the identity that `producer` replaced when the same instance raised its epoch (KIP-360):
-    a retry of that request, whose response was lost, still carries it. It is not stored.
+    Attributes:
+        last: the identity that `producer` replaced when the same instance raised its epoch (KIP-360), or
+            ended a transaction: a retry of that request, whose response was lost, still carries it. It is
+            stored only with `raised_epoch`.
+        raised_epoch: whether the client of transaction version 2 has ended its newest transaction, which
+            raised the epoch.
+        next_producer_id: the producer id after the end, if there is no higher epoch; else -1.
     """
 
     transactional_id: str
@@ -108,6 +128,15 @@ class Transaction:
     partitions: frozenset[TopicPartition] = frozenset()
     started_ms: int = NO_TIME
     last: ProducerIdentity = NO_PRODUCER
+    raised_epoch: bool = False
+    next_producer_id: int = NO_PRODUCER.producer_id
+
+    @property
+    def producer_afterwards(self) -> ProducerIdentity:
+        """The identity of the producer when the transaction is complete."""
+        if self.next_producer_id == NO_PRODUCER.producer_id:
+            return self.producer
+        return ProducerIdentity(self.next_producer_id, 0)
 
 
 LAST_EPOCH: Final = 2**15 - 2
@@ -172,6 +201,7 @@ def initialise(
         partitions=frozenset(),
         started_ms=NO_TIME,
         last=last,
+        raised_epoch=False,
     )
 
 
@@ -188,7 +218,12 @@ def add_partitions(
         return TransactionError.CONCURRENT_TRANSACTIONS
     if checked.state is not TransactionState.ONGOING:
         return _enter(
-            checked, TransactionState.ONGOING, now_ms, partitions=partitions, started_ms=now_ms
+            checked,
+            TransactionState.ONGOING,
+            now_ms,
+            partitions=partitions,
+            started_ms=now_ms,
+            raised_epoch=False,
         )
     if partitions <= checked.partitions:
         return checked
@@ -211,22 +246,64 @@ def verify(
 def end(
     current: Transaction | None, producer: ProducerIdentity, *, commit: bool, now_ms: int
 ) -> Transaction | TransactionError:
-    """EndTxn: decide to commit or abort; the decision is final once it is stored.
+    """EndTxn below version 5: decide to commit or abort; the decision is final once it is stored.
 
     Returns `current` if the transaction has already ended in this way: the client retries.
     """
     if isinstance(checked := _check(current, producer), TransactionError):
         return checked
-    prepared, completed = (
-        (TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT)
-        if commit
-        else (TransactionState.PREPARE_ABORT, TransactionState.COMPLETE_ABORT)
-    )
+    prepared, completed = _ENDS[commit]
     if checked.state is TransactionState.ONGOING:
         return _enter(checked, prepared, now_ms)
     if checked.state is prepared:
         return TransactionError.CONCURRENT_TRANSACTIONS
     return checked if checked.state is completed else TransactionError.INVALID_TXN_STATE
+
+
+def end_and_raise_epoch(
+    current: Transaction | None,
+    producer: ProducerIdentity,
+    *,
+    commit: bool,
+    now_ms: int,
+    new_producer_id: Callable[[], int],
+) -> Transaction | TransactionError:
+    """EndTxn from version 5 on (transaction version 2): the markers have the next epoch of the producer.
+
+    No late request of the transaction is taken for one of the next transaction, therefore. An abort needs no
+    open transaction: it only raises the epoch. Returns `current` if the transaction has already ended in
+    this way, and raised the epoch that the client still uses: the client retries.
+
+    Args:
+        current: None if the transactional id is unknown.
+        producer: as the client knows it.
+        commit: commit or abort.
+        now_ms: the time of the change.
+        new_producer_id: called when there is no higher epoch; its exceptions propagate.
+    """
+    prepared, completed = _ENDS[commit]
+    if current is not None and current.raised_epoch and producer == current.last:
+        if current.state is prepared:
+            return TransactionError.CONCURRENT_TRANSACTIONS
+        return current if current.state is completed else TransactionError.INVALID_TXN_STATE
+    if isinstance(checked := _check(current, producer), TransactionError):
+        return checked
+    if checked.state.is_prepared:
+        return TransactionError.PRODUCER_FENCED
+    is_open = checked.state is TransactionState.ONGOING
+    if commit and not is_open:
+        return TransactionError.INVALID_TXN_STATE
+    is_last = producer.epoch >= LAST_EPOCH
+    return _enter(
+        checked,
+        prepared,
+        now_ms,
+        producer=ProducerIdentity(producer.producer_id, producer.epoch + 1),
+        started_ms=checked.started_ms if is_open else now_ms,
+        last=producer,
+        raised_epoch=True,
+        next_producer_id=new_producer_id() if is_last else NO_PRODUCER.producer_id,
+    )
 
 
 def fence(current: Transaction, now_ms: int) -> Transaction:
@@ -240,7 +317,14 @@ def fence(current: Transaction, now_ms: int) -> Transaction:
 def complete(current: Transaction, now_ms: int) -> Transaction:
     """Complete a prepared transaction, whose markers are all written."""
     (completed,) = _NEXT[current.state]
-    return _enter(current, completed, now_ms, partitions=frozenset())
+    return _enter(
+        current,
+        completed,
+        now_ms,
+        producer=current.producer_afterwards,
+        partitions=frozenset(),
+        next_producer_id=NO_PRODUCER.producer_id,
+    )
 
 
 def is_timed_out(current: Transaction, now_ms: int) -> bool:

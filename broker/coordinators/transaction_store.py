@@ -1,21 +1,23 @@
 """The state of all transactional ids, kept in a log: the internal topic `__transaction_state`.
 
-The records have the format of Kafka's TransactionLogKey and TransactionLogValue, version 0.
+The records have the format of Kafka's TransactionLogKey, version 0, and TransactionLogValue: version 1 where
+the end of the transaction has raised the producer's epoch (KIP-890), else version 0.
 """
 
 from __future__ import annotations
 
 import itertools
 import struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..log.producers import ProducerIdentity
 from ..log.records import NewRecord
+from ..protocol.cursor import Cursor, MalformedRequest, write_uvarint
 from .state_log import MalformedRecord, RecordReader, encode_string
-from .transaction_state import Transaction, TransactionState
+from .transaction_state import LAST_EPOCH, NO_PRODUCER, Transaction, TransactionState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from ..log.records import StoredRecord
     from .state_log import StateLog
@@ -29,9 +31,13 @@ __all__ = [
 ]
 
 _VERSION: Final = 0
+_FLEXIBLE_VERSION: Final = 1
+_PREVIOUS_ID, _NEXT_ID, _CLIENT_VERSION = range(3)  # tags
+_RAISES_EPOCHS: Final = 2  # the client's version of transactions
 _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
 _HEAD: Final = struct.Struct(">hqhib")
+_INT64: Final = struct.Struct(">q")
 _TIMES: Final = struct.Struct(">qq")
 _STATES: Final = dict(enumerate(TransactionState))
 _NUMBERS: Final = {state: number for number, state in _STATES.items()}
@@ -44,6 +50,8 @@ def encode_transactional_id(transactional_id: str) -> bytes:
 
 def encode_transaction(transaction: Transaction) -> bytes:
     """Encode the value."""
+    if transaction.raised_epoch:
+        return _encode_flexible(transaction)
     topics = itertools.groupby(sorted(transaction.partitions), key=lambda each: each[0])
     listed = [(topic, [index for _, index in partitions]) for topic, partitions in topics]
     parts = [
@@ -64,6 +72,39 @@ def encode_transaction(transaction: Transaction) -> bytes:
     return b"".join(parts)
 
 
+def _encode_flexible(transaction: Transaction) -> bytes:
+    producer, last = transaction.producer, transaction.last
+    out = bytearray(
+        _HEAD.pack(
+            _FLEXIBLE_VERSION,
+            *producer,
+            transaction.timeout_ms,
+            _NUMBERS[transaction.state],
+        )
+    )
+    topics = itertools.groupby(sorted(transaction.partitions), key=lambda each: each[0])
+    listed = [(topic.encode(), [index for _, index in partitions]) for topic, partitions in topics]
+    write_uvarint(out, len(listed) + 1)
+    for topic, indexes in listed:
+        write_uvarint(out, len(topic) + 1)
+        out += topic
+        write_uvarint(out, len(indexes) + 1)
+        out += struct.pack(f">{len(indexes)}i", *indexes)
+        out.append(0)  # tagged fields
+    out += _TIMES.pack(transaction.updated_ms, transaction.started_ms)
+    tags = {_CLIENT_VERSION: _INT16.pack(_RAISES_EPOCHS)}
+    if last.producer_id != producer.producer_id:
+        tags[_PREVIOUS_ID] = _INT64.pack(last.producer_id)
+    if transaction.next_producer_id != NO_PRODUCER.producer_id:
+        tags[_NEXT_ID] = _INT64.pack(transaction.next_producer_id)
+    write_uvarint(out, len(tags))
+    for tag, value in sorted(tags.items()):
+        write_uvarint(out, tag)
+        write_uvarint(out, len(value))
+        out += value
+    return bytes(out)
+
+
 def decode_transactional_id(data: bytes) -> str:
     """Decode a key; raises `MalformedRecord`."""
     reader = RecordReader(data, version=_VERSION)
@@ -72,6 +113,13 @@ def decode_transactional_id(data: bytes) -> str:
 
 def decode_transaction(transactional_id: str, data: bytes) -> Transaction:
     """Decode a value; raises `MalformedRecord`."""
+    if data[: _INT16.size] == _INT16.pack(_FLEXIBLE_VERSION):
+        try:
+            return _decode_flexible(
+                transactional_id, Cursor(memoryview(data), max_elements=len(data))
+            )
+        except MalformedRequest as error:
+            raise MalformedRecord(str(error)) from None
     reader = RecordReader(data, version=_VERSION)
     producer = ProducerIdentity(reader.int64(), reader.int16())
     timeout_ms, state = reader.int32(), _STATES.get(reader.int8())
@@ -86,6 +134,55 @@ def decode_transaction(transactional_id: str, data: bytes) -> Transaction:
     return Transaction(
         transactional_id, producer, timeout_ms, state, updated_ms, partitions, started_ms
     )
+
+
+def _decode_flexible(transactional_id: str, cursor: Cursor) -> Transaction:
+    cursor.int16()  # the version
+    producer = ProducerIdentity(cursor.int64(), cursor.int16())
+    timeout_ms, state = cursor.int32(), _STATES.get(cursor.int8())
+    if state is None:
+        raise MalformedRecord("unknown transaction state")
+    partitions = set()
+    for _ in range(cursor.array_length(compact=True)):
+        topic = cursor.string(compact=True) or ""
+        for _ in range(cursor.array_length(compact=True)):
+            partitions.add((topic, cursor.int32()))
+        cursor.skip_tagged_fields()
+    updated_ms, started_ms = cursor.int64(), cursor.int64()
+    tags = {}
+    for _ in range(cursor.tag_count()):
+        tag, size = cursor.uvarint(), cursor.uvarint()
+        if size == _INT64.size:
+            tags[tag] = cursor.int64()
+        elif size == _INT16.size:
+            tags[tag] = cursor.int16()
+        else:
+            cursor.skip(size)
+    return Transaction(
+        transactional_id,
+        producer,
+        timeout_ms,
+        state,
+        updated_ms,
+        frozenset(partitions),
+        started_ms,
+        **_raised_epoch(producer, state, tags),
+    )
+
+
+def _raised_epoch(
+    producer: ProducerIdentity, state: TransactionState, tags: Mapping[int, int]
+) -> dict[str, Any]:
+    """Return the fields of a transaction whose end has raised the epoch, from the tagged fields."""
+
+    has_ended = state not in (TransactionState.EMPTY, TransactionState.ONGOING)
+    if tags.get(_CLIENT_VERSION, 0) < _RAISES_EPOCHS or not has_ended:
+        return {}
+    last = ProducerIdentity(producer.producer_id, producer.epoch - 1)
+    if _PREVIOUS_ID in tags and producer.epoch == 0:
+        last = ProducerIdentity(tags[_PREVIOUS_ID], LAST_EPOCH)
+    next_producer_id = tags.get(_NEXT_ID, NO_PRODUCER.producer_id)
+    return {"last": last, "raised_epoch": True, "next_producer_id": next_producer_id}
 
 
 class TransactionStore:

@@ -227,6 +227,10 @@ class ProducerStates:
         """The producers with an open transaction."""
         return [ProducerIdentity(each, self._producers[each].epoch) for each in self._open]
 
+    def knows(self, producer_id: int) -> bool:
+        """Whether this producer has written to the partition, and is not forgotten."""
+        return producer_id in self._producers
+
     def has_open_transaction(self, producer_id: int) -> bool:
         """Whether this producer has transactional records after its last marker."""
         return producer_id in self._open

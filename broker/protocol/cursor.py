@@ -21,6 +21,7 @@ _NULL = -1
 _INT8 = Struct(">b").unpack_from
 _INT16 = Struct(">h").unpack_from
 _INT32 = Struct(">i").unpack_from
+_INT64 = Struct(">q").unpack_from
 
 
 class MalformedRequest(Exception):
@@ -60,6 +61,10 @@ class Cursor:
     def int32(self) -> int:
         at = self._advance(4)
         return int(_INT32(self._view, at)[0])
+
+    def int64(self) -> int:
+        at = self._advance(8)
+        return int(_INT64(self._view, at)[0])
 
     def uuid(self) -> UUID:
         at = self._advance(16)

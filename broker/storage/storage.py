@@ -91,7 +91,9 @@ class Storage:
     def _used_producer_ids(self) -> Iterator[int]:
         for partition in self.topics.partitions:
             yield from (each.producer_id for each in partition.log.producers.describe())
-        yield from (each.producer.producer_id for each in self.transactions)
+        for transaction in self.transactions:
+            yield transaction.producer.producer_id
+            yield transaction.producer_afterwards.producer_id
 
     async def _open(self, kind: type[Store], name: str, what: str) -> Store:
         directory = self._data.path / name

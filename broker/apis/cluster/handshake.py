@@ -5,7 +5,8 @@ version is answered in version 0, with UNSUPPORTED_VERSION and the same list. SA
 client is (KIP-43, KIP-152). After SaslHandshake 0 the client sends its SASL messages bare, without a request
 header (`answer_bare`).
 
-Features (KIP-584): `group.version` 1, which says that groups of KIP-848 are served.
+Features (KIP-584): `group.version` 1 says that groups of KIP-848 are served, `transaction.version` 2 that the
+end of a transaction raises its producer's epoch (KIP-890).
 Differs from Kafka: no other feature is listed; sessions do not expire, so clients need not authenticate
 again (KIP-368).
 """
@@ -44,7 +45,7 @@ AUTHENTICATE: Final = 36
 BEFORE_AUTHENTICATION: Final = frozenset({API_VERSIONS, _HANDSHAKE, AUTHENTICATE})
 """The only APIs that a client may call until it has authenticated."""
 
-_GROUP_VERSION = "group.version"
+_FEATURES: Final = {"group.version": 1, "transaction.version": 2}
 _FIRST_WITH_MIN_0 = 4
 """Older versions leave out features whose lowest version is 0."""
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
@@ -61,15 +62,19 @@ def _api_versions(
     valid = context.api_version < _FIRST_WITH_SOFTWARE or all(map(_SOFTWARE.fullmatch, names))
     code = ErrorCode.none if valid else ErrorCode.invalid_request
     served = served_versions(context.services, code)
-    finalized = entities.FinalizedFeatureKey(
-        name=_GROUP_VERSION, max_version_level=i16(1), min_version_level=i16(1)
-    )
-    served = replace(served, finalized_features_epoch=i64(0), finalized_features=(finalized,))
-    if context.api_version >= _FIRST_WITH_MIN_0:
-        supported = entities.SupportedFeatureKey(
-            name=_GROUP_VERSION, min_version=i16(0), max_version=i16(1)
+    finalized = tuple(
+        entities.FinalizedFeatureKey(
+            name=name, max_version_level=i16(level), min_version_level=i16(level)
         )
-        served = replace(served, supported_features=(supported,))
+        for name, level in _FEATURES.items()
+    )
+    served = replace(served, finalized_features_epoch=i64(0), finalized_features=finalized)
+    if context.api_version >= _FIRST_WITH_MIN_0:
+        supported = tuple(
+            entities.SupportedFeatureKey(name=name, min_version=i16(0), max_version=i16(level))
+            for name, level in _FEATURES.items()
+        )
+        served = replace(served, supported_features=supported)
     return served
 
 

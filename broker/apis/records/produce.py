@@ -1,12 +1,11 @@
 """Produce 3 to 13: append records to the logs.
 
 Version 3 added transactions (KIP-98), 8 the records to blame for an error (KIP-467), 11 TRANSACTION_ABORTABLE
-(KIP-890), 13 topic ids (KIP-516). Responses wait for the write, and with --fsync always for the sync, of
-the whole event-loop turn.
+and 12 that partitions are added to the transaction (KIP-890), 13 topic ids (KIP-516). Responses wait for the
+write, and with --fsync always for the sync, of the whole event-loop turn.
 Versions 0 to 2 are advertised but refused: they carry older record formats.
 
-Differs from Kafka: version 12 adds no partition to a transaction; transaction.version 2 (KIP-890) is not
-offered.
+Differs from Kafka: nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from anyio import to_thread
 from kio.schema.errors import ErrorCode
@@ -36,6 +36,7 @@ from ...log.records import (
     InvalidTimestamp,
     TruncatedBatch,
     UnsupportedFormat,
+    parse_header,
     split_batches,
 )
 from ...log.results import LogFailed
@@ -54,12 +55,12 @@ from ..api import Borrowing, CloseConnection, Deferred, RawApi
 from ..transactions.transactions import transaction_error_code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from ...log.records import BatchHeader
     from ...protocol.produce_frames import ProduceFrame, TopicKey
     from ...storage.group_commit import Flush
-    from ...topics.topic import Partition
+    from ...topics.topic import Partition, TopicPartition
     from ..api import RawResponse, RequestContext
 
 __all__ = ["FIRST_SERVED_VERSION", "KEY"]
@@ -70,6 +71,7 @@ FIRST_SERVED_VERSION = 3
 not advertise them (kio has no messages for them)."""
 
 _FIRST_WITH_TRANSACTION_ABORTABLE = 11
+_FIRST_TO_ADD_PARTITIONS = 12
 _ACKS = (-1, 0, 1)
 _FEW_ELEMENTS = 500  # topics and partitions that are appended to in one turn
 _MOST_REPEATED = 1000  # for each client and version
@@ -110,6 +112,9 @@ def _produce(context: RequestContext, body: memoryview) -> RawResponse:
         request = read_produce_request(body, context.api_version, _FEW_ELEMENTS)
     except TooManyElements:
         return Borrowing(_produce_many(context, body))
+    missing = _missing(context, request)
+    if missing:
+        return Borrowing(_add_and_produce(context, request, missing))
     produce = _Produce(context, request)
     for _ in produce.appending():
         pass
@@ -162,18 +167,83 @@ async def _produce_many(context: RequestContext, body: memoryview) -> RawRespons
     version = context.api_version
     most = context.services.max_elements
     request = await to_thread.run_sync(read_produce_request, body, version, most, limiter=limiter)
-    produce = _Produce(context, request)
+    produce = _Produce(context, request, await _add(context, request, _missing(context, request)))
     async for _ in in_turns(produce.appending()):
         pass
-    return await produce.answer_later()
+    if not await produce.written():
+        return None
+    return await to_thread.run_sync(produce.encoded, limiter=limiter)
+
+
+Missing: TypeAlias = "dict[ProducerIdentity, list[TopicPartition]]"
+
+
+def _missing(context: RequestContext, request: ProduceFrame) -> Missing:
+    """Return the partitions that the request adds to the transaction of a producer."""
+    missing: Missing = {}
+    transactional_id = request.transactional_id
+    if (
+        transactional_id is None
+        or context.api_version < _FIRST_TO_ADD_PARTITIONS
+        or _refusal(context, request) is not None
+    ):
+        return missing
+    services = context.services
+    for key, partitions in request.topics:
+        topic = _name(context, key)
+        if topic is None or topic in INTERNAL_TOPICS or _forbidden(context, key, topic):
+            continue
+        for index, records in partitions:
+            if not records or services.topics.partition(topic, index) is None:
+                continue
+            try:
+                batch = parse_header(records)
+            except BatchError:
+                continue  # it will be refused
+            producer = ProducerIdentity(batch.producer_id, batch.producer_epoch)
+            error = services.transactions.verify(transactional_id, producer, (topic, index))
+            if batch.is_transactional and error is TransactionError.TRANSACTION_ABORTABLE:
+                missing.setdefault(producer, []).append((topic, index))
+    return missing
+
+
+async def _add_and_produce(
+    context: RequestContext, request: ProduceFrame, missing: Missing
+) -> RawResponse:
+    """Append the records once the partitions are stored as parts of the transaction."""
+    produce = _Produce(context, request, await _add(context, request, missing))
+    for _ in produce.appending():
+        pass
+    return produce.encoded() if await produce.written() else None
+
+
+async def _add(
+    context: RequestContext, request: ProduceFrame, missing: Missing
+) -> dict[TopicPartition, TransactionError]:
+    """Add partitions to their transaction; return the errors."""
+    errors: dict[TopicPartition, TransactionError] = {}
+    for producer, partitions in missing.items():
+        error = await context.services.transactions.add_partitions(
+            request.transactional_id or "", producer, partitions
+        )
+        if error is not None:
+            errors |= dict.fromkeys(partitions, error)
+    return errors
 
 
 class _Produce:
-    """One request: exhaust `appending`, then call `answer`, or `answer_later` if it took several turns."""
+    """One request: exhaust `appending`, then call `answer`, or await `written` if it took several turns."""
 
-    def __init__(self, context: RequestContext, request: ProduceFrame) -> None:
+    def __init__(
+        self,
+        context: RequestContext,
+        request: ProduceFrame,
+        not_added: Mapping[TopicPartition, TransactionError] = MappingProxyType({}),
+    ) -> None:
+        """`not_added`: why partitions could not be added to the transaction."""
         self._context = context
         self._request = request
+        self._not_added = not_added
         self._results: list[tuple[TopicKey, list[PartitionResult]]] = []
         self._appended: list[tuple[Partition, list[PartitionResult], int]] = []
         self._flushes: dict[Flush, None] = {}
@@ -198,7 +268,7 @@ class _Produce:
                 ):
                     result = _no_partition(key, topic, index)
                 else:
-                    result = _append(context, request.transactional_id, partition, records, now_ms)
+                    result = self._append(partition, topic, records, now_ms)
                     if not result.error:
                         flush = context.services.group_commit.add(partition, len(records or b""))
                         self._flushes[flush] = None
@@ -207,6 +277,15 @@ class _Produce:
                     _count_error(context, result)
                 results.append(result)
                 yield
+
+    def _append(
+        self, partition: Partition, topic: str, records: memoryview | None, now_ms: int
+    ) -> PartitionResult:
+        context, transactional_id = self._context, self._request.transactional_id
+        error = self._not_added.get((topic, partition.index))
+        if error is None:
+            return _append(context, transactional_id, partition, records, now_ms)
+        return _failed(partition.index, *_outside(context, error, f"{transactional_id!r}"))
 
     def remember(self, before: bytes, records: memoryview) -> None:
         """Remember a request that may be repeated, which divides into `before` and the records."""
@@ -232,11 +311,11 @@ class _Produce:
                 flush.then(self._close_on_failed_write)
             return None
         if flush is None:
-            return self._encoded()
-        return Deferred(flush, self._encoded(), self._after_failure)
+            return self.encoded()
+        return Deferred(flush, self.encoded(), self._after_failure)
 
-    async def answer_later(self) -> RawResponse:
-        """Return the response when the records are written."""
+    async def written(self) -> bool:
+        """Wait until the records are written; return whether the client wants the response, `encoded`."""
         for flush in self._flushes:
             written = asyncio.Event()
             flush.then(written.set)
@@ -244,17 +323,17 @@ class _Produce:
         if not self._request.acks:
             self._close_on_failure()
             self._close_on_failed_write()
-            return None
+            return False
         self._refuse_failed()
-        limiter = self._context.services.computing
-        return await to_thread.run_sync(self._encoded, limiter=limiter)
+        return True
 
-    def _encoded(self) -> bytearray:
+    def encoded(self) -> bytearray:
+        """Return the response's bytes."""
         return write_produce_response(self._results, self._context.api_version)
 
     def _after_failure(self) -> bytearray:
         self._refuse_failed()
-        return self._encoded()
+        return self.encoded()
 
     def _refuse_failed(self) -> None:
         failed = self._failed_writes()
@@ -304,6 +383,7 @@ def _append(
         refusal = _check_transaction(context, transactional_id, partition, batches[0])
         if refusal is not None:
             return _failed(partition.index, *refusal)
+        _check_first(context, partition, batches[0])
         data, batches = validate_batches(records, batches, log.config, now_ms=now_ms)
         appended = log.append(data, batches, now_ms=now_ms)
     except _REFUSALS as error:
@@ -374,15 +454,37 @@ def _check_transaction(
     )
     if error is None:
         return None
-    if error is TransactionError.CONCURRENT_TRANSACTIONS:
-        # Clients of every version retry this code without refreshing their metadata.
+    who = f"{transactional_id!r} as producer {producer.producer_id} epoch {producer.epoch}"
+    return _outside(context, error, who)
+
+
+def _outside(context: RequestContext, error: TransactionError, who: str) -> tuple[ErrorCode, str]:
+    """Return error code and reason of records that are in no open transaction."""
+    version = context.api_version
+    if error is TransactionError.COORDINATOR_NOT_AVAILABLE:
+        return ErrorCode.not_enough_replicas, "the transaction could not be stored; try again"
+    if error is TransactionError.CONCURRENT_TRANSACTIONS and version < _FIRST_TO_ADD_PARTITIONS:
+        # Clients of these versions retry this code without refreshing their metadata.
         return ErrorCode.not_enough_replicas, "the transaction is ending; try again"
-    abortable = context.api_version >= _FIRST_WITH_TRANSACTION_ABORTABLE
-    message = (
-        f"not part of the open transaction of {transactional_id!r} as producer"
-        f" {producer.producer_id} epoch {producer.epoch}"
-    )
-    return transaction_error_code(error, fenced=False, abortable=abortable), message
+    abortable = version >= _FIRST_WITH_TRANSACTION_ABORTABLE
+    code = transaction_error_code(error, fenced=False, abortable=abortable)
+    return code, f"not part of the open transaction of {who}"
+
+
+def _check_first(context: RequestContext, partition: Partition, batch: BatchHeader) -> None:
+    """Raise OutOfOrderSequence if records are missing before the first ones of a transaction.
+
+    A producer whose epoch rises with each transaction begins with sequence 0 in each partition.
+    """
+    if (
+        batch.is_transactional
+        and batch.base_sequence > 0
+        and context.api_version >= _FIRST_TO_ADD_PARTITIONS
+        and not partition.log.producers.knows(batch.producer_id)
+    ):
+        raise OutOfOrderSequence(
+            f"producer {batch.producer_id}: begins with sequence {batch.base_sequence} instead of 0"
+        )
 
 
 def _no_partition(key: TopicKey, topic: str | None, index: int) -> PartitionResult:

@@ -1,10 +1,12 @@
-"""InitProducerId 0 to 5, AddPartitionsToTxn 0 to 5, AddOffsetsToTxn, TxnOffsetCommit and EndTxn 0 to 4.
+"""InitProducerId, AddPartitionsToTxn, TxnOffsetCommit and EndTxn 0 to 5, AddOffsetsToTxn 0 to 4.
 
 Idempotent and transactional producers (KIP-98). InitProducerId 3 resumes a producer with its id and epoch
 (KIP-360); TxnOffsetCommit 3 names the consumer group's member (KIP-447). PRODUCER_FENCED (KIP-588) came with
 InitProducerId 4 and version 2 of the others; older clients get INVALID_PRODUCER_EPOCH instead.
+Transaction version 2 (KIP-890): EndTxn 5 raises the producer's epoch and returns it, TxnOffsetCommit 5 adds
+the offsets to the transaction, as Produce 12 adds partitions.
 
-Differs from Kafka: the protocol of Kafka up to 3.9; no producer epoch for each transaction (KIP-890).
+Differs from Kafka: EndTxn waits until the markers are written.
 """
 
 from __future__ import annotations
@@ -42,6 +44,9 @@ __all__ = ["transaction_error_code"]
 _FIRST_WITH_PRODUCER_FENCED = 2
 _FIRST_INIT_WITH_PRODUCER_FENCED = 4
 _FIRST_WITH_TRANSACTION_ABORTABLE = 5  # of AddPartitionsToTxn
+_FIRST_COMMIT_WITH_TRANSACTION_ABORTABLE = 4
+_FIRST_COMMIT_TO_ADD_OFFSETS = 5
+_FIRST_TO_RAISE_EPOCHS = 5  # of EndTxn
 
 logger = structlog.get_logger(__name__)
 
@@ -266,7 +271,7 @@ async def _add_offsets(
 
 @api(
     "TxnOffsetCommit",
-    max_version=4,
+    max_version=5,
     access=Access(
         whole=[_WRITES_TRANSACTION, _READS_GROUP], each=("topics", Operation.READ, Resource.TOPIC)
     ),
@@ -287,11 +292,16 @@ async def _commit_offsets(
 ) -> ErrorCode:
     services = context.services
     producer = ProducerIdentity(request.producer_id, request.producer_epoch)
-    error = services.transactions.verify_offsets(request.transactional_id, producer)
+    version, transactional_id = context.api_version, request.transactional_id
+    error = services.transactions.verify_offsets(transactional_id, producer)
+    if error is TransactionError.TRANSACTION_ABORTABLE and version >= _FIRST_COMMIT_TO_ADD_OFFSETS:
+        error = await services.transactions.add_offsets(transactional_id, producer)
+        error = error or services.transactions.verify_offsets(transactional_id, producer)
     if error is TransactionError.CONCURRENT_TRANSACTIONS:
         return ErrorCode.coordinator_not_available  # clients of every version try again
     if error is not None:
-        return transaction_error_code(error, fenced=False)
+        abortable = version >= _FIRST_COMMIT_WITH_TRANSACTION_ABORTABLE
+        return transaction_error_code(error, fenced=False, abortable=abortable)
     commit = services.groups.commit_in_transaction(
         request.group_id,
         MemberIdentity(request.member_id, request.group_instance_id),
@@ -308,11 +318,21 @@ async def _commit_offsets(
 # -- EndTxn ----------------------------------------------------------------------------------------
 
 
-@api("EndTxn", max_version=4, access=Access(whole=[_WRITES_TRANSACTION]))
+@api("EndTxn", max_version=5, access=Access(whole=[_WRITES_TRANSACTION]))
 async def _end(context: RequestContext, request: entities.EndTxnRequest) -> entities.EndTxnResponse:
-    error = await context.services.transactions.end(
-        request.transactional_id,
-        ProducerIdentity(request.producer_id, request.producer_epoch),
-        commit=request.committed,
+    transactions = context.services.transactions
+    producer = ProducerIdentity(request.producer_id, request.producer_epoch)
+    change = (
+        transactions.end
+        if context.api_version < _FIRST_TO_RAISE_EPOCHS
+        else transactions.end_and_raise_epoch
     )
-    return entities.EndTxnResponse(throttle_time=NO_THROTTLE, error_code=_code(context, error))
+    result = await change(request.transactional_id, producer, commit=request.committed)
+    error = result if isinstance(result, TransactionError) else None
+    after = result if isinstance(result, ProducerIdentity) else NO_PRODUCER
+    return entities.EndTxnResponse(
+        throttle_time=NO_THROTTLE,
+        error_code=_code(context, error),
+        producer_id=ProducerId(after.producer_id),
+        producer_epoch=i16(after.epoch),
+    )

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kmr.broker.coordinators.transaction_state import TransactionError, TransactionState
+from kmr.broker.coordinators.transaction_state import (
+    LAST_EPOCH,
+    TransactionError,
+    TransactionState,
+)
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.producers import ProducerIdentity
 from kmr.broker.log.results import LogFailed
@@ -58,6 +63,43 @@ async def test_a_kill_at_any_write_of_a_commit_leaves_all_of_it_or_none(make_dis
             assert (node.committed(0), node.committed(1)) == ([b"v"], [b"v"])
             assert await node.committed_offset() == 7
     assert outcomes == {TransactionState.COMPLETE_COMMIT}, "the first write is the decision"
+
+
+@pytest.mark.parametrize("epoch", [0, LAST_EPOCH])
+async def test_a_kill_at_any_write_of_an_end_that_raises_the_epoch_leaves_all_of_it_or_none(
+    make_disk: Any, epoch: int
+) -> None:
+    for writes in range(1, 8):
+        disk = make_disk()
+        async with disk.running() as node:
+            producer = (await node.begin())._replace(epoch=epoch)
+            node.store.put(replace(node.store.get("x"), producer=producer))
+            for partition in (0, 1):
+                await node.produce("x", producer, partition, 0, b"v")
+            await node.commit_offset("x", producer, 7)
+            disk.kill_after(writes)
+            first = await node.coordinator.end_and_raise_epoch("x", producer, commit=True)
+            disk.kill_after(0)
+        async with disk.running() as node:
+            after = await node.coordinator.end_and_raise_epoch("x", producer, commit=True)
+            if epoch == LAST_EPOCH:
+                assert after == (producer.producer_id + 1, 0)
+            else:
+                assert after == (producer.producer_id, 1)
+            assert after == first
+            late = await node.produce("x", producer, 0, 1, b"late")
+            assert (
+                late
+                is TransactionError[
+                    "INVALID_PRODUCER_ID_MAPPING" if epoch == LAST_EPOCH else "PRODUCER_FENCED"
+                ]
+            )
+            assert await node.produce("x", after, 0, 0, b"w") is None
+            assert (node.committed(0), node.committed(1)) == ([b"v"], [b"v"])
+            assert await node.committed_offset() == 7
+            again = await node.coordinator.end_and_raise_epoch("x", after, commit=False)
+            assert again == (after.producer_id, after.epoch + 1)
+            assert node.committed(0) == [b"v"]
 
 
 async def test_a_kill_before_the_decision_leaves_the_transaction_open(disk: Disk) -> None:

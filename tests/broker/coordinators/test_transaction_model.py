@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from kmr.broker.coordinators.transaction_state import TransactionError
+from kmr.broker.log.producers import ProducerIdentity
 from tests.examples import examples
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     import pytest
-
-    from kmr.broker.log.producers import ProducerIdentity
 
 NAMES = st.sampled_from("ab")
 PARTITIONS = st.integers(0, 1)
@@ -135,15 +134,24 @@ class Transactions(RuleBasedStateMachine):
         else:
             self.fenced(name)
 
-    @rule(name=NAMES, commit=st.booleans(), kill=KILL)
-    def end(self, name: str, commit: bool, kill: int | None) -> None:
+    @rule(name=NAMES, commit=st.booleans(), kill=KILL, raise_epoch=st.booleans())
+    def end(self, name: str, commit: bool, kill: int | None, raise_epoch: bool) -> None:
         client = self.clients[name]
-        if client.open_for is None:
+        if client.open_for is None and (commit or not raise_epoch):
             return
-        operation = lambda: self.node.coordinator.end(  # noqa: E731
-            name, client.producer, commit=commit
-        )
-        answer = self.runner.run(self.twice(operation, kill))
+        producer = client.producer
+
+        async def end() -> Any:
+            coordinator = self.node.coordinator
+            change = coordinator.end_and_raise_epoch if raise_epoch else coordinator.end
+            return await change(name, producer, commit=commit)
+
+        answer = self.runner.run(self.twice(end, kill))
+        if isinstance(answer, ProducerIdentity):
+            assert answer == (producer.producer_id, producer.epoch + 1)
+            client.producer, client.sequences, answer = answer, [0, 0], None
+            late = self.runner.run(self.node.produce(name, producer, 0, 0, b"late"))
+            assert late is TransactionError.PRODUCER_FENCED
         if answer is TransactionError.PRODUCER_FENCED:
             self.fenced(name)
             return

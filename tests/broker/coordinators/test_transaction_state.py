@@ -172,6 +172,80 @@ def test_a_decision_is_final_and_may_be_repeated(commit: bool) -> None:
     assert transaction_state.end(empty, ME, commit=commit, now_ms=60) is invalid
 
 
+def end_and_raise(
+    current: Transaction | None, producer: ProducerIdentity, *, commit: bool
+) -> Transaction | TransactionError:
+    return transaction_state.end_and_raise_epoch(
+        current, producer, commit=commit, now_ms=60, new_producer_id=lambda: 100
+    )
+
+
+def completed(answer: Transaction | TransactionError) -> Transaction:
+    assert isinstance(answer, Transaction)
+    assert answer.state.is_prepared
+    return transaction_state.complete(answer, 70)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_an_end_that_raises_the_epoch_may_be_repeated_with_the_epoch_before(commit: bool) -> None:
+    after = ProducerIdentity(7, 4)
+    prepared, complete = ENDS[commit]
+    invalid, fenced = TransactionError.INVALID_TXN_STATE, TransactionError.PRODUCER_FENCED
+    decided = end_and_raise(transaction(TransactionState.ONGOING), ME, commit=commit)
+    assert isinstance(decided, Transaction)
+    assert (decided.state, decided.producer, decided.started_ms) == (prepared, after, 50)
+    waiting = TransactionError.CONCURRENT_TRANSACTIONS
+    assert end_and_raise(decided, ME, commit=commit) is waiting
+    assert end_and_raise(decided, ME, commit=not commit) is invalid
+    assert end_and_raise(decided, after, commit=commit) is fenced, "that epoch is not answered yet"
+    assert transaction_state.add_partitions(decided, after, frozenset({T0}), 60) is waiting
+    done = transaction_state.complete(decided, 70)
+    assert (done.state, done.producer) == (complete, after)
+    assert end_and_raise(done, ME, commit=commit) is done
+    assert end_and_raise(done, ME, commit=not commit) is invalid
+    assert end_and_raise(done, after, commit=True) is invalid, "nothing is open"
+    assert completed(end_and_raise(done, after, commit=False)).producer == (7, 5)
+    assert transaction_state.add_partitions(done, ME, frozenset({T0}), 80) is fenced
+
+
+def test_without_a_transaction_an_abort_raises_the_epoch() -> None:
+    empty = transaction(TransactionState.EMPTY)
+    assert end_and_raise(empty, ME, commit=True) is TransactionError.INVALID_TXN_STATE
+    aborted = completed(end_and_raise(empty, ME, commit=False))
+    assert (aborted.state, aborted.producer) == (TransactionState.COMPLETE_ABORT, (7, 4))
+    bumped = initialised(empty, ME)
+    again = end_and_raise(bumped, ME, commit=False)
+    assert again is TransactionError.PRODUCER_FENCED, "another request raised that epoch"
+
+
+def test_a_producer_whose_transaction_timed_out_is_fenced() -> None:
+    for current in (
+        fenced := transaction_state.fence(transaction(TransactionState.ONGOING), 60),
+        transaction_state.complete(fenced, 70),
+    ):
+        for commit in (True, False):
+            answer = end_and_raise(current, ME, commit=commit)
+            assert answer is TransactionError.PRODUCER_FENCED
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_the_end_with_the_last_epoch_gives_the_producer_a_new_id(commit: bool) -> None:
+    last = ProducerIdentity(7, transaction_state.LAST_EPOCH)
+    ongoing = transaction(TransactionState.ONGOING, last)
+    decided = end_and_raise(ongoing, last, commit=commit)
+    assert isinstance(decided, Transaction)
+    assert decided.producer == (7, 2**15 - 1), "which the markers say"
+    assert decided.producer_afterwards == (100, 0)
+    done = transaction_state.complete(decided, 70)
+    assert (done.producer, done.producer_afterwards) == ((100, 0), (100, 0))
+    assert end_and_raise(done, last, commit=commit) is done
+    begun = transaction_state.add_partitions(done, done.producer, frozenset({T0}), 80)
+    assert end_and_raise(done, ME, commit=commit) is TransactionError.INVALID_PRODUCER_ID_MAPPING
+    assert isinstance(begun, Transaction)
+    mapping = TransactionError.INVALID_PRODUCER_ID_MAPPING
+    assert end_and_raise(begun, last, commit=commit) is mapping, "it ended before this one"
+
+
 STATES = st.sampled_from(TransactionState)
 STRANGERS = st.builds(ProducerIdentity, st.integers(5, 9), st.integers(0, 6)).filter(
     lambda each: each != ME
@@ -192,6 +266,7 @@ def test_another_producer_is_refused(
     assert transaction_state.verify(current, stranger, T0) is refusal
     for commit in (True, False):
         assert transaction_state.end(current, stranger, commit=commit, now_ms=60) is refusal
+        assert end_and_raise(current, stranger, commit=commit) is refusal
     if current is not None:
         assert initialise(current, stranger) is TransactionError.PRODUCER_FENCED
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +12,13 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from kmr.broker.coordinators.state_log import MalformedRecord, StateLog
-from kmr.broker.coordinators.transaction_state import Transaction, TransactionState
+from kmr.broker.coordinators.transaction_state import (
+    LAST_EPOCH,
+    Transaction,
+    TransactionState,
+    complete,
+    end_and_raise_epoch,
+)
 from kmr.broker.coordinators.transaction_store import (
     TransactionStore,
     decode_transaction,
@@ -43,11 +50,30 @@ TRANSACTIONS = st.builds(
 )
 
 
+ENDED = st.builds(
+    lambda current, commit, is_complete: _ended(current, commit=commit, is_complete=is_complete),
+    TRANSACTIONS,
+    st.booleans(),
+    st.booleans(),
+)
+
+
+def _ended(current: Transaction, *, commit: bool, is_complete: bool) -> Transaction:
+    """A transaction whose end raised the epoch."""
+    producer = current.producer._replace(epoch=min(current.producer.epoch, LAST_EPOCH))
+    current = replace(current, producer=producer, state=TransactionState.ONGOING)
+    ended = end_and_raise_epoch(
+        current, producer, commit=commit, now_ms=5, new_producer_id=lambda: 2**63 - 1
+    )
+    assert isinstance(ended, Transaction)
+    return complete(ended, 6) if is_complete else ended
+
+
 def transaction(name: str, state: TransactionState = TransactionState.EMPTY) -> Transaction:
     return Transaction(name, ProducerIdentity(1, 2), 3, state, 4)
 
 
-@given(TRANSACTIONS)
+@given(st.one_of(TRANSACTIONS, ENDED))
 def test_a_transaction_is_decoded_as_it_was_encoded(stored: Transaction) -> None:
     name = decode_transactional_id(encode_transactional_id(stored.transactional_id))
     assert decode_transaction(name, encode_transaction(stored)) == stored
@@ -73,12 +99,34 @@ def test_records_have_the_format_of_kafka() -> None:
     )
 
 
-@given(TRANSACTIONS, st.data())
+@given(st.one_of(TRANSACTIONS, ENDED), st.data())
 def test_a_torn_record_is_malformed(stored: Transaction, data: st.DataObject) -> None:
     whole = encode_transaction(stored)
     torn = whole[: data.draw(st.integers(0, len(whole) - 1))]
     with pytest.raises(MalformedRecord):
         decode_transaction("x", torn)
+
+
+def test_an_end_that_raised_the_epoch_has_the_flexible_format_of_kafka() -> None:
+    last = ProducerIdentity(7, LAST_EPOCH)
+    partitions = frozenset({("t", 0), ("t", 2), ("u", 1)})
+    ongoing = Transaction("x", last, 60_000, TransactionState.ONGOING, 1, partitions, 1_000)
+    prepared = end_and_raise_epoch(
+        ongoing, last, commit=True, now_ms=1_001, new_producer_id=lambda: 100
+    )
+    assert isinstance(prepared, Transaction)
+    assert encode_transaction(prepared) == (
+        struct.pack(">hqhib", 1, 7, 32_767, 60_000, 2)
+        + struct.pack(">bb1sbiib", 3, 2, b"t", 3, 0, 2, 0)
+        + struct.pack(">b1sbib", 2, b"u", 2, 1, 0)
+        + struct.pack(">qq", 1_001, 1_000)
+        + struct.pack(">bbbqbbh", 2, 1, 8, 100, 2, 2, 2)
+    )
+    assert encode_transaction(complete(prepared, 1_002)) == (
+        struct.pack(">hqhib", 1, 100, 0, 60_000, 4)
+        + struct.pack(">bqq", 1, 1_002, 1_000)
+        + struct.pack(">bbbqbbh", 2, 0, 8, 7, 2, 2, 2)
+    )
 
 
 def test_the_newest_state_of_each_id_survives_a_restart(tmp_path: Path) -> None:

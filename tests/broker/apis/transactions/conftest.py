@@ -147,6 +147,20 @@ class Wire:
         )
         return ErrorCode(answer.error_code)
 
+    async def end_and_raise(
+        self, producer: ProducerIdentity, *, commit: bool, transactional_id: str = "x"
+    ) -> tuple[ErrorCode, ProducerIdentity]:
+        """EndTxn 5; return the code and the identity afterwards."""
+        answer = await self.client.call(
+            END,
+            5,
+            transactional_id=transactional_id,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.epoch,
+            committed=commit,
+        )
+        return answer.error_code, ProducerIdentity(answer.producer_id, answer.producer_epoch)
+
     async def add_offsets(
         self, producer: ProducerIdentity, *, group: str = "g", version: int = 3
     ) -> ErrorCode:
