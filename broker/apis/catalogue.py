@@ -75,7 +75,6 @@ class Unsupported(NamedTuple):
     levels: tuple[str, ...] = ()
 
 
-
 UNSUPPORTED: Final[Sequence[Unsupported]] = (
     Unsupported(
         "Replication, several nodes",
