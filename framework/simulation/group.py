@@ -289,13 +289,13 @@ class GroupConsumer:
                 if self.member.dead:
                     return
                 answer = self._group.join(self)
-                await _either(answer, self._told)
+                with self.member.waiting(self._world.loop):
+                    await _either(answer, self._told)
                 if not answer.done():
                     continue  # expelled meanwhile
                 self.generation, partitions = answer.result()
                 self._positions = dict.fromkeys(partitions, -1)
                 self._paused.clear()
-                self.member.answered = self._world.loop.now
                 self.member.is_fenced = False
                 await listener.assigned(partitions)
                 for partition, position in self._positions.items():

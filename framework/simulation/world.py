@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import contextmanager
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -13,7 +14,7 @@ from ..errors import CommitFenced
 from .loop import PROCESS, Process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ..worker import Worker
     from .group import GroupConsumer
@@ -59,8 +60,8 @@ class Member(Process):
         asked_to_end: when it was asked to drain; None before.
         slept_since_asked: whether it slept since then.
         last_commit: when its last commit arrives at the group.
-        under_way: its requests without an answer.
-        answered: when the last of them ended, or something else than a request that it had to wait for.
+        under_way: what it waits for: answers to its requests, the end of a rebalance.
+        answered: when the last of these came.
         is_fenced: the group has refused a commit since the last assignment.
         context: of its callbacks.
     """
@@ -81,6 +82,21 @@ class Member(Process):
         self.answered = 0.0
         self.is_fenced = False
         self.context = Context()
+
+    @contextmanager
+    def waiting(self, loop: SimulationLoop) -> Iterator[None]:
+        """Count what it waits for. A commit that is refused is refused however often it is sent."""
+        self.under_way += 1
+        is_repeated = False
+        try:
+            yield
+        except CommitFenced:
+            is_repeated, self.is_fenced = self.is_fenced, True
+            raise
+        finally:
+            self.under_way -= 1
+            if not is_repeated:
+                self.answered = loop.now
 
 
 def current_member() -> Member:
@@ -199,17 +215,8 @@ class World:
             member.last_commit = max(self.loop.now + under_way, member.last_commit + 1e-6)
             under_way = member.last_commit - self.loop.now
         self.later(under_way, request.arrive)
-        member.under_way += 1
-        is_repeated = False
-        try:
+        with member.waiting(self.loop):
             result: T = await request.answer
-        except CommitFenced:  # and it will be, however often it is sent
-            is_repeated, member.is_fenced = member.is_fenced, True
-            raise
-        finally:
-            member.under_way -= 1
-            if not is_repeated:
-                member.answered = self.loop.now
         return result
 
     def _fault(self, target: Target, can_tear: bool) -> Event | None:
