@@ -252,12 +252,22 @@ class GroupCoordinator:
         identity: MemberIdentity,
         generation: int,
         offsets: Mapping[TopicPartition, tuple[int, int, str]],
+        *,
+        knows_epochs: bool = True,
     ) -> GroupError | None:
         """Store (offset, leader epoch, metadata) of each partition, as durably as `fsync` requires.
 
-        Raises `LogFailed`: nothing is stored.
+        `knows_epochs`: whether the request is of a version for members of groups of KIP-848. Raises
+        `LogFailed`: nothing is stored.
         """
         error = self.check_commit(group_id, identity, generation)
+        group = self._groups.get(group_id)
+        if (
+            not knows_epochs
+            and isinstance(group, ConsumerGroup)
+            and identity.member_id in group.members
+        ):
+            error = GroupError.UNSUPPORTED_VERSION
         if error is None:
             await self.offsets.commit(group_id, self._stamped(group_id, offsets))
         return error

@@ -41,6 +41,8 @@ logger = structlog.get_logger(__name__)
 
 # -- OffsetCommit ----------------------------------------------------------------------------------
 
+_FIRST_WITH_EPOCHS = 9  # of members of groups of KIP-848: they may not use an older one
+
 
 @api(
     "OffsetCommit",
@@ -61,6 +63,7 @@ async def offset_commit(
         MemberIdentity(request.member_id, request.group_instance_id),
         request.generation_id_or_member_epoch,
         accepted,
+        knows_epochs=context.api_version >= _FIRST_WITH_EPOCHS,
     )
     outcome = await group_outcome(commit, "offsets could not be stored", request.group_id)
     return await commit_response(request, refused, outcome)

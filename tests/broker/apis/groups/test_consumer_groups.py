@@ -112,6 +112,25 @@ async def test_bad_requests_and_patterns_are_refused(start: Start, connect: Conn
     assert len(grown.assignment.topic_partitions) == 2
 
 
+async def test_members_commit_with_versions_that_know_epochs_only(
+    start: Start, connect: Connect
+) -> None:
+    broker = await start()
+    await broker.topics.create("t")
+    client = await connect(broker)
+    wire = Wire(client)
+    epoch = (await client.ask(joining("m", "t"))).member_epoch
+    for version in range(2, 9):
+        for sent in (epoch, epoch - 1, epoch + 5):
+            refused = await _committed(wire, "m", sent, 7, version=version)
+            assert refused == ErrorCode.unsupported_version
+        assert await _committed(wire, "x", epoch, 7, version=version) == ErrorCode.unknown_member_id
+        assert await _committed(wire, "", -1, 7, version=version) == ErrorCode.unknown_member_id
+    assert await _committed(wire, "m", epoch, 7) == ErrorCode.none
+    assert (await client.ask(beating("m", -1))).error_code == ErrorCode.none
+    assert await _committed(wire, "", -1, 8, version=2) == ErrorCode.none, "the group is empty"
+
+
 async def test_a_group_without_members_changes_its_protocol_and_keeps_its_offsets(
     start: Start, connect: Connect
 ) -> None:
@@ -155,7 +174,9 @@ async def test_a_group_without_members_changes_its_protocol_and_keeps_its_offset
             assert group.topics[0].partitions[0].committed_offset == 7
 
 
-async def _committed(wire: Wire, member: str, epoch: int, offset: int) -> ErrorCode:
+async def _committed(
+    wire: Wire, member: str, epoch: int, offset: int, *, version: int = 9
+) -> ErrorCode:
     sender = SimpleNamespace(member_id=member, generation_id=epoch)
-    codes = await commit(wire, 9, {"t": {0: (offset, "")}}, sender, group="k")
+    codes = await commit(wire, version, {"t": {0: (offset, "")}}, sender, group="k")
     return codes["t", 0]
