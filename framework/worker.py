@@ -196,6 +196,8 @@ class Worker:
         if self.failure is not None:
             raise self.failure
         self._events.stopped()
+        took = round(self.deadline.seconds - self.deadline.left, 1)
+        _log.info("drained and stopped", settled=self._pipeline.intake.settled, seconds=took)
 
     def _server(self) -> HttpServer | None:
         http, seat = self._settings.http, self._seat

@@ -161,7 +161,9 @@ class Supervisor:
                 while self._processes:
                     await next(iter(self._processes)).ended.wait()
                 watching.cancel_scope.cancel()
-        return self._outcome()
+        outcome = self._outcome()
+        _log.info("all workers have ended", exit_code=outcome[0])
+        return outcome
 
     def service_state(self) -> ServiceState:
         """Return how the workers are, for systemd. A worker that hangs is killed here, not by systemd."""
