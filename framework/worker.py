@@ -197,7 +197,12 @@ class Worker:
             raise self.failure
         self._events.stopped()
         took = round(self.deadline.seconds - self.deadline.left, 1)
-        _log.info("drained and stopped", settled=self._pipeline.intake.settled, seconds=took)
+        _log.info(
+            "drained and stopped",
+            settled=self._pipeline.intake.settled,
+            failed=self.metrics.failed_records,
+            seconds=took,
+        )
 
     def _server(self) -> HttpServer | None:
         http, seat = self._settings.http, self._seat
