@@ -156,6 +156,7 @@ class Broker:
                 storage.offsets,
                 settings,
                 topics=topics,
+                own=storage.group_settings,
                 beat=expect("the maintenance of committed offsets", STORE_INTERVAL),
             )
             transactions = TransactionCoordinator(

@@ -290,7 +290,13 @@ OPERATION_CODES: Final[Mapping[Operation, int]] = {
 _OPERATIONS: Final = {
     Resource.TOPIC: set(Operation)
     - {Operation.ALL, Operation.CLUSTER_ACTION, Operation.IDEMPOTENT_WRITE},
-    Resource.GROUP: {Operation.READ, Operation.DELETE, Operation.DESCRIBE},
+    Resource.GROUP: {
+        Operation.READ,
+        Operation.DELETE,
+        Operation.DESCRIBE,
+        Operation.DESCRIBE_CONFIGS,
+        Operation.ALTER_CONFIGS,
+    },
     Resource.CLUSTER: set(Operation)
     - {Operation.ALL, Operation.READ, Operation.WRITE, Operation.DELETE},
 }

@@ -141,9 +141,10 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
         (71, 72),
     ),
     Unsupported(
-        "Settings of groups, client metrics and loggers (KIP-848, KIP-714, KIP-412)",
-        "Only topics and the broker have settings; other resource types are refused with"
-        " INVALID_REQUEST.",
+        "Settings of client metrics and loggers (KIP-714, KIP-412), of share and streams groups",
+        "Topics, the broker and groups have settings; other resource types are refused with INVALID_REQUEST."
+        " Those of groups are consumer.session.timeout.ms and consumer.heartbeat.interval.ms; others are"
+        " refused with INVALID_CONFIG.",
     ),
     Unsupported(
         "Tiered storage (KIP-405)",

@@ -142,8 +142,13 @@ class ConsumerGroup:
         clock: Clock,
         topics: Callable[[str], tuple[UUID, int] | None],
         on_change: Callable[[ConsumerGroup], None],
+        *,
+        session_timeout: Callable[[], float] | None = None,
     ) -> None:
-        """`topics` returns the id and the number of partitions of a topic that exists."""
+        """`topics` returns the id and the number of partitions of a topic that exists.
+
+        `session_timeout` returns the seconds that count from a heartbeat on; None: those of all groups.
+        """
         self.id = group_id
         self.epoch = 0
         self.assignment_epoch = 0
@@ -154,6 +159,7 @@ class ConsumerGroup:
         self._clock = clock
         self._topics = topics
         self._on_change = on_change
+        self._session_timeout = session_timeout or (lambda: settings.group_consumer_session_timeout)
         self._instances: dict[str, str] = {}
         self._holders: dict[tuple[UUID, int], str] = {}
         self._resolved: dict[str, tuple[UUID, int]] = {}
@@ -503,7 +509,7 @@ class ConsumerGroup:
         if member.session_timer is not None:
             member.session_timer.cancel()
         member.session_timer = self._clock.call_later(
-            self._settings.group_consumer_session_timeout, lambda: self._expire(member)
+            self._session_timeout(), lambda: self._expire(member)
         )
 
     def _expect_revocation(self, member: ConsumerMember) -> None:

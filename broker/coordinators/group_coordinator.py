@@ -20,6 +20,7 @@ from .consumer_group import (
     ConsumerHeartbeatResult,
 )
 from .group import Group
+from .group_settings import GroupSettings
 from .group_types import (
     NO_GENERATION,
     Clock,
@@ -75,16 +76,20 @@ class GroupCoordinator:
         clock: Clock | None = None,
         now: Callable[[], float] = time.time,
         topics: Topics | None = None,
+        own: GroupSettings | None = None,
         beat: Callable[[], None] = unwatched,
     ) -> None:
         """`clock` runs the timers (default: the running event loop), `now` is seconds since 1970.
 
-        `topics`: those that members of KIP-848 groups may read; None: none.
+        `topics`: those that members of KIP-848 groups may read; None: none. `own`: settings of single
+        groups; None: they are not kept.
         `cleanup_interval`: seconds between two checks for expired offsets. `beat` is called after each
         interval of maintenance.
         """
         self.offsets = store
         """Committed and pending offsets; `commit` checks the sender of new ones."""
+        self.own = own or GroupSettings(None, settings)
+        """Settings of single groups."""
         self._settings = settings
         self._cleanup_interval = cleanup_interval
         self._given_clock = clock
@@ -364,7 +369,12 @@ class GroupCoordinator:
 
     def _new_consumer_group(self, group_id: str) -> ConsumerGroup:
         group = ConsumerGroup(
-            group_id, self._settings, self._clock, self._topic, self._store_consumer_group
+            group_id,
+            self._settings,
+            self._clock,
+            self._topic,
+            self._store_consumer_group,
+            session_timeout=lambda: self.own.session_timeout(group_id),
         )
         self._groups[group_id] = group
         return group

@@ -9,6 +9,7 @@ import anyio
 import structlog
 from anyio import to_thread
 
+from ..coordinators.group_settings import GroupSettings
 from ..coordinators.offset_store import OffsetStore
 from ..coordinators.state_log import StateLog
 from ..coordinators.transaction_store import TransactionStore
@@ -46,6 +47,8 @@ class Storage:
         self.offsets: OffsetStore
         self.transactions: TransactionStore
         self.producer_ids: ProducerIds
+        self.group_settings: GroupSettings
+        self._settings = settings
         self._data = data
         self._config = default_log_config(settings)
         self._stores: list[OffsetStore | TransactionStore] = []
@@ -60,6 +63,7 @@ class Storage:
         logs = {OFFSETS_TOPIC: self.offsets.log, TRANSACTIONS_TOPIC: self.transactions.log}
         for topic, log in logs.items():
             self.topics.show_internal(internal_topic(topic, log, self._config))
+        self.group_settings = self._group_settings()
         path = self._data.path / "producer-ids"
         try:
             self.producer_ids = ProducerIds(path, used=self._used_producer_ids())
@@ -87,6 +91,16 @@ class Storage:
                     "not everything could be written; the logs are checked at the next start",
                     errors=failures,
                 )
+
+    def _group_settings(self) -> GroupSettings:
+        path = self._data.path / "group-settings"
+        try:
+            return GroupSettings(path, self._settings)
+        except (OSError, ValueError) as error:
+            raise BrokerError(
+                f"the settings of groups in {path} cannot be read: {error}; restore the file, or delete it"
+                " to go on without them"
+            ) from error
 
     def _used_producer_ids(self) -> Iterator[int]:
         for partition in self.topics.partitions:

@@ -35,6 +35,7 @@ class ConfigSource(IntEnum):
     TOPIC = 1
     BROKER = 4
     DEFAULT = 5
+    GROUP = 8
 
 
 class Synonym(NamedTuple):

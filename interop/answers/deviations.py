@@ -39,13 +39,13 @@ _TIERED: Final = "there is no tiered storage: only the defaults of its settings 
 _SYNC: Final = "--fsync decides for the whole broker when records are synced"
 _REQUIRED: Final = "one node has one replica"
 _JAVA: Final = "Java's literals of floating point; no ratio is meant by them"
-_RESOURCES: Final = "only topics and brokers have settings; the catalogue lists the others"
+_RESOURCES: Final = "only topics, brokers and groups have settings; the catalogue lists the others"
 _ELEMENTS: Final = (
     "spaces and empty elements do not count in what is added to a list or taken from it"
 )
 
 REFUSALS: Final = (
-    *(Refusal(f"resource {kind} *", _RESOURCES) for kind in (8, 16, 32)),
+    *(Refusal(f"resource {kind} *", _RESOURCES) for kind in (8, 16)),
     Refusal("flush.messages=*", _SYNC),
     Refusal("flush.ms=*", _SYNC),
     Refusal("min.insync.replicas=*", _REQUIRED),
@@ -101,7 +101,6 @@ DIFFERENCES: Final = (
     ),
     Difference("error_message", "our words; clients go by the code", "resource *"),
     Difference("error_code", _RESOURCES, "resource 8 *"),
-    Difference("error_code", _RESOURCES, "resource 32 *"),
     Difference("*", _ELEMENTS, "*: cleanup.policy+=''"),
     Difference("configs/cleanup.policy/*", _ELEMENTS, "*: cleanup.policy-='compact, delete'"),
     Difference("configs/*.throttled.replicas/*", _ELEMENTS, "*.throttled.replicas+=''"),

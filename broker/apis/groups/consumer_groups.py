@@ -99,7 +99,7 @@ async def _heartbeat(
         return _refused(ErrorCode.coordinator_not_available, None)
     if result.error is not None:
         return _refused(group_error_code(result.error), _MESSAGES.get(result.error))
-    return _accepted(context, result)
+    return _accepted(context, request.group_id, result)
 
 
 def _check(context: RequestContext, request: entities.ConsumerGroupHeartbeatRequest) -> str:
@@ -148,7 +148,7 @@ def _refused(code: ErrorCode, message: str | None) -> entities.ConsumerGroupHear
 
 
 def _accepted(
-    context: RequestContext, result: ConsumerHeartbeatResult
+    context: RequestContext, group_id: str, result: ConsumerHeartbeatResult
 ) -> entities.ConsumerGroupHeartbeatResponse:
     assignment = None
     if result.assignment is not None:
@@ -158,7 +158,7 @@ def _accepted(
                 for topic, partitions in _by_topic(result.assignment)
             )
         )
-    interval = timedelta(seconds=context.services.settings.group_consumer_heartbeat_interval)
+    interval = timedelta(seconds=context.services.groups.own.heartbeat_interval(group_id))
     return entities.ConsumerGroupHeartbeatResponse(
         throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none,

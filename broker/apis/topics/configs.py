@@ -1,10 +1,12 @@
-"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources: topics' and broker's settings.
+"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources: settings.
+
+Topics, the broker and groups of KIP-848 have settings.
 
 DescribeConfigs 1 to 4: KIP-133, KIP-226 (synonyms), KIP-569 (types and documentation). AlterConfigs 0 to 2
 (KIP-133) replaces all settings of a topic, IncrementalAlterConfigs 0 to 1 (KIP-339) changes single ones; both
 take effect at once. ListConfigResources 0 to 1 (KIP-1142).
 
-Differs from Kafka: only topics and the broker have settings; the broker's cannot change while it runs.
+Differs from Kafka: client metrics have no settings, groups two; the broker's cannot change while it runs.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 class _ResourceType(IntEnum):
     TOPIC = 2
     BROKER = 4
+    GROUP = 32
 
 
 _CLIENT_METRICS: Final = 16
@@ -59,6 +62,8 @@ _KAFKAS_RESOURCE_TYPES: Final = {2, 4, 8, _CLIENT_METRICS, 32}
 def _needs(operation: Operation, _: Call, resource: Any) -> Iterable[Need]:
     if resource.resource_type == _ResourceType.TOPIC:
         return [Need(operation, Resource.TOPIC, resource.resource_name)]
+    if resource.resource_type == _ResourceType.GROUP:
+        return [Need(operation, Resource.GROUP, resource.resource_name)]
     return [Need(operation, Resource.CLUSTER)]
 
 
@@ -107,9 +112,14 @@ def _entries(
         _check_broker(context, name)
         found = [*_listener_settings(context), *_broker_settings(context.services.settings)]
         return sorted(found, key=lambda entry: entry.name)
+    if int(resource.resource_type) == _ResourceType.GROUP:
+        if not name:
+            _refuse("Group name must not be empty")
+        return context.services.groups.own.describe(name)
     raise RequestError(
         ErrorCode.invalid_request,
-        f"resource type {resource.resource_type} has no settings here: use topics (2) or brokers (4)",
+        f"resource type {resource.resource_type} has no settings here: use topics (2), brokers (4)"
+        " or groups (32)",
     )
 
 
@@ -157,6 +167,7 @@ async def _list_config_resources(
     found = [
         *((_ResourceType.TOPIC, topic.name) for topic in context.services.topics),
         (_ResourceType.BROKER, str(context.node_id)),
+        *((_ResourceType.GROUP, group_id) for group_id in context.services.groups.own),
     ]
     known = wanted <= _KAFKAS_RESOURCE_TYPES
     return entities.ListConfigResourcesResponse(
@@ -179,6 +190,8 @@ _BROKER_SETTINGS: Final[Mapping[ConfigType, Mapping[str, str]]] = {
     ConfigType.INT: {
         "broker.id": "node_id",
         "fetch.max.bytes": "fetch_max_bytes",
+        "group.consumer.heartbeat.interval.ms": "group_consumer_heartbeat_interval",
+        "group.consumer.session.timeout.ms": "group_consumer_session_timeout",
         "group.initial.rebalance.delay.ms": "group_initial_rebalance_delay",
         "group.max.session.timeout.ms": "group_max_session_timeout",
         "group.max.size": "group_max_size",
@@ -314,6 +327,13 @@ async def _alter(
             check_topic_name(name)
         if resource.resource_type == _ResourceType.BROKER:
             return  # every setting has its default, so deleting one changes nothing
+        if resource.resource_type == _ResourceType.GROUP:
+            groups = context.services.groups.own
+            if request.validate_only:
+                groups.check(change(resource, groups.own(name)))
+            else:
+                await groups.configure(name, partial(change, resource))
+            return
         if request.validate_only:
             topic = topics.get(name)
             topics.check_settings(name, change(resource, topic.settings if topic else {}))
@@ -360,10 +380,13 @@ def _check_alteration(context: RequestContext, resource: Any) -> None:
     elif resource.resource_type == _ResourceType.TOPIC:
         if not resource.resource_name:
             _refuse("the topic name '' is empty")
+    elif resource.resource_type == _ResourceType.GROUP:
+        if not resource.resource_name:
+            _refuse("Default group resources are not allowed.")
     else:
         _refuse(
             f"resource type {resource.resource_type} has no settings that can be changed here: use"
-            " topics (2)"
+            " topics (2) or groups (32)"
         )
 
 
