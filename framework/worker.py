@@ -450,7 +450,7 @@ class Worker:
 
 
 def run_worker(strategy: Strategy, settings: Settings, seat: Seat | None = None) -> int:
-    """Run a worker as a process: the first SIGTERM or SIGINT drains it, a second one ends it.
+    """Run a worker as a process: the first SIGTERM, SIGINT or SIGHUP drains it, a second one ends it.
 
     A `KmrError` is printed as one message on stderr. When `shutdown_deadline` has passed since the first
     signal or the first failure, the process ends, whatever hangs in it.
@@ -484,7 +484,8 @@ async def _run_until_signal(worker: Worker, seat: Seat | None) -> int:
     def undone() -> str:
         return name + _undone(worker, loop)
 
-    ProcessEnd(worker.deadline, request, undone, once=seat is not None).arm()
+    end = ProcessEnd(worker.deadline, request, undone, once=seat is not None)
+    end.arm()
     freezing = asyncio.create_task(freeze_when_ready(worker))
     try:
         # Only the first process of a unit speaks for it.
@@ -500,7 +501,7 @@ async def _run_until_signal(worker: Worker, seat: Seat | None) -> int:
         return ExitCode.FAILED
     finally:
         freezing.cancel()
-    return ExitCode.CLEAN
+    return end.code
 
 
 def _service_state(worker: Worker) -> ServiceState:

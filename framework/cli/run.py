@@ -34,10 +34,11 @@ def run(
     """Run a strategy as a member of a consumer group, until a signal.
 
     The first SIGTERM or SIGINT (Ctrl-C) drains work in flight, commits and leaves the group. A second one
-    ends the process at once; records that were not committed are delivered again.
+    ends the process at once; records that were not committed are delivered again. SIGHUP drains too, and asks
+    for a new start by exit code 129; with several --workers it replaces one after the other.
 
     Exit codes: 0 drained, 1 failed, 2 wrong usage or settings, 3 not drained within
-    --shutdown-deadline, 130 or 143 ended by the second signal.
+    --shutdown-deadline, 129 drained because of SIGHUP, 130 or 143 ended by the second signal.
 
     With --engine spark it is a query of Structured Streaming: --checkpoint has its progress, and a drain
     finishes the running micro-batch. With --trigger available-now it exits at the end of the topic.

@@ -33,21 +33,25 @@ class ExitCode:
     FAILED = 1
     USAGE = 2
     DEADLINE_EXCEEDED = 3
+    HUNG_UP = 128 + signal.SIGHUP  # drained, to be started again
 
 
 class ProcessEnd:
     """Ends this process in time, even if other threads hang.
 
-    The first SIGTERM or SIGINT begins the deadline and requests a shutdown. A second one ends the process at
-    once, and so does the deadline, also if the shutdown was over and only a thread of user code or an exit
-    handler still runs. All that happens in a daemon thread: the event loop may stand still. Only code that
-    never gives up Python's interpreter lock can prevent it.
+    The first SIGTERM, SIGINT or SIGHUP begins the deadline and requests a shutdown. A second one ends the
+    process at once, and so does the deadline, also if the shutdown was over and only a thread of user code or
+    an exit handler still runs. All that happens in a daemon thread: the event loop may stand still. Only code
+    that never gives up Python's interpreter lock can prevent it.
 
     Args:
         deadline: may also begin without a signal, after a failure.
         request: called in that thread with the name of the first signal.
         undone: called in that thread when the deadline has passed; describes what is not done.
-        once: further signals have no effect, because the parent process decides.
+        once: further signals have no effect, nor has SIGHUP, because the parent process decides.
+
+    Attributes:
+        code: the exit code of a shutdown that succeeds.
     """
 
     def __init__(
@@ -62,13 +66,19 @@ class ProcessEnd:
         self._request = request
         self._undone = undone
         self._once = once
+        self.code: int = ExitCode.CLEAN
         # A signal handler may interrupt anything: `SimpleQueue.put` is the one thing it may do.
         self._events: SimpleQueue[signal.Signals | None] = SimpleQueue()
 
     def arm(self) -> None:
-        """Take over SIGTERM and SIGINT for the rest of the process. Call it in the main thread."""
+        """Take over the signals for the rest of the process. Call it in the main thread."""
         self._deadline.on_begin = lambda: self._events.put(None)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if self._once:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
             signal.signal(number, lambda number, _: self._events.put(signal.Signals(number)))
         threading.Thread(target=self._watch, name="process end", daemon=True).start()
 
@@ -85,6 +95,8 @@ class ProcessEnd:
                 pass  # the deadline has begun
             elif first == math.inf:
                 first = now
+                if number == signal.SIGHUP:
+                    self.code = ExitCode.HUNG_UP
                 self._deadline.begin()
                 self._request(number.name)
             elif now - first > SAME_SIGNAL and not self._once:

@@ -393,11 +393,12 @@ def run_engine(strategy: Strategy, settings: Settings, engine: EngineSettings) -
     """
     try:
         runner = SparkEngine(strategy, settings, engine)
-        ProcessEnd(runner.deadline, lambda _: runner.shutdown(), runner.undone).arm()
+        end = ProcessEnd(runner.deadline, lambda _: runner.shutdown(), runner.undone)
+        end.arm()
         runner.run()
     except DeadlineExceeded as error:
         exit_now(ExitCode.DEADLINE_EXCEEDED, str(error))
     except KmrError as error:
         print(f"kmr: {error}", file=sys.stderr)  # noqa: T201  the user's message
         return ExitCode.FAILED
-    return ExitCode.CLEAN
+    return end.code

@@ -148,13 +148,17 @@ async def errors_of(process: Process) -> str:
 
 
 @pytest.mark.slow
-async def test_sigterm_drains_flushes_and_ends_with_zero(broker: Broker, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, 129)])
+async def test_a_signal_drains_and_the_exit_code_says_whether_to_start_again(
+    broker: Broker, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     async with workers_of(tmp_path, broker) as workers:
         await produce(broker, b"a", b"b")
         process = await workers.start("show")
         await read_until(process, b'"offset":1')
-        process.send_signal(signal.SIGTERM)
-        assert await process.wait() == 0
+        process.send_signal(number)
+        assert await process.wait() == code
+        assert "drained and stopped" in await errors_of(process)
 
 
 @pytest.mark.slow

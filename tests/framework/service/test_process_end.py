@@ -55,7 +55,7 @@ while True:  # a second signal right after the first counts as the same
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_the_first_signal_asks_for_a_shutdown_and_the_second_one_ends_the_process(
     number: signal.Signals,
 ) -> None:
@@ -68,6 +68,37 @@ def test_the_first_signal_asks_for_a_shutdown_and_the_second_one_ends_the_proces
     )
     assert (done.returncode, done.stdout) == (128 + number, f"{number.name}\n")
     assert f"second signal ({number.name})" in done.stderr
+
+
+HANGUPS = """
+import os, signal, sys, time
+from kmr.service.deadline import Deadline
+from kmr.service.process_end import ProcessEnd
+
+asked = []
+if sys.argv[1] == "nohup":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+ProcessEnd(Deadline(60), asked.append, str, once=sys.argv[1] == "once").arm()
+os.kill(os.getpid(), signal.SIGHUP)
+os.kill(os.getpid(), signal.SIGTERM)
+while not asked:
+    time.sleep(0.01)
+print(*asked)
+"""
+
+
+@pytest.mark.parametrize("why", ["once", "nohup"])
+def test_one_of_several_workers_and_a_process_of_nohup_stay_when_the_terminal_goes(
+    why: str,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANGUPS, why],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "SIGTERM\n")
 
 
 def test_output_that_nobody_reads_does_not_keep_the_process() -> None:
