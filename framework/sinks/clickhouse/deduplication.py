@@ -45,11 +45,14 @@ WHERE database = {database:String} AND name = {table:String}"""
 _DEFAULTS_SQL = """
 SELECT name, value FROM system.%s WHERE name IN ({inserts:String}, {seconds:String})"""
 _SETTING_SQL = "SELECT value FROM system.settings WHERE name = {name:String}"
-_VIEWS_SQL = r"""
-SELECT database, name, toString(uuid) AS uuid, create_table_query AS definition FROM system.tables
-WHERE engine = 'MaterializedView' AND (database, name) IN (
-    SELECT arrayJoin(arrayZip(dependencies_database, dependencies_table)) FROM system.tables
+_VIEWS_SQL = """
+SELECT view.1 AS database, view.2 AS name FROM (
+    SELECT arrayJoin(arrayZip(dependencies_database, dependencies_table)) AS view FROM system.tables
     WHERE database = {database:String} AND name = {table:String})"""
+_VIEW_SQL = """
+SELECT engine, toString(uuid) AS uuid, create_table_query AS definition FROM system.tables
+WHERE database = {database:String} AND name = {table:String}"""
+_HIDDEN = "hidden"  # in place of the engine of a table that our user does not see
 _TO = re.compile(r" TO (?:`((?:[^`\\]|\\.)+)`|(\w+))\.(?:`((?:[^`\\]|\\.)+)`|(\w+))")
 
 
@@ -67,6 +70,7 @@ class InsertMemory:
     Attributes:
         inserts: how many; None if its engine never recognises a repeated one.
         seconds: for how long at most; None: without a limit.
+        engine: `hidden` if our user does not see the table.
         view: the materialized view that writes to the table; empty for the table of the writer.
     """
 
@@ -104,6 +108,13 @@ class InsertMemory:
         if self.engine in ("Distributed", "Null"):
             return None
         table = f"{self.database}.{self.name}"
+        if self.engine == _HIDDEN:
+            hidden = f"{quote_identifier(self.database)}.{quote_identifier(self.name)}"
+            return (
+                f"the view {self.view} writes to another table, and our user does not see {table}: whether "
+                "an INSERT that is repeated after a lost answer doubles its rows is not known; "
+                f"run GRANT SHOW ON {hidden} TO our user"
+            )
         if self.view:
             table += f", the target of the view {self.view},"
         if self.inserts is None:
@@ -133,12 +144,27 @@ async def read_memories(connection: Connection, database: str, table: str) -> li
     seen = {(database, table)}
     for memory in found:  # grows: a target may have views itself
         where = {"database": memory.database, "table": memory.name}
-        for row in await connection.rows(_VIEWS_SQL, where):
-            target = target_of(row["database"], row["name"], row["uuid"], row["definition"])
-            if target not in seen:
-                seen.add(target)
-                found += await _read(connection, *target, f"{row['database']}.{row['name']}")
+        for view in await connection.rows(_VIEWS_SQL, where):
+            found += await _read_target(connection, view["database"], view["name"], seen)
     return found
+
+
+async def _read_target(
+    connection: Connection, database: str, view: str, seen: set[tuple[str, str]]
+) -> list[InsertMemory]:
+    """Read what the target of a view remembers, unless it was seen before."""
+    name = f"{database}.{view}"
+    rows = await connection.rows(_VIEW_SQL, {"database": database, "table": view})
+    if not rows:
+        return [InsertMemory(database, view, _HIDDEN, None, None, name)]
+    if rows[0]["engine"] != "MaterializedView":
+        return []
+    target = target_of(database, view, rows[0]["uuid"], rows[0]["definition"])
+    if target in seen:
+        return []
+    seen.add(target)
+    hidden = InsertMemory(*target, _HIDDEN, None, None, name)
+    return await _read(connection, *target, name) or [hidden]
 
 
 def target_of(database: str, view: str, uuid: str, definition: str) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from kmr.delivery.announcement import Announcement
 from kmr.errors import SinkError
 from kmr.record import TopicPartition
 from kmr.reducers.reducer import Context, Flushed, Retry
+from kmr.sinks.clickhouse import deduplication
 from kmr.sinks.clickhouse.deduplication import ENOUGH_SECONDS, InsertMemory, target_of
 from kmr.sinks.clickhouse.writer import ClickHouseWriter
 from tests.framework.sinks.conftest import Proxy, serving
@@ -296,6 +297,32 @@ async def test_a_view_whose_target_remembers_nothing_is_named_with_the_remedy(
         for each in advice:
             assert f"the target of the view default.{table}_view" in each
             assert re.search(rf"ALTER TABLE `default`.`{target}` MODIFY SETTING non_repl", each)
+
+
+@pytest.mark.parametrize("hidden", ["view", "target"])
+async def test_a_view_or_a_target_that_the_user_must_not_see_is_named(
+    client: Client,
+    create_table: CreateTable,
+    context: Context,
+    clickhouse_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    hidden: str,
+) -> None:
+    """An embedded ClickHouse has no user that sees less, so what one would not see is left out here."""
+    table, target = views_of(client, create_table, window=10_000)
+    unseen = f"{table}_view" if hidden == "view" else target
+    for name in ("_TABLE_SQL", "_VIEW_SQL"):
+        monkeypatch.setattr(
+            deduplication, name, f"{getattr(deduplication, name)} AND name != '{unseen}'"
+        )
+    writer = ClickHouseWriter(table, url=clickhouse_url).spawn()
+    with capture_logs() as logs:
+        await writer.open(context)
+    await writer.close()
+    (advice,) = [log["advice"] for log in logs if log["log_level"] == "warning"]
+    assert f"our user does not see default.{unseen}: whether an INSERT" in advice
+    assert advice.endswith(f"; run GRANT SHOW ON `default`.`{unseen}` TO our user")
+    assert writer.delivery == "exactly-once"
 
 
 UUID = "ec144310-72a7-4c26-8650-5e5d780cf47c"
