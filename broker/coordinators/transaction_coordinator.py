@@ -332,13 +332,19 @@ class TransactionCoordinator:
         for transaction in self._store.active:
             if transaction.state.is_prepared:
                 await self._complete(transaction, again=True)
-        known = {each.producer.producer_id: each.partitions for each in self._store.active}
-        aborted = await self._markers.abort_hanging(known)
-        if aborted:
+        owners = {each.last.producer_id: each for each in self._store if each.raised_epoch}
+        owners |= {each.producer.producer_id: each for each in self._store}
+        ended = await self._markers.end_hanging(
+            lambda producer, partition: transaction_state.left_open(
+                owners.get(producer.producer_id), producer, partition
+            )
+        )
+        if ended:
             logger.warning(
-                "aborted open transactions that the coordinator does not know;"
+                "ended open transactions that the coordinator does not know, or has ended;"
                 " a power loss can cause this, see --fsync",
-                transactions=aborted,
+                committed=ended[True],
+                aborted=ended[False],
             )
 
     async def _maintain(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import structlog
@@ -15,7 +16,7 @@ from ..turns import in_turns
 from .transaction_state import TransactionState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from ..log.producers import ProducerIdentity, ProducerStates
     from ..storage.group_commit import Flush, GroupCommit
@@ -57,13 +58,15 @@ class MarkerWriter:
 
         Args:
             transaction: its state determines commit or abort.
-            again: some markers may exist: skip partitions where the transaction is no longer open.
+            again: some markers may exist: skip partitions where the transaction is no longer open. If its
+                end has raised the epoch, a later one is told from it.
 
         Returns: whether all are written; failures are logged.
         """
         committed = transaction.state is TransactionState.PREPARE_COMMIT
         marker = Marker(committed, LEADER_EPOCH)
         producer = transaction.producer
+        below = producer.epoch if transaction.raised_epoch else None
         partitions = [
             self._topics.partition(*each) for each in transaction.partitions - {OFFSETS_PARTITION}
         ]
@@ -71,34 +74,42 @@ class MarkerWriter:
             each
             for each in partitions
             if each is not None  # its topic was deleted
-            and (not again or each.log.producers.has_open_transaction(producer.producer_id))
+            and (
+                not again
+                or each.log.producers.has_open_transaction(producer.producer_id, below=below)
+            )
         ]
         complete = await self._write_to_partitions(targets, marker, producer)
-        if OFFSETS_PARTITION in transaction.partitions:
+        later = [] if below is None else [each.epoch >= below for each in self._pending(producer)]
+        if OFFSETS_PARTITION in transaction.partitions and not (again and any(later)):
             complete = await self._write_to_groups(marker, producer) and complete
         return complete
 
-    async def abort_hanging(self, known: Mapping[int, Collection[TopicPartition]]) -> int:
-        """Abort open transactions that are not `known`; return their number, counted per partition.
-
-        Without this, they would block read_committed consumers forever.
+    async def end_hanging(
+        self, decide: Callable[[ProducerIdentity, TopicPartition], bool | None]
+    ) -> Counter[bool]:
+        """End open transactions; without this, they would block read_committed consumers forever.
 
         Args:
-            known: the partitions of the open transaction of each producer id.
+            decide: whether to commit the producer's transaction in a partition (True), to abort it
+                (False), or to leave it open (None).
+
+        Returns: how many were committed and aborted, counted per partition.
         """
-        aborted = 0
-        marker = Marker(committed=False, coordinator_epoch=LEADER_EPOCH)
+        ended: Counter[bool] = Counter()
         for partition in self._topics.partitions:
             for producer in partition.log.producers.open_transactions:
-                where = (partition.topic, partition.index)
-                if where not in known.get(producer.producer_id, ()):
+                committed = decide(producer, (partition.topic, partition.index))
+                if committed is not None:
+                    marker = Marker(committed, LEADER_EPOCH)
                     await self._write_to_partitions([partition], marker, producer)
-                    aborted += 1
+                    ended[committed] += 1
         for producer in self._offsets.pending_producers:
-            if OFFSETS_PARTITION not in known.get(producer.producer_id, ()):
-                await self._write_to_groups(marker, producer)
-                aborted += 1
-        return aborted
+            committed = decide(producer, OFFSETS_PARTITION)
+            if committed is not None:
+                await self._write_to_groups(Marker(committed, LEADER_EPOCH), producer)
+                ended[committed] += 1
+        return ended
 
     async def write_requested(
         self,
@@ -130,6 +141,11 @@ class MarkerWriter:
         for partition, error in failed.items():
             outcomes[partition.topic, partition.index] = error
         return outcomes
+
+    def _pending(self, producer: ProducerIdentity) -> list[ProducerIdentity]:
+        """Return the identities with this producer id that have pending offsets."""
+        pending = self._offsets.pending_producers
+        return [each for each in pending if each.producer_id == producer.producer_id]
 
     async def _write_to_partitions(
         self, partitions: Iterable[Partition], marker: Marker, producer: ProducerIdentity

@@ -42,6 +42,7 @@ __all__ = [
     "initialise",
     "is_expired",
     "is_timed_out",
+    "left_open",
     "verify",
 ]
 
@@ -325,6 +326,32 @@ def complete(current: Transaction, now_ms: int) -> Transaction:
         partitions=frozenset(),
         next_producer_id=NO_PRODUCER.producer_id,
     )
+
+
+def left_open(
+    current: Transaction | None, producer: ProducerIdentity, partition: TopicPartition
+) -> bool | None:
+    """Return what becomes of a transaction that is open in a partition after a start.
+
+    Args:
+        current: the transactional id that has this producer id, or had it before; None if none is known.
+        producer: of the records in the partition.
+        partition: where they are.
+
+    Returns: True to commit it, False to abort it, None to leave it open.
+    """
+    if current is None:
+        return False
+    if current.raised_epoch and producer == current.last:
+        if current.state is TransactionState.COMPLETE_COMMIT:
+            return True  # its marker was lost
+        if current.state is TransactionState.COMPLETE_ABORT:
+            return False
+    if partition not in current.partitions:
+        return False
+    if current.state is TransactionState.ONGOING and producer != current.producer:
+        return False  # of an earlier transaction
+    return None
 
 
 def is_timed_out(current: Transaction, now_ms: int) -> bool:

@@ -231,9 +231,14 @@ class ProducerStates:
         """Whether this producer has written to the partition, and is not forgotten."""
         return producer_id in self._producers
 
-    def has_open_transaction(self, producer_id: int) -> bool:
-        """Whether this producer has transactional records after its last marker."""
-        return producer_id in self._open
+    def has_open_transaction(self, producer_id: int, *, below: int | None = None) -> bool:
+        """Whether this producer has transactional records after its last marker.
+
+        `below`: only if its epoch is below this one.
+        """
+        if producer_id not in self._open:
+            return False
+        return below is None or self._producers[producer_id].epoch < below
 
     def check_marker(
         self, producer: ProducerIdentity, marker: Marker, *, raises_epoch: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.results import LogFailed
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pytest
 
 
@@ -105,4 +108,47 @@ async def test_transactions_that_the_coordinator_lost_are_aborted_at_the_start(
         assert not node.is_open(producer.producer_id)
         assert node.committed(0) == []
         assert await node.committed_offset() is None
-    assert "aborted open transactions" in capsys.readouterr().out
+    assert "ended open transactions" in capsys.readouterr().out
+
+
+def take_back(disk: Disk, newer: Path, *names: str) -> None:
+    """Let the next run have the files as they are now, but those in `names` as of the kill."""
+    for each in newer.iterdir():
+        if each.name not in names:
+            shutil.rmtree(disk.directory / each.name)
+            shutil.copytree(each, disk.directory / each.name)
+
+
+async def test_a_decision_does_not_end_a_later_transaction_if_ends_raise_the_epoch(
+    disk: Disk,
+) -> None:
+    async with disk.running() as node:
+        producer, running = await node.begin(), disk.directory
+        for partition in (0, 1):
+            await node.produce("x", producer, partition, 0, b"v")
+        await node.commit_offset("x", producer, 7)
+        disk.kill_after(1)  # the decision
+        later = await node.coordinator.end_and_raise_epoch("x", producer, commit=True)
+        await node.produce("x", later, 0, 0, b"later")
+        await node.commit_offset("x", later, 8)
+        take_back(disk, running, "transactions")  # as a power loss may
+    async with disk.running() as node:
+        assert (node.committed(0), node.committed(1)) == ([b"v"], [b"v"])
+        assert await node.committed_offset() == 7
+        assert not node.is_open(producer.producer_id)
+        lost = await node.coordinator.end_and_raise_epoch("x", later, commit=True)
+        assert lost is TransactionError.INVALID_TXN_STATE, "its producer learns it"
+
+
+async def test_a_marker_that_was_lost_is_written_as_it_was_decided(disk: Disk) -> None:
+    for commit in (True, False):
+        async with disk.running() as node:
+            producer, running = await node.begin(), disk.directory
+            for partition in (0, 1):
+                await node.produce("x", producer, partition, 0, b"v")
+            disk.kill_after(2)  # the decision, and one marker
+            await node.coordinator.end_and_raise_epoch("x", producer, commit=commit)
+            take_back(disk, running, "t-0", "t-1", "t")
+        async with disk.running() as node:
+            assert not node.is_open(producer.producer_id)
+            assert (node.committed(0), node.committed(1)) == ([b"v"], [b"v"])
