@@ -37,7 +37,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "keyed": {
         "internal.segment.bytes": "400",
         "cleanup.policy": "compact",
-        "min.cleanable.dirty.ratio": "0",
+        "min.cleanable.dirty.ratio": "0.0",
         "delete.retention.ms": "0",
     },
     "paid": {"internal.segment.bytes": "500"},
