@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kio.index import load_request_schema
 from kio.schema.api_versions.v0 import ApiVersionsRequest
 from kio.schema.index import api_key_map, schema_name_map
+from kio.schema.list_transactions.v2 import ListTransactionsRequest
 from kio.serial.errors import OutOfBoundValue
 
 from kmr.broker.apis.catalogue import SERVED, advertised_versions
@@ -46,8 +47,8 @@ def schema(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(scope="module")
 def broker(serve_module: Serve, tmp_path_factory: pytest.TempPathFactory) -> BrokerProcess:
-    """A broker with short waits that allows few topics."""
-    return serve_module(
+    """A broker with short waits that allows few topics; it has loaded the library of patterns."""
+    broker = serve_module(
         tmp_path_factory.mktemp("data"),
         group_min_session_timeout="20ms",
         group_max_session_timeout="100ms",
@@ -56,6 +57,13 @@ def broker(serve_module: Serve, tmp_path_factory: pytest.TempPathFactory) -> Bro
         request_memory_bytes=16 * MIB,
         response_memory_bytes=16 * MIB,
     )
+    with Raw(broker.port) as client:
+        client.ask(
+            ListTransactionsRequest(
+                state_filters=(), producer_id_filters=(), transactional_id_pattern=".*"
+            )
+        )
+    return broker
 
 
 @pytest.fixture(autouse=True)
