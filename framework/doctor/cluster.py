@@ -162,8 +162,8 @@ class ClusterCheck:
             Finding(
                 "warning",
                 subject,
-                f"a member named {member.instance_id} is alive at {member.host}: a second one of that name "
-                "takes its place, and the first one stops with an error",
+                f"a member named {member.instance_id} is alive at {member.host}: two of one name put each "
+                "other out, and stop with an error",
                 "give each worker its own group_instance_id, or stop the other one first",
             )
             for member in same

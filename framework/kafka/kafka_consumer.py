@@ -41,6 +41,7 @@ _log = structlog.get_logger(__name__)
 _NEVER_MS = 10 * 365 * 24 * 3600 * 1000
 _JOIN_GRACE = 5.0  # seconds
 _ENDS_AFTER = 10.0  # seconds without a fetch, after which the end of a partition is asked for
+_MOST_PUT_OUT = 3
 _ENDS_TIMEOUT = 2.0  # seconds; the gauges wait for it
 
 
@@ -72,6 +73,8 @@ class KafkaConsumer:
         self._failure: Exception | None = None
         self._stopped = False
         self._looked_up = -math.inf  # when the ends were
+        self._joined_at = -math.inf
+        self._put_out = 0  # how often in a row, soon after we had joined
 
     @property
     def generation(self) -> int:
@@ -266,15 +269,38 @@ class KafkaConsumer:
 
     async def _on_assigned(self, listener: Listener, partitions: frozenset[TopicPartition]) -> None:
         """aiokafka awaits this before it starts its heartbeat task."""
-        coordinator = self._consumer._coordinator
+        coordinator, before = self._consumer._coordinator, self._membership.member_id
         self._membership = Membership(
             coordinator.generation, coordinator.member_id, self._config.group_instance_id
         )
         self._partitions = partitions
+        self._note_membership(before)
         self._assignor.on_generation_assignment(coordinator.generation)
         await self._call(self._require_topics, partitions)
         if await self._call(listener.assigned, partitions) and self._fetcher is not None:
             self._fetcher.resume()
+
+    def _note_membership(self, before: str) -> None:
+        """Fail when another process has our static name: each join of the one puts out the other.
+
+        aiokafka's heartbeats do not have the name, so the brokers answer that they do not know the member,
+        and not that it is fenced (KIP-345); aiokafka joins again.
+
+        Args:
+            before: our member id until now; empty for none.
+        """
+        now, joined = anyio.current_time(), self._joined_at
+        self._joined_at = now
+        if self._config.group_instance_id is None or before in ("", self.member_id):
+            return
+        # Sooner than a member that was silent is removed.
+        self._put_out = self._put_out + 1 if now - joined < self._config.session_timeout else 0
+        if self._put_out >= _MOST_PUT_OUT and self._failure is None:
+            self._failure = ConsumerError(
+                f"group {self._config.group}: another process has the group_instance_id "
+                f"{self._config.group_instance_id} too, and each takes the place of the other. Give each a "
+                "name of its own, or stop one of them"
+            )
 
     async def _require_topics(self, _: frozenset[TopicPartition]) -> None:
         """Raise `ConsumerError` when a topic is gone: aiokafka would wait for it forever."""

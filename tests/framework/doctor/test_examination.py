@@ -252,7 +252,7 @@ async def test_a_member_with_the_name_of_ours_and_idle_members_are_found(
     another = await examine(strategy(), settings(broker, group_instance_id="b"))
     await consumer.stop(leave=True)
     (alive,) = [each.text for each in same if each.level == "warning"]
-    assert alive.startswith("a member named a is alive at 127.0.0.1: a second one")
+    assert alive.startswith("a member named a is alive at 127.0.0.1: two of one name")
     (idle,) = [each.text for each in another if each.level == "warning"]
     assert idle == "with ours, 2 members share 1 partitions: some have nothing to do"
 

@@ -303,6 +303,32 @@ async def test_a_static_member_comes_back_without_a_rebalance(
             assert other.consumer.generation == generation
 
 
+async def test_two_processes_with_one_static_name_end_instead_of_putting_each_other_out_for_ever(
+    consume: Consume, create_topic: CreateTopic
+) -> None:
+    await create_topic("t", 1)
+    ended: list[str] = []
+    name = {"group_instance_id": "one", "heartbeat_interval": 0.1}
+    async with consume(**name) as first, consume(**name) as second:
+
+        async def poll(member: Any) -> None:
+            try:
+                while True:
+                    await member.consumer.poll()
+            except ConsumerError as error:
+                ended.append(str(error))
+            tasks.cancel_scope.cancel()
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(poll, first)
+                tasks.start_soon(poll, second)
+    (message,) = ended
+    assert message.startswith(
+        "group g: another process has the group_instance_id one too, and each"
+    )
+
+
 async def test_a_static_member_that_is_not_expected_back_leaves(
     consume: Consume, create_topic: CreateTopic
 ) -> None:
