@@ -43,7 +43,6 @@ __all__ = ["transaction_error_code"]
 
 _FIRST_WITH_PRODUCER_FENCED = 2
 _FIRST_INIT_WITH_PRODUCER_FENCED = 4
-_FIRST_WITH_TRANSACTION_ABORTABLE = 5  # of AddPartitionsToTxn
 _FIRST_COMMIT_WITH_TRANSACTION_ABORTABLE = 4
 _FIRST_COMMIT_TO_ADD_OFFSETS = 5
 _FIRST_TO_RAISE_EPOCHS = 5  # of EndTxn
@@ -240,8 +239,7 @@ async def _add(
     if not codes and verify_only:
         async for partition in in_turns(partitions):
             error = transactions.verify(transactional_id, producer, partition)
-            abortable = context.api_version >= _FIRST_WITH_TRANSACTION_ABORTABLE
-            codes[partition] = transaction_error_code(error, fenced=True, abortable=abortable)
+            codes[partition] = transaction_error_code(error, fenced=True, abortable=True)
     elif not codes:
         error = await transactions.add_partitions(transactional_id, producer, partitions)
         outcome = _code(context, error)

@@ -160,7 +160,7 @@ async def test_a_broker_adds_and_verifies_the_partitions_of_several_transactions
     unknown, skipped = ErrorCode.unknown_topic_or_partition, ErrorCode.operation_not_attempted
     added = await ask(verify=False, x=[0, 1], y=[0, 9])
     assert added == {"x": [OK, OK], "y": [skipped, unknown]}
-    foreign = ErrorCode.transaction_abortable if version == 5 else ErrorCode.invalid_txn_state
+    foreign = ErrorCode.transaction_abortable
     assert await ask(verify=True, x=[1, 2], y=[0]) == {"x": [OK, foreign], "y": [foreign]}
     assert await wire.produce(producers["x"], 0) is OK
     assert await wire.produce(producers["x"], 0, partition=2) is ErrorCode.invalid_txn_state
