@@ -10,6 +10,7 @@ from interop.answers.asking import Asking
 from interop.answers.cases import cases
 from interop.answers.comparing import compared
 from interop.answers.edits import EDITS, KEYS, RESOURCES
+from interop.answers.transactions import DEVIATIONS, Transactions, differing
 from interop.answers.versions import Offered, missing_entries
 from interop.checks import CheckFailed
 from tests.broker.raw_client import RawClient
@@ -50,6 +51,7 @@ class Beside:
             ours = f"127.0.0.1:{port}"
             await checks.run(subject, "versions of APIs", self._versions, ours)
             await checks.run(subject, "topics' settings", self._settings, ours)
+            await checks.run(subject, "transactions", self._transactions, ours)
 
     async def _versions(self, ours: str) -> str:
         our, their = await _offered(ours), await _offered(self._theirs)
@@ -79,6 +81,19 @@ class Beside:
             f"{len(list(cases()))} settings, {len(EDITS)} edits, {len(RESOURCES)} resources:"
             f" {result.fields:,} fields; {differing:,} differ, for {len(reasons)} documented reasons"
         )
+
+    async def _transactions(self, ours: str) -> str:
+        our, their = await _about_transactions(ours), await _about_transactions(self._theirs)
+        if lines := differing(our, their):
+            raise CheckFailed("\n".join(lines))
+        return f"{len(our)} answers; {len(DEVIATIONS)} with a documented difference"
+
+
+async def _about_transactions(address: str) -> dict[str, object]:
+    async with _connected(address) as client:
+        transactions = Transactions(client)
+        await transactions.ask()
+    return transactions.answers
 
 
 async def _offered(address: str) -> Offered:

@@ -8,6 +8,7 @@ from interop.answers.asking import Answers, Asking
 from interop.answers.cases import cases
 from interop.answers.comparing import compared
 from interop.answers.deviations import DIFFERENCES, REFUSALS
+from interop.answers.transactions import DEVIATIONS, Transactions, differing
 from interop.answers.versions import Offered, missing_entries
 from kmr.broker import Broker, BrokerSettings
 from kmr.broker.apis.catalogue import UNSUPPORTED
@@ -89,6 +90,23 @@ async def test_a_version_that_only_one_broker_offers_needs_an_entry(tmp_path: Pa
         f"API {API_VERSIONS}",
         f"API {UNKNOWN}",
         "feature x.version",
+    ]
+
+
+async def test_answers_about_transactions_that_differ_need_a_reason(tmp_path: Path) -> None:
+    async with Broker(BrokerSettings(data_dir=tmp_path, port=0)) as broker:
+        client = await RawClient.connect(broker.bootstrap_servers)
+        transactions = Transactions(client)
+        await transactions.ask()
+        await client.close()
+    ours = transactions.answers
+    assert ours["commit"] == ("none", (0, 2)), "the epoch after it"
+    assert ours["late records"] == "invalid_producer_epoch"
+    theirs = ours | dict.fromkeys(DEVIATIONS, "?")
+    assert not differing(ours, theirs)
+    assert differing(ours, ours) == [f"{step}: explains nothing" for step in DEVIATIONS]
+    assert differing(ours, {**theirs, "state": "?"}) == [
+        f"state: {ours['state']!r}, Apache Kafka '?'"
     ]
 
 
