@@ -191,6 +191,7 @@ _BROKER_SETTINGS: Final[Mapping[ConfigType, Mapping[str, str]]] = {
         "broker.id": "node_id",
         "fetch.max.bytes": "fetch_max_bytes",
         "group.consumer.heartbeat.interval.ms": "group_consumer_heartbeat_interval",
+        "group.consumer.max.size": "group_consumer_max_size",
         "group.consumer.session.timeout.ms": "group_consumer_session_timeout",
         "group.initial.rebalance.delay.ms": "group_initial_rebalance_delay",
         "group.max.session.timeout.ms": "group_max_session_timeout",
@@ -214,6 +215,9 @@ _BROKER_SETTINGS: Final[Mapping[ConfigType, Mapping[str, str]]] = {
     },
 }
 """By type and Kafka's name: the field of `BrokerSettings`, which has the documentation."""
+
+
+_MIGRATION: Final = "A group changes its protocol only while it has no members."
 
 
 def _listener_settings(context: RequestContext) -> Iterator[ConfigEntry]:
@@ -245,6 +249,7 @@ def _broker_settings(settings: BrokerSettings) -> list[ConfigEntry]:
     entries += (
         _entry("default.replication.factor", ConfigType.INT, "There is one node.", "1", "1"),
         _entry("delete.topic.enable", ConfigType.BOOLEAN, "Topics can be deleted.", "true", "true"),
+        _entry("group.consumer.migration.policy", ConfigType.STRING, _MIGRATION, "disabled"),
         _entry("min.insync.replicas", ConfigType.INT, "There is one replica.", "1", "1"),
         *_topic_defaults(settings, built_in),
     )
