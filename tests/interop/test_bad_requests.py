@@ -73,7 +73,7 @@ def _unharmed(broker: BrokerProcess) -> Iterator[None]:
     with Raw(broker.port) as client:
         client.lives()
     assert broker.errors == []
-    assert broker.memory < memory + 64 * MIB  # the first regular expression loads pyarrow: 40 MiB
+    assert broker.memory < memory + 32 * MIB
 
 
 def a_few(count: int) -> settings:
