@@ -213,7 +213,7 @@ class Committer:
                 for partition in moved:  # another member may commit the same offset
                     entry = self._entry(partition)
                     entry.attempted = entry.acknowledged
-                if not self.is_fenced:
+                if not self._fenced.is_set():
                     _log.warning(
                         "commit refused: the group has a new generation", reason=str(error)
                     )
@@ -259,9 +259,9 @@ class Committer:
         self._entry(partition).announcement = None
 
     @property
-    def is_fenced(self) -> bool:
-        """Whether a commit was fenced: none succeeds until the next assignment."""
-        return self._fenced.is_set()
+    def may_commit(self) -> bool:
+        """Whether a commit can succeed before the next assignment: none was fenced, and they are not held."""
+        return not (self._held or self._fenced.is_set())
 
     async def wait_fenced(self) -> None:
         """Return when a commit was fenced since the last assignment."""

@@ -217,15 +217,15 @@ class Pipeline:
 
         Collected rows stay collected, unless offsets above them are settled already (by another stage, or
         by another flush): then they are flushed, because the next owner of the partition, or we
-        (`keep_partitions`), read again from the watermark. If the group has fenced our commits, it is too
-        late for that. When cancelled, the gates stay closed.
+        (`keep_partitions`), read again from the watermark. If nothing can be committed any more, it is
+        too late for that. When cancelled, the gates stay closed.
         """
         self.intake.is_open = False
         self._mapping.close()
         self._flushing.close()
         await self._flushing.wait_quiet()
         try:
-            while self.ledgers.have_holes and not self.committer.is_fenced:
+            while self.ledgers.have_holes and self.committer.may_commit:
                 self._flush_collected(on=True)
                 self._flushing.open()
                 await self._unless_fenced(self.ledgers.wait_whole)

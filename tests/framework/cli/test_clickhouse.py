@@ -102,7 +102,7 @@ def test_kmr_clickhouse_create_table_prints_and_runs_the_statements_of_a_strateg
     assert "TTL timestamp + INTERVAL 1 DAY" in printed
     try:
         assert kmr("create-table", "cli_tables", "--stage", "reduce-1", "--run") in printed
-        query = "SELECT name FROM system.tables WHERE name LIKE 'cli%'"
+        query = "SELECT name FROM system.tables WHERE startsWith(name, 'cli_')"
         assert kmr("query", query, "-f", "TSV") == "cli_made\n"
     finally:
         kmr("query", "DROP TABLE IF EXISTS cli_made")

@@ -124,6 +124,21 @@ FOUND: Final[dict[str, tuple[str, Schedule]]] = {
             ),
         ),
     ),
+    "a second rebalance waited for flushes that no commit could follow any more": (
+        "at most once",
+        Schedule(
+            seed=305063, members=1, max_rows=8, budget=0,
+            events=(
+                Event(0.0, "append", 0, 2),
+                Event(0.0, "append", 1, 16),
+                Event(1.68, "fault", target="commit", how="slow", seconds=40.0),
+                Event(2.05, "append", 0, 10),
+                Event(2.22, "jump", seconds=5.0),
+                Event(9.22, "append", 0, 3),
+                Event(12.74, "deal", 272),
+            ),
+        ),
+    ),
     "a worker ended because its transactional id had no answer at once": (
         "transactions",
         Schedule(

@@ -378,7 +378,8 @@ class _KafkaPython(_Blocking):
 
     def _send(self, topic: str, values: Sequence[bytes]) -> None:
         sent = [self._producer.send(topic, value, partition=0) for value in values]
-        self._producer.flush(timeout=TIMEOUT * 4)
+        # After a kill of the broker it waits in vain now and then: the copy begins anew with the error.
+        self._producer.flush(timeout=TIMEOUT / 4)
         for each in sent:
             each.get(timeout=TIMEOUT)
 
