@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
 from .delivery.failures import FAILED_SCHEMA
 from .errors import StrategyError
-from .mapping.annotations import check_resources, parameters_of
+from .mapping.annotations import check_call, check_resources, parameters_of
 from .mapping.functions import VALUES, schema_of_batch_map, spec_of
 from .mapping.inputs import Inputs, Tombstones
 from .reducers.reducer import Delivery, Reducer
@@ -249,6 +249,7 @@ class Strategy:
             parameters = parameters_of(self.map, decoded=self.value is not None)
             return replace(spec, inputs=replace(inputs, parameters=parameters))
         if spec.per == "batch":
+            check_call(self.map, "the batch")
             inputs.check_columns()
         return replace(spec, inputs=inputs, schema=inputs.schema if spec.per == "value" else None)
 

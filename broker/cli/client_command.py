@@ -197,8 +197,17 @@ async def raise_refusal(settings: Mapping[str, Any]) -> None:
                 " --security-ssl-cafile for a certificate that is not trusted, and"
                 " --security-protocol for a broker without TLS"
             ) from error
+        except ConnectionResetError as error:  # in the TLS handshake; else a KafkaError
+            raise CommandError(
+                f"{address}: the broker closes the connection; it may be without TLS"
+                " (see --security-protocol)"
+            ) from error
         except (TimeoutError, OSError):
             continue  # no broker is there
+        except kafka.IllegalSaslStateError as error:
+            raise CommandError(
+                f"{address}: the broker takes no user and password (see --security-protocol)"
+            ) from error
         except kafka.KafkaError:
             hint = "it may require TLS (see --security-protocol) or a client certificate"
         else:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
-from ssl import SSLContext, SSLError
+from ssl import SSLCertVerificationError, SSLContext, SSLError
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from aiokafka.client import AIOKafkaClient, collect_hosts
 from aiokafka.conn import create_conn
 from aiokafka.errors import (
     AuthenticationFailedError,
+    IllegalSaslStateError,
     KafkaConnectionError,
     KafkaError,
     SaslAuthenticationFailed,
@@ -320,8 +321,7 @@ async def reach_broker(config: ConnectionConfig) -> None:
             with anyio.fail_after(_PROBE_TIMEOUT):
                 connection = await create_conn(host, port, **options)
                 try:
-                    if config.oauth is not None:
-                        await _require_accepted_token(connection)
+                    await _require_answer(connection, config)
                 finally:
                     connection.close()
             return
@@ -330,28 +330,56 @@ async def reach_broker(config: ConnectionConfig) -> None:
                 f"{host}:{port} refuses {config.sasl_mechanism} credentials"
                 f"{f' of {config.sasl_username!r}' if config.oauth is None else ''}: {error}"
             ) from error
+        except IllegalSaslStateError as error:
+            raise ConsumerError(
+                f"{host}:{port} takes no user and password, but security.protocol is "
+                f"{config.security_protocol}; set it as the listener of the broker is"
+            ) from error
+        except SSLCertVerificationError as error:
+            raise ConsumerError(
+                f"{host}:{port} has a certificate that is not accepted: {error.verify_message}; see "
+                "security.ssl_cafile, which has the certificates to trust"
+            ) from error
         except TimeoutError:
             reasons.append(f"{host}:{port}: no answer in {_PROBE_TIMEOUT:g} s")
-        except OSError as error:  # asyncio's own text does not name the cause
-            number = error.errno or 0
-            reasons.append(f"{host}:{port}: {os.strerror(number) if number > 0 else error}")
-        except KafkaError as error:
-            reasons.append(f"{host}:{port}: {error}")
+        except (OSError, KafkaError) as error:
+            reasons.append(f"{host}:{port}: {_reason(error, config)}")
     raise BrokerUnavailable(f"no Kafka broker answers at bootstrap_servers ({'; '.join(reasons)})")
 
 
-async def _require_accepted_token(connection: Any) -> None:
-    """Raise SaslAuthenticationFailed if the token of a new connection was refused.
+def _reason(error: OSError | KafkaError, config: ConnectionConfig) -> str:
+    """Return why an address did not answer: with the setting to change, where something is there."""
+    encrypted = "SSL" in config.security_protocol
+    if isinstance(error, SSLError):
+        return f"TLS fails ({error.reason or error}); see security.protocol and security.ssl_*"
+    closed = isinstance(error, KafkaConnectionError) and config.oauth is None  # else: no token
+    if closed or isinstance(error, ConnectionResetError):
+        other = "may be without TLS" if encrypted else "may require TLS, or a user and a password"
+        return f"it closes the connection: it {other}; see security.protocol"
+    if isinstance(error, OSError):  # asyncio's own text does not name the cause
+        number = error.errno or 0
+        return os.strerror(number) if number > 0 else str(error)
+    return str(error)
+
+
+async def _require_answer(connection: Any, config: ConnectionConfig) -> None:
+    """Return if a broker answers the first request that needs a user.
 
     A broker answers a wrong token with a challenge (RFC 7628), which aiokafka takes for a success. The
     broker refuses the next request, because the connection is still to be authenticated: Apache Kafka names
-    no brokers, others disconnect.
+    no brokers, others disconnect. So it does for a client that has no user.
+
+    Raises:
+        SaslAuthenticationFailed: our token was refused.
+        KafkaConnectionError: the broker closed the connection.
     """
     try:
         answer = await connection.send(MetadataRequest([]))
     except KafkaConnectionError:
+        if config.oauth is None:
+            raise
         answer = None
-    if answer is None or not answer.brokers:
+    if config.oauth is not None and (answer is None or not answer.brokers):
         raise SaslAuthenticationFailed("the token is wrong or has expired")
 
 

@@ -14,7 +14,7 @@ from ..values.schemas import is_row_class
 if TYPE_CHECKING:
     from .inputs import Parameters
 
-__all__ = ["RESOURCES", "check_resources", "parameters_of", "row_class_of"]
+__all__ = ["RESOURCES", "check_call", "check_resources", "parameters_of", "row_class_of"]
 
 _SEVERAL: Final = (list, tuple, Sequence, Iterable, Iterator, Generator)
 
@@ -91,21 +91,18 @@ def parameters_of(function: object, *, decoded: bool) -> Parameters:
         if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
     ]
     needed = [each for each in positional if each.default is each.empty]
-    several = any(each.kind is each.VAR_POSITIONAL for each in parameters)
     if not decoded:
         if len(needed) == 2:
             raise StrategyError(
                 f"map={name} takes a value and a record, but the strategy has no value=; "
                 "set it: value=Json(...)"
             )
+        check_call(function, "the record")
         return "record"
     if len(needed) == 2:
+        check_call(function, "the value", "the record")
         return "value and record"
-    if len(needed) > 2 or not (positional or several):
-        raise StrategyError(
-            f"map={name} takes {len(needed)} arguments; with value= it is called with the value, "
-            "or with the value and the record"
-        )
+    check_call(function, "the value")
     first = (needed or positional or parameters)[0]
     if _hints(function).get(first.name) is Record:
         raise StrategyError(
@@ -113,6 +110,28 @@ def parameters_of(function: object, *, decoded: bool) -> Parameters:
             "take the value, or the value and the record, or leave value= out"
         )
     return "value"
+
+
+def check_call(function: object, *arguments: str) -> None:
+    """Check that a map function can be called with these arguments; resources come by their name.
+
+    Args:
+        arguments: what each is, in the words of the message.
+
+    Raises:
+        StrategyError: it takes fewer, or needs others.
+    """
+    try:
+        signature = inspect.signature(function)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # compiled code without a signature
+        return
+    by_name = {RESOURCES: None} if RESOURCES in signature.parameters else {}
+    try:
+        signature.bind(*arguments, **by_name)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", repr(function))
+        given = " and ".join(arguments)
+        raise StrategyError(f"map={name}{signature} is called with {given}: {error}") from error
 
 
 def _hints(function: object) -> dict[str, Any]:

@@ -57,6 +57,8 @@ REFUSED = [
     Refused("users", "SASL_PLAINTEXT wrong", "wrong user or password"),
     Refused("users", "PLAINTEXT", "may require a user and a password"),
     Refused("tls", "PLAINTEXT", "may require TLS"),
+    Refused("plain", "SSL", "may be without TLS"),
+    Refused("plain", "SASL_PLAINTEXT wrong", "takes no user and password"),
     Refused("tls", "SSL", "TLS handshake failed"),
     Refused("tls mutual", "SSL trusted", "or a client certificate"),
 ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kmr.cli import main
 from kmr.cli.root import GROUP, run_command
 
 if TYPE_CHECKING:
@@ -202,3 +203,19 @@ def test_a_closed_pipe_ends_the_command_quietly(folder: Path) -> None:
         process.stdout.close()
         assert process.wait(30) == 141
         assert process.stderr.read() == b""
+
+
+def test_an_interrupt_while_the_command_is_imported_ends_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Interrupt:
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            if name == "kmr.cli.root":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "kmr.cli.root")
+    monkeypatch.setattr(sys, "meta_path", [Interrupt(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130

@@ -9,6 +9,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from kmr.broker import Broker, BrokerSettings
+from kmr.broker.authorization.users import make_user, write_users
 from kmr.errors import BrokerUnavailable, ConsumerError, SettingsError
 from kmr.kafka import connection
 from kmr.kafka.connection import ConnectionConfig, connection_config
@@ -19,6 +20,8 @@ from .members import Silent, consumer_config
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from kmr.settings import SecurityProtocol
 
 
 @pytest.mark.parametrize("creates", [True, False], ids=["creates topics", "creates none"])
@@ -48,6 +51,46 @@ async def test_without_a_broker_the_error_says_which_address_failed_and_why() ->
         await consumer.start(Silent())
     with pytest.raises(ConsumerError, match="the consumer is stopped"):
         await consumer.poll()
+
+
+REFUSED = [
+    ("plain", "SSL", BrokerUnavailable, "may be without TLS; see security.protocol"),
+    ("plain", "SASL_PLAINTEXT", ConsumerError, "takes no user and password, but security.protocol"),
+    ("users", "PLAINTEXT", BrokerUnavailable, "a user and a password; see security.protocol"),
+    ("users", "SASL_PLAINTEXT", ConsumerError, "wrong user or password"),
+    ("tls", "PLAINTEXT", BrokerUnavailable, "may require TLS, or .*; see security.protocol"),
+    ("tls", "SSL", ConsumerError, "certificate that is not accepted: .*; see security.ssl_cafile"),
+]
+
+
+@pytest.mark.parametrize(("broker", "protocol", "error", "said"), REFUSED)
+async def test_a_client_of_another_protocol_is_told_what_to_change(
+    tmp_path: Path,
+    certificates: Any,
+    broker: str,
+    protocol: SecurityProtocol,
+    error: type[ConsumerError],
+    said: str,
+) -> None:
+    users = tmp_path / "users.json"
+    write_users(users, {"ada": make_user("secret")})
+    settings = BrokerSettings(
+        data_dir=tmp_path / "data",
+        port=0,
+        users_file=users if broker == "users" else None,
+        tls_certificate=certificates.certificate if broker == "tls" else None,
+        tls_key=certificates.key if broker == "tls" else None,
+    )
+    async with Broker(settings) as served:
+        config = consumer_config(
+            bootstrap_servers=served.bootstrap_servers,
+            security_protocol=protocol,
+            sasl_username="ada",
+            sasl_password="wrong",
+        )
+        with pytest.raises(error, match=said) as refusal:
+            await KafkaConsumer(config).start(Silent())
+    assert type(refusal.value) is error
 
 
 async def test_a_consumer_that_was_not_started_says_so() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator  # noqa: TC003  resolved by the annotations below
+from collections.abc import Callable, Iterator  # noqa: TC003  resolved by the annotations below
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from kmr import Record, Strategy, StrategyError, map_record
+from kmr import Record, Strategy, StrategyError, map_batch, map_record
 from kmr.mapping.annotations import parameters_of, row_class_of
 from kmr.mapping.functions import apply, spec_of
 from kmr.testing import Journal, MemoryWriter, batch_of
@@ -74,13 +74,37 @@ def test_the_parameters_say_what_a_call_gets(function: object, decoded: bool, fo
     assert parameters_of(function, decoded=decoded) == found
 
 
-def test_parameters_that_cannot_be_called_are_refused() -> None:
-    with pytest.raises(StrategyError, match="takes 3 arguments"):
-        parameters_of(lambda a, b, c: None, decoded=True)
-    with pytest.raises(StrategyError, match="takes 0 arguments"):
-        parameters_of(lambda: None, decoded=True)
-    with pytest.raises(StrategyError, match="takes the record alone"):
-        parameters_of(one, decoded=True)
+@pytest.mark.parametrize(
+    ("function", "decoded", "said"),
+    [
+        (lambda: None, False, "is called with the record: too many positional arguments"),
+        (
+            lambda a, b, c: None,
+            False,
+            "is called with the record: missing a required argument: 'b'",
+        ),
+        (
+            lambda a, *, b: None,
+            False,
+            "is called with the record: missing a required argument: 'b'",
+        ),
+        (lambda: None, True, "is called with the value: too many positional arguments"),
+        (lambda a, b, c: None, True, "is called with the value: missing a required argument: 'b'"),
+        (lambda a, b, *, c: None, True, "with the value and the record: missing .*: 'c'"),
+        (one, True, "takes the record alone"),
+    ],
+)
+def test_parameters_that_cannot_be_called_are_refused(
+    function: object, decoded: bool, said: str
+) -> None:
+    with pytest.raises(StrategyError, match=said):
+        parameters_of(function, decoded=decoded)
+
+
+@pytest.mark.parametrize("function", [lambda: None, lambda a, b: None, lambda a, *, b: None])
+def test_a_map_per_batch_that_cannot_be_called_is_refused(function: Callable[..., Any]) -> None:
+    with pytest.raises(StrategyError, match=r"<lambda>.* is called with the batch: "):
+        Strategy(map=map_batch(function), reduce=[MemoryWriter(Journal())])
 
 
 RECORDS = batch_of("t", 0, 5, [b"1", b"2", b"3"]).records
