@@ -37,6 +37,8 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
         }
 
     def get(name: str) -> Any:
+        if name == "__all__":  # `from kmr import *`
+            return sorted(exports())
         if name.startswith("__") or name not in exports():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, attribute = exports()[name]

@@ -37,6 +37,8 @@ assert "made.heavy" not in sys.modules
 from made import answer
 assert (answer, made.reply) == (42, "?")
 assert "answer" in vars(made)
+from made import *
+assert reply == "?"
 try:
     made.question
 except AttributeError as error:

@@ -220,7 +220,10 @@ def connect(target: Target, *, timeout: float = 30.0, create: bool = False) -> I
         SinkError: the ClickHouse does not answer, or a query fails; one line.
     """
     if target.path is not None and not create and not target.path.exists():
-        raise SinkError(f"There is no ClickHouse directory {target.path}; name a server by its URL")
+        raise SinkError(
+            f"There is no ClickHouse directory {target.path}: a ClickHouseWriter with create=True makes it, "
+            "or `kmr clickhouse serve`. Or name a server by its URL"
+        )
     client: Client | None = None
     # The client logs a network error before it raises it; without a handler, that goes to stderr.
     log, silent = logging.getLogger("clickhouse_connect"), logging.NullHandler()
