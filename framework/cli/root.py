@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
+from cyclopts.exceptions import UnusedCliTokensError
 
 from ..errors import KmrError, SettingsError
 from .output import plain_console
@@ -60,6 +61,10 @@ def run_command(arguments: Sequence[str], groups: Iterable[EntryPoint]) -> int:
         result = app.meta(
             list(arguments), exit_on_error=False, print_error=False, result_action="return_value"
         )
+    except UnusedCliTokensError as error:
+        unknown = " ".join(error.unused_tokens or ())
+        _print_error(f"too many arguments: {unknown}; --help shows those that there are")
+        return USAGE
     except CycloptsError as error:
         _print_error(str(error))
         return USAGE

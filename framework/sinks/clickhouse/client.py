@@ -284,6 +284,13 @@ def _embedded_client(target: Target) -> Client:
         "embedded", f"The embedded ClickHouse (or name a server: {URL_VARIABLE}=http://host:8123)"
     )
     assert target.path is not None  # noqa: S101  the caller has looked
+    try:
+        target.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # ClickHouse's own message has its stack
+        raise SinkError(
+            f"the directory {target.path} of the embedded ClickHouse cannot be made: {error.strerror}; "
+            f"run where you may write, or name a server: {URL_VARIABLE}=http://host:8123"
+        ) from error
     if problem := directory_in_use(target.path):
         raise SinkError(problem)
     return clickhouse_connect.get_client(

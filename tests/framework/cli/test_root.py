@@ -159,6 +159,14 @@ def test_a_group_that_cannot_be_loaded_says_why_and_breaks_no_other(
     assert run_command(["ours"], groups) == 0
 
 
+def test_an_argument_too_many_is_named(
+    groups: list[EntryPoint], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["ours", "clean", "more"], groups) == 2
+    said = capsys.readouterr().err
+    assert said == "kmr: too many arguments: more; --help shows those that there are\n"
+
+
 def test_a_mistyped_command_suggests_the_nearest(kmr: Callable[..., Any]) -> None:
     output = kmr("vlidate")
     assert output.code == 2

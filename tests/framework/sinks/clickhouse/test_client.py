@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError, OperationalError, ProgrammingError
 
+from kmr.errors import SinkError
 from kmr.sinks.clickhouse import client
 from kmr.sinks.clickhouse.client import classify
 
@@ -134,3 +135,15 @@ async def test_a_server_that_does_not_understand_the_question_for_a_privilege_is
         assert await connection.is_granted("NOTHING", "`default`.`absent`") is None
     finally:
         await connection.close()
+
+
+def test_a_directory_that_cannot_be_made_is_named_without_the_stack_of_clickhouse(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    target = client.Target.of(f"chdb:{tmp_path}/file/data")
+    with (
+        pytest.raises(SinkError, match=r"file/data of the .* cannot be made: Not a directory; run"),
+        client.connect(target, create=True),
+    ):
+        pass
