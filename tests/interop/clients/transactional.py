@@ -6,6 +6,7 @@ import asyncio
 import warnings
 from abc import ABC, abstractmethod
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import confluent_kafka as ck
@@ -315,12 +316,12 @@ class ViaKafkaPython(TransactionalClient):
                 bootstrap_servers=servers,
                 transactional_id=transactional_id,
                 transaction_timeout_ms=timeout_ms,
-                max_block_ms=TIMEOUT_MS,
+                max_block_ms=TIMEOUT_MS // 4,
                 linger_ms=5,
                 reconnect_backoff_ms=20,
                 reconnect_backoff_max_ms=200,
             )
-            worker.at_end(lambda: producer.close(timeout=0))
+            worker.at_end(partial(_KafkaPython.closed, producer))
             await worker.call(_KafkaPython._translated, producer.init_transactions)
             yield _KafkaPython(worker, producer)
 
@@ -365,6 +366,12 @@ class _KafkaPython(_Blocking):
         self._producer = producer
 
     @staticmethod
+    def closed(producer: kafka.KafkaProducer) -> None:
+        producer._sender.force_close()  # it fails what is left, so that `close` does not wait
+        producer._sender.join(TIMEOUT)
+        producer.close(timeout=0)
+
+    @staticmethod
     def _translated(operation: Callable[[], Any]) -> Any:
         try:
             return operation()
@@ -378,7 +385,7 @@ class _KafkaPython(_Blocking):
 
     def _send(self, topic: str, values: Sequence[bytes]) -> None:
         sent = [self._producer.send(topic, value, partition=0) for value in values]
-        # After a kill of the broker it waits in vain now and then: the copy begins anew with the error.
+        # After a kill of the broker it waits in vain now and then.
         self._producer.flush(timeout=TIMEOUT / 4)
         for each in sent:
             each.get(timeout=TIMEOUT)
