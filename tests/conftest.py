@@ -40,6 +40,7 @@ hypothesis.settings.register_profile("search", deadline=None, max_examples=examp
 hypothesis.settings.load_profile(PROFILE)
 
 
+ROOT = Path(__file__).parents[1]
 _MEMORY = Path("/dev/shm")
 _ROOM = 4 * 2**30  # bytes
 
@@ -167,13 +168,13 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(autouse=True)
 def _modules_as_before(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Forget what was imported from temporary directories: other tests have modules of the same names."""
+    """Forget what was imported from users' projects: other tests have modules of the same names."""
     before = set(sys.modules)
     yield
-    temporary = str(tmp_path_factory.getbasetemp())
+    projects = (str(tmp_path_factory.getbasetemp()), f"{ROOT}/deploy/", f"{ROOT}/examples/")
     for name in set(sys.modules) - before:
         file = getattr(sys.modules[name], "__file__", None) or ""
-        if file.startswith(temporary):
+        if file.startswith(projects):
             del sys.modules[name]
 
 

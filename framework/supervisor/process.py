@@ -116,6 +116,8 @@ class WorkerProcess:
             # What it said last may be read only now. A process that it has left behind may hold the socket.
             tasks.cancel_scope.deadline = anyio.current_time() + _LAST_WORDS_TIMEOUT
         self._writer.close()
+        self._reader.feed_eof()
+        await self._listen(serve)  # of what had been received when the time was up
         self.ended.set()
 
     async def _listen(self, serve: Callable[[str], Awaitable[Served]]) -> None:

@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import anyio
+import pytest
 from anyio.lowlevel import checkpoint
 
 from kmr.supervisor.messages import Job, Served
@@ -68,6 +69,26 @@ async def test_the_reason_of_a_process_that_has_not_read_all_is_heard() -> None:
         await checkpoint()
     with anyio.fail_after(30):
         await process.run(nothing_is_served)
+    assert (process.code, process.ending) == (2, "wrong usage")
+
+
+async def test_the_reason_is_heard_after_the_time_to_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kmr.supervisor.process._LAST_WORDS_TIMEOUT", 0.0)
+    asks = 'channel.sendall(b\'{"type": "serve", "path": ""}\' + bytes([10]))\nchannel.sendall('
+    asking = HASTY.replace("channel.sendall(", asks, 1)
+    job = Job(0, None, None, {}, leaves=False)
+    process = await WorkerProcess.start(job, (sys.executable, "-I", "-S", "-c", asking))
+    busy = iter([anyio.sleep_forever])
+
+    async def serve(path: str) -> Served:
+        for wait in busy:  # the first message keeps the supervisor busy for ever
+            await wait()
+        return Served(None, path)
+
+    with anyio.fail_after(30):
+        await process.run(serve)
     assert (process.code, process.ending) == (2, "wrong usage")
 
 
