@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from .messages import (
     Admit,
@@ -41,6 +42,7 @@ COMMAND: Final = (sys.executable, "-P", "-c", "from kmr.supervisor.seat import m
 `-m`: the processes of its executor would run the module as a file, which cannot import its neighbours."""
 
 _LAST_WORDS_TIMEOUT: Final = 1.0  # seconds
+_TURNS_TO_READ: Final = 3  # of the event loop, until it has read what has arrived
 
 
 class WorkerProcess:
@@ -115,9 +117,11 @@ class WorkerProcess:
             self.code = await self._process.wait()
             # What it said last may be read only now. A process that it has left behind may hold the socket.
             tasks.cancel_scope.deadline = anyio.current_time() + _LAST_WORDS_TIMEOUT
+        for _ in range(_TURNS_TO_READ):
+            await checkpoint()
         self._writer.close()
         self._reader.feed_eof()
-        await self._listen(serve)  # of what had been received when the time was up
+        await self._listen(serve)  # to what had arrived when the time was up
         self.ended.set()
 
     async def _listen(self, serve: Callable[[str], Awaitable[Served]]) -> None:

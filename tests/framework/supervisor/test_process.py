@@ -10,7 +10,6 @@ import sys
 from typing import TYPE_CHECKING
 
 import anyio
-import pytest
 from anyio.lowlevel import checkpoint
 
 from kmr.supervisor.messages import Job, Served
@@ -19,6 +18,8 @@ from tests.framework.supervisor.plan import WORKER
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 HASTY = """
