@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from .access import AccessRule
     from .cluster.quotas import Quotas
     from .records.fetch_sessions import FetchSessions
+    from .records.long_poll import LongPoll
 
 __all__ = [
     "LEADER_EPOCH",
@@ -62,6 +63,7 @@ __all__ = [
     "SMALL_BYTES",
     "AdvertisedVersions",
     "AnyApi",
+    "AnyResponse",
     "Api",
     "Borrowing",
     "Buffered",
@@ -227,6 +229,9 @@ class Buffered:
 RawResponse: TypeAlias = bytes | bytearray | Deferred | Buffered | Borrowing | None
 """The bytes of a response's body, now or later; None when the client wants no response."""
 
+AnyResponse: TypeAlias = "RawResponse | LongPoll | Awaitable[RawResponse]"
+"""What the handler of a `RawApi` returns."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Versions:
@@ -268,7 +273,7 @@ class RawApi(_Versions):
     itself (`RequestContext.allows`).
     """
 
-    handler: Callable[[RequestContext, memoryview], RawResponse | Awaitable[RawResponse]]
+    handler: Callable[[RequestContext, memoryview], AnyResponse]
 
 
 @dataclass(frozen=True, slots=True)

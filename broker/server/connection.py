@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, cast
 import structlog
 
 from ..apis.api import Borrowing, Buffered, CloseConnection, Deferred
+from ..apis.records.long_poll import LongPoll
 from ..authorization.sasl import SaslExchange
 from ..protocol.headers import MIN_REQUEST_BYTES
 from .dispatch import Client
@@ -93,7 +94,7 @@ class Connection(asyncio.BufferedProtocol):
         self._muted: asyncio.TimerHandle | None = None  # until the quota allows more
 
         # answering
-        self._task: asyncio.Task[RawResponse] | None = None  # the handler that is running
+        self._task: asyncio.Future[RawResponse] | None = None  # the handler that is running
         self._borrowed: list[memoryview] | None = None  # buffers that it still needs
         self._waiting: Answer | None = None  # and the request that it answers
         self._outbox: Outbox
@@ -421,17 +422,22 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(response, Borrowing):
             self._borrowed = []
             response = response.response
-        if iscoroutine(response):
-            self._send()
-            self._waiting = answer
-            self._task = self._loop.create_task(response)
-            self._task.add_done_callback(partial(self._answered, answer, self._last_progress))
+        if isinstance(response, LongPoll):
+            self._wait_for(response.response, answer)
+        elif iscoroutine(response):
+            self._wait_for(self._loop.create_task(response), answer)
         elif response is None:
             answer.meter.answered(self._loop.time() - self._last_progress)
         else:
             self._outbox.add(answer, self._last_progress)
 
-    def _answered(self, answer: Answer, began: float, task: asyncio.Task[RawResponse]) -> None:
+    def _wait_for(self, task: asyncio.Future[RawResponse], answer: Answer) -> None:
+        self._send()
+        self._waiting = answer
+        self._task = task
+        task.add_done_callback(partial(self._answered, answer, self._last_progress))
+
+    def _answered(self, answer: Answer, began: float, task: asyncio.Future[RawResponse]) -> None:
         self._task = self._waiting = None
         borrowed, self._borrowed = self._borrowed, None
         for buffer in borrowed or ():
@@ -440,6 +446,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         error = task.exception()
         if error is not None:
+            if not isinstance(error, CloseConnection):
+                logger.error("request failed", exc_info=error, client_host=self._host)
             self.abort(str(error))
             return
         response = task.result()

@@ -20,6 +20,7 @@ from ..apis.api import (
     SMALL_BYTES,
     Api,
     Borrowing,
+    Buffered,
     CloseConnection,
     Deferred,
     RawApi,
@@ -30,6 +31,7 @@ from ..apis.catalogue import unsupported_feature
 from ..apis.cluster import handshake
 from ..apis.cluster.quotas import throttled
 from ..apis.records import produce
+from ..apis.records.long_poll import LongPoll
 from ..authorization.rules import ANONYMOUS
 from ..protocol.cursor import MalformedRequest
 from ..protocol.headers import (
@@ -56,7 +58,7 @@ from .faults import Faults
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from ..apis.api import AnyApi, Services
+    from ..apis.api import AnyApi, AnyResponse, Services
     from ..authorization.sasl import SaslExchange
     from ..listeners import Listener
     from ..operations.metrics import RequestMeter
@@ -106,7 +108,7 @@ class Answer(NamedTuple):
 
     correlation_id: int | None
     flexible: bool
-    response: RawResponse | Awaitable[RawResponse]
+    response: AnyResponse
     meter: RequestMeter
 
 
@@ -117,7 +119,7 @@ class _Route:
     flexible_request: bool
     flexible_response: bool
     max_bytes: int
-    handle: Callable[[RequestContext, memoryview], RawResponse | Awaitable[RawResponse]]
+    handle: Callable[[RequestContext, memoryview], AnyResponse]
     meter: RequestMeter
 
 
@@ -259,9 +261,7 @@ def _restricted(api: AnyApi, services: Services) -> AnyApi:
     return api
 
 
-def _handle(
-    api: AnyApi, context: RequestContext, body: memoryview
-) -> RawResponse | Awaitable[RawResponse]:
+def _handle(api: AnyApi, context: RequestContext, body: memoryview) -> AnyResponse:
     request: Any = body
     if isinstance(api, Api):
         if len(body) > SMALL_BYTES:
@@ -274,7 +274,7 @@ def _handle(
         raise
     except Exception as error:  # noqa: BLE001  a bug in one handler must not stop the broker
         return _internal_error(api, context, error)
-    if isinstance(response, Deferred):
+    if isinstance(response, (Deferred, Buffered, LongPoll)):
         return response
     if isinstance(response, Borrowing):
         return Borrowing(_handle_later(api, context, response.response))

@@ -10,7 +10,7 @@ import asyncio
 import tomllib
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
-from inspect import iscoroutine
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from uuid import UUID
 
@@ -21,6 +21,7 @@ from msgspec import Meta
 from ..apis.access import refusal, response_list
 from ..apis.api import Borrowing, CloseConnection, Deferred
 from ..apis.records import produce
+from ..apis.records.long_poll import LongPoll
 from ..errors import BrokerError
 from ..protocol.messages import (
     api_keys,
@@ -33,10 +34,10 @@ from ..protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ..apis.api import RawResponse, RequestContext
+    from ..apis.api import AnyResponse, RawResponse, RequestContext
 
 __all__ = ["Fault", "Faults", "InjectedFault", "read_faults"]
 
@@ -162,8 +163,8 @@ class Faults:
         self,
         context: RequestContext,
         body: memoryview,
-        handler: Callable[[RequestContext, memoryview], RawResponse | Awaitable[RawResponse]],
-    ) -> RawResponse | Awaitable[RawResponse]:
+        handler: Callable[[RequestContext, memoryview], AnyResponse],
+    ) -> AnyResponse:
         """Handle a request, with the first fault that is due. Raises CloseConnection."""
         due = self._due(context, body)
         if due is None:
@@ -198,7 +199,7 @@ class Faults:
         fault: Fault,
         context: RequestContext,
         body: memoryview,
-        handler: Callable[[RequestContext, memoryview], RawResponse | Awaitable[RawResponse]],
+        handler: Callable[[RequestContext, memoryview], AnyResponse],
     ) -> RawResponse:
         if fault.delay or fault.never_answer:
             with suppress(TimeoutError):
@@ -235,7 +236,9 @@ async def _finished(response: Any) -> RawResponse:
     """Return the response of a handler as bytes, once its records are written."""
     if isinstance(response, Borrowing):
         response = response.response
-    if iscoroutine(response):
+    if isinstance(response, LongPoll):
+        response = response.response
+    if isawaitable(response):
         response = await response
     if isinstance(response, Deferred):
         written = asyncio.Event()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from asyncio import Event
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 from uuid import UUID, uuid5
@@ -14,7 +13,7 @@ from ..errors import RequestError
 from .topic_config import log_config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ..coordinators.state_log import StateLog
     from ..log.log_config import LogConfig
@@ -47,35 +46,45 @@ _NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 class Watch:
-    """Wake one long poll when its partitions have grown by enough bytes, or one of them is closed."""
+    """Calls back once when its partitions have grown by enough bytes, or when one of them is closed.
 
-    def __init__(self, partitions: Sequence[Partition], missing_bytes: int) -> None:
+    It watches from `begin` to `end`, or within a `with` block.
+    """
+
+    def __init__(
+        self, partitions: Sequence[Partition], missing_bytes: int, on_due: Callable[[], object]
+    ) -> None:
         self._partitions = partitions
         self._missing = missing_bytes
-        self._event = Event()
+        self._on_due = on_due
+        self._is_due = False
 
-    def __enter__(self) -> Self:
+    def begin(self) -> None:
         for partition in self._partitions:
             partition.watches.add(self)
+
+    def end(self) -> None:
+        for partition in self._partitions:
+            partition.watches.discard(self)
+
+    def __enter__(self) -> Self:
+        self.begin()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for partition in self._partitions:
-            partition.watches.discard(self)
+        self.end()
 
     def grown(self, size: int) -> None:
         """Count `size` bytes more."""
         self._missing -= size
         if self._missing <= 0:
-            self._event.set()
+            self.wake()
 
     def wake(self) -> None:
-        """End the long poll now."""
-        self._event.set()
-
-    async def wait(self) -> None:
-        """Wait until there are enough bytes, or for `wake`."""
-        await self._event.wait()
+        """Call back now, if that has not happened yet."""
+        if not self._is_due:
+            self._is_due = True
+            self._on_due()
 
 
 @dataclass(slots=True, eq=False)

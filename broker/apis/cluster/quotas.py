@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from inspect import iscoroutine
 from typing import TYPE_CHECKING, Final, cast
 
@@ -27,6 +28,7 @@ from .. import entities
 from ..access import Access
 from ..api import NO_THROTTLE, Borrowing, Buffered, Deferred, api
 from ..records import fetch, produce
+from ..records.long_poll import LongPoll
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
     from ...operations.metrics import Metrics
     from ...settings import BrokerSettings
-    from ..api import RawApi, RawResponse, RequestContext
+    from ..api import AnyResponse, RawApi, RawResponse, RequestContext
 
 __all__ = ["MAX_THROTTLE", "Quotas", "Rate", "throttled"]
 
@@ -142,7 +144,7 @@ def _throttled_produce(api: RawApi, rate: Rate, throttled_seconds: Metric) -> Ra
 
 
 def _throttled_fetch(api: RawApi, rate: Rate, throttled_seconds: Metric) -> RawApi:
-    def handle(context: RequestContext, body: memoryview) -> RawResponse | Awaitable[RawResponse]:
+    def handle(context: RequestContext, body: memoryview) -> AnyResponse:
         seconds = rate.wait(context.quota_owner)
         if seconds:
             context.mute(seconds)
@@ -151,6 +153,9 @@ def _throttled_fetch(api: RawApi, rate: Rate, throttled_seconds: Metric) -> RawA
             set_fetch_throttle(empty.view, _milliseconds(seconds))
             return empty
         response = api.handler(context, body)
+        if isinstance(response, LongPoll):
+            response.finish = partial(count, context)
+            return response
         if iscoroutine(response):
             return later(context, response)
         return count(context, cast("RawResponse", response))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
@@ -37,18 +38,19 @@ from ...topics.topic import Watch
 from ...turns import in_turns
 from ..api import LEADER_EPOCH, SMALL_BYTES, Buffered, RawApi, read_error
 from .fetch_sessions import Resting
+from .long_poll import Lacking, LongPoll
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Callable, Generator
 
     from ...log.records import BatchHeader
     from ...protocol.fetch_request import FetchFrame, FetchPartition
     from ...protocol.produce_frames import TopicKey
     from ...topics.topic import Partition
-    from ..api import RawResponse, RequestContext
+    from ..api import AnyResponse, RawResponse, RequestContext
     from .fetch_sessions import FetchSession, Shown, Topics
 
-__all__ = ["KEY", "postponed_fetch"]
+__all__ = ["KEY", "Fetch", "postponed_fetch"]
 
 KEY = 1
 _FIRST_WITH_IDS = 13
@@ -72,6 +74,19 @@ class _Wanted(NamedTuple):
 _Topics = Sequence[tuple["TopicKey", Sequence[_Wanted]]]
 
 
+class _Found:
+    """The partitions of a request as they are now; `wanted_bytes` of records are wanted at most."""
+
+    __slots__ = ("has_errors", "has_records", "partitions", "topics", "wanted_bytes")
+
+    def __init__(self) -> None:
+        self.topics: list[tuple[TopicKey, list[_Wanted]]] = []
+        self.partitions: list[Partition] = []
+        self.has_records = False
+        self.has_errors = False
+        self.wanted_bytes = 0
+
+
 class _Added(NamedTuple):
     """What one partition adds to a response.
 
@@ -86,41 +101,45 @@ class _Added(NamedTuple):
     shown: Shown | None = None
 
 
-class _Filled(NamedTuple):
-    """A response, with the sums over its partitions (see `_Added`)."""
-
-    response: Buffered
-    size: int = 0
-    has_more: bool = False
-    needed_bytes: int = 0
-
-
 class _Filling:
-    """A response that is being written into `buffer`, with the sums over its partitions so far."""
+    """A response that is being written into `buffer`.
+
+    Attributes:
+        added: bytes and number of offsets of each partition with records.
+        errors: the error codes of partitions.
+        said: what the response says of each partition.
+        size, has_more, needed_bytes: sums over the partitions so far (see `_Added`).
+    """
 
     def __init__(
-        self, buffer: memoryview, version: int, topics: _Topics, session: FetchSession | None
+        self, buffer: memoryview, version: int, topics: int, session: FetchSession | None
     ) -> None:
         self.buffer = buffer
         session_id = NO_SESSION if session is None else session.session_id
-        self.writer = FetchResponseWriter(buffer, version, len(topics), session_id=session_id)
+        self.writer = FetchResponseWriter(buffer, version, topics, session_id=session_id)
+        self.added: list[tuple[Partition, int, int]] = []
+        self.errors: list[int] = []
+        self.said: list[tuple[TopicKey, int, _Added]] = []
         self.size = 0
         self.has_more = False
         self.needed_bytes = 0
 
 
-def _fetch(context: RequestContext, body: memoryview) -> RawResponse | Awaitable[RawResponse]:
+def _fetch(context: RequestContext, body: memoryview) -> AnyResponse:
     if len(body) > SMALL_BYTES:
         return _fetch_many(context, bytes(body))
-    fetch = _Fetch(context, _read(context, body))
-    return fetch.answer_now() or fetch.answer_later()
+    fetch = Fetch(context, _read(context, body))
+    if fetch.is_large:
+        return fetch.answer_in_turns()
+    response = fetch.answer_now()
+    return LongPoll(fetch, response) if isinstance(response, Lacking) else response
 
 
 async def _fetch_many(context: RequestContext, body: bytes) -> RawResponse:
     """Fetch from so many partitions that reading the request alone takes long."""
     limiter = context.services.computing
     request = await to_thread.run_sync(_read, context, memoryview(body), limiter=limiter)
-    return await _Fetch(context, request).answer_later()
+    return await Fetch(context, request).answer_in_turns()
 
 
 def postponed_fetch(context: RequestContext, body: memoryview) -> Buffered:
@@ -130,16 +149,21 @@ def postponed_fetch(context: RequestContext, body: memoryview) -> Buffered:
         request = request._replace(
             session_epoch=FINAL_EPOCH
         )  # the client names its partitions again
-    fetch = _Fetch(context, request)
-    return fetch.answer_without_news()
+    return Fetch(context, request).answer_without_news()
 
 
 def _read(context: RequestContext, body: memoryview) -> FetchFrame:
     return read_fetch_request(body, context.api_version, context.services.max_elements)
 
 
-class _Fetch:
-    """One fetch request on its way to a response."""
+class Fetch:
+    """One fetch request on its way to a response.
+
+    Attributes:
+        buffers: the pool that its response is from.
+        deadline: when to respond with what there is (the loop's time).
+        out_of_time: whether that time has come.
+    """
 
     def __init__(self, context: RequestContext, request: FetchFrame) -> None:
         services = context.services
@@ -148,7 +172,7 @@ class _Fetch:
         self._requests = services.requests
         self._request = request
         self._registry = services.topics
-        self._buffers = services.response_buffers
+        self.buffers = services.response_buffers
         self._max_bytes = min(request.max_bytes, services.settings.fetch_max_bytes)
         self._read_committed = request.isolation_level == _READ_COMMITTED
         self._is_incremental = request.session_epoch not in FULL_FETCHES
@@ -156,15 +180,15 @@ class _Fetch:
         self._refusal = ErrorCode.none
         self._topics: Topics = request.topics
         self._open_session()
-        self._partitions = sum(len(partitions) for _, partitions in self._topics)
+        self._partitions = 0
+        for _, partitions in self._topics:
+            self._partitions += len(partitions)
         self._overhead = fetch_response_overhead([key for key, _ in self._topics], self._partitions)
         wait = request.max_wait_ms / 1000
-        self._deadline = asyncio.get_running_loop().time() + wait
-        self._out_of_time = wait <= 0
-        # Of the last response: bytes and number of offsets of each partition, error codes, what it says.
-        self._added: list[tuple[Partition, int, int]] = []
-        self._errors: list[int] = []
-        self._said: list[tuple[TopicKey, int, _Added]] = []
+        self.deadline = asyncio.get_running_loop().time() + wait
+        self.out_of_time = wait <= 0
+        self._buffer: memoryview | None = None
+        self._result: Buffered | Lacking = Lacking()
 
     def _open_session(self) -> None:
         """Find the session that the request continues, or begin or end one."""
@@ -191,136 +215,138 @@ class _Fetch:
                 sessions.end(session.session_id)
                 self._session = None
 
-    def answer_now(self) -> RawResponse:
-        """Return the response; None if it has to wait."""
-        if self._refusal:
-            return self._refused()
-        if self._resting() and not self._is_over:
-            return None
-        topics = self._look_up_now()
-        if not self._is_due(topics):
-            return None
-        buffer = self._buffers.take(self._buffer_size(topics))
-        if buffer is None:
-            return None
-        said = self._news(topics)
-        filling = _Filling(buffer, self._version, said, self._session)
-        try:
-            for _ in self._adding(filling, said):
-                pass
-        except BaseException:
-            self._buffers.put(buffer)
-            raise
-        filled = self._filled(filling)
-        if filled.needed_bytes or not (filled.has_more or self._suffices(topics, filled.size)):
-            filled.response.release()
-            return None
-        return self._counted(filled, topics)
+    @property
+    def is_large(self) -> bool:
+        """Whether an attempt may take longer than one turn."""
+        return self._partitions > _FEW_PARTITIONS
+
+    def answer_now(self, buffer: memoryview | None = None) -> Buffered | Lacking:
+        """Return the response, or what it lacks. `buffer`, if it was lacking, belongs to the fetch now."""
+        for _ in self._attempt(buffer):
+            pass
+        return self._result
+
+    async def answer_in_turns(self) -> Buffered:
+        """Return the response when there are enough records, or when the client's `max_wait` is over."""
+        buffer: memoryview | None = None
+        while True:
+            with closing(self._attempt(buffer)) as steps:
+                async for _ in in_turns(steps):
+                    pass
+            result, buffer = self._result, None
+            if isinstance(result, Buffered):
+                return result
+            if result.buffer_bytes:
+                buffer = await self.buffers.wait(result.buffer_bytes)
+            else:
+                await self._wait(result)
+
+    async def _wait(self, lacking: Lacking) -> None:
+        due = asyncio.Event()
+        with Watch(lacking.partitions, lacking.missing_bytes, due.set):
+            try:
+                async with asyncio.timeout_at(self.deadline):
+                    await due.wait()
+            except TimeoutError:
+                self.out_of_time = True
 
     def answer_without_news(self) -> Buffered:
         """Return a response without partitions, whatever there is."""
-        return self._refused() if self._refusal else self._counted(self._nothing(), ())
-
-    async def answer_later(self) -> RawResponse:
-        """Return the response when there are enough records, or when the client's `max_wait` is over."""
         if self._refusal:
             return self._refused()
-        while True:
-            resting = self._resting()
-            if resting:
-                if self._is_over:
-                    return self.answer_without_news()
-                await self._wait([each.partition for each in resting], self._request.min_bytes)
-                continue
-            topics = await self._look_up()
-            missing = self._request.min_bytes
-            if self._is_due(topics):
-                topics, filled = await self._fill_when_possible(topics)
-                if filled.has_more or self._suffices(topics, filled.size):
-                    return self._counted(filled, topics)
-                missing -= filled.size
-                filled.response.release()
-            found = [each.partition for _, wanted in topics for each in wanted if each.partition]
-            await self._wait(found, missing)
+        buffer = self.buffers.take_beyond_limit(1)
+        return self._counted(_Filling(buffer, self._version, 0, self._session), ())
 
-    async def _wait(self, partitions: Sequence[Partition], missing_bytes: int) -> None:
-        """Wait until the partitions have grown, or one is closed, or the client's `max_wait` is over."""
-        with Watch(partitions, missing_bytes) as watch:
-            try:
-                async with asyncio.timeout_at(self._deadline):
-                    await watch.wait()
-            except TimeoutError:
-                self._out_of_time = True
+    def _attempt(self, buffer: memoryview | None) -> Generator[None]:
+        """Make the response if nothing is lacking, in a step for each partition; set `_result`."""
+        self._buffer = buffer
+        try:
+            resting = () if self._refusal else self._resting()
+            if resting and not self._is_over:
+                partitions = [each.partition for each in resting]
+                self._result = Lacking(partitions, self._request.min_bytes)
+            elif resting or self._refusal:
+                self._result = self.answer_without_news()
+            else:
+                found = _Found()
+                yield from self._look_up(found)
+                if self._suffices(found, 0) or found.has_records:
+                    yield from self._read_records(found)
+                else:
+                    self._result = Lacking(found.partitions, self._request.min_bytes)
+        finally:
+            self._take_buffer(0)
 
-    async def _fill_when_possible(self, topics: _Topics) -> tuple[_Topics, _Filled]:
-        """Wait for a buffer, look up again and fill it; take a larger one if the first batch needs it."""
-        size = self._buffer_size(topics)
-        while True:
-            buffer = self._buffers.take(size)
-            if buffer is None:
-                buffer = await self._buffers.wait(size)
-                topics = []  # some of them may have changed
-            try:
-                topics = topics or await self._look_up()
-                said = self._news(topics)
-                filling = _Filling(buffer, self._version, said, self._session)
-                async for _ in in_turns(self._adding(filling, said)):
-                    pass
-            except BaseException:
-                self._buffers.put(buffer)
-                raise
-            filled = self._filled(filling)
-            if not filled.needed_bytes:
-                return topics, filled
-            filled.response.release()
-            size = filled.needed_bytes + self._overhead
+    def _suffices(self, found: _Found, size: int) -> bool:
+        """Whether to send a response with `size` bytes of records instead of waiting."""
+        return (
+            size >= self._request.min_bytes
+            or found.has_errors
+            or not self._partitions
+            or self._is_over
+        )
+
+    def _take_buffer(self, size: int) -> memoryview | None:
+        """Return a buffer of at least `size` bytes, and keep no other; None if there is none."""
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None and len(buffer) >= size > 0:
+            return buffer
+        if buffer is not None:
+            self.buffers.put(buffer)
+        return self.buffers.take(size) if size else None
 
     # -- looking up --------------------------------------------------------------------------------
 
-    async def _look_up(self) -> _Topics:
-        if self._partitions <= _FEW_PARTITIONS:
-            return self._look_up_now()
-        return [
-            (key, [each async for each in in_turns(self._looking_up(key, partitions))])
-            async for key, partitions in in_turns(self._topics)
-        ]
+    def _look_up(self, found: _Found) -> Generator[None]:
+        """Find the partitions of the request, one at each step."""
+        for key, partitions in self._topics:
+            topic: list[_Wanted] = []
+            found.topics.append((key, topic))
+            existing, refusal = self._readable(key)
+            for each in partitions:
+                wanted = self._wanted(each, existing, refusal)
+                topic.append(wanted)
+                if wanted.partition is not None:
+                    found.partitions.append(wanted.partition)
+                if wanted.error:
+                    found.has_errors = True
+                elif wanted.has_records:
+                    found.has_records = True
+                    found.wanted_bytes += max(wanted.max_bytes, 0)
+                yield
 
-    def _look_up_now(self) -> _Topics:
-        return [(key, list(self._looking_up(key, partitions))) for key, partitions in self._topics]
-
-    def _looking_up(self, key: TopicKey, partitions: Sequence[FetchPartition]) -> Iterator[_Wanted]:
-        """Look up the partitions of a topic, one at each step."""
+    def _readable(self, key: TopicKey) -> tuple[Sequence[Partition], ErrorCode]:
+        """Return a topic's partitions, and an error if the client may not read them."""
         registry = self._registry
         topic = registry.by_id(key) if isinstance(key, UUID) else registry.get(key)
         name = key if topic is None else topic.name
         if isinstance(name, UUID):
-            for index, _, offset, max_bytes in partitions:
-                yield _Wanted(index, offset, max_bytes, None, ErrorCode.unknown_topic_id)
-            return
-        allowed = self._context.allows(Operation.READ, Resource.TOPIC, name)
-        existing = () if topic is None else topic.partitions
-        for index, leader_epoch, offset, max_bytes in partitions:
-            partition = existing[index] if 0 <= index < len(existing) else None
-            if not allowed:
-                error = ErrorCode.topic_authorization_failed
-                yield _Wanted(index, offset, max_bytes, None, error)
-            elif partition is None:
-                error = ErrorCode.unknown_topic_or_partition
-                yield _Wanted(index, offset, max_bytes, None, error)
-            elif leader_epoch > LEADER_EPOCH:
-                error = ErrorCode.unknown_leader_epoch
-                yield _Wanted(index, offset, max_bytes, partition, error)
-            else:
-                start, stable = partition.log.log_start_offset, partition.last_stable_offset
-                end = partition.high_watermark
-                is_there = start <= offset <= end
-                error = ErrorCode.none if is_there else ErrorCode.offset_out_of_range
-                limit = stable if self._read_committed else end
-                yield _Wanted(
-                    *(index, offset, max_bytes, partition, error, limit),
-                    has_records=is_there and offset < limit,
-                    shown=(end, stable, start),
-                )
+            return (), ErrorCode.unknown_topic_id
+        if not self._context.allows(Operation.READ, Resource.TOPIC, name):
+            return (), ErrorCode.topic_authorization_failed
+        return () if topic is None else topic.partitions, ErrorCode.none
+
+    def _wanted(
+        self, each: FetchPartition, existing: Sequence[Partition], refusal: ErrorCode
+    ) -> _Wanted:
+        index, leader_epoch, offset, max_bytes = each
+        if not 0 <= index < len(existing):
+            error = refusal or ErrorCode.unknown_topic_or_partition
+            return _Wanted(index, offset, max_bytes, None, error)
+        partition = existing[index]
+        if leader_epoch > LEADER_EPOCH:
+            return _Wanted(index, offset, max_bytes, partition, ErrorCode.unknown_leader_epoch)
+        start, end = partition.log.log_start_offset, partition.high_watermark
+        stable = partition.last_stable_offset
+        limit = stable if self._read_committed else end
+        shown = (end, stable, start)
+        if not start <= offset <= end:
+            error = ErrorCode.offset_out_of_range
+            return _Wanted(index, offset, max_bytes, partition, error, limit, False, shown)  # noqa: FBT003
+        has_records = offset < limit
+        return _Wanted(
+            index, offset, max_bytes, partition, ErrorCode.none, limit, has_records, shown
+        )
 
     def _resting(self) -> Sequence[Resting]:
         """Return the partitions of a session if the client knows all of them, and nothing has changed."""
@@ -354,72 +380,56 @@ class _Fetch:
                 news.append((key, changed))
         return news
 
-    def _is_due(self, topics: _Topics) -> bool:
-        """Whether to read now: there are records, or there is no reason to wait."""
-        return self._suffices(topics, 0) or any(
-            each.has_records for _, partitions in topics for each in partitions
-        )
-
-    def _suffices(self, topics: _Topics, size: int) -> bool:
-        """Whether to send a response with `size` bytes of records instead of waiting."""
-        return (
-            size >= self._request.min_bytes
-            or self._is_over
-            or not self._partitions
-            or any(each.error for _, partitions in topics for each in partitions)
-        )
-
     @property
     def _is_over(self) -> bool:
         """Whether to respond now with what there is."""
-        return self._out_of_time or self._request.min_bytes <= 0 or self._registry.stopping
+        return self.out_of_time or self._request.min_bytes <= 0 or self._registry.stopping
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def _buffer_size(self, topics: _Topics) -> int:
-        wanted = sum(
-            max(each.max_bytes, 0)
-            for _, partitions in topics
-            for each in partitions
-            if each.has_records
-        )
-        return self._overhead + min(wanted, max(self._max_bytes - self._overhead, 0))
+    def _read_records(self, found: _Found) -> Generator[None]:
+        """Read records into a buffer that the first batch fits into, one partition at each step."""
+        news = self._news(found.topics)
+        size = self._overhead + min(found.wanted_bytes, max(self._max_bytes - self._overhead, 0))
+        while True:
+            self._buffer = buffer = self._take_buffer(size)
+            if buffer is None:
+                self._result = Lacking(buffer_bytes=size)
+                return
+            filling = _Filling(buffer, self._version, len(news), self._session)
+            yield from self._fill(filling, news)
+            if not filling.needed_bytes:
+                break
+            size = filling.needed_bytes + self._overhead
+        if filling.has_more or self._suffices(found, filling.size):
+            self._buffer = None
+            self._result = self._counted(filling, found.topics)
+        else:
+            self._result = Lacking(found.partitions, self._request.min_bytes - filling.size)
 
-    def _adding(self, filling: _Filling, topics: _Topics) -> Iterator[None]:
+    def _fill(self, filling: _Filling, topics: _Topics) -> Generator[None]:
         """Write the response, one partition at each step; end early if the buffer is too small."""
         room = len(filling.buffer) - self._overhead
-        self._added.clear()
-        self._errors.clear()
-        self._said.clear()
         for key, partitions in topics:
             filling.writer.topic(key, len(partitions))
             for wanted in partitions:
-                added = self._fill_partition(filling.writer, wanted, filling.size, room)
+                added = self._fill_partition(filling, wanted, room)
                 if added.needed_bytes:
                     filling.needed_bytes = added.needed_bytes
                     return
                 filling.size += added.size
                 filling.has_more = filling.has_more or added.has_more
                 if self._session is not None:
-                    self._said.append((key, wanted.partition_index, added))
+                    filling.said.append((key, wanted.partition_index, added))
                 yield
             filling.writer.end_topic()
 
-    def _filled(self, filling: _Filling) -> _Filled:
-        """Return the response, which owns the buffer from now on."""
-        release = partial(self._buffers.put, filling.buffer)
-        if filling.needed_bytes:
-            return _Filled(Buffered(filling.buffer, release), needed_bytes=filling.needed_bytes)
-        response = Buffered(filling.writer.end(), release)
-        return _Filled(response, filling.size, filling.has_more)
-
-    def _fill_partition(
-        self, writer: FetchResponseWriter, wanted: _Wanted, size: int, room: int
-    ) -> _Added:
-        """Add one partition to a response of `size` bytes of records; the first batch ignores the limits."""
+    def _fill_partition(self, filling: _Filling, wanted: _Wanted, room: int) -> _Added:
+        """Add one partition to the response; its first batch ignores the limits."""
+        writer, size = filling.writer, filling.size
         partition = wanted.partition
         if partition is None or wanted.error:
-            self._no_records(writer, wanted)
+            self._no_records(filling, wanted)
             return _Added()
         start = writer.position
         high_watermark, last_stable_offset, log_start_offset = wanted.shown
@@ -449,7 +459,7 @@ class _Fetch:
                 if partition.closed
                 else read_error(partition, error)
             )
-            self._no_records(writer, wanted._replace(error=code))
+            self._no_records(filling, wanted._replace(error=code))
             return _Added()
         added = span.size
         if span.next_offset > wanted.limit:
@@ -469,37 +479,30 @@ class _Fetch:
                 aborted, list_bytes = [], 0
         writer.end_records(added, aborted)
         if added:
-            self._added.append((partition, added, end - wanted.offset))
+            filling.added.append((partition, added, end - wanted.offset))
         return _Added(added + list_bytes, has_more, shown=wanted.shown)
 
-    def _nothing(self) -> _Filled:
-        """Return a response without news."""
-        self._added.clear()
-        self._errors.clear()
-        self._said.clear()
-        buffer = self._buffers.take_beyond_limit(1)
-        return self._filled(_Filling(buffer, self._version, [], self._session))
-
-    def _counted(self, filled: _Filled, topics: _Topics) -> Buffered:
-        """Count the records and errors of the response, which is sent now; note what is known then."""
-        for partition, size, offsets in self._added:
+    def _counted(self, filling: _Filling, topics: _Topics) -> Buffered:
+        """Return the response, which is sent now; count its records and errors, note what is known then."""
+        for partition, size, offsets in filling.added:
             partition.fetched_bytes += size
             partition.fetched_records += offsets
-        if self._errors:
-            self._requests.of(KEY).errors.update(self._errors)
-        if self._session is not None:
-            for key, index, added in self._said:
-                self._session.responded(key, index, added.shown, has_records=added.size > 0)
+        if filling.errors:
+            self._requests.of(KEY).errors.update(filling.errors)
+        session = self._session
+        if session is not None:
+            for key, index, added in filling.said:
+                session.responded(key, index, added.shown, has_records=added.size > 0)
             wanted = [each for _, partitions in topics for each in partitions]
             if wanted and not any(each.has_records or each.error for each in wanted):
-                self._session.rest(
+                session.rest(
                     [
                         Resting(each.partition, each.shown[0], each.shown[2], self._read_committed)
                         for each in wanted
                         if each.partition is not None
                     ]
                 )
-        return filled.response
+        return Buffered(filling.writer.end(), partial(self.buffers.put, filling.buffer))
 
     def _aborted(self, partition: Partition, offset: int, end: int) -> list[tuple[int, int]]:
         """Return producer id and first offset of aborted transactions from `offset` to `end` (exclusive)."""
@@ -508,9 +511,9 @@ class _Fetch:
         found = partition.log.producers.aborted.between(offset, end)
         return [(each.producer_id, each.first_offset) for each in found]
 
-    def _no_records(self, writer: FetchResponseWriter, wanted: _Wanted) -> None:
-        self._errors.append(int(wanted.error))
-        writer.empty_partition(
+    def _no_records(self, filling: _Filling, wanted: _Wanted) -> None:
+        filling.errors.append(int(wanted.error))
+        filling.writer.empty_partition(
             wanted.partition_index, error=int(wanted.error), read_committed=self._read_committed
         )
 
@@ -522,11 +525,11 @@ class _Fetch:
 
     def _refused(self) -> Buffered:
         """Respond that the session does not continue: the client starts over with a full request."""
-        buffer = self._buffers.take_beyond_limit(1)
+        buffer = self.buffers.take_beyond_limit(1)
         error = int(self._refusal)
         self._requests.of(KEY).errors[error] += 1
         writer = FetchResponseWriter(buffer, self._version, 0, error)
-        return Buffered(writer.end(), partial(self._buffers.put, buffer))
+        return Buffered(writer.end(), partial(self.buffers.put, buffer))
 
 
 def _first(records: memoryview, fits: Callable[[BatchHeader], bool]) -> tuple[int, int]:

@@ -154,13 +154,12 @@ async def test_with_sync_nothing_is_shown_or_acknowledged_before_it_is_on_disk(
 ) -> None:
     commits = GroupCommit(sync=True, executor=executor)
     flush = append(commits, partition)
-    with Watch([partition], 1) as watch:
-        waiting = asyncio.create_task(watch.wait())
+    shown: list[int] = []
+    with Watch([partition], 1, lambda: shown.append(partition.high_watermark)):
         await asyncio.sleep(0)
-        assert (flush.done, partition.high_watermark, waiting.done()) == (False, 0, False)
+        assert (flush.done, partition.high_watermark, shown) == (False, 0, [])
         await executor.run_next()
-        assert (flush.done, partition.high_watermark) == (True, 1)
-        await waiting
+        assert (flush.done, partition.high_watermark, shown) == (True, 1, [1])
     assert partition.log.durable_offset == 1
 
 
