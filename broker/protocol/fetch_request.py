@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from .cursor import MAX_ELEMENTS, Cursor, MalformedRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from .produce_frames import TopicKey
 
 __all__ = [
@@ -23,7 +21,7 @@ __all__ = [
     "NO_SESSION",
     "FetchFrame",
     "FetchPartition",
-    "read_fetch_request",
+    "FetchReader",
 ]
 
 NO_SESSION = 0
@@ -46,9 +44,9 @@ _SESSION = Struct(">ii")
 _REPLICA_BYTES = 4
 # Index, leader epoch (9), offset, epoch of the last fetch (12), log start (5), bytes at most.
 _PARTITION_V4 = Struct(">iqi")
-_PARTITION_V5 = Struct(">iqqi")
-_PARTITION_V9 = Struct(">iiqqi")
-_PARTITION_V12 = Struct(">iiqiqiB")  # and the number of tagged fields
+_PARTITION_V5 = Struct(">iq8xi")
+_PARTITION_V9 = Struct(">iiq8xi")
+_PARTITION_V12 = Struct(">iiq12xiB")  # and the number of tagged fields
 _NO_EPOCH = -1
 
 
@@ -82,40 +80,122 @@ class FetchFrame(NamedTuple):
     forgotten: list[tuple[TopicKey, list[int]]]
 
 
-def read_fetch_request(
-    body: memoryview, version: int, max_elements: int = MAX_ELEMENTS
-) -> FetchFrame:
-    """Read a request; raise MalformedRequest, TooManyElements for more than `max_elements`."""
-    compact = version >= _FIRST_COMPACT
-    session_id, session_epoch = NO_SESSION, FINAL_EPOCH
-    try:
-        at = 0 if version >= _FIRST_WITHOUT_REPLICA else _REPLICA_BYTES
-        wait_ms, least, most, isolation = _HEAD.unpack_from(body, at)
-        at += _HEAD.size
-        if version >= _FIRST_WITH_SESSIONS:
-            session_id, session_epoch = _SESSION.unpack_from(body, at)
-            at += _SESSION.size
-    except error:
-        raise MalformedRequest(f"a Fetch request of {len(body)} bytes has no head") from None
-    cursor = Cursor(body, at, max_elements)
-    read_partitions = _partitions_of(version)
-    topics: list[tuple[TopicKey, list[FetchPartition]]] = []
-    for _ in range(cursor.array_length(compact=compact)):
-        key = _topic(cursor, version)
-        topics.append((key, read_partitions(body, cursor)))
-        if compact:
-            cursor.skip_tagged_fields()
-    forgotten: list[tuple[TopicKey, list[int]]] = []
-    if version >= _FIRST_WITH_SESSIONS:
+class _Shape(NamedTuple):
+    """A request of one topic without its head, and without its partitions, from `start` to `end`."""
+
+    size: int
+    before: bytes
+    start: int
+    end: int
+    after: bytes
+    topic: TopicKey
+
+
+class FetchReader:
+    """Reads the requests of one client.
+
+    It remembers the last request of one topic: a consumer repeats it again and again, with other offsets.
+    """
+
+    def __init__(self, version: int, max_elements: int = MAX_ELEMENTS) -> None:
+        self._version = version
+        self._max_elements = max_elements
+        self._compact = version >= _FIRST_COMPACT
+        self._layout = _layout(version)
+        self._shape: _Shape | None = None
+
+    def read(self, body: memoryview) -> FetchFrame:
+        """Read a request; raise MalformedRequest, TooManyElements for more than `max_elements`."""
+        version = self._version
+        session_id, session_epoch = NO_SESSION, FINAL_EPOCH
+        try:
+            at = 0 if version >= _FIRST_WITHOUT_REPLICA else _REPLICA_BYTES
+            wait_ms, least, most, isolation = _HEAD.unpack_from(body, at)
+            at += _HEAD.size
+            if version >= _FIRST_WITH_SESSIONS:
+                session_id, session_epoch = _SESSION.unpack_from(body, at)
+                at += _SESSION.size
+        except error:
+            raise MalformedRequest(f"a Fetch request of {len(body)} bytes has no head") from None
+        head = (wait_ms, least, most, isolation, session_id, session_epoch)
+        shape = self._shape
+        if (
+            shape is not None
+            and len(body) == shape.size
+            and body[at : shape.start] == shape.before
+            and body[shape.end :] == shape.after
+        ):
+            partitions = self._untagged(body[shape.start : shape.end])
+            if partitions is not None:
+                return FetchFrame(*head, [(shape.topic, partitions)], [])
+        return FetchFrame(*head, *self._read_topics(body, at))
+
+    def _read_topics(
+        self, body: memoryview, at: int
+    ) -> tuple[list[tuple[TopicKey, list[FetchPartition]]], list[tuple[TopicKey, list[int]]]]:
+        version, compact = self._version, self._compact
+        cursor = Cursor(body, at, self._max_elements)
+        start = end = at
+        topics: list[tuple[TopicKey, list[FetchPartition]]] = []
         for _ in range(cursor.array_length(compact=compact)):
             key = _topic(cursor, version)
             count = cursor.array_length(compact=compact)
-            forgotten.append((key, [cursor.int32() for _ in range(count)]))
+            start = cursor.position
+            topics.append((key, self._read_partitions(body, cursor, count)))
+            end = cursor.position
             if compact:
                 cursor.skip_tagged_fields()
-    if version >= _FIRST_WITH_RACKS:
-        cursor.string(compact=compact)
-    return FetchFrame(wait_ms, least, most, isolation, session_id, session_epoch, topics, forgotten)
+        forgotten: list[tuple[TopicKey, list[int]]] = []
+        if version >= _FIRST_WITH_SESSIONS:
+            for _ in range(cursor.array_length(compact=compact)):
+                key = _topic(cursor, version)
+                count = cursor.array_length(compact=compact)
+                forgotten.append((key, [cursor.int32() for _ in range(count)]))
+                if compact:
+                    cursor.skip_tagged_fields()
+        if version >= _FIRST_WITH_RACKS:
+            cursor.string(compact=compact)
+        if (
+            len(topics) == 1
+            and not forgotten
+            and end - start == self._layout.size * len(topics[0][1])
+        ):
+            before, after = bytes(body[at:start]), bytes(body[end:])
+            self._shape = _Shape(len(body), before, start, end, after, topics[0][0])
+        return topics, forgotten
+
+    def _read_partitions(
+        self, body: memoryview, cursor: Cursor, count: int
+    ) -> list[FetchPartition]:
+        layout = self._layout
+        start, end = cursor.position, cursor.position + count * layout.size
+        if end <= len(body):
+            # Where no element has tagged fields, all have the same size.
+            untagged = self._untagged(body[start:end])
+            if untagged is not None:
+                cursor.position = end
+                return untagged
+        if not self._compact:
+            cursor.skip(count * layout.size)  # raises
+        partitions = []
+        for _ in range(count):
+            at = cursor.position
+            cursor.skip(layout.size - 1)
+            cursor.skip_tagged_fields()
+            partitions.append(FetchPartition(*layout.unpack_from(body, at)[:-1]))
+        return partitions
+
+    def _untagged(self, data: memoryview) -> list[FetchPartition] | None:
+        """Return the partitions in `data`; None if any of them has tagged fields."""
+        found = self._layout.iter_unpack(data)
+        if self._compact:
+            elements = list(found)
+            if any(tags for *_, tags in elements):
+                return None
+            return [FetchPartition(*fields) for *fields, _ in elements]
+        if self._version >= _FIRST_WITH_LEADER_EPOCHS:
+            return list(map(FetchPartition._make, found))
+        return [FetchPartition(index, _NO_EPOCH, offset, most) for index, offset, most in found]
 
 
 def _topic(cursor: Cursor, version: int) -> TopicKey:
@@ -124,55 +204,9 @@ def _topic(cursor: Cursor, version: int) -> TopicKey:
     return cursor.string(compact=version >= _FIRST_COMPACT) or ""
 
 
-def _partitions_of(version: int) -> Callable[[memoryview, Cursor], list[FetchPartition]]:
+def _layout(version: int) -> Struct:
     if version >= _FIRST_COMPACT:
-        return _read_v12
+        return _PARTITION_V12
     if version >= _FIRST_WITH_LEADER_EPOCHS:
-        return _read_v9
-    return _read_v5 if version >= 5 else _read_v4
-
-
-def _read_v4(body: memoryview, cursor: Cursor) -> list[FetchPartition]:
-    found = _fixed(body, cursor, _PARTITION_V4)
-    return [FetchPartition(index, _NO_EPOCH, offset, most) for index, offset, most in found]
-
-
-def _read_v5(body: memoryview, cursor: Cursor) -> list[FetchPartition]:
-    found = _fixed(body, cursor, _PARTITION_V5)
-    return [FetchPartition(index, _NO_EPOCH, offset, most) for index, offset, _, most in found]
-
-
-def _read_v9(body: memoryview, cursor: Cursor) -> list[FetchPartition]:
-    found = _fixed(body, cursor, _PARTITION_V9)
-    return [FetchPartition(index, epoch, offset, most) for index, epoch, offset, _, most in found]
-
-
-def _fixed(body: memoryview, cursor: Cursor, layout: Struct) -> Iterable[tuple[int, ...]]:
-    """Read an array of elements of a fixed size."""
-    count = cursor.array_length(compact=False)
-    start = cursor.position
-    cursor.skip(count * layout.size)
-    return layout.iter_unpack(body[start : cursor.position])
-
-
-def _read_v12(body: memoryview, cursor: Cursor) -> list[FetchPartition]:
-    layout = _PARTITION_V12
-    count = cursor.array_length(compact=True)
-    start, end = cursor.position, cursor.position + count * layout.size
-    if end <= len(body):
-        # Where no element has tagged fields, all have the same size.
-        found = list(layout.iter_unpack(body[start:end]))
-        if not any(tags for *_, tags in found):
-            cursor.position = end
-            return [
-                FetchPartition(index, epoch, offset, most)
-                for index, epoch, offset, _, _, most, _ in found
-            ]
-    partitions = []
-    for _ in range(count):
-        at = cursor.position
-        cursor.skip(layout.size - 1)
-        cursor.skip_tagged_fields()
-        index, epoch, offset, _, _, most, _ = layout.unpack_from(body, at)
-        partitions.append(FetchPartition(index, epoch, offset, most))
-    return partitions
+        return _PARTITION_V9
+    return _PARTITION_V5 if version >= 5 else _PARTITION_V4

@@ -32,8 +32,14 @@ FETCH_HEADROOM = 9
 
 _THROTTLE_V4 = Struct(">i")
 _THROTTLE_ERROR_SESSION_V7 = Struct(">ihi")
-_PARTITION_V4 = Struct(">ihqq")
-_PARTITION_V5 = Struct(">ihqqq")
+_HEAD_V7 = Struct(">ihii")  # throttle time, error, session, and the number of topics
+# A partition before its records: those fields, aborted transactions, preferred replica.
+_PARTITION_V4 = Struct(">ihqqi")
+_PARTITION_V5 = Struct(">ihqqqi")
+_PARTITION_V11 = Struct(">ihqqqii")
+_PARTITION_V12 = Struct(">ihqqqBi")
+_BEFORE_ABORTED_V4 = 22
+_BEFORE_ABORTED_V5 = 30
 # A partition without records: those fields, aborted transactions, preferred replica, records, tagged fields.
 _EMPTY_V4 = Struct(">ihqqii")
 _EMPTY_V5 = Struct(">ihqqqii")
@@ -80,7 +86,10 @@ class FetchResponseWriter:
         self.position = FETCH_HEADROOM
         self._length_bytes = 4
         self._aborted_at = FETCH_HEADROOM
-        if version >= 7:
+        if not self._compact and version >= 7:
+            self._pack(_HEAD_V7, 0, error, session_id, topics)
+            return
+        if self._compact:
             self._pack(_THROTTLE_ERROR_SESSION_V7, 0, error, session_id)
         else:
             self._pack(_THROTTLE_V4, 0)
@@ -108,16 +117,22 @@ class FetchResponseWriter:
         log_start_offset: int,
         read_committed: bool = False,
     ) -> None:
-        if self._version >= 5:
-            self._pack(
-                _PARTITION_V5, index, 0, high_watermark, last_stable_offset, log_start_offset
-            )
-        else:
-            self._pack(_PARTITION_V4, index, 0, high_watermark, last_stable_offset)
+        fields = (index, 0, high_watermark, last_stable_offset)
         # Aborted transactions: a list for read_committed, else null.
-        self._aborted_at = self.position
-        self._count(0 if read_committed else -1)
-        self._preferred_replica()
+        aborted = 0 if read_committed else -1
+        version = self._version
+        if version < 5:
+            self._aborted_at = self.position + _BEFORE_ABORTED_V4
+            self._pack(_PARTITION_V4, *fields, aborted)
+            return
+        self._aborted_at = self.position + _BEFORE_ABORTED_V5
+        if self._compact:
+            replica = _NO_PREFERRED_REPLICA
+            self._pack(_PARTITION_V12, *fields, log_start_offset, aborted + 1, replica)
+        elif version >= 11:
+            self._pack(_PARTITION_V11, *fields, log_start_offset, aborted, _NO_PREFERRED_REPLICA)
+        else:
+            self._pack(_PARTITION_V5, *fields, log_start_offset, aborted)
 
     def empty_partition(
         self,

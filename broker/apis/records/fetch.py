@@ -27,7 +27,7 @@ from ...protocol.fetch_request import (
     FULL_FETCHES,
     INITIAL_EPOCH,
     NO_SESSION,
-    read_fetch_request,
+    FetchReader,
 )
 from ...protocol.fetch_response import (
     ABORTED_TRANSACTION_BYTES,
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["KEY", "Fetch", "postponed_fetch"]
 
 KEY = 1
+_READER = b"reader"
 _FIRST_WITH_IDS = 13
 _READ_COMMITTED = 1
 _FEW_PARTITIONS = 500  # are looked up in one turn
@@ -153,7 +154,11 @@ def postponed_fetch(context: RequestContext, body: memoryview) -> Buffered:
 
 
 def _read(context: RequestContext, body: memoryview) -> FetchFrame:
-    return read_fetch_request(body, context.api_version, context.services.max_elements)
+    reader: FetchReader | None = context.remembered.get(_READER)
+    if reader is None:
+        reader = FetchReader(context.api_version, context.services.max_elements)
+        context.remembered[_READER] = reader
+    return reader.read(body)
 
 
 class Fetch:

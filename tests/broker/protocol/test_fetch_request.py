@@ -14,7 +14,7 @@ from kio.index import load_request_schema
 from kio.serial import entity_writer
 
 from kmr.broker.protocol.cursor import MalformedRequest, TooManyElements
-from kmr.broker.protocol.fetch_request import FetchFrame, FetchPartition, read_fetch_request
+from kmr.broker.protocol.fetch_request import FetchFrame, FetchPartition, FetchReader
 from tests.broker.raw_client import build
 
 FETCH = 1
@@ -71,7 +71,7 @@ def test_requests_of_every_version_are_read(
         ]
     if version >= 11:
         fields["rack_id"] = "rack"
-    frame = read_fetch_request(written(version, fields), version)
+    frame = FetchReader(version).read(written(version, fields))
     assert frame == FetchFrame(
         1500,
         2,
@@ -92,13 +92,37 @@ def test_requests_of_every_version_are_read(
     )
 
 
+@given(
+    st.integers(4, 18),
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.lists(st.tuples(SMALL, OFFSETS), max_size=2)),
+        min_size=2,
+        max_size=5,
+    ),
+    st.booleans(),
+)
+def test_a_request_is_read_as_if_there_had_been_no_other(
+    version: int, requests: list[tuple[str, list[tuple[int, int]]]], tagged: bool
+) -> None:
+    name = "topic_id" if version >= 13 else "topic"
+    reader = FetchReader(version)
+    for topic, offsets in requests:
+        partitions = [
+            {"partition": index, "fetch_offset": offset, "partition_max_bytes": 6}
+            | ({"high_watermark": 7} if tagged and version >= 18 else {})
+            for index, offset in offsets
+        ]
+        body = written(version, {"topics": [{name: key(version, topic), "partitions": partitions}]})
+        assert reader.read(body) == FetchReader(version).read(body)
+
+
 def test_tagged_fields_of_partitions_are_passed_over() -> None:
     partition = {"fetch_offset": 5, "partition_max_bytes": 6, "high_watermark": 7}
     partitions = [{"partition": index, **partition} for index in range(3)]
     topic = {"topic_id": key(18, "t"), "partitions": partitions}
     body = written(18, {"topics": [topic, topic], "rack_id": "r"})
     found = [(index, -1, 5, 6) for index in range(3)]
-    assert read_fetch_request(body, 18).topics == [(key(18, "t"), found)] * 2
+    assert FetchReader(18).read(body).topics == [(key(18, "t"), found)] * 2
 
 
 @given(st.integers(4, 18), st.data())
@@ -109,7 +133,7 @@ def test_a_request_that_ends_too_early_is_malformed(version: int, data: st.DataO
     body = written(version, {"topics": [topic]})
     needed = len(body) - (1 if version >= 12 else 0)  # the last tagged fields are not read
     with pytest.raises(MalformedRequest):
-        read_fetch_request(body[: data.draw(st.integers(0, needed - 1))], version)
+        FetchReader(version).read(body[: data.draw(st.integers(0, needed - 1))])
 
 
 @pytest.mark.parametrize("version", [4, 11, 12, 18])
@@ -117,4 +141,4 @@ def test_a_request_with_too_many_partitions_is_refused(version: int) -> None:
     name = "topic_id" if version >= 13 else "topic"
     topic = {name: key(version, "t"), "partitions": [{"partition": 1}] * 9}
     with pytest.raises(TooManyElements):
-        read_fetch_request(written(version, {"topics": [topic]}), version, 9)
+        FetchReader(version, 9).read(written(version, {"topics": [topic]}))
