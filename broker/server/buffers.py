@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from asyncio import CancelledError, Future, get_running_loop
 from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
 
-__all__ = ["BufferPool", "RequestBuffers"]
+if TYPE_CHECKING:
+    from ..storage.group_commit import GroupCommit
+
+__all__ = ["BufferPool", "Intake", "RequestBuffers"]
 
 _SMALLEST = 4 * 1024  # bytes
 _LARGE = 2 * 1024 * 1024  # bytes; a batch of the default size limit fits
 _SMALL_SHARE = 4  # a quarter
 _MAX_IDLE = 64 * 1024 * 1024  # bytes
+_CHUNK_BYTES = 512 * 1024  # many small requests, which share a file write and a send
+_LEAST_ROOM = 128 * 1024  # for one read
 
 
 class BufferPool:
@@ -116,6 +123,16 @@ class RequestBuffers:
         """Lend a buffer at once, even over the limit, against which it counts."""
         return self._pool(size).take_beyond_limit(size)
 
+    def take_for_good(self, size: int) -> memoryview:
+        """Give a buffer away, which does not count as lent."""
+        buffer = self.take_beyond_limit(size)
+        self._pool(len(buffer)).used -= len(buffer)
+        return buffer
+
+    def adopt(self, buffer: memoryview) -> None:
+        """Count a buffer that was given away as lent from now on."""
+        self._pool(len(buffer)).used += len(buffer)
+
     def when_available(self, size: int, *, held: int) -> Future[memoryview]:
         """Return a future buffer in place of one of `held` bytes; see `BufferPool.when_available`."""
         pool = self._pool(size)
@@ -127,6 +144,51 @@ class RequestBuffers:
 
     def _pool(self, size: int) -> BufferPool:
         return self.small if size <= _LARGE else self.large
+
+
+class Intake:
+    """The memory that all connections of an event loop receive into, one after the other.
+
+    What they received stays as it is until the turn's appends, which refer to it, are written. It does not
+    count against the limit: there is always room for small requests.
+    Calls: `room`, then `received` once some of it is filled, then `handled`.
+    """
+
+    def __init__(self, buffers: RequestBuffers, group_commit: GroupCommit) -> None:
+        self._buffers = buffers
+        self._group_commit = group_commit
+        self._chunk = buffers.take_for_good(_CHUNK_BYTES)
+        self._used = 0
+        self._is_waiting = False
+
+    def room(self) -> memoryview:
+        """Return where to receive."""
+        if len(self._chunk) - self._used < _LEAST_ROOM:
+            self._group_commit.after_write(partial(self._buffers.put, self.take_away()))
+        return self._chunk[self._used :]
+
+    def received(self, size: int) -> tuple[memoryview, int, int]:
+        """Return the memory in which `size` bytes are, their start and their end."""
+        start = self._used
+        self._used = start + size
+        return self._chunk, start, self._used
+
+    def handled(self) -> None:
+        """Use the memory again as soon as no append refers to it."""
+        if not self._is_waiting:
+            self._is_waiting = True
+            self._group_commit.after_write(self._reset)
+
+    def take_away(self) -> memoryview:
+        """Return the memory, to put back later, to a caller who needs it for longer."""
+        chunk, self._chunk = self._chunk, self._buffers.take_for_good(_CHUNK_BYTES)
+        self._buffers.adopt(chunk)
+        self._used = 0
+        return chunk
+
+    def _reset(self) -> None:
+        self._is_waiting = False
+        self._used = 0
 
 
 def _rounded(size: int) -> int:

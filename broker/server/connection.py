@@ -45,7 +45,6 @@ IPV4_MAPPED: Final = "::ffff:"
 
 logger = structlog.get_logger(__name__)
 
-_CHUNK_BYTES = 256 * 1024  # one read: many small requests, which share a file write and a send
 _SMALL_BYTES = 4 * 1024
 _GROWTH = 4  # a buffer is at most so many times as large as what has arrived,
 _BEGUN_BYTES = 16 * 1024  # but once so much has arrived,
@@ -68,6 +67,7 @@ class Connection(asyncio.BufferedProtocol):
         self._dispatcher = server.dispatcher
         self._group_commit = server.group_commit
         self._buffers = server.request_buffers
+        self._intake = server.intake
         self._settings = server.settings
         self._loop = asyncio.get_running_loop()
         self._host = host
@@ -83,8 +83,7 @@ class Connection(asyncio.BufferedProtocol):
         self.was_opened = False
 
         # receiving
-        self._chunk: memoryview | None = None  # where the transport receives next
-        self._partial: memoryview | None = None  # the beginning of a request
+        self._partial: memoryview | None = None  # the beginning of a large request
         self._partial_filled = 0
         self._partial_size = 0  # of the whole request
         self._partial_since = 0.0
@@ -139,10 +138,10 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._task.cancel)
         if self._memory is not None:
             self._memory.cancel()
-        for buffer in (self._chunk, self._partial, self._unread and self._unread[0]):
+        for buffer in (self._partial, self._unread and self._unread[0]):
             if buffer is not None:
                 self._release(buffer)
-        self._chunk = self._partial = self._unread = None
+        self._partial = self._unread = None
         if self._muted is not None:
             self._muted.cancel()
         self._outbox.close()
@@ -152,9 +151,7 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._partial is not None:
             return self._partial[self._partial_filled : self._partial_size]
-        if self._chunk is None:
-            self._chunk = self._buffers.take_beyond_limit(_CHUNK_BYTES)
-        return self._chunk
+        return self._intake.room()
 
     def buffer_updated(self, nbytes: int) -> None:
         self._last_progress = self._loop.time()
@@ -162,12 +159,21 @@ class Connection(asyncio.BufferedProtocol):
             self._partial_filled += nbytes
             if self._partial_filled == self._partial_size:
                 buffer, self._partial = self._partial, None
-                self._handle_requests(buffer, 0, self._partial_size)
+                self._handle_own(buffer, 0, self._partial_size)
             elif self._partial_filled == len(self._partial):
                 self._grow_partial(self._partial)
-        elif self._chunk is not None:
-            buffer, self._chunk = self._chunk, None
-            self._handle_requests(buffer, 0, nbytes)
+            return
+        buffer, start, end = self._intake.received(nbytes)
+        waiting = self._handle_requests(buffer, start, end)
+        if waiting < end:
+            size = end - waiting
+            unread = self._buffers.take_beyond_limit(size)
+            unread[:size] = buffer[waiting:end]
+            self._unread = unread, 0, size
+        if self._borrowed is None:
+            self._intake.handled()
+        else:
+            self._release(self._intake.take_away())
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -261,21 +267,27 @@ class Connection(asyncio.BufferedProtocol):
     def _closing(self) -> bool:
         return self._lost or self._finishing
 
-    def _handle_requests(self, buffer: memoryview, start: int, end: int) -> None:
-        """Handle the requests in `buffer[start:end]`; the buffer now belongs to this method."""
+    def _handle_own(self, buffer: memoryview, start: int, end: int) -> None:
+        """Handle the requests in a buffer that belongs to this connection."""
+        waiting = self._handle_requests(buffer, start, end)
+        if waiting < end:
+            self._unread = buffer, waiting, end
+        else:
+            self._release(buffer)
+
+    def _handle_requests(self, buffer: memoryview, start: int, end: int) -> int:
+        """Handle the requests in `buffer[start:end]`; return where those begin that must wait, or `end`."""
         size = 0
         while end - start >= _LENGTH_BYTES and not self._closing:
             size = _LENGTH(buffer, start)[0]
             if not self._min_request_bytes <= size <= self._max_request_bytes:
-                self._release(buffer)
                 self._refuse_size(size)
-                return
+                return end
             if self._busy:
                 self._send()
                 if self._busy:
-                    self._keep_unread(buffer, start, end)
                     self._pause_reading()
-                    return
+                    return start
             begin, stop = start + _LENGTH_BYTES, start + _LENGTH_BYTES + size
             if stop > end:
                 break
@@ -284,18 +296,8 @@ class Connection(asyncio.BufferedProtocol):
         if end > start and not self._closing:
             wanted = size + _LENGTH_BYTES if end - start >= _LENGTH_BYTES else _LENGTH_BYTES
             self._keep_partial(buffer[start:end], wanted)
-        self._release(buffer)
         self._send()
-
-    def _keep_unread(self, buffer: memoryview, start: int, end: int) -> None:
-        """Keep requests for later, in a small buffer if they are few: the wait may be long."""
-        size = end - start
-        if size * _GROWTH <= len(buffer):
-            small = self._buffers.take_beyond_limit(size)
-            small[:size] = buffer[start:end]
-            self._release(buffer)
-            buffer, start, end = small, 0, size
-        self._unread = (buffer, start, end)
+        return end
 
     def _refuse_size(self, size: int) -> None:
         if size >> 16 == _TLS_HANDSHAKE:
@@ -364,7 +366,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._unread is not None and not self._busy:
             unread, self._unread = self._unread, None
-            self._handle_requests(*unread)
+            self._handle_own(*unread)
         if self._unread is None and self._memory is None and not self._busy:
             self._resume_reading()
         self._close_if_finished()

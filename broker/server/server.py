@@ -15,7 +15,7 @@ from kmr.service.logs import Repetition
 
 from ..errors import BrokerError
 from ..operations.health import unwatched
-from .buffers import RequestBuffers
+from .buffers import Intake, RequestBuffers
 from .connection import IPV4_MAPPED, Connection
 
 if TYPE_CHECKING:
@@ -146,6 +146,7 @@ class Server:
         self.group_commit = group_commit
         self.metrics = metrics
         self.request_buffers = RequestBuffers(settings.request_memory_bytes)
+        self.intake = Intake(self.request_buffers, group_commit)
         self.password_checks = anyio.CapacityLimiter(_PASSWORD_CHECKS)
         self.admission = Admission(settings)
         self._refusals = Repetition()
