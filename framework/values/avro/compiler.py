@@ -170,7 +170,8 @@ class Compiler:
     def _null(self, column: Column) -> None:
         columns = list(column.nullable())
         if columns:
-            self._emit(kernel.NULLS, a=self._table(columns), b=len(columns))
+            line = self._emit(kernel.NULLS, a=self._here() + 1, b=len(columns))
+            self._patch(line, kernel.TO, self._table(columns))
 
     def _value(self, w: Schema, r: Schema, column: Column, path: str) -> None:
         w, r = resolve(w, self._written), resolve(r, self._read)
@@ -185,7 +186,7 @@ class Compiler:
         """Read a union of the writer; a branch that the reader does not have fails when it occurs."""
         table = self._table([0] * len(w))
         self._emit(kernel.UNION, a=len(w), b=table)
-        jumps = []
+        ends = []
         readable = 0
         for index, branch in enumerate(w):
             self._code.tables[table + index] = self._here()
@@ -195,11 +196,22 @@ class Compiler:
                 readable += 1
             except Unresolvable:
                 self._emit(kernel.MISFIT, a=index)
-            jumps.append(self._emit(kernel.JUMP))
+            ends.append(self._end_branch(self._code.tables[table + index]))
         if w and not readable:
             raise self._misfit(w, r, path)
-        for jump in jumps:
-            self._patch(jump, kernel.A, self._here())
+        self._join(ends)
+
+    def _end_branch(self, begin: int) -> int:
+        """End a branch; return its line that `_join` lets go on behind the union."""
+        if self._here() == begin + 1 and self._code.lines[begin][kernel.OP] == kernel.NULLS:
+            return begin
+        return self._emit(kernel.JUMP)
+
+    def _join(self, ends: list[int]) -> None:
+        if ends and self._code.lines[-1][kernel.OP] == kernel.JUMP and ends[-1] == self._here() - 1:
+            del self._code.lines[ends.pop()]  # the last branch just goes on
+        for end in ends:
+            self._patch(end, kernel.A, self._here())
 
     def _branch(self, w: Schema, r: list[Schema], column: Column, path: str) -> None:
         """Read into the first branch of the reader's union that is the same type, else one that fits."""
@@ -370,13 +382,12 @@ class Compiler:
         if isinstance(schema, list):
             table = self._table([0] * len(schema))
             self._emit(kernel.UNION, a=len(schema), b=table)
-            jumps = []
+            ends = []
             for index, branch in enumerate(schema):
                 self._code.tables[table + index] = self._here()
                 self._skip(branch)
-                jumps.append(self._emit(kernel.JUMP))
-            for jump in jumps:
-                self._patch(jump, kernel.A, self._here())
+                ends.append(self._emit(kernel.JUMP))
+            self._join(ends)
             return
         match type_of(schema):
             case "null":

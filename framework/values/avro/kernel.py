@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...formats.kernels import Int, Ints, compiled
+from ..decoding.memory import load8
 from ..decoding.slots import CHILD, LEVEL, null_row
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ OP, TO, AT, A, B, FIELD, WIDTH = range(7)
     UNION,  # A branches, each an address in `tables` from B
     JUMP,  # to A
     VALID,  # a struct is not null
-    NULLS,  # B columns in `tables` from A are null
+    NULLS,  # B columns in `tables` from TO are null; to A
     LIST,  # a list begins, with its items in level A
     BLOCK,  # the next item, or to A if there is none
     NEXT,  # the end of an item; to A
@@ -93,19 +94,21 @@ _RUNNING = -1
 
 
 @compiled
-def _long(data: NDArray[np.uint8], position: Int, end: Int) -> tuple[Int, Int]:
-    """Read a zigzag varint before `end`; return it and the position after it, -1 if there is none."""
-    # Unsigned, so that no index is negative.
+def _long(base: Int, position: Int, end: Int) -> tuple[Int, Int]:
+    """Read a zigzag varint before `end`; return it and the position after it, -1 if there is none.
+
+    `base`: the address of position 0. An array as argument would be counted as one more reference.
+    """
     if position >= end:
         return np.int64(0), np.int64(-1)
-    byte = np.uint64(data[np.uint64(position)])
+    byte = np.uint64(load8(base + position))
     position += 1
     if byte < np.uint64(0x80):  # most are of one byte
         return np.int64(byte >> np.uint64(1)) ^ -np.int64(byte & np.uint64(1)), position
     value: Int = byte & np.uint64(0x7F)
     shift = np.uint64(7)
     while position < end:
-        byte = np.uint64(data[np.uint64(position)])
+        byte = np.uint64(load8(base + position))
         position += 1
         if shift == np.uint64(63) and byte > np.uint64(1):
             break
@@ -216,6 +219,7 @@ def run(  # noqa: C901  one loop: a call for each instruction would cost more th
     saved = np.empty_like(cursors)
     words = np.empty(4, np.int64)
     zero = np.int64(0)
+    base = np.int64(data.ctypes.data)
     for row in range(first, len(entries)):
         for level in range(len(cursors)):
             saved[level] = cursors[level]
@@ -233,7 +237,7 @@ def run(  # noqa: C901  one loop: a call for each instruction would cost more th
             op = code[at, OP]
             pc += 1
             if op == INTEGER:
-                found, position = _long(data, position, end)
+                found, position = _long(base, position, end)
                 slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
                 slots[slot] = found
                 valid[slot] = 1
@@ -242,7 +246,7 @@ def run(  # noqa: C901  one loop: a call for each instruction would cost more th
                 elif found < code[at, A] or found > code[at, B]:
                     status = BAD_RANGE
             elif op == BYTES:
-                found, position = _long(data, position, end)
+                found, position = _long(base, position, end)
                 if position < 0:
                     status = BAD_VARINT
                 elif found < 0 or found > end - position:
@@ -253,7 +257,7 @@ def run(  # noqa: C901  one loop: a call for each instruction would cost more th
                     valid[slot] = 1
                     position += found
             elif op == UNION:
-                found, position = _long(data, position, end)
+                found, position = _long(base, position, end)
                 if position < 0:
                     status = BAD_VARINT
                 elif found < 0 or found >= code[at, A]:
@@ -263,7 +267,8 @@ def run(  # noqa: C901  one loop: a call for each instruction would cost more th
             elif op == JUMP:
                 pc = np.int64(code[at, A])
             elif op == NULLS:
-                for i in range(code[at, A], code[at, A] + code[at, B]):
+                pc = np.int64(code[at, A])
+                for i in range(code[at, TO], code[at, TO] + code[at, B]):
                     column = tables[np.uint64(i)]
                     slot = np.uint64(bases[column] + cursors[columns[column, LEVEL]])
                     child = columns[column, CHILD]
@@ -289,7 +294,7 @@ def run(  # noqa: C901  one loop: a call for each instruction would cost more th
                     valid[slot] = 1
                     position += 1
             elif op == ENUM:
-                found, position = _long(data, position, end)
+                found, position = _long(base, position, end)
                 if position < 0:
                     status = BAD_VARINT
                 elif found < 0 or found >= code[at, A]:
@@ -318,7 +323,7 @@ def run(  # noqa: C901  one loop: a call for each instruction would cost more th
                     valid[slot] = 1
                     position += 4
             elif op in (SCALED, INTEGER_TO_FLOAT, INTEGER_TO_DOUBLE):
-                found, position = _long(data, position, end)
+                found, position = _long(base, position, end)
                 slot = np.uint64(bases[code[at, TO]] + cursors[code[at, AT]])
                 valid[slot] = 1
                 if position < 0:
@@ -343,7 +348,7 @@ def run(  # noqa: C901  one loop: a call for each instruction would cost more th
             elif op == DECIMAL:
                 size = np.int64(code[at, B])
                 if size < 0:
-                    size, position = _long(data, position, end)
+                    size, position = _long(base, position, end)
                     found = size
                 if position < 0:
                     status = BAD_VARINT
@@ -374,10 +379,10 @@ def run(  # noqa: C901  one loop: a call for each instruction would cost more th
                     stack[np.uint64(top)] = 0
             elif op == BLOCK:
                 if stack[np.uint64(top)] == 0:
-                    found, position = _long(data, position, end)
+                    found, position = _long(base, position, end)
                     size = np.int64(0)
                     if found < 0 and position >= 0:
-                        size, position = _long(data, position, end)  # the bytes of the block
+                        size, position = _long(base, position, end)  # the bytes of the block
                     if position < 0:
                         status = BAD_VARINT
                     elif found == _SMALLEST or abs(found) > end - position or size < 0:
@@ -408,11 +413,11 @@ def run(  # noqa: C901  one loop: a call for each instruction would cost more th
                 position = outer_position
                 end = outer_end
             elif op == SKIP_INTEGER:
-                _, position = _long(data, position, end)
+                _, position = _long(base, position, end)
                 if position < 0:
                     status = BAD_VARINT
             elif op == SKIP_BYTES:
-                found, position = _long(data, position, end)
+                found, position = _long(base, position, end)
                 if position < 0:
                     status = BAD_VARINT
                 elif found < 0 or found > end - position:
