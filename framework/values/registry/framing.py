@@ -51,15 +51,15 @@ NO_SCHEMA_ID: Final = "the value does not begin with the id of a schema (a zero 
 def raw_values(values: pa.BinaryArray) -> RawValues:
     """Return the bytes of a column."""
     column: Any = values
-    _, offsets, data = column.buffers()
+    _, starts, data = column.buffers()
     first, rows = column.offset, len(column)
+    offsets = np.frombuffer(starts if rows else bytes(4), np.int32)
+    offsets = offsets[first : first + rows + 1] if rows else offsets[:1]
+    # A slice of a column has the bytes of all: only its own may be copied.
+    used = np.frombuffer(data or b"", np.uint8)[offsets[0] : offsets[-1]]
     return RawValues(
-        read_only(np.frombuffer(data or b"", np.uint8)),
-        read_only(
-            np.frombuffer(offsets if rows else bytes(4), np.int32)[first if rows else 0 :][
-                : rows + 1
-            ]
-        ),
+        read_only(used),
+        read_only(offsets - offsets[0] if offsets[0] else offsets),
         column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None,
     )
 

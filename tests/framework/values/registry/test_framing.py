@@ -28,6 +28,12 @@ def test_the_id_of_each_value_is_read() -> None:
     assert not raw.offsets.flags.writeable
 
 
+def test_a_slice_of_a_column_has_its_own_bytes_only() -> None:
+    raw = raw_values(pa.array([b"before", b"a", None, b"bc", b"after"], pa.binary())[1:4])
+    assert bytes(raw.data) == b"abc"
+    assert raw.offsets.tolist() == [0, 1, 1, 3]
+
+
 def test_a_column_without_values_has_no_ids() -> None:
     assert schema_ids(raw_values(pa.array([], pa.binary()))).tolist() == []
     assert schema_ids(raw_values(pa.array([b"x"], pa.binary())[:0])).tolist() == []
