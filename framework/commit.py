@@ -71,7 +71,7 @@ class Committer:
         self._transactions: Transactions | None = None
         self._partitions: dict[TopicPartition, _Committed] = {}
         self._generations: dict[TopicPartition, int] = {}
-        self._lock = anyio.Lock()
+        self._lock = anyio.Lock(fast_acquire=True)
         self._fenced = anyio.Event()
         self._held = False
         self._trouble = ""

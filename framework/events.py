@@ -88,7 +88,7 @@ class EventHandler:
         self._committer = committer
         self._revoke_deadline = revoke_deadline
         self._metrics = metrics
-        self._lock = anyio.Lock()
+        self._lock = anyio.Lock(fast_acquire=True)
         self.state: WorkerState = "starting"
         self._suspended_at: float | None = None
         self.assigned_once = anyio.Event()

@@ -95,7 +95,7 @@ class Transactions:
         self._group = group
         self._timeout = timeout
         self._options = options
-        self._lock = anyio.Lock()
+        self._lock = anyio.Lock(fast_acquire=True)
         self._producer: Any = None
         self._begun = False
         self._left_open = False

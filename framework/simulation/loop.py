@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 import itertools
-from contextvars import Context, ContextVar
+from collections import deque
+from contextvars import Context, ContextVar, copy_context
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -29,15 +30,21 @@ class Process:
 
     def __init__(self) -> None:
         self.asleep = False
-        self._held: list[asyncio.Handle] = []
+        self._held: list[_Callback] = []
 
-    def hold(self, handle: asyncio.Handle) -> None:
+    def fall_asleep(self, loop: SimulationLoop) -> None:
+        """Hold back what it does from now on."""
+        self.asleep = True
+        loop.sleeping += 1
+
+    def hold(self, callback: _Callback) -> None:
         """Keep a callback until `wake`."""
-        self._held.append(handle)
+        self._held.append(callback)
 
     def wake(self, loop: SimulationLoop) -> None:
         """Run what was held back."""
         self.asleep = False
+        loop.sleeping -= 1
         held, self._held = self._held, []
         loop.run_again(held)
 
@@ -45,26 +52,47 @@ class Process:
 PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
-class _Handle(asyncio.Handle):
-    __slots__ = ()
+class _Callback:
+    """A callback that is to be run; with `asyncio.TimerHandle`'s methods."""
 
-    def _run(self) -> None:
-        process = self._context.get(PROCESS)  # type: ignore[attr-defined]
-        if process is not None and process.asleep:
+    __slots__ = ("_arguments", "_at", "_callback", "_context", "is_cancelled")
+
+    def __init__(
+        self, at: float, callback: Callable[..., Any], arguments: Any, context: Context | None
+    ) -> None:
+        self._at = at
+        self._callback = callback
+        self._arguments = arguments
+        self._context = copy_context() if context is None else context
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        self._callback, self._arguments = _nothing, ()
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+    def when(self) -> float:
+        return self._at
+
+    def run(self, loop: SimulationLoop) -> None:
+        context = self._context
+        if loop.sleeping and (process := context.get(PROCESS)) is not None and process.asleep:
             process.hold(self)
-        else:
-            super()._run()
+            return
+        try:
+            context.run(self._callback, *self._arguments)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # noqa: BLE001  as asyncio does
+            loop.call_exception_handler(
+                {"message": f"Exception in callback {self._callback!r}", "exception": error}
+            )
 
 
-class _TimerHandle(asyncio.TimerHandle):
-    __slots__ = ()
-
-    def _run(self) -> None:
-        process = self._context.get(PROCESS)  # type: ignore[attr-defined]
-        if process is not None and process.asleep:
-            process.hold(self)
-        else:
-            super()._run()
+def _nothing() -> None:
+    """Stand in for the callback of one that was cancelled."""
 
 
 class _Task(asyncio.Task[Any]):
@@ -80,46 +108,34 @@ class _Task(asyncio.Task[Any]):
         return self._number
 
 
-class _Selector:
-    """Instead of waiting for files, moves the time to the next timer."""
-
-    def __init__(self, loop: SimulationLoop) -> None:
-        self._loop = loop
-
-    def select(self, timeout: float | None) -> list[Any]:
-        loop = self._loop
-        if timeout is None:
-            raise NothingLeft
-        loop.turns += 1
-        if loop.turns > _MOST_TURNS:
-            raise NothingLeft
-        loop.now += timeout
-        return []
-
-
 class SimulationLoop(asyncio.BaseEventLoop):
     """An event loop without files and threads. Its time moves when no callback is ready.
 
     Attributes:
         now: the virtual time, in seconds.
         turns: how often it has run what was ready.
+        sleeping: the number of processes that sleep.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
         self.turns = 0
-        self._selector = _Selector(self)
-        self._clock_resolution = 1e-9
+        self.sleeping = 0
+        self._callbacks: deque[_Callback] = deque()
+        self._timers: list[tuple[float, int, _Callback]] = []
+        self._numbers = (
+            itertools.count()
+        )  # callbacks of one time run in the order in which they were set
         self.set_task_factory(_make_task)  # type: ignore[arg-type]
 
     def time(self) -> float:
         """See `now`."""
         return self.now
 
-    def run_again(self, handles: list[asyncio.Handle]) -> None:
-        """Run handles that were held back."""
-        self._ready.extend(handles)  # type: ignore[attr-defined]
+    def run_again(self, held: list[_Callback]) -> None:
+        """Run callbacks that were held back."""
+        self._callbacks.extend(held)
 
     def call_at(  # type: ignore[override]
         self,
@@ -127,11 +143,10 @@ class SimulationLoop(asyncio.BaseEventLoop):
         callback: Callable[..., Any],
         *args: Any,
         context: Context | None = None,
-    ) -> asyncio.TimerHandle:
+    ) -> _Callback:
         """See `asyncio.BaseEventLoop.call_at`."""
-        timer = _TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
-        timer._scheduled = True  # type: ignore[attr-defined]  # noqa: SLF001  as asyncio does
+        timer = _Callback(when, callback, args, context)
+        heappush(self._timers, (when, next(self._numbers), timer))
         return timer
 
     def call_later(  # type: ignore[override]
@@ -140,17 +155,36 @@ class SimulationLoop(asyncio.BaseEventLoop):
         callback: Callable[..., Any],
         *args: Any,
         context: Context | None = None,
-    ) -> asyncio.TimerHandle:
+    ) -> _Callback:
         """See `asyncio.BaseEventLoop.call_later`."""
         return self.call_at(self.now + delay, callback, *args, context=context)
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
+    ) -> _Callback:
         """See `asyncio.BaseEventLoop.call_soon`."""
-        handle = _Handle(callback, args, self, context)
-        self._ready.append(handle)  # type: ignore[attr-defined]
-        return handle
+        made = _Callback(self.now, callback, args, context)
+        self._callbacks.append(made)
+        return made
+
+    def _run_once(self) -> None:
+        """Run what is ready, or else what comes next; asyncio's own looks after files, too."""
+        callbacks, timers = self._callbacks, self._timers
+        while timers and timers[0][2].is_cancelled:
+            heappop(timers)
+        if not callbacks:
+            if not timers:
+                raise NothingLeft
+            self.now = max(self.now, timers[0][0])
+        self.turns += 1
+        if self.turns > _MOST_TURNS:
+            raise NothingLeft
+        while timers and timers[0][0] <= self.now:
+            callbacks.append(heappop(timers)[2])
+        for _ in range(len(callbacks)):
+            callback = callbacks.popleft()
+            if not callback.is_cancelled:
+                callback.run(self)
 
     def _process_events(self, events: list[Any]) -> None:
         """Do nothing: there are no files."""

@@ -167,7 +167,8 @@ class World:
         if member.dead or member.asleep or member.ended.is_set():
             return
         self.note(member.name, member.name, f"sleeps for {seconds:g} s")
-        member.asleep = member.slept_since_asked = True
+        member.fall_asleep(self.loop)
+        member.slept_since_asked = True
         self.later(seconds, self._wake, member)
         consumer = member.consumer
         if consumer is not None:
