@@ -275,7 +275,7 @@ def to_records(columns: pa.RecordBatch) -> list[Record]:
             columns.column("offset").to_pylist(),
             columns.column("key").to_pylist(),
             columns.column("value").to_pylist(),
-            columns.column("timestamp").cast(pa.int64()).to_pylist(),
+            columns.column("timestamp").view(pa.int64()).to_pylist(),
             columns.column("timestampType").to_pylist(),
             per_record_headers,
         )

@@ -100,6 +100,9 @@ class Group:
         self.checks = checks
         self.log = log
         self.offsets_in_log = {p: records.column("offset").to_numpy() for p, records in log.items()}
+        self.record_bytes = {
+            p: records.nbytes // max(1, len(records)) for p, records in log.items()
+        }
         self.ends = dict.fromkeys(log, 0)
         self.offsets = Offsets()
         self._clients: dict[str, GroupConsumer] = {}
@@ -343,7 +346,8 @@ class GroupConsumer:
         part = records.slice(start, stop - start)
         last = int(offsets[stop - 1]) if stop > start else end - 1
         self._positions[partition] = last + 1
-        return Batch(*partition, position, last, nbytes=part.nbytes, load=lambda: part)
+        nbytes = len(part) * self._group.record_bytes[partition]
+        return Batch(*partition, position, last, nbytes=nbytes, load=lambda: part)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """See `Consumer.pause`."""

@@ -12,7 +12,7 @@ from .nightly import try_mutation
     "name",
     [
         "failed records settle with the others",
-        "every committed offset counts as ours",
+        "a range is written before earlier failed records are settled",
         "a token without a range",
         "the watermark jumps to the highest settled offset",
     ],
