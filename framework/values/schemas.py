@@ -53,6 +53,9 @@ _PLAIN: Final[dict[type, pa.DataType]] = {
 _OF_SCHEMA: Final = "__kmr_schema__"
 """Marks a class that is made of a `pyarrow.Schema`."""
 
+_ANY_FORM: Final = (
+    "; for JSON objects of any form leave value= out, and decode record.value in the map"
+)
 _EMPTY: Final = (list, dict, set, frozenset, tuple)
 """Functions that make the same default each time."""
 
@@ -189,7 +192,7 @@ def row_type(source: type | pa.Schema) -> RowType:
         name = getattr(source, "__qualname__", repr(source))
         raise StrategyError(
             f"{name} cannot be columns: give a msgspec.Struct, dataclass, TypedDict, pydantic model or "
-            "pyarrow.Schema"
+            "pyarrow.Schema" + (_ANY_FORM if source is dict else "")
         )
     return _row_type(source)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeAlias, get_type_hints
 
 import msgspec
 
@@ -13,13 +13,17 @@ from .schemas import row_type
 from .value_format import Decoded, DecodedObjects, ValueFormat
 
 if TYPE_CHECKING:
+    import builtins
     from collections.abc import Callable
 
     import pyarrow as pa
 
     from .schemas import RowType
 
-__all__ = ["TypedFormat"]
+__all__ = ["Source", "TypedFormat"]
+
+Source: TypeAlias = "type | pa.Schema"
+"""A type whose fields are columns."""
 
 
 class TypedFormat(ValueFormat):
@@ -32,9 +36,14 @@ class TypedFormat(ValueFormat):
         StrategyError: a field has no type of column.
     """
 
-    def __init__(self, type: type | pa.Schema) -> None:  # noqa: A002  the user's word
-        self.type = type
+    def __init__(self, type: Source) -> None:  # noqa: A002  the user's word
+        self._type = type
         row_type(type)
+
+    @property
+    def type(self) -> Source:
+        """The type of the values."""
+        return self._type
 
     @property
     def rows(self) -> RowType:
@@ -56,7 +65,7 @@ class TypedFormat(ValueFormat):
         """The function that decodes one value to an object of the type, or raises any exception."""
 
     @abstractmethod
-    def decode_as(self, cls: type, value: bytes) -> object:
+    def decode_as(self, cls: builtins.type, value: bytes) -> object:
         """Decode one value to an object of a msgspec type."""
 
     def reason(self, value: Any, error: Exception) -> str:
@@ -98,7 +107,7 @@ class TypedFormat(ValueFormat):
 
 
 @lru_cache(maxsize=256)
-def _probes(source: type | pa.Schema) -> tuple[tuple[str, type], ...]:
+def _probes(source: Source) -> tuple[tuple[str, type], ...]:
     """Return a class for each field that has only this field."""
     rows = row_type(source)
     hints = get_type_hints(rows.cls, include_extras=True)

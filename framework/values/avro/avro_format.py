@@ -24,6 +24,7 @@ from ..registry.framing import (
     raw_values,
     schema_ids,
 )
+from ..registry.per_process import PerProcess
 from ..registry.registry import RegisteredSchema, Registry, UnknownSchema
 from ..schemas import row_type
 from ..value_format import Decoded, DecodedObjects, ValueFormat
@@ -73,7 +74,7 @@ class Avro(ValueFormat):
         self._type = None if isinstance(schema, str | dict | list | None) else schema
         self._given = None if schema is None else _as_json(schema)
         self._subject = subject
-        self._local = _Local()
+        self._made: PerProcess[_Decoder] = PerProcess()
         if self._given is not None:
             parse(self._given, {})
 
@@ -96,7 +97,7 @@ class Avro(ValueFormat):
 
     def warm_up(self) -> None:
         """Load the compiled code; see `ValueFormat.warm_up`."""
-        known = self._given is not None or self._local.decoder is not None
+        known = self._given is not None or self._made.is_made
         each = self if known else Avro("bytes")  # its columns are known to the registry alone
         each.decode(pa.array([], pa.binary()))
 
@@ -144,10 +145,7 @@ class Avro(ValueFormat):
         return pa.array(encoded, pa.binary())
 
     def _decoder(self) -> _Decoder:
-        with self._local.lock:
-            if self._local.decoder is None:
-                self._local.decoder = _Decoder(*self._reader(), self._registry)
-            return self._local.decoder
+        return self._made.get(lambda: _Decoder(*self._reader(), self._registry))
 
     def _reader(self) -> tuple[Schema, NamedTypes]:
         if self._given is not None:
@@ -159,17 +157,6 @@ class Avro(ValueFormat):
                 "for the latest schema of a subject"
             )
         return _parsed(self._registry, self._registry.by_version(self._subject))
-
-
-class _Local:
-    """The decoder of one process; a copy by pickle has none."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.decoder: _Decoder | None = None
-
-    def __reduce__(self) -> tuple[type[_Local], tuple[()]]:
-        return _Local, ()
 
 
 class _Decoder:

@@ -9,15 +9,20 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from ...errors import StrategyError
+from ..registry.per_process import PerProcess
 from ..registry.registry import RegisteredSchema, Registry
 from ..schemas import row_type
 from ..typed import TypedFormat
 from ..value_format import Decoded, DecodedObjects
+from .json_schema import registered_columns
 
 if TYPE_CHECKING:
+    import builtins
     from collections.abc import Callable
 
     from ..schemas import RowType
+    from ..typed import Source
 
 __all__ = ["Json"]
 
@@ -40,25 +45,49 @@ class Json(TypedFormat):
         ```
 
     Args:
-        type: see `TypedFormat`.
-        registry: the registry, or its URL. Reading needs only the type: values begin with a schema id.
-            Writers register the JSON schema of the type.
-        subject: where writers register it; `TOPIC-value` by default.
+        type: see `TypedFormat`. Without one the columns are those of the latest JSON Schema of the subject,
+            which each process asks for when it first needs them.
+        registry: the registry, or its URL. With a type, reading asks it nothing: values begin with a schema
+            id. Writers register the JSON schema of the type.
+        subject: where writers register it, `TOPIC-value` by default; where a reader without a type finds it.
 
     Raises:
-        StrategyError: a field has no type of column.
+        StrategyError: a field has no type of column, or the columns cannot be known.
     """
 
     def __init__(
         self,
-        type: type | pa.Schema,  # noqa: A002  the user's word
+        type: Source | None = None,  # noqa: A002  the user's word
         *,
         registry: Registry | str | None = None,
         subject: str | None = None,
     ) -> None:
-        super().__init__(type)
         self._registry = Registry(registry) if isinstance(registry, str) else registry
         self._subject = subject
+        self._registered: PerProcess[pa.Schema] = PerProcess()
+        self._given = type
+        if type is not None:
+            super().__init__(type)
+        elif self._registry is None or subject is None:
+            raise StrategyError(
+                "Json: its columns are not known; give a type with the fields of a value, or registry= and "
+                "subject= for the latest JSON Schema of a subject"
+            )
+
+    @property
+    def type(self) -> Source:
+        """The type of the values, or the columns that the registry gave."""
+        if self._given is not None:
+            return self._given
+        return self._registered.get(self._ask)
+
+    def __str__(self) -> str:
+        return super().__str__() if self._given is not None else f"Json({self._subject})"
+
+    def _ask(self) -> pa.Schema:
+        if self._registry is None or self._subject is None:
+            raise StrategyError("Json: its columns are not known")
+        return registered_columns(self._registry, self._subject)
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         """Decode values to columns: most without the interpreter lock, unusual ones by msgspec."""
@@ -94,7 +123,9 @@ class Json(TypedFormat):
 
     def warm_up(self) -> None:
         """Load the compiled code; see `ValueFormat.warm_up`."""
-        self.decode(pa.array([b"{}"], pa.binary()))
+        known = self._given is not None or self._registered.is_made
+        each = self if known else Json(pa.schema([]))  # its columns are known to the registry alone
+        each.decode(pa.array([b"{}"], pa.binary()))
 
     def decode_objects(self, values: pa.BinaryArray) -> DecodedObjects:
         """Decode values to objects; see `ValueFormat.decode_objects`."""
@@ -127,7 +158,7 @@ class Json(TypedFormat):
         """See `TypedFormat.decoder`."""
         return _decoder(self.type)
 
-    def decode_as(self, cls: type, value: bytes) -> object:
+    def decode_as(self, cls: builtins.type, value: bytes) -> object:
         """See `TypedFormat.decode_as`."""
         decoded: object = msgspec.json.decode(value, type=cls)
         return decoded

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -23,6 +22,7 @@ from ..registry.framing import (
     prefix_sizes,
     raw_values,
 )
+from ..registry.per_process import PerProcess
 from ..registry.registry import Reference, RegisteredSchema, Registry
 from ..value_format import Decoded, ValueFormat
 from . import kernel
@@ -68,7 +68,7 @@ class Protobuf(ValueFormat):
     ) -> None:
         self._registry = Registry(registry) if isinstance(registry, str) else registry
         self._subject = subject
-        self._local = _Local()
+        self._made: PerProcess[_Type] = PerProcess()
         self._source: GivenType | RegisteredType
         if message is not None and not isinstance(message, str):
             self._source = GivenType(message)
@@ -84,10 +84,13 @@ class Protobuf(ValueFormat):
     def __str__(self) -> str:
         return f"Protobuf({self._source.name})"
 
+    def _type(self) -> _Type:
+        return self._made.get(lambda: _load(self._source))
+
     @property
     def schema(self) -> pa.Schema:
         """The fields of the message type."""
-        return self._local.get(self._source).messages.schema
+        return self._type().messages.schema
 
     @property
     def has_schema_ids(self) -> bool:
@@ -95,7 +98,7 @@ class Protobuf(ValueFormat):
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
         """Decode values; one that is damaged, or another message of its schema, fails alone."""
-        type_ = self._local.get(self._source)
+        type_ = self._type()
         raw = raw_values(values)
         failures: dict[int, str] = {}
         if self._registry is not None:
@@ -128,7 +131,7 @@ class Protobuf(ValueFormat):
             StrategyError: a value does not fit the message type.
             RegistryError: the registry refuses it, or does not answer.
         """
-        type_ = self._local.get(self._source)
+        type_ = self._type()
         first = b""
         if self._registry is not None:
             subject = self._subject or f"{topic}-value"
@@ -161,24 +164,11 @@ class _Type(NamedTuple):
     path: list[int]
 
 
-class _Local:
-    """The message type of one process; a copy by pickle has none."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._type: _Type | None = None
-
-    def get(self, source: GivenType | RegisteredType) -> _Type:
-        with self._lock:
-            if self._type is None:
-                descriptor = source.load()
-                messages = Messages(descriptor)
-                tables, columns = messages.tables(), messages.layout.table
-                self._type = _Type(descriptor, messages, tables, columns, _path(descriptor))
-            return self._type
-
-    def __reduce__(self) -> tuple[type[_Local], tuple[()]]:
-        return _Local, ()
+def _load(source: GivenType | RegisteredType) -> _Type:
+    descriptor = source.load()
+    messages = Messages(descriptor)
+    tables, columns = messages.tables(), messages.layout.table
+    return _Type(descriptor, messages, tables, columns, _path(descriptor))
 
 
 class _Running(NamedTuple):

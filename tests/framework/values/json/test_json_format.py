@@ -95,6 +95,8 @@ def test_it_is_pickled_by_its_type() -> None:
 def test_a_type_that_cannot_be_columns_is_refused_at_once() -> None:
     with pytest.raises(StrategyError, match="cannot be columns"):
         Json(int)
+    with pytest.raises(StrategyError, match="of any form leave value= out"):
+        Json(dict)
 
 
 def test_a_format_says_its_name() -> None:
