@@ -177,7 +177,9 @@ def list_letters(
         return
     console = plain_console()
     settled = len(box.letters) - int(box.open.sum())
-    console.print(f"{topic}: {int(box.open.sum()):,} open letters, {settled:,} settled or copies")
+    number = int(box.open.sum())
+    letters = "letter" if number == 1 else "letters"
+    console.print(f"{topic}: {number:,} open {letters}, {settled:,} settled or copies")
     if not summaries:
         return
     for each in summaries[:_MOST_ROWS]:

@@ -156,7 +156,13 @@ class Avro(ValueFormat):
                 "Avro: its columns are not known; give schema= (the reader's schema, or a type), or subject= "
                 "for the latest schema of a subject"
             )
-        return _parsed(self._registry, self._registry.by_version(self._subject))
+        latest = self._registry.by_version(self._subject)
+        if latest.schema_type != "AVRO":
+            raise StrategyError(
+                f"Avro: the latest schema of {self._subject} in {self._registry.url} is "
+                f"{latest.schema_type}"
+            )
+        return _parsed(self._registry, latest)
 
 
 class _Decoder:

@@ -13,7 +13,7 @@ from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegis
 from confluent_kafka.schema_registry.json_schema import JSONSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from kmr import Json, StrategyError
+from kmr import Avro, Json, StrategyError
 from kmr.broker import Broker
 from kmr.values.json.json_schema import columns_of
 from kmr.values.registry.registry import Registry
@@ -209,7 +209,13 @@ async def test_confluents_serializer_writes_what_the_columns_of_the_subject_read
             with pytest.raises(StrategyError, match="#/properties/f: it has no type; give a type"):
                 _ = Json(registry=url, subject="broken-value").schema
             client.register_schema("avro-value", Schema('"string"', "AVRO"))
-            with pytest.raises(StrategyError, match="the latest schema of avro-value in http"):
+            with pytest.raises(
+                StrategyError, match="Json: the latest schema of avro-value in http"
+            ):
                 _ = Json(registry=url, subject="avro-value").schema
+            with pytest.raises(
+                StrategyError, match="Avro: the latest schema of hits-value in http"
+            ):
+                _ = Avro(registry=url, subject="hits-value").schema
 
     await run_sync(work)
