@@ -53,9 +53,7 @@ _PLAIN: Final[dict[type, pa.DataType]] = {
 _OF_SCHEMA: Final = "__kmr_schema__"
 """Marks a class that is made of a `pyarrow.Schema`."""
 
-_ANY_FORM: Final = (
-    "; for JSON objects of any form leave value= out, and decode record.value in the map"
-)
+_ANY_FORM: Final = "for values of any form leave value= out, and decode record.value in the map"
 _EMPTY: Final = (list, dict, set, frozenset, tuple)
 """Functions that make the same default each time."""
 
@@ -192,7 +190,7 @@ def row_type(source: type | pa.Schema) -> RowType:
         name = getattr(source, "__qualname__", repr(source))
         raise StrategyError(
             f"{name} cannot be columns: give a msgspec.Struct, dataclass, TypedDict, pydantic model or "
-            "pyarrow.Schema" + (_ANY_FORM if source is dict else "")
+            f"pyarrow.Schema; {_ANY_FORM}"
         )
     return _row_type(source)
 
@@ -337,6 +335,8 @@ def _described(kind: inspect.Type) -> str:
 def _remedy(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.UnionType):
         return "a union may only have None, or int with float, beside one type"
+    if isinstance(kind, inspect.AnyType | inspect.RawType):
+        return f"give the type of its values, or leave the field out; {_ANY_FORM}"
     return "docs/typed-values.md lists the types"
 
 

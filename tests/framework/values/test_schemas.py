@@ -162,7 +162,11 @@ def test_a_schema_is_a_type_too_with_names_that_are_no_identifiers() -> None:
     ("annotation", "words"),
     [
         (int | str, r"row\.bad: .*a union may only have None"),
-        (Any, r"row\.bad: any is no type of column"),
+        (
+            Any,
+            r"row\.bad: any is no type of column; give the type of its values, or leave the field out",
+        ),
+        (msgspec.Raw, r"row\.bad: raw .*; for values of any form leave value= out"),
         (object, r"row\.bad: "),
         (Literal["a", 1], r"row\.bad: its values must be all text or all integers"),
         (list[dict[str, Any]], r"row\.bad\[\]\{\}: any"),
@@ -178,8 +182,9 @@ def test_an_annotation_without_a_type_of_column_is_refused_by_name(
 
 
 def test_what_has_no_fields_is_refused() -> None:
-    with pytest.raises(StrategyError, match="int cannot be columns"):
-        row_type(int)
+    for source in (int, dict, dict[str, int], Any):
+        with pytest.raises(StrategyError, match=r"cannot be columns: .*; for values of any form"):
+            row_type(source)
     with pytest.raises(StrategyError, match="without the names of its fields"):
         row_type(msgspec.defstruct("row", [("a", int)], array_like=True))
 
