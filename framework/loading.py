@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from .errors import SettingsError, StrategyError
+from .errors import KmrError, SettingsError, StrategyError
 from .strategy import Strategy
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _module(name: str) -> ModuleType:
             f"cannot import {name}: {error.msg} in {error.filename}, line {error.lineno}: "
             f"{(error.text or '').strip()}"
         ) from error
-    except StrategyError as error:
+    except KmrError as error:  # its message is complete
         raise StrategyError(f"{error}{_where(error)}") from error
     except Exception as error:
         raise StrategyError(

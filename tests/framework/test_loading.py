@@ -47,6 +47,13 @@ if TYPE_CHECKING:
                 "line 3: strategy = Strategy(map=passed, reduce=[])"
             ),
         ),
+        (
+            "addressless",
+            (
+                "registry 'localhost:8081': not an URL; write http://host:8081 in {folder}/addressless.py, "
+                "line 2: hits = Registry('localhost:8081')"
+            ),
+        ),
     ],
 )
 def test_a_mistake_in_the_module_is_reported_with_file_and_line(
@@ -62,6 +69,7 @@ def test_a_mistake_in_the_module_is_reported_with_file_and_line(
             "from flow import passed\nfrom kmr.strategy import Strategy\n"
             "strategy = Strategy(map=passed, reduce=[])\n"
         ),
+        "addressless": "from kmr import Registry\nhits = Registry('localhost:8081')\n",
     }
     for name, text in modules.items():
         (folder / f"{name}.py").write_text(text, encoding="utf-8")

@@ -29,6 +29,7 @@ SchemaKind: TypeAlias = Literal["AVRO", "JSON", "PROTOBUF"]
 
 _CONTENT: Final = "application/vnd.schemaregistry.v1+json"
 _RETRIED: Final = frozenset({408, 429, 500, 502, 503, 504})
+_SUBJECT_NOT_FOUND: Final = 40401
 _MOST_UNKNOWN: Final = 1000  # then those that are to be asked for again are forgotten
 _FORGET_UNKNOWN: Final = 30.0  # seconds: it may be registered later, or on a replica that lags
 
@@ -222,9 +223,10 @@ class Registry:
                 ),
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            reason = getattr(error, "reason", None) or error
+            reason: BaseException = getattr(error, "reason", None) or error
             raise RegistryUnavailable(
-                f"registry {self.url}: no answer ({reason}); is the address right?"
+                f"registry {self.url}: no answer ({reason.__cause__ or reason}); does it run, and is the "
+                "address right?"
             ) from error
         if response.status == 200:
             try:
@@ -246,8 +248,12 @@ class Registry:
             return RegistryError(f"{text}; check the user and the password, or the token")
         if status in _RETRIED:
             return RegistryUnavailable(text)
-        # A proxy's 404 has no code of the registry: not every value is to fail because of it.
-        return UnknownSchema(text) if refusal.error_code // 100 == 404 else RegistryError(text)
+        if refusal.error_code == _SUBJECT_NOT_FOUND:
+            text = f"{text}; check the subject's name, or let a producer register its schema first"
+        if status == 404 and refusal.error_code // 100 != 404:
+            # A proxy's 404 has no code of the registry: not every value is to fail because of it.
+            return RegistryError(f"{text}; is the path of the registry's URL right?")
+        return UnknownSchema(text) if status == 404 else RegistryError(text)
 
     def _headers(self) -> dict[str, str]:
         import urllib3
