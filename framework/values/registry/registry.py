@@ -248,6 +248,8 @@ class Registry:
             return RegistryError(f"{text}; check the user and the password, or the token")
         if status in _RETRIED:
             return RegistryUnavailable(text)
+        if status == 409:
+            text = f"{text}; make the fields fit the earlier versions, or change the subject's compatibility"
         if refusal.error_code == _SUBJECT_NOT_FOUND:
             text = f"{text}; check the subject's name, or let a producer register its schema first"
         if status == 404 and refusal.error_code // 100 != 404:

@@ -205,5 +205,7 @@ async def test_schemas_are_registered_once_and_found_by_version_with_their_refer
             registry.by_version("nothing")
         with pytest.raises(RegistryError, match="is refused"):
             registry.register("out", RegisteredSchema("{"))
+        with pytest.raises(RegistryError, match=r"\(409: .*or change the subject's compatibility"):
+            registry.register("out", RegisteredSchema('"int"'))
 
     await run_sync(work)
