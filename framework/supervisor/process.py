@@ -42,6 +42,7 @@ COMMAND: Final = (sys.executable, "-P", "-c", "from kmr.supervisor.seat import m
 `-m`: the processes of its executor would run the module as a file, which cannot import its neighbours."""
 
 _LAST_WORDS_TIMEOUT: Final = 1.0  # seconds
+_READ_BYTES: Final = 64 * 1024
 _TURNS_TO_READ: Final = 3  # of the event loop, until it has read what has arrived
 
 
@@ -191,16 +192,26 @@ class WorkerProcess:
 class _ReadToTheEnd(asyncio.StreamReaderProtocol):
     """A lost connection is its end. As an error it would hide what was received before it.
 
-    A process that ends without having read all that it was told resets its connection.
+    A process that ends without having read all that it was told resets its connection. What is told to one
+    that has ended breaks it, with the last words of the process unread.
     """
 
+    def __init__(self, reader: asyncio.StreamReader, connection: socket.socket) -> None:
+        super().__init__(reader)
+        self._reader = reader
+        self._connection = connection
+
     def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None:
+            with suppress(OSError):
+                while words := self._connection.recv(_READ_BYTES):
+                    self._reader.feed_data(words)
         super().connection_lost(None)
 
 
 async def _connect(connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
-    protocol = _ReadToTheEnd(reader)
+    protocol = _ReadToTheEnd(reader, connection)
     transport, _ = await loop.create_connection(lambda: protocol, sock=connection)
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)

@@ -60,12 +60,18 @@ async def test_a_process_that_says_why_it_fails_ends_for_that_reason(tmp_path: P
     assert (process.code, process.ending) == (1, "broken 0")
 
 
-async def test_the_reason_of_a_process_that_has_not_read_all_is_heard() -> None:
+async def hasty() -> WorkerProcess:
+    """A process that has ended, while the event loop has read nothing of what it said."""
     job = Job(0, None, None, {}, leaves=False)
     process = await WorkerProcess.start(job, (sys.executable, "-I", "-S", "-c", HASTY))
     end = os.pidfd_open(process.pid)
     select.select([end], [], [], 30)
     os.close(end)
+    return process
+
+
+async def test_the_reason_of_a_process_that_has_not_read_all_is_heard() -> None:
+    process = await hasty()
     for _ in range(10):  # its message and the reset are received before anything reads them
         await checkpoint()
     with anyio.fail_after(30):
@@ -90,6 +96,14 @@ async def test_the_reason_is_heard_after_the_time_to_wait_for_it(
 
     with anyio.fail_after(30):
         await process.run(serve)
+    assert (process.code, process.ending) == (2, "wrong usage")
+
+
+async def test_the_reason_of_a_process_that_is_told_something_after_its_end_is_heard() -> None:
+    process = await hasty()
+    process.admit()
+    with anyio.fail_after(30):
+        await process.run(nothing_is_served)
     assert (process.code, process.ending) == (2, "wrong usage")
 
 
