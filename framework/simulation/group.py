@@ -91,6 +91,7 @@ class Group:
 
     Attributes:
         ends: the offset after the last record that was appended to each partition.
+        starts: the offset before which retention has removed the records of each partition.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Group:
             p: records.nbytes // max(1, len(records)) for p, records in log.items()
         }
         self.ends = dict.fromkeys(log, 0)
+        self.starts = dict.fromkeys(log, 0)
         self.offsets = Offsets()
         self._clients: dict[str, GroupConsumer] = {}
         self._joined: dict[str, asyncio.Future[tuple[int, frozenset[TopicPartition]]]] = {}
@@ -122,6 +124,19 @@ class Group:
         self._world.note("test", "group", f"{count} records are appended to {partition}")
         for client in self._clients.values():
             client.changed()
+
+    def trim(self, number: int, count: int) -> None:
+        """Remove the first records of a partition's log, at most all that were appended."""
+        partition = sorted(self.log)[number]
+        present, end = self.offsets_in_log[partition], self.ends[partition]
+        index = int(present.searchsorted(self.starts[partition])) + count
+        start = min(int(present[index]), end) if index < len(present) else end
+        self.starts[partition] = start
+        self._world.note("test", "group", f"retention removes {partition} below {start}")
+
+    def has_records_after(self, partition: TopicPartition, offset: int) -> bool:
+        """Return whether a reader at this offset has something to read, now or after a skip."""
+        return max(offset, self.starts[partition]) < self.ends[partition]
 
     def deal(self, number: int) -> None:
         """Begin a rebalance that shuffles the partitions."""
@@ -304,7 +319,9 @@ class GroupConsumer:
                 for partition, position in self._positions.items():
                     if position < 0:
                         entry = self._group.offsets.committed.get(partition)
-                        self._positions[partition] = 0 if entry is None else entry.offset
+                        self._positions[partition] = (
+                            self._first(partition) if entry is None else entry.offset
+                        )
                 self._rebalancing = False
                 self.changed()
                 await self._told.wait()
@@ -325,7 +342,8 @@ class GroupConsumer:
             ready = [
                 partition
                 for partition, position in sorted(self._positions.items())
-                if partition not in self._paused and position < self._group.ends[partition]
+                if partition not in self._paused
+                and self._group.has_records_after(partition, position)
             ]
             if ready and not self._rebalancing:
                 rng.shuffle(ready)
@@ -339,7 +357,7 @@ class GroupConsumer:
 
     def _fetch(self, partition: TopicPartition, count: int) -> Batch:
         self._group.checks.takes(self.member, partition)
-        position, end = self._positions[partition], self._group.ends[partition]
+        position, end = self._reset(partition), self._group.ends[partition]
         records, offsets = self._group.log[partition], self._group.offsets_in_log[partition]
         start = int(offsets.searchsorted(position))
         stop = min(start + count, int(offsets.searchsorted(end)))
@@ -348,6 +366,22 @@ class GroupConsumer:
         self._positions[partition] = last + 1
         nbytes = len(part) * self._group.record_bytes[partition]
         return Batch(*partition, position, last, nbytes=nbytes, load=lambda: part)
+
+    def _first(self, partition: TopicPartition) -> int:
+        """Return where reading begins without a committed offset (`auto_offset_reset`: earliest)."""
+        start = self._group.starts[partition]
+        self._group.checks.skips(partition, 0, start)
+        return start
+
+    def _reset(self, partition: TopicPartition) -> int:
+        """Return the position; if it is out of range, the log's start (`on_out_of_range`: earliest)."""
+        position, start = self._positions[partition], self._group.starts[partition]
+        if position < start:
+            self._world.note(
+                "group", self.name, f"{partition}: offset {position} is gone, goes on at {start}"
+            )
+            self._group.checks.skips(partition, position, start)
+        return max(position, start)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """See `Consumer.pause`."""
@@ -388,7 +422,7 @@ class GroupConsumer:
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int]:
         """See `Consumer.start_positions`: the first offset of each log."""
-        return dict.fromkeys(partitions, 0)
+        return {partition: self._first(partition) for partition in partitions}
 
     async def commit(self, offsets: Mapping[TopicPartition, CommitOffset]) -> None:
         """See `Consumer.commit`."""
@@ -415,7 +449,7 @@ class GroupConsumer:
 
     def start_offset(self, partition: TopicPartition) -> int | None:
         """See `Consumer.start_offset`."""
-        return 0
+        return self._group.starts[partition]
 
     def end_offset(self, partition: TopicPartition) -> int | None:
         """See `Consumer.end_offset`."""

@@ -125,6 +125,8 @@ class _Simulation:
         match event.what:
             case "append":
                 self.group.append(event.number, event.count)
+            case "trim":
+                self.group.trim(event.number, event.count)
             case "deal":
                 self.group.deal(event.number)
             case "fault":
@@ -234,11 +236,7 @@ class _Simulation:
             self.checks.stages(member)
 
     def _is_done(self) -> bool:
-        committed = self.group.offsets.committed
-        return all(
-            not end or (partition in committed and committed[partition].offset >= end)
-            for partition, end in self.group.ends.items()
-        ) and not any(
+        return not self._behind() and not any(
             member.asleep or worker.pipeline.intake.budget.used
             for member, worker in self._working()
         )
@@ -248,13 +246,27 @@ class _Simulation:
             (m, m.worker) for m in self.members if not m.ended.is_set() and m.worker is not None
         ]
 
+    def _behind(self) -> list[TopicPartition]:
+        """Return the partitions with records that are not committed: in the log, or read from it."""
+        return [partition for partition in self.group.ends if self._is_behind(partition)]
+
+    def _is_behind(self, partition: TopicPartition) -> bool:
+        group = self.group
+        entry = group.offsets.committed.get(partition)
+        committed = 0 if entry is None else entry.offset
+        if committed >= group.ends[partition]:
+            return False
+        if group.has_records_after(partition, committed):
+            return True
+        for _, worker in self._working():
+            ledger = worker.pipeline.ledgers.get(partition)
+            if ledger is not None and (ledger.has_unsettled or (ledger.watermark or 0) > committed):
+                return True
+        self.checks.skips(partition, committed, group.starts[partition])
+        return False
+
     def _stuck(self) -> str:
-        committed = self.group.offsets.committed
-        behind = [
-            f"{partition} is not committed up to {end}"
-            for partition, end in self.group.ends.items()
-            if partition not in committed or committed[partition].offset < end
-        ]
+        behind = [f"{at} is not committed up to {self.group.ends[at]}" for at in self._behind()]
         busy = [
             f"{member.name}: {stage.name} is {stage.activity}"
             for member, worker in self._working()

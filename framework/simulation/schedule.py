@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Event", "How", "Schedule", "Target", "generate", "read_replay", "write_replay"]
 
-What = Literal["append", "kill", "drain", "sleep", "deal", "fault", "jump"]
+What = Literal["append", "kill", "drain", "sleep", "deal", "fault", "jump", "trim"]
 Target = Literal["", "sink", "errors", "commit", "offsets"]
 How = Literal[
     "", "refuse", "lose", "slow", "hang", "torn",
@@ -42,9 +42,11 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         at: seconds since the beginning. A fault happens to the first request at or after it.
         what: `append` records to a partition's log; `kill`, `drain` or `sleep` a member; `deal` the
-            partitions anew; `fault` of a request; `jump`: nothing runs for a while, then every timer is due.
-        number: the partition of `append`; the member of `kill`, `drain` and `sleep`; how `deal` shuffles.
-        count: the records of `append`.
+            partitions anew; `fault` of a request; `jump`: nothing runs for a while, then every timer is due;
+            `trim`: retention removes the first records of a partition's log.
+        number: the partition of `append` and `trim`; the member of `kill`, `drain` and `sleep`; how `deal`
+            shuffles.
+        count: the records of `append` and `trim`.
         seconds: how long it lasts; after `kill` and `drain`: until the member starts again.
         target: the requests that a `fault` is for.
         how: what the `fault` does.
@@ -76,6 +78,10 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
                 return "a rebalance deals the partitions anew"
             case "jump":
                 return f"the machine stands still {lasts}"
+            case "trim":
+                return (
+                    f"retention removes the first {self.count} records of partition {self.number}"
+                )
             case "fault":
                 return f"next request to {_PLACES[self.target]}: {self._fault()}"
 
@@ -145,7 +151,9 @@ def generate(seed: int, sizes: tuple[int, ...]) -> Schedule:
             at = 0.0 if left == size else rng.uniform(0, LENGTH)
             events.append(Event(round(at, 2), "append", number, count))
             left -= count
-    troubles = [_trouble(rng, members) for _ in range(rng.choice((0, 1, 2, 3, 3, 4, 5, 6)))]
+    troubles = [
+        _trouble(rng, members, len(sizes)) for _ in range(rng.choice((0, 1, 2, 3, 3, 4, 5, 6)))
+    ]
     if rng.random() < 0.15:  # an orderly one
         troubles = [
             Event(trouble.at, rng.choice(("deal", "drain")), rng.randrange(members), seconds=0.5)
@@ -161,7 +169,7 @@ def generate(seed: int, sizes: tuple[int, ...]) -> Schedule:
     )
 
 
-def _trouble(rng: random.Random, members: int) -> Event:
+def _trouble(rng: random.Random, members: int, partitions: int) -> Event:
     at = round(rng.uniform(0, LENGTH), 2)
     member = rng.randrange(members)
     seconds = rng.choice((0.5, 2.0, 5.0, 15.0, 40.0))
@@ -177,8 +185,10 @@ def _trouble(rng: random.Random, members: int) -> Event:
         return Event(at, "drain", member, seconds=min(seconds, 5.0))
     if chance < 0.84:
         return Event(at, "sleep", member, seconds=seconds)
-    if chance < 0.97:
+    if chance < 0.93:
         return Event(at, "deal", rng.randrange(1000))
+    if chance < 0.97:
+        return Event(at, "trim", rng.randrange(partitions), rng.choice((2, 5, 10, 20)))
     return Event(at, "jump", seconds=seconds)
 
 

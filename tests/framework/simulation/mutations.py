@@ -253,6 +253,14 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "return self.used + self.unmapped * self._growth >= self.limit",
         "return False",
     ),
+    "offsets that retention removed are not settled": Mutation(
+        "delivery/ledger.py", "        if batch.first > gap:", "        if False:"
+    ),
+    "the first record after a gap counts as settled": Mutation(
+        "delivery/ledger.py",
+        "self.settle(gap, batch.first - 1)",
+        "self.settle(gap, batch.first)",
+    ),
     "batches are taken in during a rebalance": Mutation(
         "intake/intake.py", "ledger is None or not self.is_open:", "ledger is None:"
     ),
