@@ -16,6 +16,7 @@ import anyio
 from ..errors import CommitFenced, ConsumerError
 from ..kafka.group_offsets import Membership
 from ..record import Batch, TopicPartition
+from .log import LogRange
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -90,8 +91,7 @@ class Group:
     """The group and its topic.
 
     Attributes:
-        ends: the offset after the last record that was appended to each partition.
-        starts: the offset before which retention has removed the records of each partition.
+        ranges: the offsets that each partition's log has.
     """
 
     def __init__(
@@ -104,8 +104,7 @@ class Group:
         self.record_bytes = {
             p: records.nbytes // max(1, len(records)) for p, records in log.items()
         }
-        self.ends = dict.fromkeys(log, 0)
-        self.starts = dict.fromkeys(log, 0)
+        self.ranges = {partition: LogRange() for partition in log}
         self.offsets = Offsets()
         self._clients: dict[str, GroupConsumer] = {}
         self._joined: dict[str, asyncio.Future[tuple[int, frozenset[TopicPartition]]]] = {}
@@ -119,8 +118,8 @@ class Group:
         """Append the next records to a partition."""
         partition = sorted(self.log)[number]
         present = self.offsets_in_log[partition]
-        index = int(present.searchsorted(self.ends[partition])) + count
-        self.ends[partition] = int(present[min(index, len(present)) - 1]) + 1
+        index = int(present.searchsorted(self.ranges[partition].end)) + count
+        self.ranges[partition].end = int(present[min(index, len(present)) - 1]) + 1
         self._world.note("test", "group", f"{count} records are appended to {partition}")
         for client in self._clients.values():
             client.changed()
@@ -128,15 +127,10 @@ class Group:
     def trim(self, number: int, count: int) -> None:
         """Remove the first records of a partition's log, at most all that were appended."""
         partition = sorted(self.log)[number]
-        present, end = self.offsets_in_log[partition], self.ends[partition]
-        index = int(present.searchsorted(self.starts[partition])) + count
-        start = min(int(present[index]), end) if index < len(present) else end
-        self.starts[partition] = start
-        self._world.note("test", "group", f"retention removes {partition} below {start}")
-
-    def has_records_after(self, partition: TopicPartition, offset: int) -> bool:
-        """Return whether a reader at this offset has something to read, now or after a skip."""
-        return max(offset, self.starts[partition]) < self.ends[partition]
+        present, log = self.offsets_in_log[partition], self.ranges[partition]
+        index = int(present.searchsorted(log.start)) + count
+        log.remove_before(min(int(present[index]), log.end) if index < len(present) else log.end)
+        self._world.note("test", "group", f"retention removes {partition} below {log.start}")
 
     def deal(self, number: int) -> None:
         """Begin a rebalance that shuffles the partitions."""
@@ -343,7 +337,7 @@ class GroupConsumer:
                 partition
                 for partition, position in sorted(self._positions.items())
                 if partition not in self._paused
-                and self._group.has_records_after(partition, position)
+                and self._group.ranges[partition].has_records_from(position)
             ]
             if ready and not self._rebalancing:
                 rng.shuffle(ready)
@@ -357,7 +351,7 @@ class GroupConsumer:
 
     def _fetch(self, partition: TopicPartition, count: int) -> Batch:
         self._group.checks.takes(self.member, partition)
-        position, end = self._reset(partition), self._group.ends[partition]
+        position, end = self._reset(partition), self._group.ranges[partition].end
         records, offsets = self._group.log[partition], self._group.offsets_in_log[partition]
         start = int(offsets.searchsorted(position))
         stop = min(start + count, int(offsets.searchsorted(end)))
@@ -369,19 +363,20 @@ class GroupConsumer:
 
     def _first(self, partition: TopicPartition) -> int:
         """Return where reading begins without a committed offset (`auto_offset_reset`: earliest)."""
-        start = self._group.starts[partition]
+        start = self._group.ranges[partition].start
         self._group.checks.skips(partition, 0, start)
         return start
 
     def _reset(self, partition: TopicPartition) -> int:
         """Return the position; if it is out of range, the log's start (`on_out_of_range`: earliest)."""
-        position, start = self._positions[partition], self._group.starts[partition]
-        if position < start:
-            self._world.note(
-                "group", self.name, f"{partition}: offset {position} is gone, goes on at {start}"
-            )
-            self._group.checks.skips(partition, position, start)
-        return max(position, start)
+        position, log = self._positions[partition], self._group.ranges[partition]
+        if log.has_position(position):
+            return position
+        self._world.note(
+            "group", self.name, f"{partition}: offset {position} is gone, goes on at {log.start}"
+        )
+        self._group.checks.skips(partition, position, log.start)
+        return log.start
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """See `Consumer.pause`."""
@@ -449,11 +444,11 @@ class GroupConsumer:
 
     def start_offset(self, partition: TopicPartition) -> int | None:
         """See `Consumer.start_offset`."""
-        return self._group.starts[partition]
+        return self._group.ranges[partition].start
 
     def end_offset(self, partition: TopicPartition) -> int | None:
         """See `Consumer.end_offset`."""
-        return self._group.ends[partition]
+        return self._group.ranges[partition].end
 
     async def look_up_ends(self) -> None:
         """See `Consumer.look_up_ends`: they are always known."""

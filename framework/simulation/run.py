@@ -231,7 +231,7 @@ class _Simulation:
             await self._until(self.loop.now + _LOOK)
             if world.broken.is_set():
                 return
-        self.checks.final(self.group.ends)
+        self.checks.final({at: log.end for at, log in self.group.ranges.items()})
         for member, _ in self._working():
             self.checks.stages(member)
 
@@ -248,25 +248,28 @@ class _Simulation:
 
     def _behind(self) -> list[TopicPartition]:
         """Return the partitions with records that are not committed: in the log, or read from it."""
-        return [partition for partition in self.group.ends if self._is_behind(partition)]
+        return [partition for partition in self.group.ranges if self._is_behind(partition)]
 
     def _is_behind(self, partition: TopicPartition) -> bool:
         group = self.group
         entry = group.offsets.committed.get(partition)
         committed = 0 if entry is None else entry.offset
-        if committed >= group.ends[partition]:
+        log = group.ranges[partition]
+        if committed >= log.end:
             return False
-        if group.has_records_after(partition, committed):
+        if log.has_records_from(committed):
             return True
         for _, worker in self._working():
             ledger = worker.pipeline.ledgers.get(partition)
             if ledger is not None and (ledger.has_unsettled or (ledger.watermark or 0) > committed):
                 return True
-        self.checks.skips(partition, committed, group.starts[partition])
+        self.checks.skips(partition, committed, log.start)
         return False
 
     def _stuck(self) -> str:
-        behind = [f"{at} is not committed up to {self.group.ends[at]}" for at in self._behind()]
+        behind = [
+            f"{at} is not committed up to {self.group.ranges[at].end}" for at in self._behind()
+        ]
         busy = [
             f"{member.name}: {stage.name} is {stage.activity}"
             for member, worker in self._working()

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 
 from kmr.broker import Broker, BrokerSettings
+from kmr.broker.log.records import NewRecord, build_batch
 from kmr.errors import CommitFenced
 from kmr.kafka.consumer import CommitOffset
 from kmr.kafka.group_offsets import Membership
 from kmr.record import TopicPartition
 from kmr.simulation.clickhouse import ModelTable
 from kmr.simulation.group import Offsets
+from kmr.simulation.log import LogRange
 from kmr.simulation.transactions import Coordinator
 from tests.broker.apis.transactions.conftest import Fetched, Wire
 from tests.broker.coordinators.conftest import GroupBench
@@ -175,6 +177,59 @@ async def _compare_transactions(data: Path, operations: list[tuple[str, int]]) -
         if error is ErrorCode.none:
             assert committed == offsets.committed.get(AT, CommitOffset(-1)).offset
         assert _rows_seen(await wire.fetch(committed=True)) == len(seen)
+        await raw.close()
+
+
+@settings(
+    max_examples=examples(75),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["append", "append", "remove", "read"]), st.integers(0, 5)),
+        min_size=8,
+        max_size=20,
+    )
+)
+def test_the_model_of_a_log_can_be_read_where_the_broker_can_after_records_were_removed(
+    tmp_path: Path, operations: list[tuple[str, int]]
+) -> None:
+    asyncio.run(_compare_logs(tmp_path / f"broker-{next(_tables)}", operations))
+
+
+async def _compare_logs(data: Path, operations: list[tuple[str, int]]) -> None:
+    model = LogRange()
+    record = bytes(build_batch([NewRecord(None, b"v", (), 1_700_000_000_000)]))
+    async with Broker(BrokerSettings(data_dir=data, port=0)) as broker:
+        await broker.topics.create("t", 1)
+        raw = await RawClient.connect(broker.bootstrap_servers)
+        for operation, number in operations:
+            at = {"partition_index": 0, "offset": number}
+            match operation:
+                case "append":
+                    sent = {"index": 0, "records": record}
+                    topics = [{"name": "t", "partition_data": [sent]}]
+                    await raw.call(0, 8, acks=-1, topic_data=topics)
+                    model.end += 1
+                case "remove":
+                    topics = [{"name": "t", "partitions": [at]}]
+                    answer = (await raw.call(21, 2, topics=topics)).topics[0].partitions[0]
+                    removed = model.remove_before(number)
+                    assert (answer.error_code is ErrorCode.none) is removed
+                    if removed:
+                        assert answer.low_watermark == model.start
+                case "read":
+                    place = {"partition": 0, "fetch_offset": number, "partition_max_bytes": 1000}
+                    topics = [{"topic": "t", "partitions": [place]}]
+                    response = await raw.call(1, 11, max_bytes=1000, topics=topics)
+                    answer = response.responses[0].partitions[0]
+                    assert model.has_position(number) is (answer.error_code is ErrorCode.none)
+                    if model.has_position(number):
+                        assert answer.log_start_offset == model.start
+                        assert bool(answer.records) is model.has_records_from(number)
+                    else:
+                        assert answer.error_code is ErrorCode.offset_out_of_range
         await raw.close()
 
 
