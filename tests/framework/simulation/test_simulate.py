@@ -172,6 +172,24 @@ def test_a_schedule_that_once_broke_a_rule_does_not_any_more(found: str) -> None
         assert Simulator(STRATEGIES[name](), RECORDS).run(schedule).problems == ()
 
 
+@pytest.mark.parametrize("name", ["clickhouse", "at least once", "transactions"])
+def test_records_that_retention_removed_before_they_were_read_are_the_only_ones_that_are_missing(
+    name: str,
+) -> None:
+    events = (
+        Event(0.0, "append", 0, 4),
+        Event(8.0, "kill", 0, seconds=2.0),
+        Event(8.1, "append", 0, 8),
+        Event(8.2, "trim", 0, 8),
+    )
+    with garbage_is_silent():
+        outcome = Simulator(STRATEGIES[name](), RECORDS).run(Schedule(1, 1, 3, 0, events))
+    assert outcome.problems == ()
+    (gone,) = (gone.nonzero()[0].tolist() for gone in outcome.checks.gone.values() if gone.any())
+    assert gone == [4, 5, 6, 7]
+    assert str(events[3]) == "  8.20 s  retention removes the first 8 records of partition 0"
+
+
 def test_a_map_that_makes_other_rows_of_the_same_record_is_named() -> None:
     numbers = itertools.count()
 
