@@ -37,7 +37,7 @@ from ...protocol.fetch_response import (
 from ...topics.topic import Watch
 from ...turns import in_turns
 from ..api import LEADER_EPOCH, SMALL_BYTES, Buffered, RawApi, read_error
-from .fetch_sessions import Resting
+from .fetch_sessions import Resting, are_resting
 from .long_poll import Lacking, LongPoll
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ __all__ = ["KEY", "Fetch", "postponed_fetch"]
 
 KEY = 1
 _READER = b"reader"
+_IDLE = b"idle"
+_MANY_PARTITIONS = 10  # to look up costs more than to remember them
 _FIRST_WITH_IDS = 13
 _READ_COMMITTED = 1
 _FEW_PARTITIONS = 500  # are looked up in one turn
@@ -102,6 +104,19 @@ class _Added(NamedTuple):
     shown: Shown | None = None
 
 
+class _Idle(NamedTuple):
+    """A fetch without a session that found nothing, and its response.
+
+    A client without records sends the same bytes again and again. They have the same response until there
+    is news of one of the partitions.
+    """
+
+    body: bytes
+    request: FetchFrame
+    resting: Sequence[Resting]
+    response: bytes
+
+
 class _Filling:
     """A response that is being written into `buffer`.
 
@@ -129,7 +144,12 @@ class _Filling:
 def _fetch(context: RequestContext, body: memoryview) -> AnyResponse:
     if len(body) > SMALL_BYTES:
         return _fetch_many(context, bytes(body))
-    fetch = Fetch(context, _read(context, body))
+    idle: _Idle | None = context.remembered.get(_IDLE)
+    if idle is not None and len(idle.body) == len(body) and idle.body == bytes(body):
+        fetch = Fetch(context, idle.request, idle)
+    else:
+        fetch = Fetch(context, _read(context, body))
+        fetch.notice_repetitions_of(body)
     if fetch.is_large:
         return fetch.answer_in_turns()
     response = fetch.answer_now()
@@ -170,7 +190,10 @@ class Fetch:
         out_of_time: whether that time has come.
     """
 
-    def __init__(self, context: RequestContext, request: FetchFrame) -> None:
+    def __init__(
+        self, context: RequestContext, request: FetchFrame, idle: _Idle | None = None
+    ) -> None:
+        """`idle`: what is known of the same request, if it found nothing the last time."""
         services = context.services
         self._context = context
         self._version = context.api_version
@@ -194,6 +217,13 @@ class Fetch:
         self.out_of_time = wait <= 0
         self._buffer: memoryview | None = None
         self._result: Buffered | Lacking = Lacking()
+        self._idle = idle
+        self._body = b"" if idle is None else idle.body
+
+    def notice_repetitions_of(self, body: memoryview) -> None:
+        """Remember the response to this request if it finds nothing, and has no session."""
+        if self._partitions >= _MANY_PARTITIONS and self._request.session_epoch == FINAL_EPOCH:
+            self._body = bytes(body)
 
     def _open_session(self) -> None:
         """Find the session that the request continues, or begin or end one."""
@@ -270,6 +300,8 @@ class Fetch:
             if resting and not self._is_over:
                 partitions = [each.partition for each in resting]
                 self._result = Lacking(partitions, self._request.min_bytes)
+            elif resting and self._idle is not None:
+                self._result = self._repeated(self._idle.response)
             elif resting or self._refusal:
                 self._result = self.answer_without_news()
             else:
@@ -354,11 +386,14 @@ class Fetch:
         )
 
     def _resting(self) -> Sequence[Resting]:
-        """Return the partitions of a session if the client knows all of them, and nothing has changed."""
-        session = self._session
-        if session is None or not self._is_incremental:
-            return ()
-        resting = session.still_resting(read_committed=self._read_committed)
+        """Return the partitions if the client knows all of them, and nothing has changed."""
+        session, idle = self._session, self._idle
+        resting: Sequence[Resting] = ()
+        if idle is not None:
+            if are_resting(idle.resting, read_committed=self._read_committed):
+                resting = idle.resting
+        elif session is not None and self._is_incremental:
+            resting = session.still_resting(read_committed=self._read_committed)
         if resting and self._context.services.authorizer is not None:
             topics = {each.partition.topic for each in resting}
             if not all(
@@ -495,19 +530,32 @@ class Fetch:
         if filling.errors:
             self._requests.of(KEY).errors.update(filling.errors)
         session = self._session
+        response = filling.writer.end()
         if session is not None:
             for key, index, added in filling.said:
                 session.responded(key, index, added.shown, has_records=added.size > 0)
-            wanted = [each for _, partitions in topics for each in partitions]
-            if wanted and not any(each.has_records or each.error for each in wanted):
-                session.rest(
-                    [
-                        Resting(each.partition, each.shown[0], each.shown[2], self._read_committed)
-                        for each in wanted
-                        if each.partition is not None
-                    ]
-                )
-        return Buffered(filling.writer.end(), partial(self.buffers.put, filling.buffer))
+            if resting := self._without_news(topics):
+                session.rest(resting)
+        elif self._body and (resting := self._without_news(topics)):
+            idle = _Idle(self._body, self._request, resting, bytes(response))
+            self._context.remembered[_IDLE] = idle
+        return Buffered(response, partial(self.buffers.put, filling.buffer))
+
+    def _without_news(self, topics: _Topics) -> list[Resting]:
+        """Return all partitions if none has records or an error, else nothing."""
+        resting = []
+        for _, partitions in topics:
+            for each in partitions:
+                if each.has_records or each.error or each.partition is None:
+                    return []
+                shown = each.shown
+                resting.append(Resting(each.partition, shown[0], shown[2], self._read_committed))
+        return resting
+
+    def _repeated(self, response: bytes) -> Buffered:
+        buffer = self.buffers.take_beyond_limit(len(response))
+        buffer[: len(response)] = response
+        return Buffered(buffer[: len(response)], partial(self.buffers.put, buffer))
 
     def _aborted(self, partition: Partition, offset: int, end: int) -> list[tuple[int, int]]:
         """Return producer id and first offset of aborted transactions from `offset` to `end` (exclusive)."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...protocol.produce_frames import TopicKey
     from ...topics.topic import Partition
 
-__all__ = ["FetchSession", "FetchSessions", "Resting", "Shown", "Topics"]
+__all__ = ["FetchSession", "FetchSessions", "Resting", "Shown", "Topics", "are_resting"]
 
 MOST_SESSIONS: Final = 1000
 """As many as Kafka keeps by default (max.incremental.fetch.session.cache.slots)."""
@@ -114,16 +114,22 @@ class FetchSession:
 
     def still_resting(self, *, read_committed: bool) -> Sequence[Resting]:
         """Return the partitions if all are as at `rest`; none if there may be news for this reader."""
-        for partition, high_watermark, log_start_offset, committed_only in self._resting:
-            if (
-                partition.high_watermark != high_watermark
-                or committed_only != read_committed
-                or partition.closed
-                or partition.log.log_start_offset != log_start_offset
-            ):
-                self._resting = ()
-                break
+        if not are_resting(self._resting, read_committed=read_committed):
+            self._resting = ()
         return self._resting
+
+
+def are_resting(partitions: Sequence[Resting], *, read_committed: bool) -> bool:
+    """Whether there is nothing new about any of these partitions for this reader."""
+    for partition, high_watermark, log_start_offset, committed_only in partitions:
+        if (
+            partition.high_watermark != high_watermark
+            or committed_only != read_committed
+            or partition.closed
+            or partition.log.log_start_offset != log_start_offset
+        ):
+            return False
+    return True
 
 
 class FetchSessions:

@@ -16,7 +16,7 @@ Connect = Callable[[Broker], Awaitable[Any]]
 Start = Callable[..., Awaitable[Broker]]
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
-FETCH, PRODUCE = 1, 0
+FETCH, PRODUCE, DELETE_RECORDS = 1, 0, 21
 MIB = 2**20
 
 
@@ -337,3 +337,35 @@ async def test_a_recreated_topic_does_not_show_its_former_records(
     await produce(client, batch(b"new"))
     response = await client.ask(request(client, 0))
     assert values(parts(response)[0].records) == [b"new"]
+
+
+@pytest.mark.parametrize("version", [4, 11])
+async def test_a_fetch_that_found_nothing_is_answered_anew_when_there_is_news(
+    client: Any, broker: Broker, connect: Connect, batch: Batch, until: Until, version: int
+) -> None:
+    topic = await broker.topics.create("many", 12)
+    poll = request(client, *[0] * 12, version=version, wait=0.01, topic="many")
+    first = await client.ask(poll)
+    assert [part.records for part in parts(first)] == [b""] * 12
+    assert await client.ask(poll) == first
+    assert await client.ask(poll) == first
+
+    long = request(client, *[0] * 12, version=version, wait=600, topic="many")
+    for news in (b"a", b"b"):  # the second time the partition's end is known already
+        correlation_id = await client.send(long)
+        if news == b"a":
+            await until(lambda: bool(topic.partitions[7].watches))
+        await produce(await connect(broker), batch(news), partition=7, topic="many")
+        answer = parts(await client.receive(long, correlation_id))
+        assert values(answer[7].records)[0] == b"a"
+
+    assert values(parts(await client.ask(poll))[7].records) == [b"a", b"b"]
+    ahead = request(client, *[0] * 7, 2, *[0] * 4, version=version, wait=0.01, topic="many")
+    assert await client.ask(ahead) == await client.ask(ahead)
+    below = [{"name": "many", "partitions": [{"partition_index": 7, "offset": 2}]}]
+    await client.call(DELETE_RECORDS, 2, topics=below)
+    if version == 11:
+        assert parts(await client.ask(ahead))[7].log_start_offset == 2
+    await broker.topics.delete("many")
+    codes = {part.error_code for part in parts(await client.ask(ahead))}
+    assert codes == {ErrorCode.unknown_topic_or_partition}
