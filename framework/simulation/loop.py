@@ -124,9 +124,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
         self.sleeping = 0
         self._callbacks: deque[_Callback] = deque()
         self._timers: list[tuple[float, int, _Callback]] = []
-        self._numbers = (
-            itertools.count()
-        )  # callbacks of one time run in the order in which they were set
+        self._numbers = itertools.count()  # timers of one time run in the order of their numbers
         self.set_task_factory(_make_task)  # type: ignore[arg-type]
 
     def time(self) -> float:
