@@ -42,6 +42,14 @@ _NEVER_MS = 10 * 365 * 24 * 3600 * 1000
 _JOIN_GRACE = 5.0  # seconds
 _ENDS_AFTER = 10.0  # seconds without a fetch, after which the end of a partition is asked for
 _MOST_PUT_OUT = 3
+_FENCED_INSTANCE = 82
+_REFUSALS = {
+    81: "the group has as many members as the broker allows (GROUP_MAX_SIZE_REACHED). Run fewer workers, or "
+    "raise group.max.size on the broker",
+    _FENCED_INSTANCE: "another process has the group_instance_id {name} too, and each takes the place of the "
+    "other. Give each a name of its own, or stop one of them",
+}
+"""By error code, those that aiokafka does not know."""
 _ENDS_TIMEOUT = 2.0  # seconds; the gauges wait for it
 
 
@@ -128,6 +136,7 @@ class KafkaConsumer:
             **options,
         )
         await connect(consumer, config)
+        self._note_refusals(consumer._coordinator)
         if config.topic_pattern is None:
             await require_topics(consumer._client, config, config.topics)
         else:
@@ -187,6 +196,8 @@ class KafkaConsumer:
                     self._consumer, error, self._config, self._start_positions, self._on_skip
                 )
             except KafkaError as error:
+                if self._failure is not None:
+                    raise self._failure from error
                 raise ConsumerError(f"group {self._config.group}: {error}") from error
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
@@ -295,12 +306,26 @@ class KafkaConsumer:
             return
         # Sooner than a member that was silent is removed.
         self._put_out = self._put_out + 1 if now - joined < self._config.session_timeout else 0
-        if self._put_out >= _MOST_PUT_OUT and self._failure is None:
-            self._failure = ConsumerError(
-                f"group {self._config.group}: another process has the group_instance_id "
-                f"{self._config.group_instance_id} too, and each takes the place of the other. Give each a "
-                "name of its own, or stop one of them"
-            )
+        if self._put_out >= _MOST_PUT_OUT:
+            self._fail_as_member(_FENCED_INSTANCE)
+
+    def _note_refusals(self, coordinator: Any) -> None:
+        """Fail with a reason for refusals of a join or a sync that are an UnknownError to aiokafka."""
+        send = coordinator._send_req
+
+        async def send_and_note(request: Any) -> Any:
+            response = await send(request)
+            self._fail_as_member(getattr(response, "error_code", 0))
+            return response
+
+        coordinator._send_req = send_and_note
+
+    def _fail_as_member(self, code: int) -> None:
+        """Let `poll` raise the reason why the broker does not want us as a member, if `code` is one."""
+        reason = _REFUSALS.get(code)
+        if reason is not None and self._failure is None:
+            reason = reason.format(name=self._config.group_instance_id)
+            self._failure = ConsumerError(f"group {self._config.group}: {reason}")
 
     async def _require_topics(self, _: frozenset[TopicPartition]) -> None:
         """Raise `ConsumerError` when a topic is gone: aiokafka would wait for it forever."""

@@ -11,7 +11,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.protocol.group import LeaveGroupRequest
 
-from kmr.broker import Broker, BrokerSettings
+from kmr.broker import Broker, BrokerSettings, Fault
 from kmr.errors import CommitFenced, ConsumerError
 from kmr.kafka.consumer import CommitOffset
 from kmr.kafka.group_offsets import Membership, commit_offsets
@@ -327,6 +327,23 @@ async def test_two_processes_with_one_static_name_end_instead_of_putting_each_ot
     assert message.startswith(
         "group g: another process has the group_instance_id one too, and each"
     )
+
+
+@pytest.mark.parametrize("api", ["JoinGroup", "SyncGroup"])
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        ("FENCED_INSTANCE_ID", "another process has the group_instance_id one too"),
+        ("GROUP_MAX_SIZE_REACHED", "the group has as many members as the broker allows"),
+    ],
+)
+async def test_a_refusal_that_aiokafka_does_not_know_is_told_with_its_reason(
+    broker: Broker, consume: Consume, api: str, error: str, reason: str
+) -> None:
+    broker.faults.add(Fault(api=api, error=error))
+    async with consume(group_instance_id="one") as member:
+        with pytest.raises(ConsumerError, match=f"^group g: {reason}"):
+            await member.consumer.poll()
 
 
 async def test_a_static_member_that_is_not_expected_back_leaves(
