@@ -13,15 +13,15 @@ import structlog
 
 from ..log.results import LogError
 from ..operations.health import unwatched
-from .consumer_group import (
+from .groups.consumer_group import (
     JOIN_EPOCH,
     ConsumerGroup,
     ConsumerHeartbeat,
     ConsumerHeartbeatResult,
 )
-from .group import Group
-from .group_settings import GroupSettings
-from .group_types import (
+from .groups.group import Group
+from .groups.group_settings import GroupSettings
+from .groups.group_types import (
     NO_GENERATION,
     Clock,
     GroupDescription,
@@ -35,7 +35,7 @@ from .group_types import (
     SyncResult,
     TimerHandle,
 )
-from .name_patterns import InvalidPattern, matching_names
+from .groups.name_patterns import InvalidPattern, matching_names
 from .offset_store import CommittedOffset, OffsetStore
 from .state_log import maintain_regularly
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..log.records import NewRecord
-from .group_types import GroupSnapshot, MemberSnapshot
+from .groups.group_types import GroupSnapshot, MemberSnapshot
 from .state_log import MalformedRecord, RecordReader, encode_string
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import anyio
 import structlog
 from anyio import to_thread
 
-from ..coordinators.group_settings import GroupSettings
+from ..coordinators.groups.group_settings import GroupSettings
 from ..coordinators.offset_store import OffsetStore
 from ..coordinators.state_log import StateLog
 from ..coordinators.transaction_store import TransactionStore

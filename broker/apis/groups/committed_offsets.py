@@ -18,7 +18,7 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i32, i64
 
 from ...authorization.rules import Operation, Resource
-from ...coordinators.group_types import GroupError, MemberIdentity
+from ...coordinators.groups.group_types import GroupError, MemberIdentity
 from ...coordinators.offset_store import CommittedOffset
 from ...log.results import LogError
 from ...turns import in_turns

@@ -18,8 +18,8 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i8, i32, i32Timedelta
 
 from ...authorization.rules import Operation, Resource
-from ...coordinators.consumer_group import ConsumerGroup, ConsumerHeartbeat
-from ...coordinators.group_types import GroupError
+from ...coordinators.groups.consumer_group import ConsumerGroup, ConsumerHeartbeat
+from ...coordinators.groups.group_types import GroupError
 from ...log.results import LogError
 from ...turns import in_turns
 from .. import entities
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from uuid import UUID
 
-    from ...coordinators.consumer_group import ConsumerHeartbeatResult, ConsumerMember
+    from ...coordinators.groups.consumer_group import ConsumerHeartbeatResult, ConsumerMember
     from ..api import RequestContext
 
 _FIRST_WITH_CLIENTS_MEMBER_ID = 1

@@ -19,8 +19,8 @@ from kio.schema.types import BrokerId, GroupId
 from kio.static.primitive import i32
 
 from ...authorization.rules import Operation, Resource
-from ...coordinators.consumer_group import ConsumerGroup
-from ...coordinators.group_types import (
+from ...coordinators.groups.consumer_group import ConsumerGroup
+from ...coordinators.groups.group_types import (
     GroupState,
     JoinRequest,
     MemberIdentity,
@@ -37,8 +37,8 @@ from ..api import NO_THROTTLE, api
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
 
-    from ...coordinators.group import Group
-    from ...coordinators.group_types import GroupError
+    from ...coordinators.groups.group import Group
+    from ...coordinators.groups.group_types import GroupError
     from ..access import Call
     from ..api import RequestContext
 

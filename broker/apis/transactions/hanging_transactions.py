@@ -20,7 +20,7 @@ from kio.schema.types import ProducerId, TopicName, TransactionalId
 from kio.static.primitive import TZAware, i16, i32, i32Timedelta, i64
 
 from ...authorization.rules import Operation, Resource
-from ...coordinators.name_patterns import InvalidPattern, matching_names
+from ...coordinators.groups.name_patterns import InvalidPattern, matching_names
 from ...coordinators.transaction_state import TransactionState
 from ...errors import shortened
 from ...log.producers import CoordinatorFenced, Marker, ProducerError, ProducerIdentity

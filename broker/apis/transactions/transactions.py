@@ -19,7 +19,7 @@ from kio.schema.types import ProducerId, TopicName
 from kio.static.primitive import i16, i32
 
 from ...authorization.rules import ANY_NAME, Operation, Resource
-from ...coordinators.group_types import MemberIdentity
+from ...coordinators.groups.group_types import MemberIdentity
 from ...coordinators.transaction_state import NO_PRODUCER, TransactionError
 from ...log.producers import ProducerError, ProducerIdentity
 from ...log.results import LogError

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pytest
 
-from kmr.broker.coordinators.group import Group
 from kmr.broker.coordinators.group_coordinator import GroupCoordinator
-from kmr.broker.coordinators.group_types import (
+from kmr.broker.coordinators.groups.group import Group
+from kmr.broker.coordinators.groups.group_types import (
     GroupError,
     GroupSnapshot,
     JoinRequest,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kmr.broker.coordinators.group_coordinator import GroupCoordinator
-from kmr.broker.coordinators.group_types import (
+from kmr.broker.coordinators.groups.group_types import (
     GroupError,
     GroupState,
     JoinRequest,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from kmr.broker.coordinators.group_types import GroupSnapshot, MemberSnapshot
+from kmr.broker.coordinators.groups.group_types import GroupSnapshot, MemberSnapshot
 from kmr.broker.coordinators.offset_store import (
     CommittedOffset,
     GroupKey,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from clickhouse_connect.driver.client import Client
 
-    from kmr.broker.coordinators.group_types import JoinResult
+    from kmr.broker.coordinators.groups.group_types import JoinResult
     from kmr.broker.log.producers import ProducerIdentity
 
 WINDOW: Final = 3

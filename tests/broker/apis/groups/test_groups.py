@@ -8,7 +8,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from kmr.broker.apis.groups.groups import group_error_code
-from kmr.broker.coordinators.group_types import GroupError
+from kmr.broker.coordinators.groups.group_types import GroupError
 
 from .group_requests import (
     APIS,

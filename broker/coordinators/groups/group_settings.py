@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from anyio import to_thread
 
-from ..log.durable_files import Checked, read_checked, write_checked
-from ..topics.setting_values import ConfigType, invalid, parse_value
-from ..topics.topic_config import ConfigEntry, ConfigSource, Synonym
+from ...log.durable_files import Checked, read_checked, write_checked
+from ...topics.setting_values import ConfigType, invalid, parse_value
+from ...topics.topic_config import ConfigEntry, ConfigSource, Synonym
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ..settings import BrokerSettings
+    from ...settings import BrokerSettings
 
 __all__ = ["GROUP_SETTINGS", "GroupSettings"]
 

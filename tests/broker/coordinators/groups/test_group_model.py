@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kmr.broker.coordinators.group_types import (
+from kmr.broker.coordinators.groups.group_types import (
     GroupError,
     GroupState,
     JoinResult,

@@ -11,14 +11,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from kmr.broker.coordinators.assignors import AssignorInput, range_, uniform
-from kmr.broker.coordinators.consumer_group import (
+from kmr.broker.coordinators.groups.assignors import AssignorInput, range_, uniform
+from kmr.broker.coordinators.groups.consumer_group import (
     ConsumerGroup,
     ConsumerGroupState,
     ConsumerHeartbeat,
     ConsumerHeartbeatResult,
 )
-from kmr.broker.coordinators.group_types import GroupError, MemberIdentity
+from kmr.broker.coordinators.groups.group_types import GroupError, MemberIdentity
 from kmr.broker.settings import BrokerSettings
 
 TOPICS = {"a": (UUID(int=1), 4), "b": (UUID(int=2), 3)}

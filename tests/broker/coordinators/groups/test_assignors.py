@@ -8,7 +8,13 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmr.broker.coordinators.assignors import ASSIGNORS, Assignment, AssignorInput, range_, uniform
+from kmr.broker.coordinators.groups.assignors import (
+    ASSIGNORS,
+    Assignment,
+    AssignorInput,
+    range_,
+    uniform,
+)
 
 TOPICS: Final = [UUID(int=number) for number in range(1, 5)]
 A, B = TOPICS[:2]

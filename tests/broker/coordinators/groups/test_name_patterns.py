@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kmr.broker.coordinators.name_patterns import InvalidPattern, matching_names
+from kmr.broker.coordinators.groups.name_patterns import InvalidPattern, matching_names
 
 NAMES = ["orders", "orders-eu", "old-orders", "clicks"]
 

@@ -4,8 +4,8 @@ from struct import pack
 
 import pytest
 
-from kmr.broker.coordinators.group_members import Member, Members, subscribed_topics
-from kmr.broker.coordinators.group_types import (
+from kmr.broker.coordinators.groups.group_members import Member, Members, subscribed_topics
+from kmr.broker.coordinators.groups.group_types import (
     GroupError,
     JoinRequest,
     MemberIdentity,

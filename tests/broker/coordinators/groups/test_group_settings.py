@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kmr.broker import BrokerSettings
-from kmr.broker.coordinators.group_settings import GroupSettings
+from kmr.broker.coordinators.groups.group_settings import GroupSettings
 from kmr.broker.errors import RequestError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ..protocol.cursor import Cursor, MalformedRequest
+from ...protocol.cursor import Cursor, MalformedRequest
 from .group_types import (
     GroupError,
     JoinRequest,

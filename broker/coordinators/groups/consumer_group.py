@@ -23,7 +23,7 @@ from .group_types import GroupDescription, GroupError, GroupState, MemberIdentit
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from ..settings import BrokerSettings
+    from ...settings import BrokerSettings
     from .assignors import Assignment
     from .group_types import Clock, TimerHandle
 

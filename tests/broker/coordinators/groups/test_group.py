@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kmr.broker.coordinators.group import Group
-from kmr.broker.coordinators.group_types import (
+from kmr.broker.coordinators.groups.group import Group
+from kmr.broker.coordinators.groups.group_types import (
     NO_GENERATION,
     GroupError,
     GroupState,

@@ -32,7 +32,7 @@ from .group_types import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..settings import BrokerSettings
+    from ...settings import BrokerSettings
     from .group_types import Clock, JoinRequest, SyncRequest, TimerHandle, Waiter
 
 __all__ = ["Group"]

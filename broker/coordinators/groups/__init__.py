@@ -1,0 +1,1 @@
+"""Groups, each a state machine without wire or disk; `GroupCoordinator` calls them."""
