@@ -103,11 +103,6 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
         (73,),
     ),
     Unsupported(
-        "Changing the protocol of a consumer group with members (KIP-848)",
-        "As in Kafka with group.consumer.migration.policy=disabled: a group without members changes its"
-        " protocol with the next member, in both directions, and keeps its offsets.",
-    ),
-    Unsupported(
         "Share groups (KIP-932)",
         "Share consumers get an error that they are not supported.",
         (76, 77, 78, 79, 83, 84, 85, 86, 87, 90, 91, 92),

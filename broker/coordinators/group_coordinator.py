@@ -13,12 +13,9 @@ import structlog
 
 from ..log.results import LogError
 from ..operations.health import unwatched
-from .groups.consumer_group import (
-    JOIN_EPOCH,
-    ConsumerGroup,
-    ConsumerHeartbeat,
-    ConsumerHeartbeatResult,
-)
+from .groups.classic_members import ClassicMembers
+from .groups.consumer_group import ConsumerGroup
+from .groups.consumer_types import JOIN_EPOCH, ConsumerHeartbeat, ConsumerHeartbeatResult
 from .groups.group import Group
 from .groups.group_settings import GroupSettings
 from .groups.group_types import (
@@ -35,6 +32,7 @@ from .groups.group_types import (
     SyncResult,
     TimerHandle,
 )
+from .groups.migration import MigrationRefused, downgrade, may_downgrade, upgrade
 from .groups.name_patterns import InvalidPattern, matching_names
 from .offset_store import CommittedOffset, OffsetStore
 from .state_log import maintain_regularly
@@ -105,7 +103,9 @@ class GroupCoordinator:
         for group_id in self.offsets.group_ids():
             consumers = self.offsets.stored_consumer_group(group_id)
             if consumers is not None:
-                self._new_consumer_group(group_id).restore(consumers)
+                restored = self._new_consumer_group(group_id)
+                restored.restore(consumers)
+                self._groups[group_id] = restored
                 continue
             group = self._new_group(group_id)
             stored = self.offsets.stored_group(group_id)
@@ -136,25 +136,27 @@ class GroupCoordinator:
     # -- membership ----------------------------------------------------------------------------
 
     async def join(self, group_id: str, request: JoinRequest) -> JoinResult:
-        """Join a group; return when its next generation is complete (see `Group.join`)."""
-        error = _check_name(group_id) or _check_names(request)
-        group = self._groups.get(group_id)
-        if isinstance(group, ConsumerGroup) and error is None:
-            if not group.is_idle:
-                error = GroupError.INCONSISTENT_GROUP_PROTOCOL
-            elif not request.member.member_id:
-                group = self._downgrade(group)
-            else:
-                error = GroupError.UNKNOWN_MEMBER_ID
-        if isinstance(group, ConsumerGroup):
-            group = None
-        if group is None and error is None:
-            if request.member.member_id:
-                error = GroupError.UNKNOWN_MEMBER_ID
-            else:
-                group = self._new_group(group_id)
-        if error is not None or group is None:
+        """Join a group; return when its next generation is complete (see `Group.join`).
+
+        A group of KIP-848 answers when the change is durable (see `ClassicMembers.join`). Raises `LogFailed`.
+        """
+        error = _check_name(group_id) or _check_names(request) or self._check_session(request)
+        if error is not None:
             return JoinResult(request.member.member_id, error=error)
+        group = self._groups.get(group_id)
+        if isinstance(group, ConsumerGroup) and not group.is_idle:
+            result = ClassicMembers(group).join(request)
+            if not may_downgrade(group, self._settings):
+                await self._store_changes(group)
+                return result
+            # It has taken the place of the last member that did not use the classic protocol.
+            group = self._downgrade(group)
+            identity = MemberIdentity(result.member_id, request.member.instance_id)
+            request = replace(request, member=identity)
+        elif group is None or isinstance(group, ConsumerGroup):
+            if request.member.member_id:
+                return JoinResult(request.member.member_id, error=GroupError.UNKNOWN_MEMBER_ID)
+            group = self._new_group(group_id) if group is None else self._downgrade(group)
         answer: asyncio.Future[JoinResult] = asyncio.get_running_loop().create_future()
         group.join(request, answer)
         return await answer
@@ -164,6 +166,8 @@ class GroupCoordinator:
         group = self._find(group_id)
         if isinstance(group, GroupError):
             return SyncResult(error=group)
+        if isinstance(group, ConsumerGroup):
+            return ClassicMembers(group).sync(request)
         answer: asyncio.Future[SyncResult] = asyncio.get_running_loop().create_future()
         group.sync(request, answer)
         return await answer
@@ -171,14 +175,26 @@ class GroupCoordinator:
     def heartbeat(
         self, group_id: str, identity: MemberIdentity, generation: int
     ) -> GroupError | None:
-        """Extend a member's session (see `Group.heartbeat`)."""
+        """Extend a member's session (see `Group.heartbeat`, `ClassicMembers.heartbeat`)."""
         group = self._find(group_id)
-        return group if isinstance(group, GroupError) else group.heartbeat(identity, generation)
+        if isinstance(group, GroupError):
+            return group
+        if isinstance(group, Group):
+            return group.heartbeat(identity, generation)
+        error = ClassicMembers(group).heartbeat(identity, generation)
+        self._after_change(group)
+        return error
 
     def leave(self, group_id: str, identity: MemberIdentity) -> GroupError | None:
-        """Remove a member (see `Group.leave`)."""
+        """Remove a member (see `Group.leave`, `ClassicMembers.leave`)."""
         group = self._find(group_id)
-        return group if isinstance(group, GroupError) else group.leave(identity)
+        if isinstance(group, GroupError):
+            return group
+        if isinstance(group, Group):
+            return group.leave(identity)
+        error = ClassicMembers(group).leave(identity)
+        self._after_change(group)
+        return error
 
     async def consumer_heartbeat(
         self, group_id: str, request: ConsumerHeartbeat, may_see: Callable[[str], bool]
@@ -190,31 +206,42 @@ class GroupCoordinator:
         error = _check_name(group_id)
         if error is not None:
             return ConsumerHeartbeatResult(error=error)
-        group = self._groups.get(group_id)
-        if isinstance(group, Group):
-            if not group.is_idle:
-                return ConsumerHeartbeatResult(error=GroupError.GROUP_ID_NOT_FOUND)
-            if request.epoch == JOIN_EPOCH:
-                group = self._upgrade(group)
-        if not isinstance(group, ConsumerGroup):
-            if request.epoch != JOIN_EPOCH:
-                return ConsumerHeartbeatResult(error=GroupError.UNKNOWN_MEMBER_ID)
-            group = self._new_consumer_group(group_id)
+        before = self._groups.get(group_id)
+        if not isinstance(before, ConsumerGroup) and request.epoch != JOIN_EPOCH:
+            has_members = before is not None and not before.is_idle
+            error = GroupError.GROUP_ID_NOT_FOUND if has_members else GroupError.UNKNOWN_MEMBER_ID
+            return ConsumerHeartbeatResult(error=error)
         try:
-            request = self._with_matched_topics(group, request, may_see)
+            request = self._with_matched_topics(before, request, may_see)
+            group = before if isinstance(before, ConsumerGroup) else self._upgraded(group_id)
+        except MigrationRefused as refused:
+            reason = f"the group is a classic group with members: {refused}"
+            return ConsumerHeartbeatResult(error=GroupError.GROUP_ID_NOT_FOUND, reason=reason)
         except InvalidPattern:
             return ConsumerHeartbeatResult(error=GroupError.INVALID_REGULAR_EXPRESSION)
         result = group.heartbeat(request)
-        changes = group.take_changes()
-        if changes:
-            await self.offsets.until_durable(self.offsets.store_consumer_group(group_id, changes))
+        if group is not before:
+            if result.error is not None:
+                group.close(result.error)
+                return result
+            if before is not None:
+                before.close(GroupError.REBALANCE_IN_PROGRESS)
+            self._groups[group_id] = group
+        if may_downgrade(group, self._settings):
+            self._downgrade(group)
+        else:
+            await self._store_changes(group)
         return result
 
     def _with_matched_topics(
-        self, group: ConsumerGroup, request: ConsumerHeartbeat, may_see: Callable[[str], bool]
+        self,
+        group: Group | ConsumerGroup | None,
+        request: ConsumerHeartbeat,
+        may_see: Callable[[str], bool],
     ) -> ConsumerHeartbeat:
         """Match the member's expression against the topics of now."""
-        member = group.members.get(request.member_id)
+        members = group.members if isinstance(group, ConsumerGroup) else {}
+        member = members.get(request.member_id)
         pattern = request.regex
         if pattern is None and member is not None:
             pattern = member.regex
@@ -267,12 +294,10 @@ class GroupCoordinator:
         """
         error = self.check_commit(group_id, identity, generation)
         group = self._groups.get(group_id)
-        if (
-            not knows_epochs
-            and isinstance(group, ConsumerGroup)
-            and identity.member_id in group.members
-        ):
-            error = GroupError.UNSUPPORTED_VERSION
+        if not knows_epochs and isinstance(group, ConsumerGroup):
+            member = group.members.get(identity.member_id)
+            if member is not None and member.classic is None:
+                error = GroupError.UNSUPPORTED_VERSION
         if error is None:
             await self.offsets.commit(group_id, self._stamped(group_id, offsets))
         return error
@@ -355,12 +380,15 @@ class GroupCoordinator:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _find(self, group_id: str) -> Group | GroupError:
+    def _find(self, group_id: str) -> Group | ConsumerGroup | GroupError:
         error = _check_name(group_id)
-        if error is not None:
-            return error
-        group = self._groups.get(group_id)
-        return group if isinstance(group, Group) else GroupError.UNKNOWN_MEMBER_ID
+        return error or self._groups.get(group_id) or GroupError.UNKNOWN_MEMBER_ID
+
+    def _check_session(self, request: JoinRequest) -> GroupError | None:
+        low = self._settings.group_min_session_timeout
+        high = self._settings.group_max_session_timeout
+        is_allowed = low <= request.session_timeout <= high
+        return None if is_allowed else GroupError.INVALID_SESSION_TIMEOUT
 
     def _new_group(self, group_id: str) -> Group:
         group = Group(group_id, self._settings, self._clock, self._store_generation)
@@ -368,31 +396,41 @@ class GroupCoordinator:
         return group
 
     def _new_consumer_group(self, group_id: str) -> ConsumerGroup:
-        group = ConsumerGroup(
+        return ConsumerGroup(
             group_id,
             self._settings,
             self._clock,
             self._topic,
-            self._store_consumer_group,
+            self._after_change,
             session_timeout=lambda: self.own.session_timeout(group_id),
         )
-        self._groups[group_id] = group
-        return group
 
     def _topic(self, name: str) -> tuple[UUID, int] | None:
         topic = None if self._topics is None else self._topics.get(name)
         return None if topic is None else (topic.topic_id, len(topic.partitions))
 
-    def _upgrade(self, group: Group) -> ConsumerGroup:
-        """Make a classic group without members a group of KIP-848, which keeps the offsets."""
-        self._drop(group)
-        return self._new_consumer_group(group.id)
+    def _upgraded(self, group_id: str) -> ConsumerGroup:
+        """Return a group of KIP-848 with the members of the classic group, which still is the group.
+
+        Raises `MigrationRefused`.
+        """
+        group, before = self._new_consumer_group(group_id), self._groups.get(group_id)
+        if isinstance(before, Group):
+            upgrade(before, group, self._settings)
+        return group
 
     def _downgrade(self, group: ConsumerGroup) -> Group:
-        """Make a group of KIP-848 without members a classic one, which keeps the offsets."""
+        """Make a group of KIP-848 a classic one, with its classic members; it keeps the offsets."""
+        stored = downgrade(group) if group.size else None
         self.offsets.remove_consumer_group(group.id)
         self._drop(group)
-        return self._new_group(group.id)
+        classic = self._new_group(group.id)
+        if stored is not None:
+            snapshot, protocols = stored
+            self._store_generation(group.id, snapshot)
+            classic.restore(snapshot, protocols)
+            classic.rebalance()
+        return classic
 
     def _stamped(
         self, group_id: str, offsets: Mapping[TopicPartition, tuple[int, int, str]]
@@ -418,12 +456,20 @@ class GroupCoordinator:
                 error=str(error),
             )
 
-    def _store_consumer_group(self, group: ConsumerGroup) -> None:
-        """Store what a timer has changed."""
+    def _after_change(self, group: ConsumerGroup) -> None:
+        """Store what a timer, a heartbeat or a leave has changed; nothing waits until it is durable."""
         try:
-            self.offsets.store_consumer_group(group.id, group.take_changes())
+            if may_downgrade(group, self._settings):
+                self._downgrade(group)
+            elif changes := group.take_changes():
+                self.offsets.store_consumer_group(group.id, changes)
         except (LogError, OSError, ValueError) as error:
             logger.error("cannot store a group", group=group.id, error=str(error))
+
+    async def _store_changes(self, group: ConsumerGroup) -> None:
+        """Store what a request has changed; return when it is durable. Raises `LogFailed`."""
+        if changes := group.take_changes():
+            await self.offsets.until_durable(self.offsets.store_consumer_group(group.id, changes))
 
     def _schedule_cleanup(self) -> None:
         self._cleanup_timer = self._clock.call_later(self._cleanup_interval, self._clean_up)

@@ -45,6 +45,7 @@ def test_a_folder_of_the_package_imports_itself_by_relative_imports(
 
 WITHOUT_BEHAVIOUR: Final = {
     "broker/apis/entities.py",
+    "broker/coordinators/groups/consumer_types.py",
     "broker/coordinators/groups/group_types.py",
     "broker/errors.py",
     "broker/log/results.py",

@@ -2,8 +2,6 @@
 
 Heartbeat 1 added regular expressions, and lets the client choose its member id (KIP-1082). Describe 1 added
 the type of members.
-Differs from Kafka: a group changes its protocol only while it has no members, as in Kafka with
-`group.consumer.migration.policy=disabled`.
 """
 
 from __future__ import annotations
@@ -18,7 +16,8 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i8, i32, i32Timedelta
 
 from ...authorization.rules import Operation, Resource
-from ...coordinators.groups.consumer_group import ConsumerGroup, ConsumerHeartbeat
+from ...coordinators.groups.consumer_group import ConsumerGroup
+from ...coordinators.groups.consumer_types import ConsumerHeartbeat
 from ...coordinators.groups.group_types import GroupError
 from ...log.results import LogError
 from ...turns import in_turns
@@ -31,11 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from uuid import UUID
 
-    from ...coordinators.groups.consumer_group import ConsumerHeartbeatResult, ConsumerMember
+    from ...coordinators.groups.consumer_types import ConsumerHeartbeatResult, ConsumerMember
     from ..api import RequestContext
 
 _FIRST_WITH_CLIENTS_MEMBER_ID = 1
-_CONSUMER_MEMBER: Final = i8(1)
+_CLASSIC_MEMBER, _CONSUMER_MEMBER = i8(0), i8(1)
 
 logger = structlog.get_logger(__name__)
 
@@ -43,8 +42,7 @@ _MESSAGES: Final = {
     GroupError.UNSUPPORTED_ASSIGNOR: "supported server-side assignors: uniform, range",
     GroupError.INVALID_REGULAR_EXPRESSION: "RE2 cannot read the regular expression",
     GroupError.UNRELEASED_INSTANCE_ID: "another member has this instance id, and has not left",
-    GroupError.GROUP_ID_NOT_FOUND: "the group is a classic group with members; it changes its protocol"
-    " only when it has none",
+    GroupError.GROUP_ID_NOT_FOUND: "the group is a classic group",
     GroupError.FENCED_MEMBER_EPOCH: "the member's epoch is not the one that it has here",
 }
 
@@ -98,7 +96,8 @@ async def _heartbeat(
         logger.error("a group could not be stored", group=request.group_id, error=str(error))
         return _refused(ErrorCode.coordinator_not_available, None)
     if result.error is not None:
-        return _refused(group_error_code(result.error), _MESSAGES.get(result.error))
+        message = result.reason or _MESSAGES.get(result.error)
+        return _refused(group_error_code(result.error), message)
     return _accepted(context, request.group_id, result)
 
 
@@ -249,7 +248,7 @@ def _member(context: RequestContext, group: ConsumerGroup, member: ConsumerMembe
         subscribed_topic_regex=member.regex or None,
         assignment=_described(context, member.assigned),
         target_assignment=_described(context, group.target.get(member.id, ())),
-        member_type=_CONSUMER_MEMBER,
+        member_type=_CLASSIC_MEMBER if member.classic else _CONSUMER_MEMBER,
     )
 
 

@@ -21,8 +21,10 @@ from kio.static.primitive import i32
 from ...authorization.rules import Operation, Resource
 from ...coordinators.groups.consumer_group import ConsumerGroup
 from ...coordinators.groups.group_types import (
+    GroupError,
     GroupState,
     JoinRequest,
+    JoinResult,
     MemberIdentity,
     ProtocolChoice,
     SyncRequest,
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
 
     from ...coordinators.groups.group import Group
-    from ...coordinators.groups.group_types import GroupError
     from ..access import Call
     from ..api import RequestContext
 
@@ -153,20 +154,23 @@ async def _join_group(
     rebalance_timeout = request.rebalance_timeout.total_seconds()
     if rebalance_timeout < 0:  # version 0 has none
         rebalance_timeout = session_timeout
-    result = await context.services.groups.join(
-        request.group_id,
-        JoinRequest(
-            member=MemberIdentity(request.member_id, request.group_instance_id),
-            protocol_type=request.protocol_type,
-            protocols=tuple(ProtocolChoice(each.name, each.metadata) for each in request.protocols),
-            session_timeout=session_timeout,
-            rebalance_timeout=rebalance_timeout,
-            client_id=context.client_id,
-            client_host=context.client_host,
-            require_known_member_id=context.api_version >= _FIRST_WITH_MEMBER_ID_REQUIRED,
-            can_skip_assignment=context.api_version >= _FIRST_WITH_SKIPPED_ASSIGNMENT,
-        ),
+    join = JoinRequest(
+        member=MemberIdentity(request.member_id, request.group_instance_id),
+        protocol_type=request.protocol_type,
+        protocols=tuple(ProtocolChoice(each.name, each.metadata) for each in request.protocols),
+        session_timeout=session_timeout,
+        rebalance_timeout=rebalance_timeout,
+        client_id=context.client_id,
+        client_host=context.client_host,
+        require_known_member_id=context.api_version >= _FIRST_WITH_MEMBER_ID_REQUIRED,
+        can_skip_assignment=context.api_version >= _FIRST_WITH_SKIPPED_ASSIGNMENT,
     )
+    try:
+        result = await context.services.groups.join(request.group_id, join)
+    except LogError as error:
+        logger.error("a group could not be stored", group=request.group_id, error=str(error))
+        refused = GroupError.COORDINATOR_NOT_AVAILABLE
+        result = JoinResult(request.member_id, error=refused)
     return entities.JoinGroupResponse(
         throttle_time=NO_THROTTLE,
         error_code=group_error_code(result.error),

@@ -207,6 +207,7 @@ _BROKER_SETTINGS: Final[Mapping[ConfigType, Mapping[str, str]]] = {
         "transactional.id.expiration.ms": "transactional_id_expiration_seconds",
     },
     ConfigType.LIST: {"log.dirs": "data_dir"},
+    ConfigType.STRING: {"group.consumer.migration.policy": "group_consumer_migration_policy"},
     ConfigType.LONG: {
         "connections.max.idle.ms": "connection_idle_seconds",
         "log.cleaner.backoff.ms": "compaction_check_interval",
@@ -215,9 +216,6 @@ _BROKER_SETTINGS: Final[Mapping[ConfigType, Mapping[str, str]]] = {
     },
 }
 """By type and Kafka's name: the field of `BrokerSettings`, which has the documentation."""
-
-
-_MIGRATION: Final = "A group changes its protocol only while it has no members."
 
 
 def _listener_settings(context: RequestContext) -> Iterator[ConfigEntry]:
@@ -249,7 +247,6 @@ def _broker_settings(settings: BrokerSettings) -> list[ConfigEntry]:
     entries += (
         _entry("default.replication.factor", ConfigType.INT, "There is one node.", "1", "1"),
         _entry("delete.topic.enable", ConfigType.BOOLEAN, "Topics can be deleted.", "true", "true"),
-        _entry("group.consumer.migration.policy", ConfigType.STRING, _MIGRATION, "disabled"),
         _entry("min.insync.replicas", ConfigType.INT, "There is one replica.", "1", "1"),
         *_topic_defaults(settings, built_in),
     )

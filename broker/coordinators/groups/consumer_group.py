@@ -12,118 +12,29 @@ when that one has released it. Durations are seconds. Source: KIP-848, "Reconcil
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from .assignors import ASSIGNORS, DEFAULT_ASSIGNOR, AssignorInput
+from .consumer_types import (
+    JOIN_EPOCH,
+    STATIC_LEAVE_EPOCH,
+    ConsumerGroupState,
+    ConsumerHeartbeat,
+    ConsumerHeartbeatResult,
+    ConsumerMember,
+    Partitions,
+)
 from .group_types import GroupDescription, GroupError, GroupState, MemberIdentity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from ...settings import BrokerSettings
     from .assignors import Assignment
-    from .group_types import Clock, TimerHandle
+    from .group_types import Clock
 
-__all__ = [
-    "JOIN_EPOCH",
-    "ConsumerGroup",
-    "ConsumerGroupState",
-    "ConsumerHeartbeat",
-    "ConsumerHeartbeatResult",
-    "ConsumerMember",
-]
-
-JOIN_EPOCH: Final = 0
-_LEAVE_EPOCH: Final = -1
-_STATIC_LEAVE_EPOCH: Final = -2
-_DEFAULT_REBALANCE_TIMEOUT: Final = 300.0
-
-Partitions = frozenset[tuple[UUID, int]]
-
-
-class ConsumerGroupState(Enum):
-    """The states, with Kafka's names in ConsumerGroupDescribe as values."""
-
-    EMPTY = "Empty"
-    ASSIGNING = "Assigning"
-    RECONCILING = "Reconciling"
-    STABLE = "Stable"
-    DEAD = "Dead"
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerHeartbeat:
-    """ConsumerGroupHeartbeat; None means that nothing has changed since the heartbeat before."""
-
-    member_id: str
-    epoch: int
-    instance_id: str | None = None
-    rack_id: str | None = None
-    rebalance_timeout: float | None = None
-    topics: tuple[str, ...] | None = None
-    regex: str | None = None
-    matched: tuple[str, ...] | None = None
-    """The topics that match the member's expression and that it may see, when they are known anew."""
-    assignor: str | None = None
-    owned: Partitions | None = None
-    client_id: str = ""
-    client_host: str = ""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether it says everything: the client does not know whether its last one arrived."""
-        has_topics = self.topics is not None or self.regex is not None
-        return self.rebalance_timeout is not None and has_topics and self.owned is not None
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerHeartbeatResult:
-    """The member's epoch, and its assignment if it has changed; or an error."""
-
-    member_id: str = ""
-    epoch: int = 0
-    assignment: Partitions | None = None
-    error: GroupError | None = None
-
-
-@dataclass(slots=True)
-class ConsumerMember:
-    """One member."""
-
-    id: str
-    instance_id: str | None = None
-    rack_id: str | None = None
-    client_id: str = ""
-    client_host: str = ""
-    rebalance_timeout: float = _DEFAULT_REBALANCE_TIMEOUT
-    topics: tuple[str, ...] = ()
-    regex: str = ""
-    matched: tuple[str, ...] = ()
-    assignor: str | None = None
-    epoch: int = 0
-    """That of the assignment that it has reached; -2: a static member that will come back."""
-    previous_epoch: int = 0
-    assigned: Partitions = frozenset()
-    revoking: Partitions = frozenset()
-    is_waiting: bool = False
-    """Whether other members still hold partitions of its target."""
-    session_timer: TimerHandle | None = field(default=None, compare=False)
-    revoke_timer: TimerHandle | None = field(default=None, compare=False)
-
-    @property
-    def subscription(self) -> set[str]:
-        """The names of the topics that it reads."""
-        return {*self.topics, *self.matched}
-
-    def stop(self) -> None:
-        """Cancel the timers."""
-        for timer in (self.session_timer, self.revoke_timer):
-            if timer is not None:
-                timer.cancel()
-        self.session_timer = self.revoke_timer = None
+__all__ = ["ConsumerGroup"]
 
 
 class ConsumerGroup:
@@ -209,10 +120,11 @@ class ConsumerGroup:
         if self._update(member, request):
             self._bump()
         self.refresh()
-        # A member that joins owns nothing: its client has dropped what it had.
-        owned = frozenset() if request.epoch == JOIN_EPOCH else request.owned
-        self._reconcile(member, owned)
-        self._expect_heartbeat(member)
+        # A member that joins owns nothing: its client has dropped what it had. A classic one joins again
+        # and again, and may keep what it owns (KIP-429).
+        owns_nothing = request.epoch == JOIN_EPOCH and request.classic is None
+        self._reconcile(member, frozenset() if owns_nothing else request.owned)
+        self.expect_heartbeat(member)
         if before != (member.epoch, member.assigned, member.revoking):
             self._dirty.add(member.id)
         wants = request.epoch == JOIN_EPOCH or request.is_full or member.assigned != before[1]
@@ -227,7 +139,10 @@ class ConsumerGroup:
         member = self.members.get(identity.member_id)
         if member is None:
             return GroupError.UNKNOWN_MEMBER_ID
-        return None if epoch == member.epoch else GroupError.STALE_MEMBER_EPOCH
+        if epoch == member.epoch:
+            return None
+        is_classic = member.classic is not None
+        return GroupError.ILLEGAL_GENERATION if is_classic else GroupError.STALE_MEMBER_EPOCH
 
     def refresh(self) -> None:
         """Follow the topics as they are now; make a new target when the epoch has grown."""
@@ -238,6 +153,63 @@ class ConsumerGroup:
             self._bump()
         if self.epoch > self.assignment_epoch:
             self._assign()
+
+    # -- what the classic protocol asks (`ClassicMembers`) ---------------------------------------
+
+    def identify(self, identity: MemberIdentity) -> ConsumerMember | GroupError:
+        """Return the sender of a request, or the error if it is not a member."""
+        if identity.instance_id is not None:
+            current = self._instances.get(identity.instance_id)
+            if current is None:
+                return GroupError.UNKNOWN_MEMBER_ID
+            if current != identity.member_id:
+                return GroupError.FENCED_INSTANCE_ID
+        return self.members.get(identity.member_id) or GroupError.UNKNOWN_MEMBER_ID
+
+    def of_instance(self, instance_id: str | None) -> ConsumerMember | None:
+        """Return the static member with this instance id, if there is one."""
+        return self.members.get(self._instances.get(instance_id or "", ""))
+
+    def partitions_named(self, partitions: Iterable[tuple[str, int]]) -> Partitions:
+        """Return (topic id, partition) pairs for pairs by name, without those of unknown topics."""
+        found = ((self._topics(name), index) for name, index in partitions)
+        return frozenset((at[0], index) for at, index in found if at is not None)
+
+    def names_of(self, partitions: Partitions) -> set[tuple[str, int]]:
+        """Return (topic, partition) pairs, without those of topics that no member reads."""
+        names = {topic: name for name, (topic, _) in self._resolved.items()}
+        return {(names[topic], index) for topic, index in partitions if topic in names}
+
+    def may_advance(self, member: ConsumerMember) -> bool:
+        """Whether the next join of a classic member brings it nearer to its target."""
+        if member.epoch < self.epoch or member.revoking:
+            return True
+        return member.is_waiting and self._free(member) == self.target.get(member.id)
+
+    def remove(self, member: ConsumerMember) -> None:
+        """Remove a member; what it held is free."""
+        member.stop()
+        self._hold(member, frozenset(), frozenset())
+        del self.members[member.id]
+        self.target.pop(member.id, None)
+        if member.instance_id is not None:
+            self._instances.pop(member.instance_id, None)
+        self._dirty.add(member.id)
+        self._bump()
+        if not self.members:
+            self._resolved = {}
+            self.assignment_epoch = self.epoch
+
+    def adopt(self, generation: int, members: Iterable[ConsumerMember]) -> None:
+        """Continue a classic group's generation: its members hold what is their target."""
+        self.epoch = self.assignment_epoch = generation
+        for member in members:
+            member.epoch = member.previous_epoch = generation
+            self._add(member)
+            self.target[member.id] = member.assigned
+            self._hold(member, member.assigned, frozenset())
+            self.expect_heartbeat(member)
+        self._dirty.add(None)
 
     # -- administration ------------------------------------------------------------------------
 
@@ -281,18 +253,12 @@ class ConsumerGroup:
         for member_id, stored in records.items():
             if member_id is None:
                 continue
-            values = dict(stored)
-            self.target[member_id] = _unpack(values.pop("target"))
-            for name in ("assigned", "revoking"):
-                values[name] = _unpack(values[name])
-            for name in ("topics", "matched"):
-                values[name] = tuple(values[name])
-            member = ConsumerMember(member_id, **values)
+            member, self.target[member_id] = ConsumerMember.from_record(member_id, stored)
             self._add(member)
             self._hold(member, member.assigned, member.revoking)
-            self._expect_heartbeat(member)
+            self.expect_heartbeat(member)
             if member.revoking:
-                self._expect_revocation(member)
+                self.expect_step(member)
         self._dirty.clear()
 
     def _record(self, member_id: str | None) -> dict[str, Any] | None:
@@ -306,34 +272,21 @@ class ConsumerGroup:
         member = self.members.get(member_id)
         if member is None:
             return None
-        return {
-            "instance_id": member.instance_id,
-            "rack_id": member.rack_id,
-            "client_id": member.client_id,
-            "client_host": member.client_host,
-            "rebalance_timeout": member.rebalance_timeout,
-            "topics": member.topics,
-            "regex": member.regex,
-            "matched": member.matched,
-            "assignor": member.assignor,
-            "epoch": member.epoch,
-            "previous_epoch": member.previous_epoch,
-            "is_waiting": member.is_waiting,
-            "assigned": _pack(member.assigned),
-            "revoking": _pack(member.revoking),
-            "target": _pack(self.target.get(member_id, frozenset())),
-        }
+        return member.record(self.target.get(member_id, frozenset()))
 
     # -- members -------------------------------------------------------------------------------
 
     def _join(self, request: ConsumerHeartbeat) -> ConsumerMember | GroupError:
         known = self.members.get(request.member_id)
         if known is not None and known.instance_id == request.instance_id:
-            return known
+            changes_back = request.classic is not None and known.classic is None
+            return GroupError.UNKNOWN_MEMBER_ID if changes_back else known
         returning = self._instances.get(request.instance_id or "")
         if returning is not None:
             before = self.members[returning]
-            if before.epoch != _STATIC_LEAVE_EPOCH:
+            # The classic protocol replaces a static member that has not left; its process is fenced.
+            replaces = request.classic is not None or before.classic is not None
+            if before.epoch != STATIC_LEAVE_EPOCH and not replaces:
                 return GroupError.UNRELEASED_INSTANCE_ID
             return self._replace(before, request.member_id)
         if len(self.members) >= self._settings.group_consumer_max_size:
@@ -344,7 +297,7 @@ class ConsumerGroup:
         return member
 
     def _known(self, request: ConsumerHeartbeat) -> ConsumerMember | GroupError:
-        member = self._identify(request)
+        member = self.identify(MemberIdentity(request.member_id, request.instance_id))
         if isinstance(member, GroupError) or request.epoch == member.epoch:
             return member
         # The response with the new epoch was lost; the client holds nothing that it must not hold.
@@ -354,28 +307,19 @@ class ConsumerGroup:
             return member
         return GroupError.FENCED_MEMBER_EPOCH
 
-    def _identify(self, request: ConsumerHeartbeat) -> ConsumerMember | GroupError:
-        if request.instance_id is not None:
-            current = self._instances.get(request.instance_id)
-            if current is None:
-                return GroupError.UNKNOWN_MEMBER_ID
-            if current != request.member_id:
-                return GroupError.FENCED_INSTANCE_ID
-        return self.members.get(request.member_id) or GroupError.UNKNOWN_MEMBER_ID
-
     def _leave(self, request: ConsumerHeartbeat) -> ConsumerHeartbeatResult:
-        member = self._identify(request)
+        member = self.identify(MemberIdentity(request.member_id, request.instance_id))
         if isinstance(member, GroupError):
             return ConsumerHeartbeatResult(error=member)
-        if request.epoch == _STATIC_LEAVE_EPOCH and member.instance_id is not None:
+        if request.epoch == STATIC_LEAVE_EPOCH and member.instance_id is not None:
             # Its partitions stay until it comes back, or until its session ends.
-            member.epoch = _STATIC_LEAVE_EPOCH
+            member.epoch = STATIC_LEAVE_EPOCH
             self._hold(member, member.assigned, frozenset())
-            self._stop_revocation(member)
-            self._expect_heartbeat(member)
+            self.stop_step(member)
+            self.expect_heartbeat(member)
             self._dirty.add(member.id)
         else:
-            self._remove(member)
+            self.remove(member)
         return ConsumerHeartbeatResult(member.id, request.epoch)
 
     def _add(self, member: ConsumerMember) -> None:
@@ -405,19 +349,6 @@ class ConsumerGroup:
         self._hold(after, assigned, frozenset())
         return after
 
-    def _remove(self, member: ConsumerMember) -> None:
-        member.stop()
-        self._hold(member, frozenset(), frozenset())
-        del self.members[member.id]
-        self.target.pop(member.id, None)
-        if member.instance_id is not None:
-            self._instances.pop(member.instance_id, None)
-        self._dirty.add(member.id)
-        self._bump()
-        if not self.members:
-            self._resolved = {}
-            self.assignment_epoch = self.epoch
-
     def _update(self, member: ConsumerMember, request: ConsumerHeartbeat) -> bool:
         """Take what the request says; return whether the target may change by it."""
         subscription, assignor = member.subscription, member.assignor
@@ -436,6 +367,7 @@ class ConsumerGroup:
             member.rack_id = request.rack_id
         if request.rebalance_timeout is not None:
             member.rebalance_timeout = request.rebalance_timeout
+        member.classic = request.classic
         member.client_id = request.client_id
         member.client_host = request.client_host
         if self._record(member.id) != before:
@@ -479,20 +411,25 @@ class ConsumerGroup:
             if owned is None or owned & member.revoking:
                 return
             self._hold(member, member.assigned, frozenset())
-            self._stop_revocation(member)
+            self.stop_step(member)
         if self._is_settled(member):
             return
         target = self.target.get(member.id, frozenset())
         kept, lost = member.assigned & target, member.assigned - target
         if lost and (owned is None or owned & lost):
             self._hold(member, kept, lost)
-            self._expect_revocation(member)
+            self.expect_step(member)
             return
-        free = {each for each in target if self._holders.get(each, member.id) == member.id}
-        self._hold(member, frozenset(free), frozenset())
+        free = self._free(member)
+        self._hold(member, free, frozenset())
         member.is_waiting = len(free) < len(target)
         if member.epoch != self.assignment_epoch:
             member.previous_epoch, member.epoch = member.epoch, self.assignment_epoch
+
+    def _free(self, member: ConsumerMember) -> Partitions:
+        """Return the partitions of the member's target that no other member holds."""
+        target = self.target.get(member.id, frozenset())
+        return frozenset(each for each in target if self._holders.get(each, member.id) == member.id)
 
     def _hold(self, member: ConsumerMember, assigned: Partitions, revoking: Partitions) -> None:
         """The only assignment of what a member holds."""
@@ -505,36 +442,28 @@ class ConsumerGroup:
 
     # -- timers --------------------------------------------------------------------------------
 
-    def _expect_heartbeat(self, member: ConsumerMember) -> None:
+    def expect_heartbeat(self, member: ConsumerMember) -> None:
+        """Begin the member's session anew."""
         if member.session_timer is not None:
             member.session_timer.cancel()
-        member.session_timer = self._clock.call_later(
-            self._session_timeout(), lambda: self._expire(member)
-        )
+        own = member.classic
+        seconds = self._session_timeout() if own is None else own.session_timeout
+        member.session_timer = self._clock.call_later(seconds, lambda: self._expire(member))
 
-    def _expect_revocation(self, member: ConsumerMember) -> None:
-        self._stop_revocation(member)
-        member.revoke_timer = self._clock.call_later(
+    def expect_step(self, member: ConsumerMember) -> None:
+        """Give the member its rebalance timeout for its next step, from now on."""
+        self.stop_step(member)
+        member.step_timer = self._clock.call_later(
             member.rebalance_timeout, lambda: self._expire(member)
         )
 
-    def _stop_revocation(self, member: ConsumerMember) -> None:
-        if member.revoke_timer is not None:
-            member.revoke_timer.cancel()
-            member.revoke_timer = None
+    def stop_step(self, member: ConsumerMember) -> None:
+        """The member has taken its next step."""
+        if member.step_timer is not None:
+            member.step_timer.cancel()
+            member.step_timer = None
 
     def _expire(self, member: ConsumerMember) -> None:
         if self.members.get(member.id) is member:
-            self._remove(member)
+            self.remove(member)
             self._on_change(self)
-
-
-def _pack(partitions: Partitions) -> dict[str, list[int]]:
-    packed: dict[str, list[int]] = {}
-    for topic, index in sorted(partitions):
-        packed.setdefault(str(topic), []).append(index)
-    return packed
-
-
-def _unpack(packed: Mapping[str, list[int]]) -> Partitions:
-    return frozenset((UUID(topic), index) for topic, each in packed.items() for index in each)

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
-from uuid import uuid4
 
-from .group_members import CONSUMER_PROTOCOL, Member, Members, subscribed_topics
+from .embedded_protocol import CONSUMER_PROTOCOL
+from .group_members import Member, Members, new_member_id, subscribed_topics
 from .group_types import (
     NO_GENERATION,
     GroupDescription,
@@ -30,10 +30,10 @@ from .group_types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ...settings import BrokerSettings
-    from .group_types import Clock, JoinRequest, SyncRequest, TimerHandle, Waiter
+    from .group_types import Clock, JoinRequest, ProtocolChoice, SyncRequest, TimerHandle, Waiter
 
 __all__ = ["Group"]
 
@@ -55,7 +55,6 @@ _NEXT: Final = {
 }
 """The picture above as data: the states that may follow each state."""
 
-_MAX_ID_PREFIX = 249
 _NEW_MEMBER_JOIN_TIMEOUT = 300.0  # seconds that a new member may wait in one rebalance
 
 
@@ -92,6 +91,11 @@ class Group:
     def state(self) -> GroupState:
         """The state of the group in Kafka's words."""
         return self._state
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The members, read-only, in the order of their first join."""
+        return tuple(self._members)
 
     @property
     def size(self) -> int:
@@ -228,8 +232,15 @@ class Group:
             members=tuple(member.snapshot(self.protocol_name) for member in self._members),
         )
 
-    def restore(self, stored: GroupSnapshot) -> None:
-        """Continue a stored generation; its members have one session timeout to send a heartbeat."""
+    def restore(
+        self,
+        stored: GroupSnapshot,
+        protocols: Mapping[str, tuple[ProtocolChoice, ...]] | None = None,
+    ) -> None:
+        """Continue a generation; its members have one session timeout to send a heartbeat.
+
+        `protocols`: all those of each member, where more than the chosen one is known.
+        """
         self.generation = stored.generation
         self.protocol_type = stored.protocol_type
         if not stored.members or stored.protocol_name is None:
@@ -238,6 +249,8 @@ class Group:
         for each in stored.members:
             member = Member.from_snapshot(each, stored.protocol_name)
             self._members.add(member)
+            if protocols is not None:
+                self._members.set_protocols(member, protocols[member.id])
             self._expect_heartbeat(member)
         if stored.leader_id in self._members:
             self._members.leader_id = stored.leader_id
@@ -257,11 +270,8 @@ class Group:
 
     def _check_join(self, request: JoinRequest) -> GroupError | None:
         settings = self._settings
-        timeout = request.session_timeout
         if self._state is GroupState.DEAD:
             return GroupError.COORDINATOR_NOT_AVAILABLE
-        if not settings.group_min_session_timeout <= timeout <= settings.group_max_session_timeout:
-            return GroupError.INVALID_SESSION_TIMEOUT
         identity = request.member
         known = self._members.of_instance(identity.instance_id)
         if known is None and identity.member_id in self._members:
@@ -290,7 +300,7 @@ class Group:
 
     def _join_new(self, request: JoinRequest, waiter: Waiter[JoinResult]) -> None:
         instance_id = request.member.instance_id
-        member_id = f"{(instance_id or request.client_id)[:_MAX_ID_PREFIX]}-{uuid4()}"
+        member_id = new_member_id(request)
         returning = self._members.of_instance(instance_id)
         if returning is not None:
             self._replace_static(returning, member_id, request, waiter)
@@ -310,7 +320,7 @@ class Group:
         member.wait_join(waiter)
         # The client does not know its id yet: it cannot heartbeat, and may vanish unnoticed.
         self._expect_heartbeat(member, _NEW_MEMBER_JOIN_TIMEOUT)
-        self._rebalance()
+        self.rebalance()
 
     def _rejoin(self, request: JoinRequest, waiter: Waiter[JoinResult]) -> None:
         member = self._members.identify(request.member)
@@ -329,7 +339,7 @@ class Group:
             waiter.set_result(self._joined(member))
             return
         self._update(member, request, waiter)
-        self._rebalance()
+        self.rebalance()
 
     def _replace_static(
         self, member: Member, new_id: str, request: JoinRequest, waiter: Waiter[JoinResult]
@@ -346,7 +356,7 @@ class Group:
             self._members.choose_protocol() != self.protocol_name
         ):
             # A leader may be computing an assignment for the old id right now.
-            self._rebalance()
+            self.rebalance()
             return
         # Nothing changes for the others, and the member keeps its assignment.
         if not synced:
@@ -385,7 +395,7 @@ class Group:
 
     # -- from one generation to the next ---------------------------------------------------------
 
-    def _rebalance(self) -> None:
+    def rebalance(self) -> None:
         """Ask all members to join again, unless a rebalance already asks them."""
         if self._state is not GroupState.PREPARING_REBALANCE:
             if self._state is GroupState.COMPLETING_REBALANCE:
@@ -403,7 +413,6 @@ class Group:
 
     def _refuse_syncs(self) -> None:
         for member in self._members:
-            member.assignment = b""
             if member.sync_waiter is not None:
                 member.answer_sync(SyncResult(error=GroupError.REBALANCE_IN_PROGRESS))
                 self._expect_heartbeat(member)
@@ -480,7 +489,7 @@ class Group:
     def _remove(self, member: Member) -> None:
         member.dismiss(GroupError.UNKNOWN_MEMBER_ID)
         self._members.remove(member)
-        self._rebalance()
+        self.rebalance()
 
     # -- timers ----------------------------------------------------------------------------------
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+from uuid import uuid4
 
-from ...protocol.cursor import Cursor, MalformedRequest
+from ...protocol.cursor import MalformedRequest
+from .embedded_protocol import read_subscription
 from .group_types import (
     GroupError,
     JoinRequest,
@@ -22,24 +24,22 @@ from .group_types import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["CONSUMER_PROTOCOL", "Member", "Members", "subscribed_topics"]
+__all__ = ["Member", "Members", "new_member_id", "subscribed_topics"]
 
-CONSUMER_PROTOCOL: Final = "consumer"
-"""Protocol type of groups that assign partitions; Kafka Connect uses another one."""
+_MAX_ID_PREFIX: Final = 249
+
+
+def new_member_id(request: JoinRequest) -> str:
+    """Return an id for a member that has none yet; its beginning says whose it is."""
+    return f"{(request.member.instance_id or request.client_id)[:_MAX_ID_PREFIX]}-{uuid4()}"
 
 
 def subscribed_topics(metadata: Iterable[bytes]) -> set[str] | None:
     """Return all topics in these subscriptions; None if one of them cannot be decoded."""
-    topics: set[str] = set()
     try:
-        for each in metadata:
-            cursor = Cursor(memoryview(each))
-            cursor.int16()  # the version
-            for _ in range(cursor.array_length(compact=False)):
-                topics.add(cursor.string(compact=False) or "")
+        return {topic for each in metadata for topic in read_subscription(each).topics}
     except MalformedRequest:
         return None
-    return topics
 
 
 @dataclass(slots=True, eq=False)

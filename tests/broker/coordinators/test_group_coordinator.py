@@ -121,6 +121,13 @@ async def test_a_member_waits_for_the_others_of_its_generation(bench: Bench) -> 
         assert (await waiting).generation == again.generation
 
 
+@pytest.mark.parametrize("seconds", [5.9, 1800.1])
+async def test_a_session_timeout_out_of_bounds_is_refused(bench: Bench, seconds: float) -> None:
+    async with bench.running() as groups:
+        joined = await groups.join("g", replace(request(), session_timeout=seconds))
+        assert joined.error is GroupError.INVALID_SESSION_TIMEOUT
+
+
 async def test_a_member_whose_connection_drops_stays_until_its_session_ends(bench: Bench) -> None:
     async with bench.running() as groups:
         await join_alone(groups)

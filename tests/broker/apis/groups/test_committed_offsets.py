@@ -73,7 +73,7 @@ SECONDS = timedelta(seconds=10)
 def subscription(*topics: str) -> bytes:
     """The subscription of a consumer of these topics."""
     names = b"".join(pack(">h", len(topic)) + topic.encode() for topic in topics)
-    return pack(">hi", 3, len(topics)) + names + pack(">i", -1)
+    return pack(">hi", 0, len(topics)) + names + pack(">i", -1)
 
 
 async def join_reading(client: Any, metadata: bytes, protocol_type: str = "consumer") -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from kmr.broker.coordinators.groups.assignors import AssignorInput, range_, uniform
-from kmr.broker.coordinators.groups.consumer_group import (
-    ConsumerGroup,
+from kmr.broker.coordinators.groups.consumer_group import ConsumerGroup
+from kmr.broker.coordinators.groups.consumer_types import (
     ConsumerGroupState,
     ConsumerHeartbeat,
     ConsumerHeartbeatResult,

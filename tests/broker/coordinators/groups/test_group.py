@@ -124,12 +124,6 @@ def test_an_invented_member_id_is_refused(bench: GroupBench) -> None:
     assert bench.group.heartbeat(MemberIdentity("unknown"), 0) is GroupError.UNKNOWN_MEMBER_ID
 
 
-@pytest.mark.parametrize("timeout", [5.9, 1800.1])
-def test_a_session_timeout_out_of_bounds_is_refused(bench: GroupBench, timeout: float) -> None:
-    answer = bench.join(session_timeout=timeout)
-    assert answer.value.error is GroupError.INVALID_SESSION_TIMEOUT
-
-
 def test_the_protocol_that_all_support_and_most_prefer_is_chosen(bench: GroupBench) -> None:
     first = bench.rebalanced(bench.join(protocols={"a": b"", "b": b"", "c": b""}))[0]
     second = bench.join(protocols={"c": b"", "b": b""})

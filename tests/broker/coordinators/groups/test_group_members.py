@@ -22,7 +22,7 @@ def member(name: str, *protocols: str, instance_id: str | None = None) -> Member
 def subscription(*topics: str) -> bytes:
     """A consumer's subscription, version 0."""
     names = b"".join(pack(">h", len(each)) + each.encode() for each in topics)
-    return pack(">hi", 0, len(topics)) + names
+    return pack(">hi", 0, len(topics)) + names + pack(">i", -1)  # no user data
 
 
 def members(*found: Member) -> Members:

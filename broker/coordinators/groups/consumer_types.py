@@ -1,0 +1,193 @@
+"""Requests, results and members of groups of KIP-848, independent of the wire protocol.
+
+Durations are seconds.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from .group_types import GroupError, ProtocolChoice, TimerHandle
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "JOIN_EPOCH",
+    "LEAVE_EPOCH",
+    "STATIC_LEAVE_EPOCH",
+    "ClassicProtocol",
+    "ConsumerGroupState",
+    "ConsumerHeartbeat",
+    "ConsumerHeartbeatResult",
+    "ConsumerMember",
+    "Partitions",
+]
+
+JOIN_EPOCH: Final = 0
+LEAVE_EPOCH: Final = -1
+STATIC_LEAVE_EPOCH: Final = -2
+_DEFAULT_REBALANCE_TIMEOUT: Final = 300.0
+
+Partitions = frozenset[tuple[UUID, int]]
+
+
+class ConsumerGroupState(Enum):
+    """The states, with Kafka's names in ConsumerGroupDescribe as values."""
+
+    EMPTY = "Empty"
+    ASSIGNING = "Assigning"
+    RECONCILING = "Reconciling"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassicProtocol:
+    """What a member says that uses the classic protocol in a group of KIP-848, besides its subscription."""
+
+    session_timeout: float
+    protocols: tuple[ProtocolChoice, ...]
+    """Its assignors in the order of preference, which count again when the group becomes a classic one."""
+
+    def record(self) -> dict[str, Any]:
+        """Return what is stored."""
+        choices = [(each.name, b64encode(each.metadata).decode()) for each in self.protocols]
+        return {"session_timeout": self.session_timeout, "protocols": choices}
+
+    @classmethod
+    def from_record(cls, stored: Mapping[str, Any]) -> ClassicProtocol:
+        """Read what `record` returned."""
+        choices = (ProtocolChoice(name, b64decode(data)) for name, data in stored["protocols"])
+        return cls(stored["session_timeout"], tuple(choices))
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerHeartbeat:
+    """ConsumerGroupHeartbeat; None means that nothing has changed since the heartbeat before."""
+
+    member_id: str
+    epoch: int
+    instance_id: str | None = None
+    rack_id: str | None = None
+    rebalance_timeout: float | None = None
+    topics: tuple[str, ...] | None = None
+    regex: str | None = None
+    matched: tuple[str, ...] | None = None
+    """The topics that match the member's expression and that it may see, when they are known anew."""
+    assignor: str | None = None
+    owned: Partitions | None = None
+    client_id: str = ""
+    client_host: str = ""
+    classic: ClassicProtocol | None = None
+    """Set for a join by the classic protocol."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it says everything: the client does not know whether its last one arrived."""
+        has_topics = self.topics is not None or self.regex is not None
+        return self.rebalance_timeout is not None and has_topics and self.owned is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerHeartbeatResult:
+    """The member's epoch, and its assignment if it has changed; or an error, and maybe its reason."""
+
+    member_id: str = ""
+    epoch: int = 0
+    assignment: Partitions | None = None
+    error: GroupError | None = None
+    reason: str | None = None
+
+
+@dataclass(slots=True)
+class ConsumerMember:
+    """One member."""
+
+    id: str
+    instance_id: str | None = None
+    rack_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    rebalance_timeout: float = _DEFAULT_REBALANCE_TIMEOUT
+    topics: tuple[str, ...] = ()
+    regex: str = ""
+    matched: tuple[str, ...] = ()
+    assignor: str | None = None
+    epoch: int = 0
+    """That of the assignment that it has reached; -2: a static member that will come back."""
+    previous_epoch: int = 0
+    assigned: Partitions = frozenset()
+    revoking: Partitions = frozenset()
+    is_waiting: bool = False
+    """Whether other members still hold partitions of its target."""
+    classic: ClassicProtocol | None = None
+    """None: it uses the protocol of KIP-848."""
+    session_timer: TimerHandle | None = field(default=None, compare=False)
+    step_timer: TimerHandle | None = field(default=None, compare=False)
+    """Of its next step in a rebalance: release partitions, join again, sync."""
+
+    @property
+    def subscription(self) -> set[str]:
+        """The names of the topics that it reads."""
+        return {*self.topics, *self.matched}
+
+    def stop(self) -> None:
+        """Cancel the timers."""
+        for timer in (self.session_timer, self.step_timer):
+            if timer is not None:
+                timer.cancel()
+        self.session_timer = self.step_timer = None
+
+    def record(self, target: Partitions) -> dict[str, Any]:
+        """Return what is stored of the member and its target."""
+        stored = {
+            "instance_id": self.instance_id,
+            "rack_id": self.rack_id,
+            "client_id": self.client_id,
+            "client_host": self.client_host,
+            "rebalance_timeout": self.rebalance_timeout,
+            "topics": self.topics,
+            "regex": self.regex,
+            "matched": self.matched,
+            "assignor": self.assignor,
+            "epoch": self.epoch,
+            "previous_epoch": self.previous_epoch,
+            "is_waiting": self.is_waiting,
+            "assigned": _pack(self.assigned),
+            "revoking": _pack(self.revoking),
+            "target": _pack(target),
+        }
+        if self.classic is not None:
+            stored["classic"] = self.classic.record()
+        return stored
+
+    @classmethod
+    def from_record(
+        cls, member_id: str, stored: Mapping[str, Any]
+    ) -> tuple[ConsumerMember, Partitions]:
+        """Read what `record` returned."""
+        values = dict(stored)
+        target = _unpack(values.pop("target"))
+        for name in ("assigned", "revoking"):
+            values[name] = _unpack(values[name])
+        for name in ("topics", "matched"):
+            values[name] = tuple(values[name])
+        if "classic" in values:
+            values["classic"] = ClassicProtocol.from_record(values["classic"])
+        return cls(member_id, **values), target
+
+
+def _pack(partitions: Partitions) -> dict[str, list[int]]:
+    packed: dict[str, list[int]] = {}
+    for topic, index in sorted(partitions):
+        packed.setdefault(str(topic), []).append(index)
+    return packed
+
+
+def _unpack(packed: Mapping[str, list[int]]) -> Partitions:
+    return frozenset((UUID(topic), index) for topic, each in packed.items() for index in each)
