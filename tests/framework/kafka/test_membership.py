@@ -7,6 +7,8 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.to_thread
+import confluent_kafka as ck
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.protocol.group import LeaveGroupRequest
@@ -301,6 +303,31 @@ async def test_a_static_member_comes_back_without_a_rebalance(
             await member.until_assigned(bool)
             assert member.partitions == held
             assert other.consumer.generation == generation
+
+
+async def test_a_member_goes_on_and_commits_while_its_group_changes_the_protocol_and_back(
+    consume: Consume, tmp_path: Path
+) -> None:
+    settings = BrokerSettings(data_dir=tmp_path, port=0, group_consumer_heartbeat_interval=0.1)
+    async with AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(Broker(settings))
+        await broker.topics.create("t", 2)
+        servers = broker.bootstrap_servers
+        joining = consume(bootstrap_servers=servers, heartbeat_interval=0.1)
+        member = await stack.enter_async_context(joining)
+        await member.until_assigned(lambda p: len(p) == 2)
+        options = {"group.id": "g", "group.protocol": "consumer", "log_level": 0}
+        other = ck.Consumer(options | {"bootstrap.servers": servers})
+        other.subscribe(["t"])
+        while len(other.assignment()) != 1:
+            await anyio.to_thread.run_sync(other.poll, 0.05)
+        await member.until_assigned(lambda p: len(p) == 1)
+        (partition,) = member.partitions
+        await member.consumer.commit({partition: CommitOffset(5)})
+        await anyio.to_thread.run_sync(other.close)
+        await member.until_assigned(lambda p: len(p) == 2)
+        assert await member.consumer.committed([partition]) == {partition: CommitOffset(5)}
+        await member.consumer.commit({partition: CommitOffset(6)})
 
 
 async def test_two_processes_with_one_static_name_end_instead_of_putting_each_other_out_for_ever(
