@@ -364,6 +364,7 @@ class _KafkaPython(_Blocking):
     def __init__(self, worker: Worker, producer: kafka.KafkaProducer) -> None:
         super().__init__(worker)
         self._producer = producer
+        self._transactions = producer._transaction_manager
 
     @staticmethod
     def closed(producer: kafka.KafkaProducer) -> None:
@@ -385,7 +386,7 @@ class _KafkaPython(_Blocking):
 
     def _send(self, topic: str, values: Sequence[bytes]) -> None:
         sent = [self._producer.send(topic, value, partition=0) for value in values]
-        # After a kill of the broker it waits in vain now and then.
+        # After a kill of the broker it waits in vain now and then, as in `_end`.
         self._producer.flush(timeout=TIMEOUT / 4)
         for each in sent:
             each.get(timeout=TIMEOUT)
@@ -393,13 +394,19 @@ class _KafkaPython(_Blocking):
     def _send_offset(self, topic: str, group: str, offset: int) -> None:
         where = kafka.TopicPartition(topic, 0)
         offsets = {where: kafka.structs.OffsetAndMetadata(offset, "", -1)}
-        self._producer.send_offsets_to_transaction(offsets, group)
+        self._end(self._transactions.send_offsets_to_transaction(offsets, group))
 
     def _commit(self) -> None:
-        self._producer.commit_transaction()
+        self._end(self._transactions.begin_commit())
 
     def _abort(self) -> None:
-        self._producer.abort_transaction()
+        self._end(self._transactions.begin_abort())
+
+    def _end(self, result: Any) -> None:
+        """As the producer's own methods do, which wait without end."""
+        self._producer._sender.wakeup()
+        if not result.wait(TIMEOUT_MS // 4):
+            raise Failed("the producer waits in vain")
 
 
 TRANSACTIONAL_CLIENTS: Sequence[TransactionalClient] = (
