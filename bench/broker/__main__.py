@@ -24,7 +24,7 @@ from rich.console import Console
 
 from bench.broker import report, workloads
 from bench.broker.measuring import Figures, in_turn
-from bench.broker.restart import starts
+from bench.broker.restart import starts, starts_in_process
 from bench.broker.servers import NoKafka, apache_kafka, ours
 
 if TYPE_CHECKING:
@@ -92,8 +92,11 @@ class Bench:
                 ]
                 await self._measure("flush-policies", policies)
         if "start" in parts:
-            found = await starts(self._directory / "start", self._gigabytes)
-            title = f"start with {self._gigabytes:g} GB of log, from process start to first answer"
+            found = await starts_in_process(self._directory / "in process")
+            found += await starts(self._directory / "start", self._gigabytes)
+            title = (
+                f"start, until the first answer; after a stop with {self._gigabytes:g} GB of log"
+            )
             self._show(title, report.starting(found))
         if self._peaks:
             self._show("most memory at a time, MB", report.memory(self._peaks))

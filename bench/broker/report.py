@@ -69,7 +69,7 @@ def starting(found: Sequence[Start]) -> Table:
     """Seconds and memory of each start."""
     table = _table("start after", "seconds", "peak MB")
     for each in found:
-        table.add_row(each.after, f"{each.seconds:.1f}", f"{each.peak_mb:.0f}")
+        table.add_row(each.after, f"{each.seconds:.3f}", _number(each.peak_mb))
     return table
 
 

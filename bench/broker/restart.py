@@ -1,10 +1,11 @@
-"""How long the broker takes to start with much on disk, after a clean stop and after a kill."""
+"""How long the broker takes to start: in a test's process, and with much on disk in one of its own."""
 
 from __future__ import annotations
 
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
 import anyio
@@ -13,6 +14,7 @@ from bench.broker.gang import Client, ClientFailed
 from bench.broker.measuring import fresh_topic, raw, run
 from bench.broker.servers import Server
 from demo.processes import Children, free_port
+from kmr.broker import Broker, BrokerSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,15 +27,30 @@ _SIZE, _PER_BATCH = 1_000, 900  # a batch stays below the broker's limit of 1 Mi
 _PARTITIONS = 8
 _BEFORE_KILL = 2.0  # seconds of production
 _ENDLESS = 10**15  # records
+_IN_PROCESS = 20  # starts
 
 
 @dataclass(frozen=True)
 class Start:
-    """One start: from the start of its process until it answers, in seconds; its memory in megabytes."""
+    """One start: until it answers, in seconds; the memory of its process in megabytes, if it has one."""
 
     after: str
     seconds: float
-    peak_mb: float
+    peak_mb: float | None = None
+
+
+async def starts_in_process(directory: Path) -> list[Start]:
+    """Start brokers in this process, as tests do, one after the other."""
+    seconds = []
+    for number in range(_IN_PROCESS):
+        began = time.monotonic()
+        async with Broker(BrokerSettings(data_dir=directory / str(number), port=0)):
+            seconds.append(time.monotonic() - began)
+    first, *others = seconds
+    return [
+        Start("nothing, in process, the first", first),
+        Start("nothing, in process, others (median)", median(others)),
+    ]
 
 
 async def starts(directory: Path, gigabytes: float) -> list[Start]:

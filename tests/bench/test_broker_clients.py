@@ -13,7 +13,7 @@ from bench.broker.gang import Client, ClientFailed, run_together
 from bench.broker.measuring import RAW
 from bench.broker.payload import batch, values
 from bench.broker.report import starting
-from bench.broker.restart import starts
+from bench.broker.restart import starts, starts_in_process
 from bench.broker.servers import Server
 from bench.broker.wire import Wire, WireError, fetch_request, fetched, produce_request, produced_at
 from kmr.broker.log.records import parse_header, read_records
@@ -135,6 +135,13 @@ async def test_a_client_that_fails_says_why() -> None:
                 Client(RAW, {**_TRIPS, "address": "127.0.0.1:1"}),
             ]
         )
+
+
+async def test_a_broker_starts_in_a_tests_process(tmp_path: Path) -> None:
+    first, others = await starts_in_process(tmp_path)
+    assert first.after.endswith("the first")
+    assert others.seconds > 0
+    assert starting([first, others]).row_count == 2
 
 
 @pytest.mark.slow
