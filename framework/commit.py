@@ -14,7 +14,7 @@ from .kafka.consumer import CommitOffset
 from .record import Range
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from .delivery.announcement import Announcement
     from .delivery.ledger import Ledgers
@@ -57,6 +57,8 @@ class Committer:
 
     Attributes:
         rejoins: how often `rejoined` was called.
+        orders_commits: whether the group is joined anew after a commit without an answer, which might take
+            effect after later ones. Not with at-least-once, which then delivers twice.
         trusts_attempts: whether an offset whose commit was not answered counts as ours when it is found.
             Not with at-most-once: if another member has committed the same one, it has written the rows.
     """
@@ -76,6 +78,7 @@ class Committer:
         self._held = False
         self._trouble = ""
         self.rejoins = 0
+        self.orders_commits = False
         self.trusts_attempts = True
 
     async def run(self) -> None:
@@ -210,9 +213,7 @@ class Committer:
                 await self._send(moved)
             except CommitFenced as error:
                 self._metrics.count_lost_commit("fenced", str(error))
-                for partition in moved:  # another member may commit the same offset
-                    entry = self._entry(partition)
-                    entry.attempted = entry.acknowledged
+                self._distrust_attempts(moved)
                 if not self._fenced.is_set():
                     _log.warning(
                         "commit refused: the group has a new generation", reason=str(error)
@@ -226,11 +227,30 @@ class Committer:
                     if error.for_good:
                         raise
                 self._report(str(error))
+                await self._outrun_unanswered()
                 return False
             self._acknowledge(moved)
             self._trouble = ""
             self._metrics.commits.labels("ok").inc()
+            await self._outrun_unanswered()
             return True
+
+    async def _outrun_unanswered(self) -> None:
+        """Join the group anew if a commit may still take effect: it would undo a later one."""
+        if self.orders_commits and self._consumer.has_unanswered_commit:
+            _log.warning(
+                "a commit was not answered: joining the group anew, so that it is not late"
+            )
+            self._distrust_attempts(self._partitions)
+            self.hold()
+            self._fenced.set()
+            await self._consumer.join_anew()
+
+    def _distrust_attempts(self, partitions: Iterable[TopicPartition]) -> None:
+        """From now on another member may commit what was attempted."""
+        for partition in partitions:
+            entry = self._entry(partition)
+            entry.attempted = entry.acknowledged
 
     def _report(self, trouble: str) -> None:
         if trouble != self._trouble:

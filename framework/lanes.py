@@ -152,6 +152,9 @@ class Lanes:
         self._committer = committer
         self._awaiting_errors = awaiting_errors
         self._requested = strategy.requested_delivery
+        committer.orders_commits = (
+            self._requested != "at-least-once" and not strategy.is_transactional
+        )
         committer.trusts_attempts = self._requested != "at-most-once"
         self._transactions: Transactions | None = None
         self._transactional = strategy.is_transactional

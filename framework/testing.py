@@ -240,6 +240,10 @@ class MemoryConsumer:
         self._committed.update(offsets)
         self.commits.append({partition: entry.offset for partition, entry in offsets.items()})
 
+    has_unanswered_commit = False
+
+    async def join_anew(self) -> None: ...
+
     def membership(self, partitions: Iterable[TopicPartition]) -> Membership:
         return Membership(self.generation, self.member_id)
 

@@ -131,6 +131,19 @@ class Consumer(Protocol):
         resolve.
         """
 
+    @property
+    def has_unanswered_commit(self) -> bool:
+        """Whether a commit of this generation had no answer: until the next one it may still take effect.
+
+        Its connection was lost, or it took too long. A later commit, on another connection, may overtake it.
+        """
+
+    async def join_anew(self) -> None:
+        """Leave the generation, so that no commit of it can take effect after the next assignment.
+
+        Returns before that; the listener is told as of any rebalance. Raises nothing.
+        """
+
     def membership(self, partitions: Iterable[TopicPartition]) -> Membership:
         """Return the name of this member for a transaction that commits offsets of these partitions.
 

@@ -55,6 +55,8 @@ COORDINATOR_GONE = (7, 15, 16)  # timed out, not available, moved
 _ILLEGAL_GENERATION, _UNKNOWN_MEMBER, _REBALANCING, _FENCED_INSTANCE = 22, 25, 27, 82
 FENCED = (_ILLEGAL_GENERATION, _UNKNOWN_MEMBER, _REBALANCING, _FENCED_INSTANCE)
 _UNSTABLE_OFFSET_COMMIT = 88
+_NOT_SENT = (aiokafka.errors.NodeNotReadyError, aiokafka.errors.GroupCoordinatorNotAvailableError)
+"""What aiokafka raises instead of sending a request."""
 
 
 class Membership(NamedTuple):
@@ -215,6 +217,7 @@ async def commit_offsets(
     membership: Membership,
     offsets: Mapping[TopicPartition, CommitOffset],
     timeout: float,
+    on_unanswered: Callable[[], None] = lambda: None,
 ) -> None:
     """Commit in one request; retry it while the coordinator is unreachable.
 
@@ -223,6 +226,7 @@ async def commit_offsets(
         membership: the broker refuses the commit once the group is in another generation.
         offsets: the offset and metadata of each partition.
         timeout: seconds.
+        on_unanswered: called when a request was sent whose answer is not awaited any more.
 
     Raises:
         CommitFenced: the group is in another generation. Nothing is committed.
@@ -243,7 +247,9 @@ async def commit_offsets(
         list(topics.items()),
     )
     try:
-        await _ask(coordinator, request, partial(_check_commit, coordinator), timeout)
+        await _ask(
+            coordinator, request, partial(_check_commit, coordinator), timeout, on_unanswered
+        )
     except KafkaError as error:
         raise _refused(coordinator, error) from error
     except TimeoutError as error:
@@ -296,22 +302,37 @@ def _refused(
     )
 
 
-async def _ask(coordinator: Any, request: Any, read: Callable[[Any], T], timeout: float) -> T:
+async def _ask(
+    coordinator: Any,
+    request: Any,
+    read: Callable[[Any], T],
+    timeout: float,
+    on_unanswered: Callable[[], None] = lambda: None,
+) -> T:
     """Send a request to the coordinator and `read` the response; retry after retriable KafkaErrors.
 
     Raises what `read` raises otherwise, and TimeoutError with the last reason after `timeout` seconds.
     """
+    sent = False
     reason = "the coordinator was not found"
     with anyio.move_on_after(timeout):
         while True:
             try:
                 await coordinator.ensure_coordinator_known()
-                return read(await coordinator._send_req(request))
+                sent = True
+                response = await coordinator._send_req(request)
+                sent = False
+                return read(response)
             except KafkaError as error:
+                if sent and not isinstance(error, _NOT_SENT):
+                    on_unanswered()
+                sent = False
                 if not error.retriable:
                     raise
                 if getattr(error, "errno", None) in COORDINATOR_GONE:
                     coordinator.coordinator_dead()
                 reason = str(error)
             await anyio.sleep(_RETRY_AFTER)
+    if sent:
+        on_unanswered()
     raise TimeoutError(reason)

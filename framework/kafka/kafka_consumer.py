@@ -82,6 +82,7 @@ class KafkaConsumer:
         self._stopped = False
         self._looked_up = -math.inf  # when the ends were
         self._joined_at = -math.inf
+        self._unanswered = False
         self._put_out = 0  # how often in a row, soon after we had joined
 
     @property
@@ -235,8 +236,29 @@ class KafkaConsumer:
         self._started()
         member = self.membership(offsets)
         await commit_offsets(
-            self._consumer._coordinator, member, offsets, self._config.commit_timeout
+            self._consumer._coordinator,
+            member,
+            offsets,
+            self._config.commit_timeout,
+            self._note_unanswered,
         )
+
+    def _note_unanswered(self) -> None:
+        self._unanswered = True
+
+    @property
+    def has_unanswered_commit(self) -> bool:
+        """See `Consumer.has_unanswered_commit`."""
+        return self._unanswered
+
+    async def join_anew(self) -> None:
+        """See `Consumer.join_anew`: under another member id, of which the broker knows no commit."""
+        self._started()
+        coordinator = self._consumer._coordinator
+        with anyio.move_on_after(self._config.commit_timeout):
+            await coordinator._maybe_leave_group()
+        coordinator.reset_generation()
+        self._joined_at = -math.inf  # the next member id is no sign of another process
 
     def membership(self, partitions: Iterable[TopicPartition]) -> Membership:
         """See `Consumer.membership`: as of the last assignment."""
@@ -285,6 +307,7 @@ class KafkaConsumer:
             coordinator.generation, coordinator.member_id, self._config.group_instance_id
         )
         self._partitions = partitions
+        self._unanswered = False
         self._note_membership(before)
         self._assignor.on_generation_assignment(coordinator.generation)
         await self._call(self._require_topics, partitions)

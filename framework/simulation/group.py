@@ -34,6 +34,7 @@ REBALANCE: Final = 20.0
 HEARTBEAT: Final = 1.0
 _COMMIT_TIMEOUT: Final = 5.0
 _UNSTABLE: Final = 0.1
+_LEAVES_HEARD: Final = 0.6
 _FETCHES: Final = (1, 1, 2, 3, 5, 10)
 
 
@@ -92,6 +93,7 @@ class Group:
 
     Attributes:
         ranges: the offsets that each partition's log has.
+        undone: partitions whose last commit a late one has undone, as at-least-once allows.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Group:
             p: records.nbytes // max(1, len(records)) for p, records in log.items()
         }
         self.ranges = {partition: LogRange() for partition in log}
+        self.undone: set[TopicPartition] = set()
         self.offsets = Offsets()
         self._clients: dict[str, GroupConsumer] = {}
         self._joined: dict[str, asyncio.Future[tuple[int, frozenset[TopicPartition]]]] = {}
@@ -139,7 +142,8 @@ class Group:
 
     def join(self, client: GroupConsumer) -> asyncio.Future[tuple[int, frozenset[TopicPartition]]]:
         """Enter a rebalance; the answer is the generation and the partitions."""
-        if client.member_id not in self.offsets.members:
+        if client.forgets_id or client.member_id not in self.offsets.members:
+            client.forgets_id = False
             self._names += 1
             client.member_id = f"{client.name}#{self._names}"
             self.offsets.members.add(client.member_id)
@@ -217,15 +221,19 @@ class Group:
     ) -> None:  # fmt: skip
         """Commit for a member, and check what it commits."""
         self.offsets.require(member_id, generation)
-        self.check(offsets)
+        self.check(offsets, is_orderly=not client.has_unanswered_commit)
         self.offsets.commit(member_id, generation, offsets)
         self.checks.memory(client.member)
 
-    def check(self, offsets: Mapping[TopicPartition, CommitOffset]) -> None:
-        """Check offsets that are about to be committed."""
+    def check(
+        self, offsets: Mapping[TopicPartition, CommitOffset], *, is_orderly: bool = True
+    ) -> None:
+        """Check offsets that are about to be committed; `is_orderly`: none of the sender's may be late."""
         for partition, entry in offsets.items():
             was = self.offsets.committed.get(partition)
-            self.checks.committed(partition, 0 if was is None else was.offset, entry.offset)
+            before = 0 if was is None else was.offset
+            self.checks.committed(partition, before, entry.offset, is_orderly=is_orderly)
+            (self.undone.add if entry.offset < before else self.undone.discard)(partition)
 
 
 def _answer(
@@ -247,6 +255,8 @@ class GroupConsumer:
         self.name = member.name
         self.member_id = ""
         self.generation = -1
+        self.has_unanswered_commit = False
+        self.forgets_id = False
         self._positions: dict[TopicPartition, int] = {}
         self._paused: set[TopicPartition] = set()
         self._rebalancing = True
@@ -308,7 +318,7 @@ class GroupConsumer:
                 self.generation, partitions = answer.result()
                 self._positions = dict.fromkeys(partitions, -1)
                 self._paused.clear()
-                self.member.is_fenced = False
+                self.member.is_fenced = self.has_unanswered_commit = False
                 await listener.assigned(partitions)
                 for partition, position in self._positions.items():
                     if position < 0:
@@ -432,8 +442,26 @@ class GroupConsumer:
                     "commit", "group", f"commits {shown}",
                     lambda: self._group.commit(self, member_id, generation, sent), ConsumerError,
                 )  # fmt: skip
+        except CommitFenced:
+            raise
+        except ConsumerError:
+            self.has_unanswered_commit = True
+            raise
         except TimeoutError as error:
+            self.has_unanswered_commit = True
             raise ConsumerError("the broker does not answer") from error
+
+    async def join_anew(self) -> None:
+        """See `Consumer.join_anew`; the group hears of it, or finds out when the session ends."""
+        await anyio.sleep(self._world.latency())
+        if self.member.dead:
+            return
+        if self._world.rng.random() < _LEAVES_HEARD:
+            self._group.leave(self.member_id)
+        else:
+            self.forgets_id = True
+            self.notice()
+            self._world.later(SESSION, self._group.leave, self.member_id)
 
     def membership(self, partitions: Iterable[TopicPartition]) -> Membership:
         """See `Consumer.membership`."""

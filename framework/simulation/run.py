@@ -255,13 +255,16 @@ class _Simulation:
         entry = group.offsets.committed.get(partition)
         committed = 0 if entry is None else entry.offset
         log = group.ranges[partition]
+        found = (worker.pipeline.ledgers.get(partition) for _, worker in self._working())
+        ledgers = [ledger for ledger in found if ledger is not None]
+        if partition in group.undone and any((e.watermark or 0) >= log.end for e in ledgers):
+            return False
         if committed >= log.end:
             return False
         if log.has_records_from(committed):
             return True
-        for _, worker in self._working():
-            ledger = worker.pipeline.ledgers.get(partition)
-            if ledger is not None and (ledger.has_unsettled or (ledger.watermark or 0) > committed):
+        for ledger in ledgers:
+            if ledger.has_unsettled or (ledger.watermark or 0) > committed:
                 return True
         self.checks.skips(partition, committed, log.start)
         return False

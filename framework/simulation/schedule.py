@@ -15,7 +15,7 @@ __all__ = ["Event", "How", "Schedule", "Target", "generate", "read_replay", "wri
 What = Literal["append", "kill", "drain", "sleep", "deal", "fault", "jump", "trim"]
 Target = Literal["", "sink", "errors", "commit", "offsets"]
 How = Literal[
-    "", "refuse", "lose", "slow", "hang", "torn",
+    "", "refuse", "lose", "late", "slow", "hang", "torn",
     "kill before", "kill after", "sleep before", "sleep after", "expel",
 ]  # fmt: skip
 
@@ -29,8 +29,8 @@ _HOW: Final[dict[Target, tuple[How, ...]]] = {
     ),
     "errors": ("refuse", "lose", "slow", "hang", "kill before", "kill after"),
     "commit": (
-        "refuse", "lose", "slow", "hang", "kill before", "kill after", "kill after", "sleep before",
-        "sleep after", "expel",
+        "refuse", "lose", "late", "late", "slow", "hang", "kill before", "kill after", "kill after",
+        "sleep before", "sleep after", "expel",
     ),
     "offsets": ("slow", "sleep before", "sleep after", "kill before"),
 }  # fmt: skip
@@ -91,6 +91,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
             "": "nothing",
             "refuse": "it fails, and has no effect",
             "lose": "it has its effect, but its answer is lost",
+            "late": f"its connection is lost, and it has its effect after {self.seconds:g} s",
             "slow": f"it is under way {lasts}",
             "hang": "it is never answered",
             "torn": "the server dies: it knows the token, but has lost the rows",

@@ -210,9 +210,11 @@ class World:
         under_way = self.latency()
         if request.how in ("slow", "sleep before"):
             under_way += request.seconds
-        if (
-            target == "commit"
-        ):  # of one connection: they arrive in the order in which they were sent
+        if request.how == "late":
+            self.later(under_way, request.fail, "the connection is lost")
+            under_way = request.seconds
+        elif target == "commit":
+            # Those of one connection arrive in the order in which they were sent.
             member.last_commit = max(self.loop.now + under_way, member.last_commit + 1e-6)
             under_way = member.last_commit - self.loop.now
         self.later(under_way, request.arrive)
@@ -258,13 +260,13 @@ class _Request:
         world, member = self._world, self._member
         match self.how:
             case "refuse":
-                self._fail("refused")
+                self.fail("refused")
             case "kill before":
                 self._tell("lost with its sender")
                 world.kill(member)
             case "torn" if self._torn is not None:
                 self._torn()
-                self._fail("the server died, and has lost it")
+                self.fail("the server died, and has lost it")
             case "expel":
                 world.expel(member)
                 self._act()
@@ -283,7 +285,7 @@ class _Request:
             case "hang":
                 pass
             case "lose":
-                self._fail("the answer is lost")
+                self.fail("the answer is lost")
             case how:
                 if how == "sleep after":
                     self._world.sleep(self._member, self.seconds)
@@ -294,7 +296,8 @@ class _Request:
             self._member.name, self._name, f"{self._text}: {what}" if what else self._text
         )
 
-    def _fail(self, why: str) -> None:
+    def fail(self, why: str) -> None:
+        """Let its sender see an error."""
         self._tell(why)
         self._reply(None, self._error(why))
 

@@ -137,6 +137,52 @@ async def test_only_watermarks_that_moved_are_committed(clock: VirtualClock) -> 
     assert committer.committed(P0) == 5
 
 
+class Unanswered(MemoryConsumer):
+    """Acknowledges a commit only after an attempt without an answer, which may take effect at any time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.joined_anew = 0
+
+    async def commit(self, offsets: Mapping[TopicPartition, CommitOffset]) -> None:
+        await super().commit(offsets)
+        self.has_unanswered_commit = True
+
+    async def join_anew(self) -> None:
+        self.joined_anew += 1
+
+
+async def test_after_an_attempt_without_an_answer_nothing_is_committed_before_the_next_generation(
+    clock: VirtualClock,
+) -> None:
+    consumer = Unanswered()
+    committer, ledgers = committer_of(consumer)
+    committer.orders_commits = True
+    settle(ledgers, 0, 4)
+    assert await committer.commit()
+    assert consumer.joined_anew == 1
+    settle(ledgers, 5, 9)
+    assert not await committer.commit()
+    assert consumer.commits == [{P0: 5}]
+    assert committer.is_ours(P0, CommitOffset(5))
+    consumer.has_unanswered_commit = False
+    committer.rejoined()
+    assert await committer.commit()
+    assert consumer.commits == [{P0: 5}, {P0: 10}]
+
+
+async def test_with_at_least_once_commits_go_on_after_an_attempt_without_an_answer(
+    clock: VirtualClock,
+) -> None:
+    consumer = Unanswered()
+    committer, ledgers = committer_of(consumer)
+    settle(ledgers, 0, 4)
+    assert await committer.commit()
+    settle(ledgers, 5, 9)
+    assert await committer.commit()
+    assert consumer.joined_anew == 0
+
+
 class Refusing(MemoryConsumer):
     """Refuses the commits of one partition for good, and acknowledges the others."""
 

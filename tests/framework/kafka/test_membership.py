@@ -130,6 +130,40 @@ async def test_commits_of_another_generation_are_refused(
             }
 
 
+@pytest.mark.parametrize("name", [None, "one"])
+async def test_a_member_that_joins_anew_leaves_its_unanswered_commits_behind(
+    broker: Broker, consume: Consume, name: str | None
+) -> None:
+    async with consume(heartbeat_interval=0.1, group_instance_id=name) as member:
+        for round_ in range(4):  # more often than two processes with one name are told apart
+            del member.calls[:]
+            await member.until_assigned(lambda p: p == {T0})
+            assert not member.consumer.has_unanswered_commit
+            broker.faults.add(Fault(api="OffsetCommit", times=1, lose_response=True))
+            await member.consumer.commit({T0: CommitOffset(round_)})
+            assert member.consumer.has_unanswered_commit
+            coordinator: Any = member.consumer._consumer._coordinator
+            before = Membership(member.consumer.generation, member.consumer.member_id)
+            member.partitions = frozenset()
+            await member.consumer.join_anew()
+            await member.until_assigned(lambda p: p == {T0})
+            assert member.consumer.member_id != before.member_id
+            with pytest.raises(CommitFenced):
+                await commit_offsets(coordinator, before, {T0: CommitOffset(99)}, 5)
+            assert await member.consumer.committed([T0]) == {T0: CommitOffset(round_)}
+
+
+async def test_a_commit_that_was_never_sent_is_not_unanswered(
+    broker: Broker, consume: Consume
+) -> None:
+    async with consume(heartbeat_interval=0.1) as member:
+        await member.until_assigned(lambda p: p == {T0})
+        broker.faults.add(Fault(api="OffsetCommit", times=2, error="COORDINATOR_NOT_AVAILABLE"))
+        broker.faults.add(Fault(api="FindCoordinator", times=1, error="COORDINATOR_NOT_AVAILABLE"))
+        await member.consumer.commit({T0: CommitOffset(1)})
+        assert not member.consumer.has_unanswered_commit
+
+
 async def test_a_removed_member_is_fenced_and_joins_again(
     consume: Consume, produce: Produce
 ) -> None:

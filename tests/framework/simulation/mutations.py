@@ -51,7 +51,16 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "commit.py", "return committed == entry.acknowledged or (", "return True or ("
     ),
     "the offset of a fenced commit counts as ours": Mutation(
-        "commit.py", "for partition in moved:  # another", "for partition in ():  # another"
+        "commit.py", "self._distrust_attempts(moved)", "self._distrust_attempts(())"
+    ),
+    "a commit without an answer may be late": Mutation(
+        "commit.py", "if self.orders_commits and self._consumer", "if False and self._consumer"
+    ),
+    "commits go on while the group is joined anew": Mutation(
+        "commit.py", "            self.hold()\n            self._fenced", "            self._fenced"
+    ),
+    "what was attempted in an earlier membership counts as ours": Mutation(
+        "commit.py", "self._distrust_attempts(self._partitions)", "self._distrust_attempts(())"
     ),
     "the announcement of a lost range is not kept while it is replayed": Mutation(
         "commit.py",

@@ -150,6 +150,27 @@ FOUND: Final[dict[str, tuple[str, Schedule]]] = {
             ),
         ),
     ),
+    "a commit whose connection was lost was late, and undid the next one": (
+        "clickhouse",
+        Schedule(
+            seed=1, members=1, max_rows=5, budget=0,
+            events=(
+                Event(2.15, "fault", target="commit", how="late", seconds=5.0),
+                Event(6.24, "append", 1, 1),
+            ),
+        ),
+    ),
+    "an announcement without an answer counted as not written after another member had written it": (
+        "chain of ranges",
+        Schedule(
+            seed=1204, members=2, max_rows=8, budget=0,
+            events=(
+                Event(0.0, "append", 0, 16),
+                Event(0.0, "append", 1, 1),
+                Event(1.64, "fault", target="commit", how="lose", seconds=5.0),
+            ),
+        ),
+    ),
     "a drain whose commits are fenced did not end with the rebalance, but with its deadline": (
         "clickhouse",
         Schedule(
@@ -224,7 +245,8 @@ def test_a_reducer_that_makes_other_rows_of_a_replayed_range_is_found_with_a_sho
     assert rule.startswith("a range that is written again has other rows: simulated:simulated:")
     assert seed.endswith("shrunk to these events:")
     assert 2 <= len(events) <= 5
-    assert any("killed" in event or "lost" in event or "rebalance" in event for event in events)
+    troubles = ("killed", "lost", "rebalance", "expels")
+    assert any(trouble in event for event in events for trouble in troubles)
 
 
 def test_a_schedule_that_breaks_a_rule_only_once_is_no_result() -> None:
