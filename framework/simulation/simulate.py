@@ -213,18 +213,23 @@ def simulate(
         StrategyError: the strategy cannot be simulated, or its map is not deterministic.
     """
 
-    def run() -> Simulated:
-        with garbage_is_silent():
-            simulator = Simulator(strategy, records, topic=topic, partitions=partitions)
-            done = simulator.search(schedules, seed)
-            if done.failing is not None:
-                short = simulator.shrink(done.failing)
-                raise AssertionError(describe(short, done.failing.schedule.seed))
+    def search() -> Simulated | str:
+        simulator = Simulator(strategy, records, topic=topic, partitions=partitions)
+        done = simulator.search(schedules, seed)
+        if done.failing is None:
             return done
+        return describe(simulator.shrink(done.failing), done.failing.schedule.seed)
+
+    def run() -> Simulated | str:
+        with garbage_is_silent():
+            return search()  # what its variables hold is garbage before the last collection
 
     # In a thread of its own, so that tests with a running event loop can call it too.
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(run).result()
+        found = pool.submit(run).result()
+    if isinstance(found, str):
+        raise AssertionError(found)  # noqa: TRY004  a rule is broken
+    return found
 
 
 def describe(failing: Failing, seed: int) -> str:
@@ -249,9 +254,11 @@ def garbage_is_silent() -> Iterator[Callable[[], object]]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
-            yield gc.collect
-            gc.unfreeze()
-            gc.collect()
+            try:
+                yield gc.collect
+            finally:
+                gc.unfreeze()
+                gc.collect()
     finally:
         if was_on:
             gc.enable()
