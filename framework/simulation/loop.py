@@ -107,6 +107,10 @@ class _Task(asyncio.Task[Any]):
     def __hash__(self) -> int:
         return self._number
 
+    def __repr__(self) -> str:
+        """Return its name: each cancellation takes it for its reason, and asyncio's own text is slow."""
+        return self.get_name()
+
 
 class SimulationLoop(asyncio.BaseEventLoop):
     """An event loop without files and threads. Its time moves when no callback is ready.

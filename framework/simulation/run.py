@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-
-import anyio
 
 from ..errors import DeadlineExceeded, reason_of
 from ..service.threads import without_threads
@@ -103,10 +102,10 @@ class _Simulation:
             self._start(number)
         for event in self.schedule.events:
             await self._until(event.at)
-            if self.world.broken.is_set():
+            if self.world.broken.done():
                 break
             self._do(event)
-        if not self.world.broken.is_set():
+        if not self.world.broken.done():
             await self._until(LENGTH)
             await self._recover()
         self._is_over = True
@@ -116,8 +115,7 @@ class _Simulation:
             await member.ended.wait()
 
     async def _until(self, at: float) -> None:
-        with anyio.CancelScope(deadline=max(at, self.loop.now)):
-            await self.world.broken.wait()
+        await asyncio.wait((self.world.broken,), timeout=max(at - self.loop.now, 0.0))
 
     def _do(self, event: Event) -> None:
         world = self.world
@@ -229,7 +227,7 @@ class _Simulation:
                 world.problem("something is stuck", self._stuck())
                 return
             await self._until(self.loop.now + _LOOK)
-            if world.broken.is_set():
+            if world.broken.done():
                 return
         self.checks.final({at: log.end for at, log in self.group.ranges.items()})
         for member, _ in self._working():

@@ -113,7 +113,7 @@ class World:
         rng: decides what the schedule leaves to chance.
         trace: what has happened.
         problems: the rules that were broken.
-        broken: set with the first of them.
+        broken: done with the first of them.
         stood_still: when the machine did so last: its end.
     """
 
@@ -122,7 +122,7 @@ class World:
         self.rng = random.Random(schedule.seed)  # noqa: S311  chance that can be repeated
         self.trace: list[Step] = []
         self.problems: list[Problem] = []
-        self.broken = asyncio.Event()
+        self.broken: asyncio.Future[None] = loop.create_future()
         self.stood_still = 0.0
         self._faults: list[Event] = []
         self.expel: Callable[[Member], None] = lambda _member: None
@@ -135,7 +135,8 @@ class World:
         """Note that a rule is broken."""
         self.problems.append(Problem(rule, text))
         self.note("check", "check", f"BROKEN: {rule}: {text}")
-        self.broken.set()
+        if not self.broken.done():
+            self.broken.set_result(None)
 
     def arm(self, fault: Event) -> None:
         """Let a fault happen to the next request to its target."""
