@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final, Literal
+import sys
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -20,7 +21,7 @@ How = Literal[
 ]  # fmt: skip
 
 LENGTH: Final = 16.0
-"""Seconds in which events begin."""
+"""Seconds in which events begin, at most; faults happen until then."""
 
 _HOW: Final[dict[Target, tuple[How, ...]]] = {
     "sink": (
@@ -136,24 +137,46 @@ class Schedule(msgspec.Struct, frozen=True):
         return all(event.what in ("append", "deal", "drain") for event in self.events)
 
 
+class _Scope(NamedTuple):
+    """What the schedules of a kind have; one of each is chosen.
+
+    Attributes:
+        records: the most of a partition.
+        lengths: the seconds in which events begin.
+        troubles: the events that are no appends.
+    """
+
+    records: tuple[int, ...]
+    lengths: tuple[float, ...]
+    troubles: tuple[int, ...]
+
+
+_LARGE: Final = _Scope((sys.maxsize,), (LENGTH,), (0, 1, 2, 3, 3, 4, 5, 6))
+_SMALL: Final = _Scope((2, 3, 4), (3.0, 6.0, 10.0, LENGTH), (3, 4, 5, 6, 7))
+
+
 def generate(seed: int, sizes: tuple[int, ...]) -> Schedule:
-    """Make the schedule of a seed.
+    """Make the schedule of a seed: about every seventh has all records, the others the first few.
+
+    Few mistakes need many records, but many need several faults, one soon after the other.
 
     Args:
         sizes: the number of records of each partition.
     """
     rng = random.Random(seed)  # noqa: S311  chance that can be repeated
+    scope = _LARGE if rng.random() < 0.15 else _SMALL
     members = rng.choice((1, 1, 2, 2, 3))
+    length, most = rng.choice(scope.lengths), rng.choice(scope.records)
     events = []
     for number, size in enumerate(sizes):
-        left = size
+        left = first = min(size, most)
         while left:
             count = min(left, rng.choice((1, 2, 5, 10, 30)) if rng.random() < 0.7 else left)
-            at = 0.0 if left == size else rng.uniform(0, LENGTH)
+            at = 0.0 if left == first else rng.uniform(0, length)
             events.append(Event(round(at, 2), "append", number, count))
             left -= count
     troubles = [
-        _trouble(rng, members, len(sizes)) for _ in range(rng.choice((0, 1, 2, 3, 3, 4, 5, 6)))
+        _trouble(rng, members, len(sizes), length) for _ in range(rng.choice(scope.troubles))
     ]
     if rng.random() < 0.15:  # an orderly one
         troubles = [
@@ -170,8 +193,8 @@ def generate(seed: int, sizes: tuple[int, ...]) -> Schedule:
     )
 
 
-def _trouble(rng: random.Random, members: int, partitions: int) -> Event:
-    at = round(rng.uniform(0, LENGTH), 2)
+def _trouble(rng: random.Random, members: int, partitions: int, length: float) -> Event:
+    at = round(rng.uniform(0, length), 2)
     member = rng.randrange(members)
     seconds = rng.choice((0.5, 2.0, 5.0, 15.0, 40.0))
     chance = rng.random()
