@@ -72,8 +72,8 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "a failed commit counts as acknowledged": Mutation(
         "commit.py",
-        "                self._report(str(error))\n                return False",
-        "                self._acknowledge(moved)\n                return False",
+        "                self._report(str(error))\n                await",
+        "                self._acknowledge(moved)\n                await",
     ),
     "the ledger goes by the maximum: a gap does not hold the watermark": Mutation(
         "delivery/ledger.py", "if self._starts[0] > self.watermark:", "if False:"
