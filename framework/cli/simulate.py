@@ -101,7 +101,7 @@ def simulate(
             done = _search_in_processes(simulator, load, schedules, seed, processes)
         if done.failing is None:
             _say(
-                f"{done.schedules} schedules, {sum(simulator.sizes)} records each, "
+                f"{done.schedules} schedules of up to {sum(simulator.sizes)} records, "
                 f"{done.seconds:,.0f} s of virtual time: no rule was broken."
             )
             return 0

@@ -47,7 +47,7 @@ def test_a_strategy_that_is_right_passes_with_generated_records(
     module: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert simulate(f"{module}:right", schedules=10) == 0
-    assert capsys.readouterr().out.startswith("10 schedules, 32 records each, ")
+    assert capsys.readouterr().out.startswith("10 schedules of up to 32 records, ")
 
 
 def test_a_schedule_that_breaks_a_rule_is_written_replayed_and_drawn(
