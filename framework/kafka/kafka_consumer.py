@@ -253,7 +253,8 @@ class KafkaConsumer:
 
     async def join_anew(self) -> None:
         """See `Consumer.join_anew`: under another member id, of which the broker knows no commit."""
-        self._started()
+        if self._fetcher is None or self._stopped:
+            return
         coordinator = self._consumer._coordinator
         with anyio.move_on_after(self._config.commit_timeout):
             await coordinator._maybe_leave_group()
