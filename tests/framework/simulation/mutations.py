@@ -23,29 +23,43 @@ ROOT: Final = Path(__file__).parents[3] / "framework"
 
 
 class Mutation(NamedTuple):
-    """In `file`, the only occurrence of `old` becomes `new`."""
+    """In `file`, the only occurrence of `old` becomes `new`.
+
+    Attributes:
+        of: the strategies that run the line, where only some of them do.
+    """
 
     file: str
     old: str
     new: str
+    of: tuple[str, ...] = ()
 
+
+_ANNOUNCED: Final = ("clickhouse", "batched into clickhouse", "chain of ranges")
+_AT_MOST_ONCE: Final = ("at most once",)
+_TRANSACTIONS: Final = ("transactions",)
 
 MUTATIONS: Final[dict[str, Mutation]] = {
     "commits go on between a revocation and the assignment": Mutation(
         "commit.py", "        self._held = True", "        self._held = False"
     ),
     "an announcement is forgotten before its last record": Mutation(
-        "commit.py", "watermark <= announcement.last:", "watermark < announcement.last:"
+        "commit.py",
+        "watermark <= announcement.last:",
+        "watermark < announcement.last:",
+        of=_ANNOUNCED,
     ),
     "an announcement is committed with the watermark, not with its first offset": Mutation(
         "commit.py",
         "return CommitOffset(announcement.first, announcement.metadata)\n        entry.",
         "return CommitOffset(watermark, announcement.metadata)\n        entry.",
+        of=_ANNOUNCED,
     ),
     "a range is written although its announcement was refused": Mutation(
         "commit.py",
         "return entry is not None and entry.acknowledged == CommitOffset(",
         "return True or entry == CommitOffset(",
+        of=_ANNOUNCED,
     ),
     "every committed offset counts as ours": Mutation(
         "commit.py", "return committed == entry.acknowledged or (", "return True or ("
@@ -60,12 +74,16 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "commit.py", "            self.hold()\n            self._fenced", "            self._fenced"
     ),
     "what was attempted in an earlier membership counts as ours": Mutation(
-        "commit.py", "self._distrust_attempts(self._partitions)", "self._distrust_attempts(())"
+        "commit.py",
+        "self._distrust_attempts(self._partitions)",
+        "self._distrust_attempts(())",
+        of=_ANNOUNCED,
     ),
     "the announcement of a lost range is not kept while it is replayed": Mutation(
         "commit.py",
         "_Committed(committed, committed, announcement)",
         "_Committed(committed, committed, None)",
+        of=_ANNOUNCED,
     ),
     "a fenced commit is not noticed by a rebalance": Mutation(
         "commit.py", "                self._fenced.set()", "                pass"
@@ -100,43 +118,58 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "return False",
     ),
     "at most once settles nothing before the write": Mutation(
-        "delivery/guarantees.py", "self.ledgers.settle(buffer.ranges())", "pass"
+        "delivery/guarantees.py",
+        "self.ledgers.settle(buffer.ranges())",
+        "pass",
+        of=_AT_MOST_ONCE,
     ),
     "at most once does not wait for failed records between its rows": Mutation(
         "delivery/guarantees.py",
         'no failed record is between them."""\n        return self.ledgers.complete(buffer.ranges())',
         'no failed record is between them."""\n        return _InOrder._is_turn(self, buffer)',
+        of=_AT_MOST_ONCE,
     ),
     "at most once writes although the commit was refused": Mutation(
         "delivery/guarantees.py",
         'if await self.committer.commit():\n            return None\n        return f"cannot commit',
         'if await self.committer.commit() or True:\n            return None\n        return f"cannot commit',
+        of=_AT_MOST_ONCE,
     ),
     "no announcement before the write": Mutation(
-        "delivery/guarantees.py", "if not await self.committer.announce(", "if None is ("
+        "delivery/guarantees.py",
+        "if not await self.committer.announce(",
+        "if None is (",
+        of=_ANNOUNCED,
     ),
     "a replayed range is announced as a new one": Mutation(
         "delivery/guarantees.py",
         "if replayed is not None and ranges[0].first > replayed.last:",
         "if replayed is not None:",
+        of=_ANNOUNCED,
     ),
     "a token without a range": Mutation(
         "delivery/guarantees.py",
         "token=token_of(self.group, ranges, generations)",
         "token=f'{self.group}:{self.partition}'",
+        of=_ANNOUNCED,
     ),
     "an announced range ends one record too early": Mutation(
         "delivery/guarantees.py",
         "last=ranges[-1].last,",
         "last=max(ranges[0].first, ranges[-1].last - 1),",
+        of=_ANNOUNCED,
     ),
     "a range is written before earlier failed records are settled": Mutation(
-        "delivery/guarantees.py", "ledger is None or ledger.watermark == ranges[0].first", "True"
+        "delivery/guarantees.py",
+        "ledger is None or ledger.watermark == ranges[0].first",
+        "True",
+        of=_ANNOUNCED,
     ),
     "an unexpected duplicate is not checked against the group": Mutation(
         "delivery/guarantees.py",
         'if await self.committer.commit():\n            return None\n        return f"{self.partition}',
         'if True:\n            return None\n        return f"{self.partition}',
+        of=_ANNOUNCED,
     ),
     "records settle when the first of two reducers has flushed": Mutation(
         "reduce.py", "if self._out is None or outcome.forward is None:", "if True:"
@@ -145,7 +178,10 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "reduce.py", "buffer.drop_stale(self._ledgers.is_current)", "pass"
     ),
     "the end of a replayed range is not passed on": Mutation(
-        "reduce.py", "await self._out.send(ReplayEnd())", "pass"
+        "reduce.py",
+        "await self._out.send(ReplayEnd())",
+        "pass",
+        of=_ANNOUNCED,
     ),
     "a flushed buffer is not emptied": Mutation(
         "reduce.py",
@@ -163,10 +199,16 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "filtered records are not settled": Mutation("map.py", "self._ledgers.settle(ranges)", "pass"),
     "the map does not say where a replayed range ends": Mutation(
-        "map.py", "await self._out.send(ReplayEnd())", "pass"
+        "map.py",
+        "await self._out.send(ReplayEnd())",
+        "pass",
+        of=_ANNOUNCED,
     ),
     "an announced range is not kept apart from what follows": Mutation(
-        "map.py", "if end is None or batch.last < end:", "if True:"
+        "map.py",
+        "if end is None or batch.last < end:",
+        "if True:",
+        of=_ANNOUNCED,
     ),
     "a paused partition is not resumed": Mutation("map.py", "self._on_taken()", "pass"),
     "a drain keeps records whose map has not begun": Mutation(
@@ -180,31 +222,46 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "a revocation does not wait for flushes": Mutation("events.py", "await quiet()", "pass"),
     "a transaction is committed although a partition of its rows was lost": Mutation(
-        "commit.py", "if self._held or not self._ledgers.is_current(ranges):", "if self._held:"
+        "commit.py",
+        "if self._held or not self._ledgers.is_current(ranges):",
+        "if self._held:",
+        of=_TRANSACTIONS,
     ),
     "what became of a commit without an answer is not asked for": Mutation(
-        "commit.py", "                await self._learn()", "                pass"
+        "commit.py",
+        "                await self._learn()",
+        "                pass",
+        of=_TRANSACTIONS,
     ),
     "rows of a transaction that was committed without an answer are sent again": Mutation(
         "delivery/guarantees.py",
         "buffer.drop_stale(lambda ranges: not ranges or not self.ledgers.are_settled(ranges))",
         "pass",
+        of=_TRANSACTIONS,
     ),
     "a transaction is committed before a record below it is settled": Mutation(
         "delivery/guarantees.py",
         "        if not self.ledgers.complete(ranges):",
         "        if False:",
+        of=_TRANSACTIONS,
     ),
     "a transaction without an end stays open": Mutation(
         "kafka/transactions.py",
         "            if self._begun:\n                await self._abort()",
         "            pass",
+        of=_TRANSACTIONS,
     ),
     "a transaction has no offsets": Mutation(
-        "kafka/transactions.py", "                if theirs:", "                if False:"
+        "kafka/transactions.py",
+        "                if theirs:",
+        "                if False:",
+        of=_TRANSACTIONS,
     ),
     "announcements of others are not read": Mutation(
-        "events.py", "announcement = self._announced(partition, entry)", "announcement = None"
+        "events.py",
+        "announcement = self._announced(partition, entry)",
+        "announcement = None",
+        of=_ANNOUNCED,
     ),
     "reading begins one record after the committed offset": Mutation(
         "events.py",
@@ -245,6 +302,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "sinks/ranges.py",
         "repeated, self._tried = self.replayed or self._tried, True",
         "repeated, self._tried = False, True",
+        of=_ANNOUNCED,
     ),
     "each attempt of an insert has another token": Mutation(
         "sinks/clickhouse/inserts.py",
@@ -307,8 +365,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         return importlib.machinery.ModuleSpec(fullname, _Loader(fullname, file, self._mutation))
 
 
-def _search(most: int, first: int) -> tuple[int, str]:
-    """Run the schedules of each strategy in turn until one breaks a rule."""
+def _search(most: int, first: int, names: Sequence[str] = ()) -> tuple[int, str]:
+    """Run the schedules of the named strategies, or of each, in turn until one breaks a rule."""
     from kmr.errors import KmrError
     from kmr.simulation.simulate import Simulator, garbage_is_silent
 
@@ -316,7 +374,7 @@ def _search(most: int, first: int) -> tuple[int, str]:
 
     with garbage_is_silent() as collect:  # one seed for all strategies, then the next one
         try:
-            simulators = [Simulator(make(), RECORDS) for make in STRATEGIES.values()]
+            simulators = [Simulator(STRATEGIES[name](), RECORDS) for name in names or STRATEGIES]
         except KmrError as error:
             return 1, str(error)
         for number in range(most):
@@ -331,10 +389,12 @@ def _search(most: int, first: int) -> tuple[int, str]:
 
 def main(name: str, schedules: str, first: str = "1") -> None:
     """Print what a search with a mutation has found; `none` mutates nothing."""
+    names: tuple[str, ...] = ()
     if name != "none":
+        names = MUTATIONS[name].of
         sys.meta_path.insert(0, _Finder(MUTATIONS[name]))
     began = time.process_time()
-    found, rule = _search(int(schedules), int(first))
+    found, rule = _search(int(schedules), int(first), names)
     print(f"{found} {time.process_time() - began:.1f} s {rule}", flush=True)  # noqa: T201
 
 
