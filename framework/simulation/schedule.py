@@ -152,7 +152,7 @@ class _Scope(NamedTuple):
 
 
 _LARGE: Final = _Scope((sys.maxsize,), (LENGTH,), (0, 1, 2, 3, 3, 4, 5, 6))
-_SMALL: Final = _Scope((2, 3, 4), (3.0, 6.0, 10.0, LENGTH), (3, 4, 5, 6, 7))
+_SMALL: Final = _Scope((2, 3, 4), (3.0, 6.0, 10.0, LENGTH), (4, 5, 6, 7, 8))
 
 
 def generate(seed: int, sizes: tuple[int, ...]) -> Schedule:
