@@ -38,6 +38,7 @@ class Mutation(NamedTuple):
 _ANNOUNCED: Final = ("clickhouse", "batched into clickhouse", "chain of ranges")
 _AT_MOST_ONCE: Final = ("at most once",)
 _TRANSACTIONS: Final = ("transactions",)
+_ORDERED: Final = (*_ANNOUNCED, *_AT_MOST_ONCE)
 
 MUTATIONS: Final[dict[str, Mutation]] = {
     "commits go on between a revocation and the assignment": Mutation(
@@ -68,10 +69,16 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "commit.py", "self._distrust_attempts(moved)", "self._distrust_attempts(())"
     ),
     "a commit without an answer may be late": Mutation(
-        "commit.py", "if self.orders_commits and self._consumer", "if False and self._consumer"
+        "commit.py",
+        "if self.orders_commits and self._consumer",
+        "if False and self._consumer",
+        of=_ORDERED,
     ),
     "commits go on while the group is joined anew": Mutation(
-        "commit.py", "            self.hold()\n            self._fenced", "            self._fenced"
+        "commit.py",
+        "            self.hold()\n            self._fenced",
+        "            self._fenced",
+        of=_ORDERED,
     ),
     "what was attempted in an earlier membership counts as ours": Mutation(
         "commit.py",
