@@ -34,7 +34,7 @@ REBALANCE: Final = 20.0
 HEARTBEAT: Final = 1.0
 _COMMIT_TIMEOUT: Final = 5.0
 _UNSTABLE: Final = 0.1
-_LEAVES_HEARD: Final = 0.6
+_LEAVES_HEARD: Final = 0.3
 _FETCHES: Final = (1, 1, 2, 3, 5, 10)
 
 
