@@ -247,7 +247,7 @@ class Committer:
             await self._consumer.join_anew()
 
     def _distrust_attempts(self, partitions: Iterable[TopicPartition]) -> None:
-        """From now on another member may commit what was attempted."""
+        """Do not count attempted offsets as ours: another member may commit the same ones."""
         for partition in partitions:
             entry = self._entry(partition)
             entry.attempted = entry.acknowledged

@@ -128,7 +128,7 @@ class Group:
             client.changed()
 
     def trim(self, number: int, count: int) -> None:
-        """Remove the first records of a partition's log, at most all that were appended."""
+        """Remove the first `count` records of a partition's log, or all if it has fewer."""
         partition = sorted(self.log)[number]
         present, log = self.offsets_in_log[partition], self.ranges[partition]
         index = int(present.searchsorted(log.start)) + count

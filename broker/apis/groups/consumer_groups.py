@@ -18,7 +18,7 @@ from kio.static.primitive import i8, i32, i32Timedelta
 from ...authorization.rules import Operation, Resource
 from ...coordinators.groups.consumer_group import ConsumerGroup
 from ...coordinators.groups.consumer_types import ConsumerHeartbeat
-from ...coordinators.groups.group_types import GroupError
+from ...coordinators.groups.group_types import GroupError, by_topic
 from ...log.results import LogError
 from ...turns import in_turns
 from .. import entities
@@ -169,10 +169,7 @@ def _accepted(
 
 
 def _by_topic(partitions: Iterable[tuple[UUID, int]]) -> Iterable[tuple[UUID, tuple[i32, ...]]]:
-    topics: dict[UUID, list[i32]] = {}
-    for topic, index in sorted(partitions):
-        topics.setdefault(topic, []).append(i32(index))
-    return [(topic, tuple(each)) for topic, each in topics.items()]
+    return [(topic, tuple(map(i32, each))) for topic, each in by_topic(partitions).items()]
 
 
 # -- ConsumerGroupDescribe -------------------------------------------------------------------------

@@ -193,7 +193,7 @@ class Fetch:
     def __init__(
         self, context: RequestContext, request: FetchFrame, idle: _Idle | None = None
     ) -> None:
-        """`idle`: what is known of the same request, if it found nothing the last time."""
+        """`idle`: the memory of the same request, if it found nothing the last time."""
         services = context.services
         self._context = context
         self._version = context.api_version

@@ -201,7 +201,7 @@ class ConsumerGroup:
             self.assignment_epoch = self.epoch
 
     def adopt(self, generation: int, members: Iterable[ConsumerMember]) -> None:
-        """Continue a classic group's generation: its members hold what is their target."""
+        """Continue a classic group's generation: each member holds its whole target."""
         self.epoch = self.assignment_epoch = generation
         for member in members:
             member.epoch = member.previous_epoch = generation

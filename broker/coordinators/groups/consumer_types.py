@@ -11,14 +11,13 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from .group_types import GroupError, ProtocolChoice, TimerHandle
+from .group_types import GroupError, ProtocolChoice, TimerHandle, by_topic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
     "JOIN_EPOCH",
-    "LEAVE_EPOCH",
     "STATIC_LEAVE_EPOCH",
     "ClassicProtocol",
     "ConsumerGroupState",
@@ -29,7 +28,6 @@ __all__ = [
 ]
 
 JOIN_EPOCH: Final = 0
-LEAVE_EPOCH: Final = -1
 STATIC_LEAVE_EPOCH: Final = -2
 _DEFAULT_REBALANCE_TIMEOUT: Final = 300.0
 
@@ -55,7 +53,7 @@ class ClassicProtocol:
     """Its assignors in the order of preference, which count again when the group becomes a classic one."""
 
     def record(self) -> dict[str, Any]:
-        """Return what is stored."""
+        """Return the record to store."""
         choices = [(each.name, b64encode(each.metadata).decode()) for each in self.protocols]
         return {"session_timeout": self.session_timeout, "protocols": choices}
 
@@ -144,7 +142,7 @@ class ConsumerMember:
         self.session_timer = self.step_timer = None
 
     def record(self, target: Partitions) -> dict[str, Any]:
-        """Return what is stored of the member and its target."""
+        """Return the record to store, with the member's target."""
         stored = {
             "instance_id": self.instance_id,
             "rack_id": self.rack_id,
@@ -183,10 +181,7 @@ class ConsumerMember:
 
 
 def _pack(partitions: Partitions) -> dict[str, list[int]]:
-    packed: dict[str, list[int]] = {}
-    for topic, index in sorted(partitions):
-        packed.setdefault(str(topic), []).append(index)
-    return packed
+    return {str(topic): indexes for topic, indexes in by_topic(partitions).items()}
 
 
 def _unpack(packed: Mapping[str, list[int]]) -> Partitions:

@@ -7,12 +7,12 @@ ConsumerProtocolSubscription and ConsumerProtocolAssignment, versions 0 to 3.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from ...protocol.cursor import Cursor, MalformedRequest
 from ...protocol.messages import default_message, read_message, write_message
+from .group_types import by_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -64,13 +64,11 @@ def write_assignment(version: int, partitions: Iterable[tuple[str, int]]) -> byt
     """Write an assignment in the version of the member's subscription, or the newest one."""
     message_type = _message_type("assignment", version)
     element = import_module(message_type.__module__).TopicPartition
-    indexes: dict[str, list[int]] = {}
-    for topic, index in sorted(partitions):
-        indexes.setdefault(topic, []).append(index)
     message = default_message(
         message_type,
         assigned_partitions=tuple(
-            element(topic=topic, partitions=tuple(each)) for topic, each in indexes.items()
+            element(topic=topic, partitions=tuple(indexes))
+            for topic, indexes in by_topic(partitions).items()
         ),
         user_data=b"",
     )
@@ -86,9 +84,8 @@ def _read(kind: str, data: bytes) -> tuple[int, Any]:
     return version, message
 
 
-@cache
 def _message_type(kind: str, version: int) -> Any:
-    """Return the type; what is newer than the newest one begins with it."""
+    """Return the type; newer versions begin with the fields of the newest one here."""
     module = f"kio.schema.consumer_protocol_{kind}.v{min(version, _NEWEST)}.data"
     return getattr(import_module(module), f"ConsumerProtocol{kind.title()}")
 

@@ -4,10 +4,11 @@ Durations are seconds. A refused request is a result with an `error`, not an exc
 normal during a rebalance.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol, TypeVar
+from uuid import UUID
 
 __all__ = [
     "NO_GENERATION",
@@ -25,12 +26,22 @@ __all__ = [
     "SyncResult",
     "TimerHandle",
     "Waiter",
+    "by_topic",
 ]
 
 NO_GENERATION = -1
 """The generation of a client outside the group, which only stores offsets."""
 
 T_contra = TypeVar("T_contra", contravariant=True)
+Topic = TypeVar("Topic", str, UUID)
+
+
+def by_topic(partitions: Iterable[tuple[Topic, int]]) -> dict[Topic, list[int]]:
+    """Return the partitions of each topic, in order; topics are names or ids."""
+    indexes: dict[Topic, list[int]] = {}
+    for topic, index in sorted(partitions):
+        indexes.setdefault(topic, []).append(index)
+    return indexes
 
 
 class GroupState(Enum):

@@ -135,7 +135,7 @@ async def test_a_member_that_joins_anew_leaves_its_unanswered_commits_behind(
     broker: Broker, consume: Consume, name: str | None
 ) -> None:
     async with consume(heartbeat_interval=0.1, group_instance_id=name) as member:
-        for round_ in range(4):  # more often than two processes with one name are told apart
+        for round_ in range(4):  # two processes with one name would be an error after three
             del member.calls[:]
             await member.until_assigned(lambda p: p == {T0})
             assert not member.consumer.has_unanswered_commit

@@ -263,7 +263,7 @@ class ClassicClient(Client):
             return
         partitions, _ = read_assignment(result.assignment)
         given = frozenset(index for _, index in partitions)
-        # Who has to give up partitions joins again, so that others get them.
+        # A member that gives up partitions joins again, so that others get them.
         self.is_member = not (self.held - given)
         self.held = given
 
@@ -512,7 +512,7 @@ JOIN = ConsumerHeartbeat("new", 0, rebalance_timeout=60.0, topics=("t",), owned=
 def alone(
     site: Site, metadata: bytes, assignment: bytes = b"", protocol_type: str = "consumer"
 ) -> MemberIdentity:
-    """Make a stable classic group of one member that says what is given."""
+    """Make a stable classic group of one member with this subscription and assignment."""
     choices = (ProtocolChoice("own", metadata),)
     request = JoinRequest(MemberIdentity(""), protocol_type, choices, SESSION, 60.0)
     joined = site.run(site.groups.join("g", request))
