@@ -36,11 +36,14 @@ class _Committed:
         acknowledged: the last one that the broker confirmed.
         attempted: the last one that we sent. Without an answer, the broker may have either.
         announcement: the range that is announced with it.
+        is_found: whether the announcement was read and not yet committed by us. A member that the group
+            has put out meanwhile reads its successor's: only the group can tell them apart, by a commit.
     """
 
     acknowledged: CommitOffset | None
     attempted: CommitOffset | None
     announcement: Announcement | None = None
+    is_found: bool = False
 
 
 class Committer:
@@ -190,7 +193,7 @@ class Committer:
         return {
             partition: wanted
             for partition, watermark in self._ledgers.watermarks(ranges).items()
-            if (wanted := self._wanted(partition, watermark)) != self._entry(partition).acknowledged
+            if not self._is_acknowledged(partition, wanted := self._wanted(partition, watermark))
         }
 
     async def _send(self, offsets: dict[TopicPartition, CommitOffset]) -> None:
@@ -259,20 +262,24 @@ class Committer:
 
     def _acknowledge(self, offsets: dict[TopicPartition, CommitOffset]) -> None:
         for partition, offset in offsets.items():
-            self._entry(partition).acknowledged = offset
+            entry = self._entry(partition)
+            entry.acknowledged, entry.is_found = offset, False
+
+    def _is_acknowledged(self, partition: TopicPartition, offset: CommitOffset) -> bool:
+        entry = self._entry(partition)
+        return entry.acknowledged == offset and not entry.is_found
 
     async def announce(self, partition: TopicPartition, announcement: Announcement) -> bool:
         """Commit the announcement of a range that is about to be written; return whether it may be.
 
         The same commit acknowledges earlier writes of all partitions, and carries the announcements of
-        others. False means that the group has a new generation or that no broker answers.
+        others. An announcement that was found (`begin`) is committed too. False means that the group has
+        a new generation or that no broker answers.
         """
         self._entry(partition).announcement = announcement
         await self.commit()
-        entry = self._partitions.get(partition)
-        return entry is not None and entry.acknowledged == CommitOffset(
-            announcement.first, announcement.metadata
-        )
+        announced = CommitOffset(announcement.first, announcement.metadata)
+        return self._is_acknowledged(partition, announced)
 
     def withdraw(self, partition: TopicPartition) -> None:
         """Announce nothing for a partition any more: the next commit says so."""
@@ -312,7 +319,9 @@ class Committer:
         Raises ConsumerError if a newer version of kmr wrote its metadata.
         """
         self._generations[partition] = generation_of(partition, committed)
-        self._partitions[partition] = _Committed(committed, committed, announcement)
+        self._partitions[partition] = _Committed(
+            committed, committed, announcement, is_found=announcement is not None
+        )
 
     def forget(self, partition: TopicPartition) -> None:
         """Remove a partition that is no longer assigned.

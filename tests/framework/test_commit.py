@@ -124,6 +124,22 @@ async def test_an_announced_range_stays_committed_until_the_watermark_is_beyond_
     assert await consumer.committed([P0]) == {P0: CommitOffset(7)}
 
 
+async def test_a_range_that_was_found_announced_is_written_after_one_commit_that_the_group_accepts(
+    clock: VirtualClock,
+) -> None:
+    consumer = MemoryConsumer()
+    committer, _ = committer_of(consumer)
+    announcement = Announcement(0, 4, "token", "its predecessor, or its successor")
+    committer.begin(P0, CommitOffset(0, announcement.metadata), announcement)
+    consumer.fenced = True
+    assert not await committer.announce(P0, announcement)
+    consumer.fenced = False
+    assert await committer.announce(P0, announcement)
+    assert await committer.announce(P0, announcement)
+    assert consumer.commits == [{P0: 0}]
+    assert await consumer.committed([P0]) == {P0: CommitOffset(0, announcement.metadata)}
+
+
 async def test_only_watermarks_that_moved_are_committed(clock: VirtualClock) -> None:
     consumer = MemoryConsumer()
     committer, ledgers = committer_of(consumer)

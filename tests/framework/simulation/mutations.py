@@ -58,9 +58,12 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "a range is written although its announcement was refused": Mutation(
         "commit.py",
-        "return entry is not None and entry.acknowledged == CommitOffset(",
-        "return True or entry == CommitOffset(",
+        "return self._is_acknowledged(partition, announced)",
+        "return bool(announced)",
         of=_ANNOUNCED,
+    ),
+    "a range that was found announced is written without a commit of our own": Mutation(
+        "commit.py", "is_found=announcement is not None", "is_found=False", of=_ANNOUNCED
     ),
     "every committed offset counts as ours": Mutation(
         "commit.py", "return committed == entry.acknowledged or (", "return True or ("
@@ -88,8 +91,8 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "the announcement of a lost range is not kept while it is replayed": Mutation(
         "commit.py",
-        "_Committed(committed, committed, announcement)",
-        "_Committed(committed, committed, None)",
+        "committed, committed, announcement, is_found",
+        "committed, committed, None, is_found",
         of=_ANNOUNCED,
     ),
     "a fenced commit is not noticed by a rebalance": Mutation(
@@ -372,8 +375,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         return importlib.machinery.ModuleSpec(fullname, _Loader(fullname, file, self._mutation))
 
 
-def _search(most: int, first: int, names: Sequence[str] = ()) -> tuple[int, str]:
-    """Run the schedules of the named strategies, or of each, in turn until one breaks a rule."""
+def _search(most: int, names: Sequence[str]) -> tuple[int, str]:
+    """Run schedules of the named strategies, or of all, in turn until one breaks a rule."""
     from kmr.errors import KmrError
     from kmr.simulation.simulate import Simulator, garbage_is_silent
 
@@ -386,7 +389,7 @@ def _search(most: int, first: int, names: Sequence[str] = ()) -> tuple[int, str]
             return 1, str(error)
         for number in range(most):
             simulator = simulators[number % len(simulators)]
-            problems = simulator.run(simulator.generate(first + number // len(simulators))).problems
+            problems = simulator.run(simulator.generate(1 + number // len(simulators))).problems
             if problems:
                 return number + 1, problems[0].rule
             if number % 100 == 0:
@@ -394,14 +397,12 @@ def _search(most: int, first: int, names: Sequence[str] = ()) -> tuple[int, str]
     return 0, ""
 
 
-def main(name: str, schedules: str, first: str = "1") -> None:
-    """Print what a search with a mutation has found; `none` mutates nothing."""
-    names: tuple[str, ...] = ()
-    if name != "none":
-        names = MUTATIONS[name].of
-        sys.meta_path.insert(0, _Finder(MUTATIONS[name]))
+def main(name: str, schedules: str) -> None:
+    """Print what a search with a mutation has found."""
+    mutation = MUTATIONS[name]
+    sys.meta_path.insert(0, _Finder(mutation))
     began = time.process_time()
-    found, rule = _search(int(schedules), int(first), names)
+    found, rule = _search(int(schedules), mutation.of)
     print(f"{found} {time.process_time() - began:.1f} s {rule}", flush=True)  # noqa: T201
 
 

@@ -1,6 +1,6 @@
 """The long run, `make simulate`: many schedules of every strategy, then every mutation of the protocol.
 
-It prints the first schedule that breaks a rule, and after how many schedules each mutation is found. The exit
+It prints each schedule that breaks a rule, and after how many schedules each mutation is found. The exit
 code is 1 if a rule is broken without a mutation, or if more than a tenth of the mutations is not found.
 """
 
@@ -10,49 +10,63 @@ import argparse
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kmr.service.process import processor_limit
+from kmr.simulation.simulate import Simulator, garbage_is_silent
 
 from .mutations import MUTATIONS
-from .strategies import STRATEGIES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from .strategies import RECORDS, STRATEGIES
 
 __all__ = ["main", "try_mutation"]
 
-_SHARE: Final = 500 * len(STRATEGIES)
+_SEEDS: Final = 20
 _ROOT = Path(__file__).parents[3]
 
 
-def try_mutation(name: str, schedules: int, first: int = 1) -> tuple[int, str]:
-    """Search with a mutation, or `none`; return after how many schedules (0: never), and the rest."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tests.framework.simulation.mutations",
-            name,
-            str(schedules),
-            str(first),
-        ],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=_ROOT,
-    )
+def try_mutation(name: str, schedules: int) -> tuple[int, str]:
+    """Search with a mutation; return after how many schedules it is found (0: never), and the rest."""
+    command = [sys.executable, "-m", "tests.framework.simulation.mutations", name, str(schedules)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=_ROOT)
     found, _, rest = done.stdout.strip().partition(" ")
     return int(found), rest
 
 
-def _shares(schedules: int, seed: int) -> Iterator[tuple[int, int]]:
-    """Cut a search into parts, each with its first seed; the same ones however many processes there are."""
-    for done in range(0, schedules, _SHARE):
-        yield seed + done // len(STRATEGIES), min(_SHARE, schedules - done)
+@cache
+def _simulators() -> dict[str, Simulator]:
+    """Make the simulators of this process."""
+    return {name: Simulator(make(), RECORDS) for name, make in STRATEGIES.items()}
+
+
+def _search(seeds: range) -> list[str]:
+    """Run the schedules of these seeds with every strategy; return the rules that are broken."""
+    broken = []
+    with garbage_is_silent():
+        for seed in seeds:
+            for name, simulator in _simulators().items():
+                problems = simulator.run(simulator.generate(seed)).problems
+                broken += [f"{name}, seed {seed}: {p.rule}: {p.text}" for p in problems[:1]]
+    return broken
+
+
+def _search_unmutated(seeds: int, first: int, processes: int) -> int:
+    """Run the schedules of this number of seeds; return how many break a rule."""
+    end = first + seeds
+    shares = [range(seed, min(seed + _SEEDS, end)) for seed in range(first, end, _SEEDS)]
+    began, broken = time.monotonic(), 0
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        for found in pool.map(_search, shares):
+            broken += len(found)
+            for text in found:
+                print(f"BROKEN: {text}", flush=True)  # noqa: T201
+    ran, seconds = seeds * len(STRATEGIES), time.monotonic() - began
+    result = f"{broken} broke a rule" if broken else "no rule was broken"
+    print(f"{ran:,} schedules in {seconds:.0f} s ({ran / seconds:.0f}/s): {result}", flush=True)  # noqa: T201
+    return broken
 
 
 def main() -> int:
@@ -68,29 +82,17 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=processor_limit())
     given = parser.parse_args()
     broken = missed = 0
-    with ThreadPoolExecutor(given.processes) as pool:
-        began, held = time.monotonic(), 0
-        shares = list(_shares(given.schedules, given.seed))
-        for (first, share), (found, rest) in zip(
-            shares,
-            pool.map(lambda each: try_mutation("none", each[1], each[0]), shares),
-            strict=True,
-        ):
-            broken += found > 0
-            held += found - 1 if found else share
-            if found:
-                print(f"BROKEN from seed {first} on, at number {found}: {rest}", flush=True)  # noqa: T201
-        if shares:
-            rate = held / (time.monotonic() - began)
-            result = f"{broken} broken" if broken else "no rule was broken"
-            print(f"{held:,} schedules: {result}; {rate:.0f} schedules/s", flush=True)  # noqa: T201
-        if given.mutated:
-            names = list(MUTATIONS)
+    if given.schedules:
+        seeds = -(-given.schedules // len(STRATEGIES))
+        broken = _search_unmutated(seeds, given.seed, given.processes)
+    if given.mutated:
+        names = list(MUTATIONS)
+        with ThreadPoolExecutor(given.processes) as pool:
             outcomes = pool.map(partial(try_mutation, schedules=given.mutated), names)
             for name, (found, rest) in zip(names, outcomes, strict=True):
                 missed += not found
                 print(f"{found or 'NOT FOUND':>9}  {name}  ({rest})", flush=True)  # noqa: T201
-            print(f"{len(names) - missed} of {len(names)} mutations were found")  # noqa: T201
+        print(f"{len(names) - missed} of {len(names)} mutations were found")  # noqa: T201
     return 1 if broken or missed * 10 > len(MUTATIONS) else 0
 
 

@@ -171,6 +171,20 @@ FOUND: Final[dict[str, tuple[str, Schedule]]] = {
             ),
         ),
     ),
+    "a member that slept over its assignment wrote the range that its successor had announced": (
+        "chain of ranges",
+        Schedule(
+            seed=700925, members=2, max_rows=8, budget=0,
+            events=(
+                Event(0.0, "append", 0, 1),
+                Event(0.0, "append", 1, 3),
+                Event(2.23, "fault", target="commit", how="late", seconds=5.0),
+                Event(2.55, "sleep", 0, seconds=15.0),
+                Event(7.98, "drain", 1, seconds=5.0),
+                Event(10.94, "fault", target="commit", how="sleep before", seconds=2.0),
+            ),
+        ),
+    ),
     "a drain whose commits are fenced did not end with the rebalance, but with its deadline": (
         "clickhouse",
         Schedule(
