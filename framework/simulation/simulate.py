@@ -44,7 +44,7 @@ __all__ = [
     "simulate",
 ]
 
-_COLLECT_EVERY: Final = 100
+_COLLECT_EVERY: Final = 10
 _TIMESTAMP_US: Final = 1_767_225_600_000_000  # 2026-01-01
 
 
@@ -257,8 +257,8 @@ def garbage_is_silent() -> Iterator[Callable[[], object]]:
             try:
                 yield gc.collect
             finally:
-                gc.unfreeze()
                 gc.collect()
+                gc.unfreeze()
     finally:
         if was_on:
             gc.enable()

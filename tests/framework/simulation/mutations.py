@@ -392,7 +392,7 @@ def _search(most: int, names: Sequence[str]) -> tuple[int, str]:
             problems = simulator.run(simulator.generate(1 + number // len(simulators))).problems
             if problems:
                 return number + 1, problems[0].rule
-            if number % 100 == 0:
+            if number % 10 == 0:
                 collect()
     return 0, ""
 

@@ -24,7 +24,7 @@ from .strategies import RECORDS, STRATEGIES
 
 __all__ = ["main", "try_mutation"]
 
-_SEEDS: Final = 20
+_SEEDS: Final = 50
 _ROOT = Path(__file__).parents[3]
 
 
@@ -45,8 +45,9 @@ def _simulators() -> dict[str, Simulator]:
 def _search(seeds: range) -> list[str]:
     """Run the schedules of these seeds with every strategy; return the rules that are broken."""
     broken = []
-    with garbage_is_silent():
+    with garbage_is_silent() as collect:
         for seed in seeds:
+            collect()
             for name, simulator in _simulators().items():
                 problems = simulator.run(simulator.generate(seed)).problems
                 broken += [f"{name}, seed {seed}: {p.rule}: {p.text}" for p in problems[:1]]
