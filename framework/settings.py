@@ -416,11 +416,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Without those that have none, the strategy and the topics.
         """
         return {
-            s.name: s.masked(s.value_in(self))
+            s.name: s.masked(value)
             for s in settings_of(type(self))
-            if not s.required
+            if (value := s.value_in(self)) != s.default
+            and not s.required
             and s.name not in ("strategy", "topics")
-            and s.value_in(self) != s.default
         }
 
 

@@ -17,7 +17,7 @@ What = Literal["append", "kill", "drain", "sleep", "deal", "fault", "jump", "tri
 Target = Literal["", "sink", "errors", "commit", "offsets"]
 How = Literal[
     "", "refuse", "lose", "late", "slow", "hang", "torn",
-    "kill before", "kill after", "sleep before", "sleep after", "expel",
+    "kill before", "kill after", "sleep before", "sleep after", "overtaken", "expel",
 ]  # fmt: skip
 
 LENGTH: Final = 16.0
@@ -27,14 +27,19 @@ _HOW: Final[dict[Target, tuple[How, ...]]] = {
     "sink": (
         "refuse", "refuse", "lose", "slow", "hang", "torn",
         "kill before", "kill after", "kill after", "sleep before", "sleep before", "sleep after",
+        "overtaken",
     ),
     "errors": ("refuse", "lose", "slow", "hang", "kill before", "kill after"),
     "commit": (
         "refuse", "lose", "late", "late", "slow", "hang", "kill before", "kill after", "kill after",
-        "sleep before", "sleep after", "expel",
+        "sleep before", "sleep after", "overtaken", "expel",
     ),
-    "offsets": ("slow", "sleep before", "sleep after", "kill before"),
+    "offsets": ("slow", "sleep before", "sleep after", "overtaken", "kill before"),
 }  # fmt: skip
+
+
+_MOST: Final[dict[How, float]] = {"overtaken": 40.0}
+"""Seconds after which it is over, where something else is waited for."""
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -100,6 +105,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
             "kill after": "its member is killed after the effect",
             "sleep before": f"its member sleeps {lasts}, and the effect comes as late",
             "sleep after": f"its member sleeps {lasts} after the effect",
+            "overtaken": "its member sleeps until another one commits, and the effect comes as late",
             "expel": "the group expels the member before it",
         }
         return words[self.how]
@@ -202,7 +208,8 @@ def _trouble(rng: random.Random, members: int, partitions: int, length: float) -
         target: Target = rng.choice(
             ("sink", "sink", "sink", "commit", "commit", "commit", "errors", "offsets")
         )
-        return Event(at, "fault", target=target, how=rng.choice(_HOW[target]), seconds=seconds)
+        how = rng.choice(_HOW[target])
+        return Event(at, "fault", target=target, how=how, seconds=_MOST.get(how, seconds))
     if chance < 0.68:
         return Event(at, "kill", member, seconds=min(seconds, 5.0))
     if chance < 0.78:

@@ -125,6 +125,7 @@ class World:
         self.broken: asyncio.Future[None] = loop.create_future()
         self.stood_still = 0.0
         self._faults: list[Event] = []
+        self._overtaken: list[_Request] = []
         self.expel: Callable[[Member], None] = lambda _member: None
 
     def note(self, source: str, target: str, text: str) -> None:
@@ -205,12 +206,14 @@ class World:
         if member.dead:
             raise error("the process is dead")
         fault = self._fault(target, torn is not None)
-        request = _Request(self, member, name, text, effect, error, torn, fault)
-        if request.how == "sleep before":
+        request = _Request(self, member, target, name, text, effect, error, torn, fault)
+        if request.how in ("sleep before", "overtaken"):
             self.sleep(member, request.seconds)
         under_way = self.latency()
-        if request.how in ("slow", "sleep before"):
+        if request.how in ("slow", "sleep before", "overtaken"):
             under_way += request.seconds
+        if request.how == "overtaken":
+            self._overtaken.append(request)
         if request.how == "late":
             self.later(under_way, request.fail, "the connection is lost")
             under_way = request.seconds
@@ -222,6 +225,13 @@ class World:
         with member.waiting(self.loop):
             result: T = await request.answer
         return result
+
+    def overtake(self, member: Member) -> None:
+        """Let the requests arrive that wait for a commit of another member, which this one has made."""
+        for request in [each for each in self._overtaken if each.member is not member]:
+            self._overtaken.remove(request)
+            self._wake(request.member)
+            request.arrive()
 
     def _fault(self, target: Target, can_tear: bool) -> Event | None:
         for fault in self._faults:
@@ -238,6 +248,7 @@ class _Request:
         self,
         world: World,
         member: Member,
+        target: Target,
         name: str,
         text: str,
         effect: Callable[[], Any],
@@ -248,8 +259,10 @@ class _Request:
         self.answer: asyncio.Future[Any] = world.loop.create_future()
         self.how: How = "" if fault is None else fault.how
         self.seconds = 0.0 if fault is None else fault.seconds
+        self.member = member
         self._world = world
-        self._member = member
+        self._target = target
+        self._has_arrived = False
         self._name = name
         self._text = text
         self._effect = effect
@@ -257,8 +270,11 @@ class _Request:
         self._torn = torn
 
     def arrive(self) -> None:
-        """Let the server do what is asked, unless the fault comes first."""
-        world, member = self._world, self._member
+        """Let the server do what is asked, once, unless the fault comes first."""
+        world, member = self._world, self.member
+        if self._has_arrived:
+            return
+        self._has_arrived = True
         match self.how:
             case "refuse":
                 self.fail("refused")
@@ -280,21 +296,23 @@ class _Request:
         except Exception as refused:  # noqa: BLE001  the server's answer
             value, raised = None, refused
         self._tell("" if raised is None else f"refused ({raised})")
+        if self._target == "commit" and raised is None:
+            self._world.overtake(self.member)
         match self.how:
             case "kill after":
-                self._world.kill(self._member)
+                self._world.kill(self.member)
             case "hang":
                 pass
             case "lose":
                 self.fail("the answer is lost")
             case how:
                 if how == "sleep after":
-                    self._world.sleep(self._member, self.seconds)
+                    self._world.sleep(self.member, self.seconds)
                 self._reply(value, raised)
 
     def _tell(self, what: str) -> None:
         self._world.note(
-            self._member.name, self._name, f"{self._text}: {what}" if what else self._text
+            self.member.name, self._name, f"{self._text}: {what}" if what else self._text
         )
 
     def fail(self, why: str) -> None:
