@@ -85,7 +85,9 @@ class _Callback:
             context.run(self._callback, *self._arguments)
         except (SystemExit, KeyboardInterrupt):
             raise
-        except BaseException as error:  # noqa: BLE001  as asyncio does
+        except BaseException as error:
+            if context.get(PROCESS) is None:
+                raise  # a fault of a model would make every result worthless
             loop.call_exception_handler(
                 {"message": f"Exception in callback {self._callback!r}", "exception": error}
             )

@@ -228,8 +228,9 @@ class World:
 
     def overtake(self, member: Member) -> None:
         """Let the requests arrive that wait for a commit of another member, which this one has made."""
-        for request in [each for each in self._overtaken if each.member is not member]:
-            self._overtaken.remove(request)
+        arriving = [request for request in self._overtaken if request.member is not member]
+        self._overtaken = [request for request in self._overtaken if request.member is member]
+        for request in arriving:
             self._wake(request.member)
             request.arrive()
 

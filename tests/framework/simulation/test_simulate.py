@@ -259,7 +259,7 @@ def test_a_reducer_that_makes_other_rows_of_a_replayed_range_is_found_with_a_sho
     assert rule.startswith("a range that is written again has other rows: simulated:simulated:")
     assert seed.endswith("shrunk to these events:")
     assert 2 <= len(events) <= 5
-    troubles = ("killed", "lost", "rebalance", "expels")
+    troubles = ("killed", "lost", "rebalance", "expels", "sleeps")
     assert any(trouble in event for event in events for trouble in troubles)
 
 
