@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
 
 from anyio import CancelScope, current_time
-from anyio.lowlevel import RunVar
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
     from collections.abc import Callable, Iterator
 
 __all__ = ["Deadline", "end_shields", "shield"]
@@ -18,7 +20,8 @@ __all__ = ["Deadline", "end_shields", "shield"]
 _RESERVE: Final = 5.0  # seconds, or a fifth of the deadline
 _LAST_PART: Final = 0.25
 
-_shields: RunVar[set[CancelScope]] = RunVar("shields")
+# Not anyio's `RunVar`: where `sniffio` is installed, that can be read in tasks only, and a timer ends them.
+_shields: Final[WeakKeyDictionary[AbstractEventLoop, set[CancelScope]]] = WeakKeyDictionary()
 
 
 class Deadline:
@@ -69,9 +72,7 @@ def shield(seconds: float = math.inf) -> Iterator[CancelScope]:
     Args:
         seconds: the block is cancelled after so long.
     """
-    shields = _shields.get(None)
-    if shields is None:
-        _shields.set(shields := set())
+    shields = _shields.setdefault(asyncio.get_running_loop(), set())
     with CancelScope(shield=True, deadline=current_time() + seconds) as scope:
         shields.add(scope)
         try:
@@ -82,5 +83,5 @@ def shield(seconds: float = math.inf) -> Iterator[CancelScope]:
 
 def end_shields() -> None:
     """End all shields of this event loop: what was cancelled meanwhile stops, everything else goes on."""
-    for scope in list(_shields.get(None) or ()):
+    for scope in list(_shields.get(asyncio.get_running_loop(), ())):
         scope.shield = False

@@ -86,10 +86,12 @@ class _Callback:
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
-            if context.get(PROCESS) is None:
+            process = context.get(PROCESS)
+            if process is None:
                 raise  # a fault of a model would make every result worthless
+            message = f"Exception in callback {self._callback!r}"
             loop.call_exception_handler(
-                {"message": f"Exception in callback {self._callback!r}", "exception": error}
+                {"message": message, "exception": error, "process": process}
             )
 
 

@@ -8,7 +8,9 @@ from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
 
 from ..errors import DeadlineExceeded, reason_of
 from ..service.threads import without_threads
@@ -88,6 +90,7 @@ class _Simulation:
         metrics: Metrics,
     ) -> None:
         self.loop = loop
+        loop.set_exception_handler(self._judge_callback)
         self.schedule = schedule
         self.world = world = World(loop, schedule)
         self.checks = Checks(world, expected, orderly=schedule.is_orderly)
@@ -171,7 +174,9 @@ class _Simulation:
     async def _live(self, member: Member) -> None:
         consumer = member.consumer = GroupConsumer(self.world, self.group, member)
         failure: BaseException | None = None
-        with member.scope:
+        with anyio.CancelScope() as member.scope:
+            if member.dead:
+                member.scope.cancel()
             try:
                 worker = member.worker = Worker(
                     self.strategy, self.settings, metrics=self.metrics, consumer=consumer
@@ -188,6 +193,16 @@ class _Simulation:
         member.ended.set()
         if not self._is_over:
             self.world.later(self._restart_after(member), self._restart, member)
+
+    def _judge_callback(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Take an error of a member's callback for a broken rule: an event loop would only log it."""
+        match context:
+            case {"process": Member(dead=False) as member, "exception": error, "message": message}:
+                self.world.problem("a callback failed", f"{member.name}: {message}: {error!r}")
+            case {"process": _}:
+                pass
+            case _:
+                loop.default_exception_handler(context)
 
     def _judge(self, member: Member, failure: BaseException | None) -> None:
         """Check how a member ended that was not killed."""

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-import anyio
-
 from ..errors import CommitFenced
 from .loop import PROCESS, Process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import anyio
 
     from ..worker import Worker
     from .group import GroupConsumer
@@ -55,6 +55,7 @@ class Member(Process):
 
     Attributes:
         dead: it was killed. What it still does has no effect.
+        scope: of its task; None before that runs.
         worker: None before it has started.
         consumer: its membership of the group.
         asked_to_end: when it was asked to drain; None before.
@@ -71,7 +72,7 @@ class Member(Process):
         self.number = number
         self.name = f"member {number}" if life == 1 else f"member {number} (life {life})"
         self.dead = False
-        self.scope = anyio.CancelScope()
+        self.scope: anyio.CancelScope | None = None
         self.ended = asyncio.Event()
         self.worker: Worker | None = None
         self.consumer: GroupConsumer | None = None
@@ -160,7 +161,8 @@ class World:
         if not member.dead and not member.ended.is_set():
             self.note(member.name, member.name, "is killed")
             member.dead = True
-            member.scope.cancel()
+            if member.scope is not None:
+                member.scope.cancel()
             if member.asleep:
                 member.wake(self.loop)
 
