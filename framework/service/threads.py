@@ -17,6 +17,11 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from .deadline import shield
 
+try:  # where it is installed, anyio takes it for the library whose event loop runs here: in a thread none does
+    from sniffio import current_async_library_cvar as _library
+except ImportError:
+    _library = ContextVar("nothing reads it")
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -83,7 +88,9 @@ async def run_in_thread(
         except IndexError:
             thread = _Thread()
             thread.start()
-        thread.calls.put((loop, future, partial(copy_context().run, function, *arguments)))
+        context = copy_context()
+        context.run(_library.set, None)
+        thread.calls.put((loop, future, partial(context.run, function, *arguments)))
         with nullcontext() if abandon_on_cancel else shield():
             result, error = await future
     if error is not None:

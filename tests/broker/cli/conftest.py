@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from contextvars import Context
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import pytest
@@ -15,6 +17,13 @@ from kmr.broker.cli import app
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+
+def _run(arguments: tuple[str, ...]) -> int:
+    """Run a command as a process does: in an empty context, although a test may call it in one of its own."""
+    call = partial(app, exit_on_error=False, print_error=False, result_action="return_value")
+    code: int = Context().run(call, arguments)
+    return code
 
 
 class Result(NamedTuple):
@@ -67,9 +76,7 @@ def kmr(
         capfdbinary.readouterr()
         with source.open() as file, monkeypatch.context() as patch:
             patch.setattr(sys, "stdin", file)
-            code = app(
-                arguments, exit_on_error=False, print_error=False, result_action="return_value"
-            )
+            code = _run(arguments)
         captured = capfdbinary.readouterr()
         return Result(code, captured.out, captured.err)
 
@@ -96,9 +103,7 @@ def offline(
         capsys.readouterr()
         with source.open() as file, monkeypatch.context() as patch:
             patch.setattr(sys, "stdin", file)
-            code = app(
-                arguments, exit_on_error=False, print_error=False, result_action="return_value"
-            )
+            code = _run(arguments)
         return code, *capsys.readouterr()
 
     return run

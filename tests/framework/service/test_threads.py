@@ -30,6 +30,10 @@ async def test_it_returns_what_the_function_returns_and_raises_what_it_raises() 
         await run_in_thread(divmod, 7, 0)
 
 
+async def test_the_function_can_run_an_event_loop() -> None:
+    await run_in_thread(anyio.run, anyio.sleep, 0)
+
+
 async def test_one_call_after_the_other_needs_one_thread() -> None:
     threads = {await run_in_thread(threading.get_ident) for _ in range(20)}
     assert len(threads) == 1
