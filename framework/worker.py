@@ -372,14 +372,15 @@ class Worker:
         while True:
             await anyio.sleep(self._settings.commit_interval)
             await self._consumer.look_up_ends()
-            for partition in self._partitions():
-                self.metrics.observe_lag(partition, self._oldest(partition))
+            now = anyio.current_time()
             self._pipeline.intake.count_waiting()
-            self._liveness.note(self._idle_partitions(), anyio.current_time())
+            self._liveness.note(self._idle_partitions(), now)
             status = self.status()
+            for partition in status.partitions:
+                self.metrics.observe_lag(partition, self._oldest(partition))
             self.metrics.observe_retries(status.stages)
-            progress.note(status, anyio.current_time())
-            self.metrics.drain_seconds.set(drain.seconds(status, anyio.current_time()))
+            progress.note(status, now)
+            self.metrics.drain_seconds.set(drain.seconds(status, now))
             if catch_up is not None and catch_up.is_reached(status):
                 self.shutdown("caught up")
             if status.live != live:

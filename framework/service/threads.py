@@ -17,7 +17,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from .deadline import shield
 
-try:  # where it is installed, anyio takes it for the library whose event loop runs here: in a thread none does
+try:  # where it is installed, anyio reads which event loop runs: none does in a new thread
     from sniffio import current_async_library_cvar as _library
 except ImportError:
     _library = ContextVar("nothing reads it")

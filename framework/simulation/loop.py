@@ -143,6 +143,13 @@ class SimulationLoop(asyncio.BaseEventLoop):
         """Run callbacks that were held back."""
         self._callbacks.extend(held)
 
+    def close(self) -> None:
+        """Close it, and forget what was to be run."""
+        super().close()
+        self._callbacks.clear()
+        self._timers.clear()
+        self.set_exception_handler(None)
+
     def call_at(  # type: ignore[override]
         self,
         when: float,

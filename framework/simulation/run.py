@@ -27,6 +27,7 @@ from .world import Member, World
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy as np
     import pyarrow as pa
 
     from ..observe.metrics import Metrics
@@ -54,12 +55,15 @@ class Outcome:
         problems: the rules that were broken; empty if all is well.
         steps: what happened, in order.
         seconds: the virtual time that it took.
+        diverted: how often each offset of a partition reached `reduce_err`.
+        gone: whether retention had removed the offset before it was read.
     """
 
     problems: tuple[Problem, ...]
     steps: tuple[Step, ...]
     seconds: float
-    checks: Checks
+    diverted: Mapping[TopicPartition, np.ndarray]
+    gone: Mapping[TopicPartition, np.ndarray]
 
 
 @cache
@@ -338,8 +342,11 @@ def run_schedule(
                 simulation.world.problem(
                     "something is stuck", "nothing is left that could wake a task"
                 )
-        world = simulation.world
-        return Outcome(tuple(world.problems), tuple(world.trace), loop.now, simulation.checks)
+        world, checks = simulation.world, simulation.checks
+        return Outcome(
+            tuple(world.problems), tuple(world.trace), loop.now, checks.diverted, checks.gone
+        )
     finally:
         random.setstate(chance)
+        place.end()
         loop.close()

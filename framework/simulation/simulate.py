@@ -44,7 +44,6 @@ __all__ = [
     "simulate",
 ]
 
-_COLLECT_EVERY: Final = 10
 _TIMESTAMP_US: Final = 1_767_225_600_000_000  # 2026-01-01
 
 
@@ -106,7 +105,7 @@ class Simulator:
             raise StrategyError(
                 f"without a single fault, {calm.problems[0].rule}: {calm.problems[0].text}"
             )
-        for at, diverted in calm.checks.diverted.items():
+        for at, diverted in calm.diverted.items():
             self.expected.refusable.update(
                 (at, offset) for offset in np.flatnonzero(diverted).tolist()
             )
@@ -141,16 +140,18 @@ class Simulator:
     def run(self, schedule: Schedule) -> Outcome:
         """Run one schedule. Call it where no event loop runs."""
         with _quiet():
-            return run_schedule(
+            outcome = run_schedule(
                 self.strategy, self.log, schedule, self.place, self.expected, self._metrics
             )
+        gc.collect(0)  # all that the schedule made, while it is in the processor's caches
+        return outcome
 
     def search(
         self, schedules: int, seed: int = 1, on_run: Callable[[Outcome], None] = lambda _: None
     ) -> Simulated:
         """Run the schedules of `schedules` seeds from `seed` on, up to the first that breaks a rule."""
         seconds = 0.0
-        with garbage_is_silent() as collect:
+        with garbage_is_silent():
             for number in range(schedules):
                 schedule = self.generate(seed + number)
                 outcome = self.run(schedule)
@@ -158,8 +159,6 @@ class Simulator:
                 on_run(outcome)
                 if outcome.problems:
                     return Simulated(number + 1, seconds, Failing(schedule, outcome))
-                if number % _COLLECT_EVERY == 0:
-                    collect()
         return Simulated(schedules, seconds, None)
 
     def shrink(self, failing: Failing) -> Failing:
@@ -242,8 +241,8 @@ def describe(failing: Failing, seed: int) -> str:
 
 
 @contextmanager
-def garbage_is_silent() -> Iterator[Callable[[], object]]:
-    """Collect garbage only when the given function is called, and at the end, without warnings.
+def garbage_is_silent() -> Iterator[None]:
+    """Collect garbage only after each schedule and at the end, without warnings.
 
     Processes that are killed close nothing: their streams warn when they are collected.
     """
@@ -255,7 +254,7 @@ def garbage_is_silent() -> Iterator[Callable[[], object]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             try:
-                yield gc.collect
+                yield
             finally:
                 gc.collect()
                 gc.unfreeze()

@@ -83,6 +83,10 @@ class Place:
         self.table = ModelTable(self.columns)
         self.ranges: set[str] = set()
 
+    def end(self) -> None:
+        """Forget a simulation, so that nothing of it outlives it."""
+        del self.world, self.checks, self.coordinator
+
     def member(self) -> Member:
         """Return the member whose code runs."""
         return current_member()

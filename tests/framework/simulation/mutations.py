@@ -382,7 +382,7 @@ def _search(most: int, names: Sequence[str]) -> tuple[int, str]:
 
     from .strategies import RECORDS, STRATEGIES
 
-    with garbage_is_silent() as collect:  # one seed for all strategies, then the next one
+    with garbage_is_silent():  # one seed for all strategies, then the next one
         try:
             simulators = [Simulator(STRATEGIES[name](), RECORDS) for name in names or STRATEGIES]
         except KmrError as error:
@@ -392,8 +392,6 @@ def _search(most: int, names: Sequence[str]) -> tuple[int, str]:
             problems = simulator.run(simulator.generate(1 + number // len(simulators))).problems
             if problems:
                 return number + 1, problems[0].rule
-            if number % 10 == 0:
-                collect()
     return 0, ""
 
 

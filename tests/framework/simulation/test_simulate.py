@@ -220,7 +220,7 @@ def test_records_that_retention_removed_before_they_were_read_are_the_only_ones_
     with garbage_is_silent():
         outcome = Simulator(STRATEGIES[name](), RECORDS).run(Schedule(1, 1, 3, 0, events))
     assert outcome.problems == ()
-    (gone,) = (gone.nonzero()[0].tolist() for gone in outcome.checks.gone.values() if gone.any())
+    (gone,) = (gone.nonzero()[0].tolist() for gone in outcome.gone.values() if gone.any())
     assert gone == [4, 5, 6, 7]
     assert str(events[3]) == "  8.20 s  retention removes the first 8 records of partition 0"
 
