@@ -117,12 +117,9 @@ class _Simulation:
         for number in self._lives:
             self._start(number)
         for event in self.schedule.events:
-            await self._until(event.at)
-            if self.world.broken.done():
-                break
-            self._do(event)
+            self.world.later(event.at, self._do, event)
+        await self._until(LENGTH)
         if not self.world.broken.done():
-            await self._until(LENGTH)
             await self._recover()
         self._is_over = True
         for member in self.members:
@@ -134,6 +131,8 @@ class _Simulation:
         await asyncio.wait((self.world.broken,), timeout=max(at - self.loop.now, 0.0))
 
     def _do(self, event: Event) -> None:
+        if self._is_over:
+            return
         world = self.world
         member = self._present(event.number)
         match event.what:
