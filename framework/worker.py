@@ -270,13 +270,17 @@ class Worker:
         await self._until_answered(self._pipeline.take_over)
 
     async def _until_answered(self, ask: Callable[[], Awaitable[None]]) -> None:
-        """Ask until a broker answers. Raises BrokerUnavailable after `broker_timeout` seconds."""
+        """Ask until a broker answers. Raises BrokerUnavailable after `broker_timeout` seconds.
+
+        The last attempt begins after that: one that the machine stood still in says nothing of the broker.
+        """
         give_up = anyio.current_time() + self._settings.broker_timeout
         while True:
+            is_last = anyio.current_time() >= give_up
             try:
                 await ask()
             except BrokerUnavailable as error:
-                if anyio.current_time() >= give_up:
+                if is_last:
                     raise
                 if str(error) != self._waits_for:
                     self._waits_for = str(error)

@@ -197,6 +197,17 @@ FOUND: Final[dict[str, tuple[str, Schedule]]] = {
             ),
         ),
     ),
+    "a worker ended because the machine had stood still while it asked for its transactional id": (
+        "transactions",
+        Schedule(
+            seed=706218, members=1, max_rows=2, budget=0,
+            events=(
+                Event(0.0, "jump", seconds=40.0),
+                Event(2.14, "append", 1, 1),
+                Event(2.31, "jump", seconds=40.0),
+            ),
+        ),
+    ),
 }  # fmt: skip
 
 
