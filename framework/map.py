@@ -234,9 +234,9 @@ class MapStage:
         """Whether everything that was taken in is mapped and sent on."""
         return self._busy_since is None and self._mapped_to == self._ledger.position
 
-    def status(self) -> StageStatus:
-        """Return the stage's present activity."""
-        now, since = anyio.current_time(), self._mapping_since
+    def status(self, now: float) -> StageStatus:
+        """Return the stage's present activity; `now` is the event loop's time."""
+        since = self._mapping_since
         activity: Literal["idle", "mapping", "waiting"] = "mapping"
         if since is None:
             since = self._busy_since

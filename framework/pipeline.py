@@ -364,8 +364,9 @@ class Pipeline:
 
     def stages(self) -> tuple[StageStatus, ...]:
         """Return the status of every stage, in the order of the flow."""
-        maps = (stage.status() for _, stage in sorted(self._maps.items()))
-        return (*maps, *(stage.status() for stage in self._stages))
+        now = anyio.current_time()
+        maps = (stage.status(now) for _, stage in sorted(self._maps.items()))
+        return (*maps, *(stage.status(now) for stage in self._stages))
 
     def undrained(self) -> list[str]:
         """Return the offsets that are in flight and not settled, by partition."""

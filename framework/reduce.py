@@ -306,10 +306,10 @@ class ReduceStage:
                 anyio.current_time() - self._flushing_since
             )
 
-    def status(self) -> StageStatus:
-        """Return the stage's present activity."""
+    def status(self, now: float) -> StageStatus:
+        """Return the stage's present activity; `now` is the event loop's time."""
         activity: Literal["idle", "waiting", "collecting", "flushing", "retrying", "held"]
-        now, since, attempt = anyio.current_time(), self._flushing_since, self._attempt_since
+        since, attempt = self._flushing_since, self._attempt_since
         if since is None:
             since = self._collecting.since
             activity = "idle" if since is None else "collecting"

@@ -383,9 +383,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def map_workers(self) -> int:
         """`executor_workers`, or its default in this process."""
+        if self.executor_workers:
+            return self.executor_workers
         processors = os.cpu_count() or 1
         share = processors // self.worker_count if self.executor == "process" else processors
-        return self.executor_workers or max(1, share)
+        return max(1, share)
 
     @property
     def budget(self) -> int:

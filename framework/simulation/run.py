@@ -73,6 +73,7 @@ def _settings_of(topics: tuple[str, ...], budget: int) -> Settings:
         topics=topics,
         group="simulated",
         executor="inline",
+        executor_workers=1,  # to count the processors takes 1 % of a schedule
         inflight_bytes=budget,
         fetch=FetchSettings(max_partition_bytes=1024),
         queue_batches=QUEUE_BATCHES,

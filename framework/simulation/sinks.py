@@ -51,12 +51,13 @@ _writing: ContextVar[RangeRows | None] = ContextVar("the range that is written",
 
 
 class Place:
-    """What the models of one strategy share; all but its columns and classes is new for each schedule.
+    """What the models of one strategy share; the table and the ranges are new for each schedule.
 
     Attributes:
         columns: of the ClickHouse table.
         classes: of the models, by the class that they change and how: a class is costly to make, and each
             new one empties the interpreter's caches.
+        strategies: with models, by the most rows of a flush: members work with copies of their reducers.
     """
 
     world: World
@@ -66,6 +67,7 @@ class Place:
     def __init__(self, columns: Mapping[str, str]) -> None:
         self.columns = dict(columns)
         self.classes: dict[tuple[type, type], type[Any]] = {}
+        self.strategies: dict[int, Strategy] = {}
         self.begin()
 
     @property
@@ -103,13 +105,17 @@ def table_columns(schema: pa.Schema) -> dict[str, str]:
 
 def with_models(strategy: Strategy, place: Place, max_rows: int) -> Strategy:
     """Return a strategy with models instead of its sinks, and with lower limits."""
+    if (made := place.strategies.get(max_rows)) is not None:
+        return made
     *before, last = strategy.reduce
     reduce = [_lower(_watched(reducer, place), max_rows) for reducer in before]
     reduce.append(_lower(_modelled(last, place), max_rows))
     errors = strategy.reduce_err
     if errors is not None:
         errors = _lower(ModelWriter(errors, place, "errors"), max_rows)
-    return replace(strategy, reduce=reduce, reduce_err=errors, err_limit=None)
+    made = replace(strategy, reduce=reduce, reduce_err=errors, err_limit=None)
+    place.strategies[max_rows] = made
+    return made
 
 
 def _lower(reducer: Reducer, max_rows: int) -> Reducer:

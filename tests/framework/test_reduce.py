@@ -99,7 +99,7 @@ async def test_a_closed_gate_lets_no_flush_begin(clock: VirtualClock) -> None:
         bench.feed(10)
         await clock.advance(100.0)
         assert journal.attempts == 0
-        assert bench.stage.status().activity == "held"
+        assert bench.stage.status(anyio.current_time()).activity == "held"
         bench.gate.open()
     assert counts(journal) == [10]
 

@@ -72,7 +72,7 @@ async def test_a_retry_has_the_same_rows_whatever_arrives_meanwhile(clock: Virtu
         bench.feed(5)
         await clock.advance(4.9)
         assert journal.attempts == 1
-        assert bench.stage.status().reason == "busy"
+        assert bench.stage.status(anyio.current_time()).reason == "busy"
         await clock.advance(0.1)
         assert journal.attempts == 2
         await clock.advance(60.0)
