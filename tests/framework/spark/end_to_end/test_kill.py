@@ -22,6 +22,7 @@ import pytest
 
 from kmr.cli.check import check
 from kmr.sinks.clickhouse.client import Target, connect
+from tests.processes import open_descendants
 
 pytest.importorskip("pyspark")
 
@@ -211,7 +212,7 @@ def test_killed_slow_to_start_stopped_and_started_again_nothing_is_missing_or_do
 def test_a_second_signal_ends_it_at_once_and_its_jvm_too(engine: Engine, tmp_path: Path) -> None:
     with engine.start("hung_open") as process:
         engine.wait_for(process, (tmp_path / "opening").exists)
-        jvms = [os.pidfd_open(pid) for pid in children_of(process.pid)]
+        jvms = open_descendants(process.pid)
         assert jvms
         process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + PATIENCE
@@ -258,12 +259,3 @@ def test_an_error_that_the_user_can_fix_is_one_message(
         "[7..7] in map: ValueError: poisoned; set reduce_err= in the strategy to keep such records and go on"
     )
     assert "Traceback" not in errors
-
-
-def children_of(pid: int) -> list[int]:
-    """Return the descendants of a process."""
-    tasks = Path(f"/proc/{pid}/task")
-    children = [
-        int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()
-    ]
-    return children + [below for child in children for below in children_of(child)]

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kmr.broker.client import BatchProducer
+from tests.processes import open_descendants
 
 if TYPE_CHECKING:
     from anyio.abc import Process
@@ -155,7 +156,7 @@ async def test_a_worker_with_its_own_session_drains_at_sigterm_and_leaves_no_jvm
     process = await start(broker, tmp_path, "through_spark")
     try:
         assert await read_flushes(process, 1) == 1
-        jvms = [os.pidfd_open(pid) for pid in children_of(process.pid)]
+        jvms = open_descendants(process.pid)
         assert jvms
         process.send_signal(signal.SIGTERM)
         with anyio.fail_after(60):
@@ -170,12 +171,3 @@ async def test_a_worker_with_its_own_session_drains_at_sigterm_and_leaves_no_jvm
     found = delivered(tmp_path)
     assert sorted(offset for _, offset in found) == list(range(0, CHUNK + CHUNK // 2, 2))
     assert found.total() == len(found)
-
-
-def children_of(pid: int) -> list[int]:
-    """Return the descendants of a process."""
-    tasks = Path(f"/proc/{pid}/task")
-    children = [
-        int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()
-    ]
-    return children + [below for child in children for below in children_of(child)]
