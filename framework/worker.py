@@ -431,8 +431,8 @@ class Worker:
     def status(self) -> WorkerStatus:
         """Return the worker's present status."""
         pipeline, state = self._pipeline, self._events.state
-        stages = pipeline.stages()
-        stalled = self._liveness.problem(stages, anyio.current_time())
+        stages, now = pipeline.stages(), anyio.current_time()
+        stalled = self._liveness.problem(stages, now)
         retried = next((f"{s.name}: {s.reason}" for s in stages if s.reason is not None), None)
         return WorkerStatus(
             state=state,
@@ -447,7 +447,7 @@ class Worker:
             inflight_limit=pipeline.intake.budget.limit,
             consumed=pipeline.intake.consumed,
             settled=pipeline.intake.settled,
-            uptime=anyio.current_time() - self._started,
+            uptime=now - self._started,
             failed=self.metrics.failed_records,
             repeated=self.metrics.repeated,
             failures=self.metrics.failures.newest_first(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
@@ -180,9 +179,9 @@ class ClickHouseWriter(RangeWriter):
 
     def spawn(self) -> Self:
         """Copy; the copies share the set of logged warnings, so that a stage logs each once."""
-        other = copy.copy(self)  # nothing is open yet, and the configuration never changes
-        other.rows, other._written, other._proven = [], {}, set()  # noqa: SLF001  of our own class
-        return other
+        copy = super().spawn()
+        copy._warned = self._warned  # noqa: SLF001  of our own class
+        return copy
 
     async def open(self, context: Context) -> None:
         """Connect, create the table if that is wanted, and read it.
