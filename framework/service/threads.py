@@ -51,11 +51,12 @@ _without: ContextVar[bool] = ContextVar("calls are made on the event loop", defa
 @contextmanager
 def without_threads() -> Iterator[None]:
     """Let `run_in_thread` call functions on the event loop: for a simulation, which has one thread."""
-    token = _without.set(True)
+    without, library = _without.set(True), _library.set("asyncio")  # as `anyio.run` does
     try:
         yield
     finally:
-        _without.reset(token)
+        _library.reset(library)
+        _without.reset(without)
 
 
 async def run_in_thread(
