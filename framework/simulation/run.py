@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "run_schedule"]
 
-_COMMIT_INTERVAL: Final = 2.0
-_AFTERMATH: Final = 3 * _COMMIT_INTERVAL  # in which faults that are armed still happen
 _RECOVERY: Final = 120.0
 _LOOK: Final = 0.5
 _REVOKE: Final = 8.0
@@ -79,7 +77,7 @@ def _settings_of(topics: tuple[str, ...], budget: int) -> Settings:
         inflight_bytes=budget,
         fetch=FetchSettings(max_partition_bytes=1024),
         queue_batches=QUEUE_BATCHES,
-        commit_interval=_COMMIT_INTERVAL,
+        commit_interval=2.0,
         revoke_deadline=_REVOKE,
         shutdown_deadline=_SHUTDOWN,
     )
@@ -121,8 +119,7 @@ class _Simulation:
             self._start(number)
         for event in self.schedule.events:
             self.world.later(event.at, self._do, event)
-        last = max((event.at for event in self.schedule.events), default=0.0)
-        await self._until(min(last + _AFTERMATH, LENGTH))
+        await self._until(LENGTH)
         if not self.world.broken.done():
             await self._recover()
         self._is_over = True

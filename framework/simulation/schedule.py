@@ -21,7 +21,7 @@ How = Literal[
 ]  # fmt: skip
 
 LENGTH: Final = 16.0
-"""Seconds in which events begin, at most; no fault happens later."""
+"""Seconds in which events begin, at most; faults happen until then."""
 
 _HOW: Final[dict[Target, tuple[How, ...]]] = {
     "sink": (
