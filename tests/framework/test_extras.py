@@ -29,7 +29,7 @@ def test_a_missing_library_is_said_in_one_line_with_the_command(
     with pytest.raises(MissingExtra) as caught:
         require_extra("embedded", "The embedded ClickHouse")
     assert str(caught.value) == (
-        "The embedded ClickHouse needs chdb: pip install 'aiohttp>=3.10' 'chdb>=4.0'"
+        "The embedded ClickHouse needs chdb: pip install 'aiohttp>=3.10' 'chdb>=4.3'"
     )
 
 

@@ -138,6 +138,6 @@ def test_a_missing_library_is_one_line_with_the_command_that_installs_it(tmp_pat
             "kmr: --engine spark needs pandas and pyspark: "
             "pip install 'pandas<3,>=2.2' 'pyspark<5,>=4.2'"
         ),
-        "kmr: kmr clickhouse serve needs chdb: pip install 'aiohttp>=3.10' 'chdb>=4.0'",
+        "kmr: kmr clickhouse serve needs chdb: pip install 'aiohttp>=3.10' 'chdb>=4.3'",
     ]
     assert done.stdout == "[1, 1, 1]\n"
