@@ -51,7 +51,8 @@ _without: ContextVar[bool] = ContextVar("calls are made on the event loop", defa
 @contextmanager
 def without_threads() -> Iterator[None]:
     """Let `run_in_thread` call functions on the event loop: for a simulation, which has one thread."""
-    without, library = _without.set(True), _library.set("asyncio")  # as `anyio.run` does
+    without = _without.set(True)
+    library = _library.set("asyncio")  # as `anyio.run` does: anyio need not look for the event loop
     try:
         yield
     finally:
