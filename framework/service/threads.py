@@ -50,7 +50,7 @@ _without: ContextVar[bool] = ContextVar("calls are made on the event loop", defa
 
 @contextmanager
 def without_threads() -> Iterator[None]:
-    """Let `run_in_thread` call functions on the event loop: for a simulation, which has one thread."""
+    """Let `run_in_thread` call functions on asyncio's event loop: for a simulation, which has one thread."""
     without = _without.set(True)
     library = _library.set("asyncio")  # as `anyio.run` does: anyio need not look for the event loop
     try:

@@ -22,6 +22,7 @@ from kmr.kafka.consumer import CommitOffset
 from kmr.mapping.functions import map_record
 from kmr.record import Record, TopicPartition
 from kmr.reducers.reducer import Retry
+from kmr.service.threads import without_threads
 from kmr.settings import Settings
 from kmr.sinks import RangeWriter
 from kmr.strategy import Strategy
@@ -246,7 +247,6 @@ class Life:
         self.errors = Journal()
         self.member = Member(self.group, self.errors)
         writer = TokenWriter(self.sink, max_rows=6, max_age=4.0)
-        # asynchronous: a plain flush would run in a thread, which the virtual clock does not wait for
         batcher = MemoryWriter(Journal(), forward=True, max_rows=4, max_age=2.0)
         strategy = Strategy(
             locate,
@@ -259,14 +259,9 @@ class Life:
         self.worker = Worker(strategy, Settings(**options), consumer=self.member)
         self.scope = anyio.CancelScope()
         self.ended = anyio.Event()
-        tasks.start_soon(self._run)
+        tasks.start_soon(_run, self.worker, self.scope, self.ended)
         await self.member.started.wait()
         await self.member.rebalance(PARTITIONS)
-
-    async def _run(self) -> None:
-        with self.scope:
-            await self.worker.run()
-        self.ended.set()
 
     async def act(self, action: tuple[Any, ...], tasks: anyio.abc.TaskGroup) -> None:
         sink, group = self.sink, self.group
@@ -351,6 +346,13 @@ class Life:
         self.group.refused_commits = 0
 
 
+async def _run(worker: Worker, scope: anyio.CancelScope, ended: anyio.Event) -> None:
+    """Run one worker; if it was killed, it may end after the next one has begun."""
+    with scope:
+        await worker.run()
+    ended.set()
+
+
 def _clock() -> VirtualClock:
     running = asyncio.get_running_loop()
     assert isinstance(running, VirtualTimeLoop)
@@ -361,6 +363,13 @@ async def run(schedule: list[tuple[Any, ...]], *, chained: bool) -> None:
     sink = Sink()
     group = Group(sink)
     life = Life(group, sink, chained=chained)
+    # The virtual clock would not wait for a thread.
+    with without_threads():
+        await live(life, schedule)
+
+
+async def live(life: Life, schedule: list[tuple[Any, ...]]) -> None:
+    sink, group = life.sink, life.group
     async with anyio.create_task_group() as tasks:
         await life.begin(tasks)
         for action in schedule:
