@@ -21,6 +21,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 
+import msgspec
 import structlog
 from kio.schema.errors import ErrorCode
 from kio.schema.types import BrokerId
@@ -195,7 +196,7 @@ class CloseConnection(Exception):
         super().__init__(shortened(reason))
 
 
-class Deferred(NamedTuple):
+class Deferred(msgspec.Struct, frozen=True):
     """A response that is sent when `flush` is done; later requests are handled meanwhile.
 
     Attributes:

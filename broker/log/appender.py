@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from .producers import read_marker, restore_producers, save_producers
-from .records import InvalidBatch, stamp_append_time, stamp_offset
+from .producers import ProducerError, read_marker, restore_producers, save_producers
+from .records import InvalidBatch, plain_batch, stamp_append_time, stamp_offset
 from .results import Appended, LogFailed
 from .segment import Segment
+from .validation import stores_as_sent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +29,6 @@ class Appender:
     log: it is then as it was before the appends since the last write.
 
     Attributes:
-        config: settings from now on.
         next_offset: offset of the next record: the log end offset.
         producers: the idempotent producers, as of `next_offset`.
         broken: why nothing can be written until the log is opened again, "" while it can.
@@ -39,7 +39,7 @@ class Appender:
     def __init__(
         self, segments: Segments, durability: Durability, config: LogConfig, next_offset: int
     ) -> None:
-        self.config = config
+        self.configure(config)
         self.next_offset = next_offset
         self.broken = ""
         self.closed = False
@@ -57,6 +57,11 @@ class Appender:
         )
         self.producers.aborted.forget_below(segments.log_start_offset)
 
+    def configure(self, config: LogConfig) -> None:
+        """Use these settings from now on."""
+        self._config = config
+        self._stores_as_sent = stores_as_sent(config)
+
     @property
     def failure(self) -> str:
         """Why nothing can be appended until the log is opened again, "" while it can."""
@@ -69,7 +74,7 @@ class Appender:
         self.check_writable()
         if not batches or batches[-1].end != len(data):
             raise ValueError(f"{len(batches)} batches do not make up {len(data)} bytes")
-        stamps_append_time = self.config.message_timestamp_type == "LogAppendTime"
+        stamps_append_time = self._config.message_timestamp_type == "LogAppendTime"
         log_start_offset = self._segments.log_start_offset
         if len(batches) == 1:
             sent = self.producers.check(batches[0])
@@ -80,16 +85,52 @@ class Appender:
         elif any(batch.producer_id >= 0 for batch in batches):
             raise InvalidBatch("a producer with an id appends one batch at a time")
         self._roll_if_due(len(data), now_ms)
-        active = self._segments.active
+        first_offset, time_ms = self.next_offset, now_ms if stamps_append_time else -1
+        self._add(data, batches, time_ms, now_ms)
+        return Appended(first_offset, self.next_offset - 1, time_ms, log_start_offset)
+
+    def append_plain(self, data: memoryview, *, now_ms: int) -> int | None:
+        """Append one batch if nothing about it is special; see `PartitionLog.append_plain`."""
+        config, active_bytes = self._config, self._segments.active.size + self.pending_bytes
+        if (
+            not self._stores_as_sent
+            or len(data) > config.max_message_bytes
+            or not active_bytes
+            or self._is_roll_due(active_bytes, len(data), now_ms)
+            or self._refusal
+        ):
+            return None
+        batch = plain_batch(data)
+        if batch is None or batch.max_timestamp > now_ms + config.message_timestamp_after_max_ms:
+            return None
+        if batch.producer_id >= 0:
+            try:
+                if self.producers.check(batch) is not None:
+                    return None
+            except ProducerError:
+                return None
+        first_offset = self.next_offset
+        self._add(data, (batch,), -1, now_ms)
+        return first_offset
+
+    def _add(
+        self,
+        data: memoryview | bytearray,
+        batches: Sequence[BatchHeader],
+        append_time_ms: int,
+        now_ms: int,
+    ) -> None:
+        """Give the batches their offsets, and unless it is -1 their time; keep them until the next write."""
+        active, offset = self._segments.active, self.next_offset
         if not self._pending:
             self._written_index = active.index.end()
-        first_offset, end = self.next_offset, active.size + self.pending_bytes
+        end = active.size + self.pending_bytes
         for batch in batches:
-            offset, timestamp = self.next_offset, batch.max_timestamp
+            timestamp = batch.max_timestamp
             stamp_offset(data, batch, offset)
-            if stamps_append_time:
-                timestamp = now_ms
-                stamp_append_time(data, batch, now_ms)
+            if append_time_ms >= 0:
+                timestamp = append_time_ms
+                stamp_append_time(data, batch, append_time_ms)
             active.add_to_index(batch, offset, end + batch.position, timestamp)
             if batch.is_control:
                 marker = read_marker(data, batch)
@@ -98,11 +139,10 @@ class Appender:
                 self.producers.update(
                     batch, first_offset=offset, timestamp=timestamp, now_ms=now_ms
                 )
-            self.next_offset = offset + batch.last_offset_delta + 1
+            offset += batch.last_offset_delta + 1
+        self.next_offset = offset
         self._pending.append(data)
         self.pending_bytes += len(data)
-        time_ms = now_ms if stamps_append_time else -1
-        return Appended(first_offset, self.next_offset - 1, time_ms, log_start_offset)
 
     def flush_pending(self) -> None:
         """Write the pending batches; see `PartitionLog.flush_pending`."""
@@ -142,7 +182,7 @@ class Appender:
         try:
             old.save_index(self.next_offset)
             save_producers(self.producers, directory, self.next_offset)
-            interval = self.config.index_interval_bytes
+            interval = self._config.index_interval_bytes
             active = Segment.create(directory, self.next_offset, interval)
         except OSError as error:
             raise LogFailed(f"{directory}: no new segment can begin: {error}") from error
@@ -156,11 +196,16 @@ class Appender:
 
     def check_writable(self) -> None:
         """Raise `LogFailed` if the log is closed, broken, or has a failed write to report."""
-        failure = self.failure or self._failed_write
+        refusal = self._refusal
+        if refusal:
+            raise LogFailed(refusal)
+
+    @property
+    def _refusal(self) -> str:
+        """Why nothing can be appended now, "" if it can."""
         if self.closed:
-            failure = f"{self._segments.directory}: the log is closed"
-        if failure:
-            raise LogFailed(failure)
+            return f"{self._segments.directory}: the log is closed"
+        return self.broken or self._durability.failure or self._failed_write
 
     def close(self) -> None:
         """Write and sync everything, and save a checkpoint, the index and the producers.
@@ -189,13 +234,18 @@ class Appender:
 
     def _roll_if_due(self, size: int, now_ms: int) -> None:
         active_bytes = self._segments.active.size + self.pending_bytes
-        too_large = active_bytes + size > self.config.segment_bytes
-        too_old = now_ms - self._active_since_ms >= self.config.segment_ms
-        if active_bytes and (too_large or too_old):
+        if active_bytes and self._is_roll_due(active_bytes, size, now_ms):
             self.roll()
             active_bytes = 0
         if not active_bytes:
             self._active_since_ms = now_ms
+
+    def _is_roll_due(self, active_bytes: int, size: int, now_ms: int) -> bool:
+        """Whether the active segment has no room for `size` bytes more, or is too old for them."""
+        return (
+            active_bytes + size > self._config.segment_bytes
+            or now_ms - self._active_since_ms >= self._config.segment_ms
+        )
 
     def _undo_appends(self, error: OSError) -> None:
         """Return the log to its state before the appends whose write failed."""

@@ -165,7 +165,8 @@ class PartitionLog:
 
     def update_config(self, config: LogConfig) -> None:
         """Use these settings from now on."""
-        self.config = self._appender.config = config
+        self.config = config
+        self._appender.configure(config)
 
     # -- append ------------------------------------------------------------------------------------
 
@@ -189,6 +190,15 @@ class PartitionLog:
             LogFailed: the disk failed, now or since the last `flush_pending`.
         """
         return self._appender.append(data, batches, now_ms=now_ms)
+
+    def append_plain(self, data: memoryview, *, now_ms: int) -> int | None:
+        """Append one batch as a client sent it, if nothing about it or the log is special.
+
+        Return the offset of its first record. None: nothing was appended; `split_batches`,
+        `validate_batches` and `append` may take it, or say why not. Of most topics nearly all batches are
+        appended here, in half of the time.
+        """
+        return self._appender.append_plain(data, now_ms=now_ms)
 
     def flush_pending(self) -> None:
         """Write the appended batches with one system call; call it before acknowledging them.

@@ -43,6 +43,7 @@ __all__ = [
     "decompress",
     "encode_batch",
     "parse_header",
+    "plain_batch",
     "read_body",
     "read_records",
     "split_batches",
@@ -284,7 +285,9 @@ def split_batches(
             if max_batch_bytes is not None and size > max_batch_bytes:
                 raise BatchTooLarge(f"{size} bytes, at most {max_batch_bytes} are allowed")
             check_batch(view, header)
-            _check_produced(header)
+            refusal = _refusal(header)
+            if refusal is not None:
+                raise InvalidBatch(refusal)
             batches.append(header)
             position += size
     except BatchError as error:
@@ -292,33 +295,51 @@ def split_batches(
     return batches
 
 
-def _check_produced(header: BatchHeader) -> None:
-    """Raise `InvalidBatch` if only a broker may write the batch, or if it would mislead readers."""
+def plain_batch(data: memoryview) -> BatchHeader | None:
+    """Return the header if `data` is one intact batch outside of transactions that a client may produce.
+
+    `split_batches` accepts what this accepts. None says only that it has to be asked: it takes three times
+    as long, accepts more, and says what is wrong.
+    """
+    if len(data) < HEADER_BYTES:
+        return None
+    header = BatchHeader(0, *_HEADER.unpack_from(data))
+    if (
+        header.magic != _MAGIC
+        or header.length + _PREFIX_BYTES != len(data)
+        or header.attributes & _TRANSACTIONAL
+        or _refusal(header) is not None
+        or crc32c(data[CRC_START:]) != header.crc
+    ):
+        return None
+    return header
+
+
+def _refusal(header: BatchHeader) -> str | None:
+    """Return the reason if only a broker may write the batch, or if it would mislead readers."""
     count, attributes = header.record_count, header.attributes
-    body_bytes = header.size - HEADER_BYTES
+    body_bytes = header.length + _PREFIX_BYTES - HEADER_BYTES
     codec = attributes & _CODEC_MASK
     if count < 1 or count != header.last_offset_delta + 1:
-        reason = f"{count} records, but offsets 0 to {header.last_offset_delta}"
-    elif count * _MIN_RECORD_BYTES > body_bytes and (not codec or count > MAX_READ_RECORDS):
+        return f"{count} records, but offsets 0 to {header.last_offset_delta}"
+    if count * _MIN_RECORD_BYTES > body_bytes and (not codec or count > MAX_READ_RECORDS):
         # Otherwise a batch of a few bytes could take up to 2**31 - 1 offsets. Compressed, a few bytes may
         # really hold many records, and are not decompressed to count them.
-        reason = f"{count} records cannot be in {body_bytes} bytes"
-    elif attributes & _CONTROL:
-        reason = "control batches are written by brokers only"
-    elif codec > _LAST_CODEC:
-        reason = f"unknown compression codec {header.compression}"
-    elif attributes & _LOG_APPEND_TIME:
-        reason = "the timestamp type is LogAppendTime, which brokers set"
-    elif header.producer_id >= 0 and (header.producer_epoch < 0 or header.base_sequence < 0):
-        reason = (
+        return f"{count} records cannot be in {body_bytes} bytes"
+    if attributes & _CONTROL:
+        return "control batches are written by brokers only"
+    if codec > _LAST_CODEC:
+        return f"unknown compression codec {header.compression}"
+    if attributes & _LOG_APPEND_TIME:
+        return "the timestamp type is LogAppendTime, which brokers set"
+    if header.producer_id >= 0 and (header.producer_epoch < 0 or header.base_sequence < 0):
+        return (
             f"producer id {header.producer_id} with epoch {header.producer_epoch} "
             f"and sequence {header.base_sequence}"
         )
-    elif attributes & _TRANSACTIONAL and header.producer_id < 0:
-        reason = "transactional, but without a producer id"
-    else:
-        return
-    raise InvalidBatch(reason)
+    if attributes & _TRANSACTIONAL and header.producer_id < 0:
+        return "transactional, but without a producer id"
+    return None
 
 
 def stamp_offset(data: memoryview | bytearray, header: BatchHeader, base_offset: int) -> None:

@@ -281,15 +281,20 @@ class Segment:
 
         After an error `self.size` has not moved, so the segment is as before.
         """
-        written, left = 0, list(buffers)
+        written = os.pwritev(self.descriptor, buffers[:_MAX_BUFFERS], self.size)
+        if written < size:
+            self._write_rest(list(buffers), size, written)
+        self.size += size
+
+    def _write_rest(self, left: list[memoryview | bytearray], size: int, count: int) -> None:
+        """Write what a first system call, which wrote `count` bytes, has left."""
+        written = count
         while written < size:
+            while count >= len(left[0]):
+                count -= len(left.pop(0))
+            left[0] = memoryview(left[0])[count:]
             count = os.pwritev(self.descriptor, left[:_MAX_BUFFERS], self.size + written)
             written += count
-            while left and count >= len(left[0]):
-                count -= len(left.pop(0))
-            if count:
-                left[0] = memoryview(left[0])[count:]
-        self.size += size
 
     def truncate(self, size: int) -> None:
         """Cut the file and delete the index files; the index in memory stays."""

@@ -28,9 +28,19 @@ if TYPE_CHECKING:
     from .log_config import LogConfig
     from .records import BatchHeader
 
-__all__ = ["validate_batches"]
+__all__ = ["stores_as_sent", "validate_batches"]
 
 _CODECS: Final[dict[str, int]] = {"uncompressed": 0} | dict(CODECS.items())
+
+
+def stores_as_sent(config: LogConfig) -> bool:
+    """Whether `validate_batches` takes each batch as it is, unless its timestamps are ahead of the clock."""
+    return (
+        not config.compacts
+        and config.compression_type == "producer"
+        and config.message_timestamp_type == "CreateTime"
+        and config.message_timestamp_before_max_ms == NO_TIME_LIMIT
+    )
 
 
 def validate_batches(

@@ -143,14 +143,13 @@ class ResponseTemplate:
         self._at = len(without) - after + _OFFSETS_AT
         self._has_log_start = version >= 5
 
-    def filled(self, result: PartitionResult) -> bytearray:
-        """Return the response with the offsets of another result."""
+    def filled(self, base_offset: int, append_time_ms: int, log_start_offset: int) -> bytearray:
+        """Return the response of another result; the arguments are its fields."""
         out = self._bytes.copy()
-        _, _, base_offset, append_time, log_start_offset, _, _ = result
         if self._has_log_start:
-            _OFFSETS_V5.pack_into(out, self._at, base_offset, append_time, log_start_offset)
+            _OFFSETS_V5.pack_into(out, self._at, base_offset, append_time_ms, log_start_offset)
         else:
-            _OFFSETS_V2.pack_into(out, self._at, base_offset, append_time)
+            _OFFSETS_V2.pack_into(out, self._at, base_offset, append_time_ms)
         return out
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ..apis.api import RawResponse
     from ..authorization.users import Users
     from ..listeners import Listener
+    from ..storage.group_commit import Flush
     from .dispatch import Answer
     from .server import Server
 
@@ -96,6 +97,7 @@ class Connection(asyncio.BufferedProtocol):
         self._task: asyncio.Future[RawResponse] | None = None  # the handler that is running
         self._borrowed: list[memoryview] | None = None  # buffers that it still needs
         self._waiting: Answer | None = None  # and the request that it answers
+        self._flush: Flush | None = None  # the latest one that responses wait for
         self._outbox: Outbox
         self._writable = True
 
@@ -261,7 +263,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _busy(self) -> bool:
-        return self._task is not None or self._outbox.is_full or self._muted is not None
+        return self._task is not None or self._muted is not None or self._outbox.is_full
 
     @property
     def _closing(self) -> bool:
@@ -288,7 +290,8 @@ class Connection(asyncio.BufferedProtocol):
                 if self._busy:
                     self._pause_reading()
                     return start
-            begin, stop = start + _LENGTH_BYTES, start + _LENGTH_BYTES + size
+            begin = start + _LENGTH_BYTES
+            stop = begin + size
             if stop > end:
                 break
             self._handle(buffer[begin:stop])
@@ -412,14 +415,16 @@ class Connection(asyncio.BufferedProtocol):
 
     def _handle(self, frame: memoryview) -> None:
         try:
-            answer = self._dispatcher.dispatch(frame, self._client)
+            answer = self._dispatcher.dispatch(frame, self._client, self._last_progress)
         except CloseConnection as error:
             self.abort(str(error))
             return
         response = answer.response
         if isinstance(response, Deferred):
-            self._outbox.add(answer, self._last_progress)
-            response.flush.then(self._deferred_done)
+            self._outbox.add(answer)
+            if response.flush is not self._flush:
+                self._flush = response.flush
+                self._flush.then(self._deferred_done)
             return
         if isinstance(response, Borrowing):
             self._borrowed = []
@@ -429,17 +434,17 @@ class Connection(asyncio.BufferedProtocol):
         elif iscoroutine(response):
             self._wait_for(self._loop.create_task(response), answer)
         elif response is None:
-            answer.meter.answered(self._loop.time() - self._last_progress)
+            answer.meter.answered(self._loop.time() - answer.began)
         else:
-            self._outbox.add(answer, self._last_progress)
+            self._outbox.add(answer)
 
     def _wait_for(self, task: asyncio.Future[RawResponse], answer: Answer) -> None:
         self._send()
         self._waiting = answer
         self._task = task
-        task.add_done_callback(partial(self._answered, answer, self._last_progress))
+        task.add_done_callback(partial(self._answered, answer))
 
-    def _answered(self, answer: Answer, began: float, task: asyncio.Future[RawResponse]) -> None:
+    def _answered(self, answer: Answer, task: asyncio.Future[RawResponse]) -> None:
         self._task = self._waiting = None
         borrowed, self._borrowed = self._borrowed, None
         for buffer in borrowed or ():
@@ -457,7 +462,8 @@ class Connection(asyncio.BufferedProtocol):
             if isinstance(response, Buffered):
                 response.release()
         elif response is not None:
-            self._outbox.add(answer._replace(response=response), began)
+            answer.response = response
+            self._outbox.add(answer)
             self._send()
         self._continue()
 

@@ -11,6 +11,7 @@ from inspect import iscoroutine
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import structlog
 from anyio import to_thread
 from kio.schema.errors import ErrorCode
@@ -20,9 +21,7 @@ from ..apis.api import (
     SMALL_BYTES,
     Api,
     Borrowing,
-    Buffered,
     CloseConnection,
-    Deferred,
     RawApi,
     RawResponse,
     RequestContext,
@@ -31,7 +30,6 @@ from ..apis.catalogue import unsupported_feature
 from ..apis.cluster import handshake
 from ..apis.cluster.quotas import throttled
 from ..apis.records import produce
-from ..apis.records.long_poll import LongPoll
 from ..authorization.rules import ANONYMOUS
 from ..protocol.cursor import MalformedRequest
 from ..protocol.headers import (
@@ -100,16 +98,18 @@ class Client:
         self.headers: dict[bytes, _Header] = {}
 
 
-class Answer(NamedTuple):
+class Answer(msgspec.Struct):
     """The response to one request, or an awaitable of it; `flexible` selects the response's header.
 
-    A bare SASL message has no correlation id. `meter` counts the requests of this API.
+    A bare SASL message has no correlation id. `meter` counts the requests of this API. `began`: when the
+    request was received, in monotonic seconds.
     """
 
     correlation_id: int | None
     flexible: bool
     response: AnyResponse
     meter: RequestMeter
+    began: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +150,10 @@ class Dispatcher:
         self._faults = faults or Faults()
         self._routes: dict[tuple[int, int], _Route] = {}  # built at the first request
 
-    def dispatch(self, frame: memoryview, client: Client) -> Answer:
+    def dispatch(self, frame: memoryview, client: Client, began: float) -> Answer:
         """Handle one request. Raise CloseConnection, with the reason, if it cannot be answered."""
         try:
-            return self._dispatch(frame, client)
+            return self._dispatch(frame, client, began)
         except MalformedRequest as error:
             raise CloseConnection(str(error)) from None
         except CloseConnection:
@@ -162,11 +162,11 @@ class Dispatcher:
             logger.exception("request failed", client_host=client.host)
             raise CloseConnection("the request failed") from error
 
-    def _dispatch(self, frame: memoryview, client: Client) -> Answer:
+    def _dispatch(self, frame: memoryview, client: Client, began: float) -> Answer:
         if client.sasl is not None and client.sasl.bare_tokens:
             answer = handshake.answer_bare(client.sasl, frame)
             meter = self._services.requests.of(handshake.AUTHENTICATE)
-            return Answer(None, flexible=False, response=answer, meter=meter)
+            return Answer(None, False, answer, meter, began)  # noqa: FBT003
         header = client.headers.get(bytes(frame[:CORRELATION_ID_AT]))
         if header is None or frame[CLIENT_ID_AT : header.body] != header.rest:
             read = read_request_header(frame)
@@ -177,9 +177,10 @@ class Dispatcher:
                 )
             made = self._routes.get((key, version)) or self._make_route(key, version)
             if made is None:
-                return self._unknown(key, version, read.correlation_id)
+                return self._unknown(key, version, read.correlation_id, began)
             header = self._understood(frame, client, read, made)
-        route, context, message = header.route, header.context, frame[header.body :]
+        _, body, route, context = header
+        message = frame[body:]
         if len(frame) > route.max_bytes:
             raise CloseConnection(
                 f"a request of API {context.api_key} has {len(frame)} bytes, more than"
@@ -189,7 +190,8 @@ class Dispatcher:
             response = self._faults.handle(context, message, route.handle)
         else:
             response = route.handle(context, message)
-        return Answer(read_correlation_id(frame), route.flexible_response, response, route.meter)
+        correlation_id = read_correlation_id(frame)
+        return Answer(correlation_id, route.flexible_response, response, route.meter, began)
 
     def _understood(
         self, frame: memoryview, client: Client, read: RequestHeader, route: _Route
@@ -232,13 +234,13 @@ class Dispatcher:
                 if key == produce.KEY
                 else settings.control_request_max_bytes
             ),
-            handle=partial(_handle, api),
+            handle=_raw(api) if isinstance(api, RawApi) else partial(_handle, api),
             meter=self._services.requests.of(key),
         )
         self._routes[key, version] = route
         return route
 
-    def _unknown(self, key: int, version: int, correlation_id: int) -> Answer:
+    def _unknown(self, key: int, version: int, correlation_id: int, began: float) -> Answer:
         """Answer an unknown version of ApiVersions in version 0 (KIP-511), nothing else."""
         if key != handshake.API_VERSIONS:
             feature = unsupported_feature(key)
@@ -249,7 +251,7 @@ class Dispatcher:
         response = recast(served, response_type(key, 0))
         meter = self._services.requests.of(key)
         meter.errors.update(error_codes(response))
-        return Answer(correlation_id, flexible=False, response=write_message(response), meter=meter)
+        return Answer(correlation_id, False, write_message(response), meter, began)  # noqa: FBT003
 
 
 def _restricted(api: AnyApi, services: Services) -> AnyApi:
@@ -261,23 +263,36 @@ def _restricted(api: AnyApi, services: Services) -> AnyApi:
     return api
 
 
-def _handle(api: AnyApi, context: RequestContext, body: memoryview) -> AnyResponse:
-    request: Any = body
-    if isinstance(api, Api):
-        if len(body) > SMALL_BYTES:
-            return _handle_large(api, context, bytes(body))
-        request = _read(api, context, body)
-    handler: Callable[[RequestContext, Any], Any] = api.handler
+def _raw(api: RawApi) -> Callable[[RequestContext, memoryview], AnyResponse]:
+    """Return the handler of an API that reads and writes its messages itself."""
+    handler = api.handler
+
+    def handle(context: RequestContext, body: memoryview) -> AnyResponse:
+        try:
+            response = handler(context, body)
+        except (CloseConnection, MalformedRequest):
+            raise
+        except Exception as error:  # noqa: BLE001  a bug in one handler must not stop the broker
+            return _internal_error(api, context, error)
+        if isinstance(response, Borrowing):
+            return Borrowing(_handle_later(api, context, response.response))
+        if iscoroutine(response):
+            return _handle_later(api, context, response)
+        return response
+
+    return handle
+
+
+def _handle(api: Api, context: RequestContext, body: memoryview) -> AnyResponse:
+    if len(body) > SMALL_BYTES:
+        return _handle_large(api, context, bytes(body))
+    request = _read(api, context, body)
     try:
-        response = handler(context, request)
+        response = api.handler(context, request)
     except (CloseConnection, MalformedRequest):
         raise
     except Exception as error:  # noqa: BLE001  a bug in one handler must not stop the broker
         return _internal_error(api, context, error)
-    if isinstance(response, (Deferred, Buffered, LongPoll)):
-        return response
-    if isinstance(response, Borrowing):
-        return Borrowing(_handle_later(api, context, response.response))
     if iscoroutine(response):
         return _handle_later(api, context, response)
     return _encode(api, context, response)

@@ -36,7 +36,7 @@ class Outbox:
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._answers: deque[tuple[Answer, float]] = deque()
+        self._answers: deque[Answer] = deque()
         self._sending: tuple[Buffered, int] | None = None
         self._writable = True
         self._closed = False
@@ -44,13 +44,11 @@ class Outbox:
     @property
     def is_full(self) -> bool:
         """Whether a response must be sent before the next request is handled."""
+        if self._sending is not None or not self._writable:
+            return True
         answers = self._answers
-        if not answers:
-            return self.is_blocked
-        return (
-            self.is_blocked
-            or len(answers) >= _MAX_WAITING
-            or isinstance(answers[-1][0].response, Buffered)
+        return bool(answers) and (
+            len(answers) >= _MAX_WAITING or isinstance(answers[-1].response, Buffered)
         )
 
     @property
@@ -66,11 +64,11 @@ class Outbox:
     @property
     def waiting(self) -> Iterator[Answer]:
         """The responses that cannot be sent yet."""
-        return (answer for answer, _ in self._answers)
+        return iter(self._answers)
 
-    def add(self, answer: Answer, began: float) -> None:
-        """Append a response for `send`. `began`: when its request was received (monotonic seconds)."""
-        self._answers.append((answer, began))
+    def add(self, answer: Answer) -> None:
+        """Append a response for `send`."""
+        self._answers.append(answer)
 
     def pause(self) -> None:
         """Stop sending: the transport's buffer is not empty."""
@@ -94,23 +92,26 @@ class Outbox:
     def send(self) -> None:
         """Send the responses that are ready; close the connection if this raises anything."""
         ready: list[bytes | bytearray] = []
+        answers = self._answers
         self._continue_sending()
-        while self._answers and self._sending is None and not self._closed:
-            (correlation_id, flexible, response, meter), began = self._answers[0]
+        now = monotonic() if answers else 0.0
+        while answers and self._sending is None and not self._closed:
+            answer = answers[0]
+            response = answer.response
             if isinstance(response, Deferred):
                 flush = response.flush
                 if not flush.done:
                     break
                 response = response.after_failure() if flush.failed else response.body
-            self._answers.popleft()
-            meter.answered(monotonic() - began)
+            answers.popleft()
+            answer.meter.answered(now - answer.began)
             if isinstance(response, Buffered):
                 self._write(ready)
                 ready = []
-                self._begin_sending(correlation_id, response, flexible=flexible)
+                self._begin_sending(answer, response)
                 continue
             body = cast("bytes | bytearray", response)
-            ready.append(response_frame_header(correlation_id, len(body), flexible=flexible))
+            ready.append(response_frame_header(answer.correlation_id, len(body), answer.flexible))
             if len(body) <= _SLICE_BYTES:
                 ready.append(body)
             else:
@@ -124,11 +125,9 @@ class Outbox:
         if ready:
             self._transport.write(b"".join(ready))
 
-    def _begin_sending(
-        self, correlation_id: int | None, response: Buffered, *, flexible: bool
-    ) -> None:
+    def _begin_sending(self, answer: Answer, response: Buffered) -> None:
         body_bytes = len(response.view) - FETCH_HEADROOM
-        header = response_frame_header(correlation_id, body_bytes, flexible=flexible)
+        header = response_frame_header(answer.correlation_id, body_bytes, answer.flexible)
         start = FETCH_HEADROOM - len(header)
         response.view[start:FETCH_HEADROOM] = header
         if len(response.view) <= _COPIED_BYTES:

@@ -132,10 +132,8 @@ def _throttled_produce(api: RawApi, rate: Rate, throttled_seconds: Metric) -> Ra
 
         if isinstance(response, Deferred):
             after_failure = response.after_failure
-            return response._replace(
-                body=with_throttle(response.body),
-                after_failure=lambda: with_throttle(after_failure()),
-            )
+            throttled = with_throttle(response.body)
+            return Deferred(response.flush, throttled, lambda: with_throttle(after_failure()))
         if isinstance(response, (bytes, bytearray)):
             return with_throttle(response)
         return response  # acks=0: there is no response to put it in

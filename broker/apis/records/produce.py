@@ -14,7 +14,7 @@ import asyncio
 import time
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from anyio import to_thread
 from kio.schema.errors import ErrorCode
@@ -90,12 +90,52 @@ _ERRORS: tuple[tuple[type[Exception], ErrorCode], ...] = (
 _REFUSALS = tuple(kind for kind, _ in _ERRORS)
 
 
-class _Repeated(NamedTuple):
-    """What a client's requests for one partition have in common that are equal but for their records."""
+class _Repeated:
+    """A client's requests for one partition that are equal but for their records.
 
-    topic: TopicKey
-    partition: Partition
-    template: ResponseTemplate
+    They are not read, and their responses are not written, field by field. What may have changed since the
+    first one is asked again.
+    """
+
+    __slots__ = ("_context", "_template", "_topic", "partition")
+
+    def __init__(
+        self,
+        context: RequestContext,
+        topic: TopicKey,
+        partition: Partition,
+        result: PartitionResult,
+    ) -> None:
+        """`result`: that of any of them."""
+        self.partition = partition
+        self._context = context
+        self._topic = topic
+        self._template = ResponseTemplate(topic, result, context.api_version)
+
+    def append(self, records: memoryview) -> Deferred | None:
+        """Append the records of one more. None: nothing was appended, and the request has to be read."""
+        context, partition = self._context, self.partition
+        if partition.closed or not context.allows(Operation.WRITE, Resource.TOPIC, partition.topic):
+            return None
+        log, now_ms = partition.log, int(time.time() * 1000)
+        offset, append_time_ms = log.append_plain(records, now_ms=now_ms), -1
+        if offset is None:
+            result = _append(context, None, partition, records, now_ms)
+            if result.error:
+                return None
+            offset, append_time_ms = result.base_offset, result.log_append_time_ms
+        flush = context.services.group_commit.add(partition, len(records))
+        response = self._template.filled(offset, append_time_ms, log.log_start_offset)
+        return Deferred(flush, response, partial(self._unless_failed, flush, response))
+
+    def _unless_failed(self, flush: Flush, response: bytearray) -> bytearray:
+        """Return the response after a flush in which a partition failed."""
+        error = flush.failed.get(self.partition)
+        if error is None:
+            return response
+        result = _failed(self.partition.index, ErrorCode.kafka_storage_error, str(error))
+        _count_error(self._context, result)
+        return write_produce_response([(self._topic, [result])], self._context.api_version)
 
 
 def _produce(context: RequestContext, body: memoryview) -> RawResponse:
@@ -103,7 +143,7 @@ def _produce(context: RequestContext, body: memoryview) -> RawResponse:
     if divided is not None:
         repeated: _Repeated | None = context.remembered.get(divided[0])
         if repeated is not None:
-            response = _produce_again(context, repeated, divided[1])
+            response = repeated.append(divided[1])
             if response is not None:
                 return response
             if repeated.partition.closed:
@@ -121,44 +161,6 @@ def _produce(context: RequestContext, body: memoryview) -> RawResponse:
     if divided is not None:
         produce.remember(*divided)
     return produce.answer()
-
-
-def _produce_again(
-    context: RequestContext, repeated: _Repeated, records: memoryview
-) -> Deferred | None:
-    """Append the records of a request that is equal to an earlier one but for them.
-
-    It is not read, and its response is not written, field by field. What may have changed since is asked
-    again. None if anything is refused, which changes nothing: the request is then handled as the first one,
-    and its response says why.
-    """
-    topic, partition, template = repeated
-    if partition.closed or not context.allows(Operation.WRITE, Resource.TOPIC, partition.topic):
-        return None
-    result = _append(context, None, partition, records, int(time.time() * 1000))
-    if result.error:
-        return None
-    flush = context.services.group_commit.add(partition, len(records))
-    response = template.filled(result)
-    return Deferred(
-        flush, response, partial(_unless_failed, context, topic, partition, flush, response)
-    )
-
-
-def _unless_failed(
-    context: RequestContext,
-    topic: TopicKey,
-    partition: Partition,
-    flush: Flush,
-    response: bytearray,
-) -> bytearray:
-    """Return the response of `_produce_again` after a flush in which a partition failed."""
-    error = flush.failed.get(partition)
-    if error is None:
-        return response
-    result = _failed(partition.index, ErrorCode.kafka_storage_error, str(error))
-    _count_error(context, result)
-    return write_produce_response([(topic, [result])], context.api_version)
 
 
 async def _produce_many(context: RequestContext, body: memoryview) -> RawResponse:
@@ -299,8 +301,7 @@ class _Produce:
         remembered = self._context.remembered
         if len(remembered) >= _MOST_REPEATED:
             remembered.clear()
-        template = ResponseTemplate(topic, result, self._context.api_version)
-        remembered[before] = _Repeated(topic, partition, template)
+        remembered[before] = _Repeated(self._context, topic, partition, result)
 
     def answer(self) -> RawResponse:
         """Return the response, for when the records are written."""

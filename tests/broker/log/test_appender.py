@@ -3,16 +3,26 @@
 import errno
 import os
 import resource
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kmr.broker.log.log_config import LogConfig
 from kmr.broker.log.partition import PartitionLog
-from kmr.broker.log.producers import InvalidProducerEpoch, OutOfOrderSequence
+from kmr.broker.log.producers import (
+    InvalidProducerEpoch,
+    OutOfOrderSequence,
+    ProducerIdentity,
+)
 from kmr.broker.log.records import (
     InvalidBatch,
     NewRecord,
@@ -230,3 +240,142 @@ def test_a_failed_write_after_a_roll_leaves_an_empty_segment_as_it_was(
     assert (log.next_offset, log.segment_count, log.size_bytes) == (1, 2, 870)
     assert append(log, [b"z" * 800]).first_offset == 1
     assert (len(read_all(log)), log.segment_count) == (2, 2)
+
+
+KNOWN = ProducerIdentity(5, 1)
+"""A producer that has sent sequences 0 and 1 to the log of `begun`."""
+
+
+def plain(**changes: Any) -> bytearray:
+    """A batch that most topics take without a closer look, but for the changes."""
+    values = changes.pop("values", (b"a", b"b"))
+    timestamp = changes.pop("timestamp", NOW_MS)
+    return build_batch([NewRecord(b"k", each, (), timestamp) for each in values], **changes)
+
+
+def of_known(sequence: int, epoch: int = KNOWN.epoch) -> bytearray:
+    return plain(producer_id=KNOWN.producer_id, producer_epoch=epoch, base_sequence=sequence)
+
+
+def changed(batch: bytearray, at: int, value: int) -> bytearray:
+    """The batch with another byte, and the CRC that it has to have then."""
+    batch[at] = value
+    struct.pack_into(">I", batch, 17, crc32c(memoryview(batch)[21:]))
+    return batch
+
+
+def begun(log: PartitionLog) -> PartitionLog:
+    data = of_known(0)
+    log.append(data, split_batches(data), now_ms=NOW_MS)
+    log.flush_pending()
+    return log
+
+
+def state(log: PartitionLog) -> tuple[Any, ...]:
+    producers = [each._replace(last_seen_ms=0) for each in log.producers.describe()]
+    data = bytes(log.read(0, 2**20, min_one=True).data)
+    return log.next_offset, data, log.segment_count, producers, log.offset_of_max_timestamp()
+
+
+@pytest.mark.parametrize(
+    ("config", "data"),
+    [
+        pytest.param(LogConfig(), b"", id="nothing"),
+        pytest.param(LogConfig(), plain()[:-1], id="cut"),
+        pytest.param(LogConfig(), plain()[:60], id="shorter than a header"),
+        pytest.param(LogConfig(), plain() + b"x", id="with more bytes"),
+        pytest.param(LogConfig(), plain() * 2, id="two batches"),
+        pytest.param(LogConfig(), plain()[:-1] + b"?", id="wrong CRC"),
+        pytest.param(LogConfig(), changed(plain(), 16, 1), id="older format"),
+        pytest.param(LogConfig(), changed(plain(), 22, 0x08), id="time of a broker"),
+        pytest.param(LogConfig(), changed(plain(), 22, 0x07), id="unknown codec"),
+        pytest.param(LogConfig(), changed(plain(), 26, 9), id="more offsets than records"),
+        pytest.param(LogConfig(), plain(control=True), id="marker"),
+        pytest.param(
+            LogConfig(),
+            plain(producer_id=7, producer_epoch=0, base_sequence=0, transactional=True),
+            id="transactional",
+        ),
+        pytest.param(LogConfig(), plain(producer_id=7, producer_epoch=0), id="no sequence"),
+        pytest.param(LogConfig(), of_known(0), id="duplicate"),
+        pytest.param(LogConfig(), of_known(4), id="out of sequence"),
+        pytest.param(LogConfig(), of_known(2, epoch=0), id="fenced producer"),
+        pytest.param(LogConfig(), plain(timestamp=NOW_MS + 3_601_001), id="ahead of the clock"),
+        pytest.param(LogConfig(max_message_bytes=len(plain()) - 1), plain(), id="too large"),
+        pytest.param(LogConfig(segment_bytes=len(plain()) * 2 - 1), plain(), id="segment full"),
+        pytest.param(LogConfig(segment_ms=1_000), plain(), id="segment old"),
+        pytest.param(LogConfig(cleanup_policy="compact"), plain(), id="compacted topic"),
+        pytest.param(LogConfig(compression_type="zstd"), plain(), id="topic with a codec"),
+        pytest.param(
+            LogConfig(message_timestamp_type="LogAppendTime"), plain(), id="topic with own times"
+        ),
+        pytest.param(
+            LogConfig(message_timestamp_before_max_ms=1_000), plain(), id="topic with earliest time"
+        ),
+    ],
+)
+def test_a_special_batch_is_not_appended_as_a_plain_one(
+    open_log: OpenLog, config: LogConfig, data: bytes
+) -> None:
+    log = begun(open_log())
+    log.update_config(config)
+    before = state(log)
+    assert log.append_plain(memoryview(bytearray(data)), now_ms=NOW_MS + 1_000) is None
+    log.flush_pending()
+    assert state(log) == before
+
+
+def test_an_empty_or_closed_log_or_one_with_a_failed_write_takes_no_plain_batch(
+    open_log: OpenLog,
+) -> None:
+    empty = open_log()
+    assert empty.append_plain(memoryview(plain()), now_ms=NOW_MS) is None
+    log = begun(empty)
+    assert log.append_plain(memoryview(plain()), now_ms=NOW_MS) == 2
+    with full_disk():
+        log.read(0, 1, min_one=True)  # comes upon the failure
+    assert log.append_plain(memoryview(plain()), now_ms=NOW_MS) is None
+    with pytest.raises(LogFailed):
+        log.flush_pending()
+    assert log.append_plain(memoryview(plain()), now_ms=NOW_MS) == 2
+    log.close()
+    assert log.append_plain(memoryview(plain()), now_ms=NOW_MS) is None
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.builds(
+            plain,
+            values=st.lists(st.binary(max_size=40), min_size=1, max_size=30),
+            timestamp=st.integers(-1, NOW_MS + 3_600_000),
+            codec=st.sampled_from(["none", "gzip", "snappy", "lz4", "zstd"]),
+        )
+        | st.builds(of_known, st.integers(2, 6), epoch=st.integers(KNOWN.epoch, KNOWN.epoch + 1)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_a_plain_batch_is_appended_as_by_append(batches: list[bytearray]) -> None:
+    with TemporaryDirectory() as directory:
+        config = LogConfig(index_interval_bytes=100)
+        one, other = (
+            begun(PartitionLog.open(Path(directory) / name, config, clean=True))
+            for name in ("one", "other")
+        )
+        for batch in batches:
+            data = bytes(batch)
+            offset = one.append_plain(memoryview(bytearray(data)), now_ms=NOW_MS)
+            if offset is None:
+                continue  # a sequence that does not fit; see above
+            same = bytearray(data)
+            appended = other.append(same, split_batches(same), now_ms=NOW_MS)
+            assert (appended.first_offset, appended.duplicate) == (offset, False)
+        one.flush_pending()
+        other.flush_pending()
+        assert state(one) == state(other)
+        one.close()
+        other.close()
+        assert [path.read_bytes() for path in sorted(one.directory.glob("*index"))] == [
+            path.read_bytes() for path in sorted(other.directory.glob("*index"))
+        ]

@@ -189,4 +189,6 @@ def test_responses_about_one_partition_differ_in_their_offsets_only(
     template = ResponseTemplate(key, PartitionResult(index, 0, 1, 2, 3), version)
     result = PartitionResult(index, 0, base_offset, append_time, log_start)
     for _ in range(2):
-        assert template.filled(result) == write_produce_response([(key, [result])], version)
+        assert template.filled(base_offset, append_time, log_start) == write_produce_response(
+            [(key, [result])], version
+        )

@@ -35,7 +35,7 @@ class Transport:
 
 
 def answer(number: int, response: Any) -> Answer:
-    return Answer(number, flexible=False, response=response, meter=METERS.of(1))
+    return Answer(number, flexible=False, response=response, meter=METERS.of(1), began=0.0)
 
 
 def buffered(size: int, released: list[int]) -> Buffered:
@@ -45,8 +45,8 @@ def buffered(size: int, released: list[int]) -> Buffered:
 
 def test_ready_responses_leave_in_one_write_in_their_order() -> None:
     transport = Transport()
-    transport.outbox.add(answer(1, b"one"), 0.0)
-    transport.outbox.add(answer(2, b"two"), 0.0)
+    transport.outbox.add(answer(1, b"one"))
+    transport.outbox.add(answer(2, b"two"))
     assert (transport.written, transport.outbox.is_empty) == ([], False)
     transport.outbox.send()
     (data,) = transport.written
@@ -57,7 +57,7 @@ def test_ready_responses_leave_in_one_write_in_their_order() -> None:
 def test_a_large_response_is_sent_in_slices_and_releases_its_buffer_at_the_end() -> None:
     transport, released = Transport(), list[int]()
     transport.full = True
-    transport.outbox.add(answer(1, buffered(MIB, released)), 0.0)
+    transport.outbox.add(answer(1, buffered(MIB, released)))
     assert transport.outbox.is_full
     transport.outbox.send()
     assert (len(transport.written), released) == (1, [])
@@ -75,8 +75,8 @@ def test_a_large_response_is_sent_in_slices_and_releases_its_buffer_at_the_end()
 def test_responses_behind_a_large_one_wait_for_it() -> None:
     transport, released = Transport(), list[int]()
     transport.full = True
-    transport.outbox.add(answer(1, buffered(MIB, released)), 0.0)
-    transport.outbox.add(answer(2, b"behind"), 0.0)
+    transport.outbox.add(answer(1, buffered(MIB, released)))
+    transport.outbox.add(answer(2, b"behind"))
     transport.outbox.send()
     assert [each.correlation_id for each in transport.outbox.waiting] == [2]
     transport.full = False
@@ -88,9 +88,9 @@ def test_responses_behind_a_large_one_wait_for_it() -> None:
 def test_a_closed_outbox_releases_all_buffers() -> None:
     transport, released = Transport(), list[int]()
     transport.full = True
-    transport.outbox.add(answer(1, buffered(MIB, released)), 0.0)
+    transport.outbox.add(answer(1, buffered(MIB, released)))
     transport.outbox.send()
-    transport.outbox.add(answer(2, buffered(2 * MIB, released)), 0.0)
+    transport.outbox.add(answer(2, buffered(2 * MIB, released)))
     transport.outbox.close()
     assert sorted(released) == [MIB, 2 * MIB]
     transport.outbox.send()

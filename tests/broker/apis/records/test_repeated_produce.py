@@ -10,7 +10,9 @@ from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,7 +38,8 @@ if TYPE_CHECKING:
 PRODUCE = 0
 NAMES = ("a", "bc")
 PARTITIONS = 2
-NOW = 1_700_000_000_000
+NOW = 1_700_000_000_000  # the broker's clock stands still
+HOUR = 3_600_000
 
 
 class Send(NamedTuple):
@@ -48,14 +51,14 @@ class Send(NamedTuple):
     acks: int
     records: int
     sequence: int | None
-    damage: Literal["no", "crc", "cut", "twice", "transactional", "empty"]
+    kind: Literal["good", "lz4", "early", "crc", "cut", "twice", "transactional", "empty"]
 
 
 class Change(NamedTuple):
-    """The topic is made anew, or gets another `max.message.bytes`."""
+    """The topic is made anew, or gets these settings."""
 
     topic: str
-    max_message_bytes: int | None
+    settings: dict[str, str] | None
 
 
 targets = st.tuples(
@@ -67,7 +70,21 @@ targets = st.tuples(
 records = st.tuples(
     st.sampled_from([1, 2, 40]),
     st.sampled_from([None, None, 0, 0, 0, -1, 5]),
-    st.sampled_from(["no", "no", "no", "crc", "cut", "twice", "transactional", "empty"]),
+    st.sampled_from(
+        ["good", "good", "good", "lz4", "early", "crc", "cut", "twice", "transactional", "empty"]
+    ),
+)
+settings_of_topics: st.SearchStrategy[dict[str, str] | None] = st.sampled_from(
+    [
+        None,
+        {},
+        {"max.message.bytes": "300"},
+        {"message.timestamp.type": "LogAppendTime"},
+        {"message.timestamp.before.max.ms": "1000"},
+        {"cleanup.policy": "compact"},
+        {"compression.type": "zstd"},
+        {"segment.bytes": "1048576", "segment.ms": "1"},
+    ]
 )
 
 
@@ -81,7 +98,7 @@ def histories(draw: st.DrawFn) -> list[Send | Change]:
         if draw(st.integers(0, 4)):
             history.append(Send(*target, *draw(records)))  # type: ignore[arg-type]
         else:
-            history.append(Change(target[0], draw(st.sampled_from([None, 300, 1_000_000]))))
+            history.append(Change(target[0], draw(settings_of_topics)))
     return history
 
 
@@ -138,19 +155,27 @@ class Side:
         if send.sequence is not None:
             sequence = max(0, self._expected(send) + send.sequence * send.records)
             idempotent = {"producer_id": 7, "producer_epoch": 0, "base_sequence": sequence}
-        made = [NewRecord(None, b"value", timestamp=NOW) for _ in range(send.records)]
-        good = bytes(build_batch(made, **idempotent, transactional=send.damage == "transactional"))
+        timestamp = NOW + 2 * HOUR if send.kind == "early" else NOW
+        made = [NewRecord(None, b"value", timestamp=timestamp) for _ in range(send.records)]
+        good = bytes(
+            build_batch(
+                made,
+                **idempotent,
+                transactional=send.kind == "transactional",
+                codec="lz4" if send.kind == "lz4" else "none",
+            )
+        )
         return {
             "crc": good[:-1] + bytes([good[-1] ^ 1]),
             "cut": good[:-1],
             "twice": good * 2,
             "empty": None,
-        }.get(send.damage, good)
+        }.get(send.kind, good)
 
     async def change(self, change: Change) -> None:
-        if change.max_message_bytes is not None:
-            size = {"max.message.bytes": str(change.max_message_bytes)}
-            await self.broker.topics.configure(change.topic, lambda _: size)
+        changed = change.settings
+        if changed is not None:
+            await self.broker.topics.configure(change.topic, lambda _: changed)
             return
         await self.broker.topics.delete(change.topic)
         await self.broker.topics.create(change.topic, PARTITIONS)
@@ -184,6 +209,8 @@ class Side:
 
 async def compare(history: Sequence[Send | Change]) -> None:
     async with AsyncExitStack() as stack:
+        clock = SimpleNamespace(time=lambda: NOW / 1000)
+        stack.enter_context(patch("kmr.broker.apis.records.produce.time", clock))
         sides = []
         for reconnects in (False, True):
             directory = Path(stack.enter_context(TemporaryDirectory()))
