@@ -110,11 +110,14 @@ class Durability:
 
     def wrote(self, segment: Segment, next_offset: int) -> None:
         """Note that the active segment, `segment`, was written up to `next_offset` (exclusive)."""
+        end = _End(segment, segment.size, next_offset)
+        if segment is self._end.segment:
+            self._end = end
+            return
         with self._state:
-            if segment is not self._end.segment:
-                self._rolled.append(self._end.segment)
-                self._names_changed = True
-            self._end = _End(segment, segment.size, next_offset)
+            self._rolled.append(self._end.segment)
+            self._names_changed = True
+            self._end = end
 
     def forget(self, segment: Segment) -> None:
         """Sync the segment no more, because it is about to be deleted."""

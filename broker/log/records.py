@@ -49,7 +49,7 @@ __all__ = [
     "split_batches",
     "stamp_append_time",
     "stamp_offset",
-    "stored_extent",
+    "whole_batches",
     "with_codec",
 ]
 
@@ -238,21 +238,28 @@ def parse_header(data: memoryview | bytearray | bytes, position: int = 0) -> Bat
     return header
 
 
-def stored_extent(data: memoryview, position: int, base_offset: int) -> tuple[int, int] | None:
-    """Return the end of a stored batch at `position`, and the offset after it, reading next to nothing.
+def whole_batches(data: memoryview, base_offset: int) -> tuple[int, int]:
+    """Return where the whole batches at the beginning of `data` end, and the offset after them.
 
-    None if it is not what the broker stores with this base offset: `parse_header` says why.
+    Of each only a few bytes are read: it is what the broker stores, and the first has this base offset. What
+    follows them is incomplete, or no such batch: `parse_header` says why.
     """
-    offset, length, epoch, magic, _, _, last_delta = _EXTENT.unpack_from(data, position)
-    if (
-        offset != base_offset
-        or epoch != LEADER_EPOCH
-        or magic != _MAGIC
-        or length < HEADER_BYTES - _PREFIX_BYTES
-        or last_delta < 0
-    ):
-        return None
-    return position + _PREFIX_BYTES + length, offset + last_delta + 1
+    unpack, size, last = _EXTENT.unpack_from, len(data), len(data) - HEADER_BYTES
+    position, next_offset = 0, base_offset
+    while position <= last:
+        offset, length, epoch, magic, _, _, last_delta = unpack(data, position)
+        end = position + _PREFIX_BYTES + length
+        if (
+            offset != next_offset
+            or epoch != LEADER_EPOCH
+            or magic != _MAGIC
+            or length < HEADER_BYTES - _PREFIX_BYTES
+            or last_delta < 0
+            or end > size
+        ):
+            break
+        position, next_offset = end, offset + last_delta + 1
+    return position, next_offset
 
 
 def check_batch(data: memoryview, header: BatchHeader) -> None:

@@ -29,7 +29,7 @@ from .records import (
     check_batch,
     parse_header,
     read_records,
-    stored_extent,
+    whole_batches,
 )
 from .results import LogCorrupt, Span
 
@@ -361,13 +361,18 @@ class Segment:
         elif position == self.size:
             raise self._ends_before(offset)
         filled = self._pread(buffer, position)
-        at, next_offset = 0, first_offset
+        data, at, next_offset = buffer[:filled], 0, first_offset
+        if position >= self.verified_from:
+            at, next_offset = whole_batches(data, first_offset)
         try:
             while at + HEADER_BYTES <= filled:
-                end, following = self._extent(buffer[:filled], at, position, next_offset)
-                if end > filled:
+                header = parse_header(data, at)
+                self._check_stored(header, position + at, next_offset)
+                if header.end > filled:
                     break
-                at, next_offset = end, following
+                if position + at < self.verified_from:
+                    check_batch(data, header)
+                at, next_offset = header.end, header.next_offset
         except BatchError as error:
             if not at:
                 raise LogCorrupt(self.path, position + at, str(error)) from None
@@ -380,18 +385,6 @@ class Segment:
             self._ends.clear()
         self._ends[next_offset] = position + at
         return Span(at, first_offset, next_offset)
-
-    def _extent(self, data: memoryview, at: int, position: int, offset: int) -> tuple[int, int]:
-        """Return the end of the batch at `at`, and the offset after it; `data` is from `position` on."""
-        if position + at >= self.verified_from:
-            extent = stored_extent(data, at, offset)
-            if extent is not None and position + extent[0] <= self.size:
-                return extent
-        header = parse_header(data, at)
-        self._check_stored(header, position + at, offset)
-        if header.end <= len(data) and position + at < self.verified_from:
-            check_batch(data, header)
-        return header.end, header.next_offset
 
     def batch_at(self, offset: int) -> BatchHeader:
         """Return the header of the batch that contains `offset`; raises `LogCorrupt` if there is none."""

@@ -92,9 +92,9 @@ class Outbox:
     def send(self) -> None:
         """Send the responses that are ready; close the connection if this raises anything."""
         ready: list[bytes | bytearray] = []
-        answers = self._answers
-        self._continue_sending()
-        now = monotonic() if answers else 0.0
+        answers, now = self._answers, 0.0
+        if self._sending is not None:
+            self._continue_sending()
         while answers and self._sending is None and not self._closed:
             answer = answers[0]
             response = answer.response
@@ -104,6 +104,7 @@ class Outbox:
                     break
                 response = response.after_failure() if flush.failed else response.body
             answers.popleft()
+            now = now or monotonic()
             answer.meter.answered(now - answer.began)
             if isinstance(response, Buffered):
                 self._write(ready)
@@ -119,7 +120,8 @@ class Outbox:
                 ready = []
                 self._sending = (Buffered(memoryview(body), _keep), 0)
                 self._continue_sending()
-        self._write(ready)
+        if ready:
+            self._write(ready)
 
     def _write(self, ready: list[bytes | bytearray]) -> None:
         if ready:
