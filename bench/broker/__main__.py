@@ -46,6 +46,7 @@ PARTS: Final = (
     "flush-policies",
     "raw",
     "round-trips",
+    "one-processor",
     "connections",
     "waiting",
     "crowd",
@@ -168,6 +169,22 @@ class Bench:
             f"{report.SEED_ROUND_TRIP_US} µs)"
         )
         self._show(title, report.waits(figures))
+
+    async def _one_processor(self, servers: Sequence[Server]) -> None:
+        throughput, trips = Figures(), Figures()
+
+        async def measure(server: Server) -> None:
+            with server.on_one_processor():
+                await workloads.raw_throughput(
+                    throughput, server, size=100, per_batch=30, records=self._scaled(1_000_000)
+                )
+                await workloads.round_trips(trips, server, count=self._scaled(5_000))
+
+        await in_turn(servers, self._rounds, measure)
+        title = "server and client on one processor: 100-byte records, 5 requests in flight"
+        self._show(title, report.rates(throughput, size=100))
+        title = "server and client on one processor: one 100-byte record a round trip, acks=1"
+        self._show(title, report.waits(trips))
 
     async def _connections(self, servers: Sequence[Server]) -> None:
         figures = Figures()

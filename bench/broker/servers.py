@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -21,7 +21,7 @@ from interop.nodes import DISTRIBUTED_JVM, Cluster
 from kmr.spark.runtime.jvm import JvmNotFound, cache_directory, find_jvm
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
 Fsync = Literal["os", "interval", "always"]
 
@@ -58,6 +58,26 @@ class Server:
     def forget_peak(self) -> None:
         """From now on the peak is counted anew."""
         Path(f"/proc/{self.pid}/clear_refs").write_text(_RESET_PEAK)
+
+    @contextmanager
+    def on_one_processor(self) -> Iterator[None]:
+        """The server and the clients that start meanwhile share one processor.
+
+        Then no message wakes an idle processor up. In a virtual machine that may take longer than all the
+        work for a small request, and is the same for every server.
+        """
+        everywhere = os.sched_getaffinity(0)
+        try:
+            self._move({min(everywhere)})
+            yield
+        finally:
+            self._move(everywhere)
+
+    def _move(self, processors: set[int]) -> None:
+        os.sched_setaffinity(0, processors)  # clients inherit it
+        for thread in Path(f"/proc/{self.pid}/task").iterdir():
+            with suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(int(thread.name), processors)
 
     def create(self, topic: str, partitions: int) -> None:
         """A topic, ready for use."""

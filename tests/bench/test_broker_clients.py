@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from subprocess import Popen
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio.to_thread
@@ -149,3 +150,13 @@ async def test_a_broker_starts_again_after_a_stop_and_after_a_kill(tmp_path: Pat
     found = await starts(tmp_path, 0.005)
     assert [each.after for each in found] == ["nothing", "a clean stop", "kill -9 while producing"]
     assert starting(found).row_count == 3
+
+
+def test_a_server_and_its_clients_share_one_processor_for_a_while() -> None:
+    with Popen(["sleep", "60"]) as process:
+        server = Server("any", "127.0.0.1:0", process.pid)
+        before = os.sched_getaffinity(process.pid)
+        with server.on_one_processor():
+            assert os.sched_getaffinity(0) == os.sched_getaffinity(process.pid) == {min(before)}
+        assert os.sched_getaffinity(0) == os.sched_getaffinity(process.pid) == before
+        process.kill()
