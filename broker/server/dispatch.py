@@ -22,6 +22,7 @@ from ..apis.api import (
     Api,
     Borrowing,
     CloseConnection,
+    Deferred,
     RawApi,
     RawResponse,
     RequestContext,
@@ -153,7 +154,26 @@ class Dispatcher:
     def dispatch(self, frame: memoryview, client: Client, began: float) -> Answer:
         """Handle one request. Raise CloseConnection, with the reason, if it cannot be answered."""
         try:
-            return self._dispatch(frame, client, began)
+            header = None
+            if client.sasl is None:
+                header = client.headers.get(bytes(frame[:CORRELATION_ID_AT]))
+            if header is None or frame[CLIENT_ID_AT : header.body] != header.rest:
+                understood = self._understand(frame, client, began)
+                if isinstance(understood, Answer):
+                    return understood
+                header = understood
+            _, body, route, context = header
+            if len(frame) > route.max_bytes:
+                raise CloseConnection(
+                    f"a request of API {context.api_key} has {len(frame)} bytes, more than"
+                    f" {route.max_bytes}"
+                )
+            if self._faults.injected:
+                response = self._faults.handle(context, frame[body:], route.handle)
+            else:
+                response = route.handle(context, frame[body:])
+            correlation_id = read_correlation_id(frame)
+            return Answer(correlation_id, route.flexible_response, response, route.meter, began)
         except MalformedRequest as error:
             raise CloseConnection(str(error)) from None
         except CloseConnection:
@@ -162,36 +182,20 @@ class Dispatcher:
             logger.exception("request failed", client_host=client.host)
             raise CloseConnection("the request failed") from error
 
-    def _dispatch(self, frame: memoryview, client: Client, began: float) -> Answer:
+    def _understand(self, frame: memoryview, client: Client, began: float) -> _Header | Answer:
+        """Read a header that differs from the last one, or return the answer to what no handler answers."""
         if client.sasl is not None and client.sasl.bare_tokens:
-            answer = handshake.answer_bare(client.sasl, frame)
+            response = handshake.answer_bare(client.sasl, frame)
             meter = self._services.requests.of(handshake.AUTHENTICATE)
-            return Answer(None, False, answer, meter, began)  # noqa: FBT003
-        header = client.headers.get(bytes(frame[:CORRELATION_ID_AT]))
-        if header is None or frame[CLIENT_ID_AT : header.body] != header.rest:
-            read = read_request_header(frame)
-            key, version = read.api_key, read.api_version
-            if client.sasl is not None and key not in handshake.BEFORE_AUTHENTICATION:
-                raise CloseConnection(
-                    f"a request of API {key} came before the client authenticated"
-                )
-            made = self._routes.get((key, version)) or self._make_route(key, version)
-            if made is None:
-                return self._unknown(key, version, read.correlation_id, began)
-            header = self._understood(frame, client, read, made)
-        _, body, route, context = header
-        message = frame[body:]
-        if len(frame) > route.max_bytes:
-            raise CloseConnection(
-                f"a request of API {context.api_key} has {len(frame)} bytes, more than"
-                f" {route.max_bytes}"
-            )
-        if self._faults.injected:
-            response = self._faults.handle(context, message, route.handle)
-        else:
-            response = route.handle(context, message)
-        correlation_id = read_correlation_id(frame)
-        return Answer(correlation_id, route.flexible_response, response, route.meter, began)
+            return Answer(None, False, response, meter, began)  # noqa: FBT003
+        read = read_request_header(frame)
+        key, version = read.api_key, read.api_version
+        if client.sasl is not None and key not in handshake.BEFORE_AUTHENTICATION:
+            raise CloseConnection(f"a request of API {key} came before the client authenticated")
+        route = self._routes.get((key, version)) or self._make_route(key, version)
+        if route is None:
+            return self._unknown(key, version, read.correlation_id, began)
+        return self._understood(frame, client, read, route)
 
     def _understood(
         self, frame: memoryview, client: Client, read: RequestHeader, route: _Route
@@ -274,6 +278,8 @@ def _raw(api: RawApi) -> Callable[[RequestContext, memoryview], AnyResponse]:
             raise
         except Exception as error:  # noqa: BLE001  a bug in one handler must not stop the broker
             return _internal_error(api, context, error)
+        if isinstance(response, Deferred):
+            return response
         if isinstance(response, Borrowing):
             return Borrowing(_handle_later(api, context, response.response))
         if iscoroutine(response):

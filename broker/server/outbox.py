@@ -62,6 +62,14 @@ class Outbox:
         return not self._answers and not self.is_blocked
 
     @property
+    def is_ready(self) -> bool:
+        """Whether `send` has something to send."""
+        if self._sending is not None or not self._answers:
+            return self._sending is not None
+        response = self._answers[0].response
+        return not isinstance(response, Deferred) or response.flush.done
+
+    @property
     def waiting(self) -> Iterator[Answer]:
         """The responses that cannot be sent yet."""
         return iter(self._answers)
