@@ -31,6 +31,7 @@ class NoKafka(Exception):
 
 
 _RESET_PEAK = "5"  # see proc(5), clear_refs
+_DELETED_AT_ONCE = {"file.delete.delay.ms": "0"}  # else the next workload gets less memory
 _TIMEOUT = 120.0
 _LOG_CRITICAL = 2
 
@@ -82,7 +83,8 @@ class Server:
     def create(self, topic: str, partitions: int) -> None:
         """A topic, ready for use."""
         admin = self._admin()  # its requests end with it
-        admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(_TIMEOUT)
+        new = NewTopic(topic, partitions, 1, config=_DELETED_AT_ONCE)
+        admin.create_topics([new])[topic].result(_TIMEOUT)
 
     def delete(self, topic: str) -> None:
         """The topic and its files."""
