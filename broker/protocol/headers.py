@@ -79,7 +79,7 @@ def skip_header_tags(frame: memoryview, position: int) -> int:
     return cursor.position
 
 
-def response_frame_header(correlation_id: int | None, body_bytes: int, flexible: bool) -> bytes:
+def response_frame_header(correlation_id: int | None, body_bytes: int, *, flexible: bool) -> bytes:
     """Return length, correlation id and, in flexible versions, an empty list of tagged fields.
 
     A bare SASL message has no correlation id, and only the length.

@@ -158,10 +158,10 @@ class Dispatcher:
             if client.sasl is None:
                 header = client.headers.get(bytes(frame[:CORRELATION_ID_AT]))
             if header is None or frame[CLIENT_ID_AT : header.body] != header.rest:
-                understood = self._understand(frame, client, began)
-                if isinstance(understood, Answer):
-                    return understood
-                header = understood
+                read = self._read_header(frame, client, began)
+                if isinstance(read, Answer):
+                    return read
+                header = read
             _, body, route, context = header
             if len(frame) > route.max_bytes:
                 raise CloseConnection(
@@ -182,12 +182,12 @@ class Dispatcher:
             logger.exception("request failed", client_host=client.host)
             raise CloseConnection("the request failed") from error
 
-    def _understand(self, frame: memoryview, client: Client, began: float) -> _Header | Answer:
-        """Read a header that differs from the last one, or return the answer to what no handler answers."""
+    def _read_header(self, frame: memoryview, client: Client, began: float) -> _Header | Answer:
+        """Read a header that differs from the last one; return the answer instead if no handler gives it."""
         if client.sasl is not None and client.sasl.bare_tokens:
             response = handshake.answer_bare(client.sasl, frame)
             meter = self._services.requests.of(handshake.AUTHENTICATE)
-            return Answer(None, False, response, meter, began)  # noqa: FBT003
+            return Answer(None, flexible=False, response=response, meter=meter, began=began)
         read = read_request_header(frame)
         key, version = read.api_key, read.api_version
         if client.sasl is not None and key not in handshake.BEFORE_AUTHENTICATION:
@@ -195,9 +195,9 @@ class Dispatcher:
         route = self._routes.get((key, version)) or self._make_route(key, version)
         if route is None:
             return self._unknown(key, version, read.correlation_id, began)
-        return self._understood(frame, client, read, route)
+        return self._remember(frame, client, read, route)
 
-    def _understood(
+    def _remember(
         self, frame: memoryview, client: Client, read: RequestHeader, route: _Route
     ) -> _Header:
         """Remember what a header means."""
@@ -255,7 +255,8 @@ class Dispatcher:
         response = recast(served, response_type(key, 0))
         meter = self._services.requests.of(key)
         meter.errors.update(error_codes(response))
-        return Answer(correlation_id, False, write_message(response), meter, began)  # noqa: FBT003
+        encoded = write_message(response)
+        return Answer(correlation_id, flexible=False, response=encoded, meter=meter, began=began)
 
 
 def _restricted(api: AnyApi, services: Services) -> AnyApi:

@@ -101,8 +101,7 @@ class Outbox:
         """Send the responses that are ready; close the connection if this raises anything."""
         ready: list[bytes | bytearray] = []
         answers, now = self._answers, 0.0
-        if self._sending is not None:
-            self._continue_sending()
+        self._continue_sending()
         while answers and self._sending is None and not self._closed:
             answer = answers[0]
             response = answer.response
@@ -120,7 +119,9 @@ class Outbox:
                 self._begin_sending(answer, response)
                 continue
             body = cast("bytes | bytearray", response)
-            ready.append(response_frame_header(answer.correlation_id, len(body), answer.flexible))
+            ready.append(
+                response_frame_header(answer.correlation_id, len(body), flexible=answer.flexible)
+            )
             if len(body) <= _SLICE_BYTES:
                 ready.append(body)
             else:
@@ -128,8 +129,7 @@ class Outbox:
                 ready = []
                 self._sending = (Buffered(memoryview(body), _keep), 0)
                 self._continue_sending()
-        if ready:
-            self._write(ready)
+        self._write(ready)
 
     def _write(self, ready: list[bytes | bytearray]) -> None:
         if ready:
@@ -137,7 +137,7 @@ class Outbox:
 
     def _begin_sending(self, answer: Answer, response: Buffered) -> None:
         body_bytes = len(response.view) - FETCH_HEADROOM
-        header = response_frame_header(answer.correlation_id, body_bytes, answer.flexible)
+        header = response_frame_header(answer.correlation_id, body_bytes, flexible=answer.flexible)
         start = FETCH_HEADROOM - len(header)
         response.view[start:FETCH_HEADROOM] = header
         if len(response.view) <= _COPIED_BYTES:
