@@ -216,7 +216,7 @@ class Bench:
             f"{self._scaled(_CROWD):,} 100-byte records, 10 partitions, 10 producers and 10 consumers "
             f"(the seeds' toy broker in memory, batches of 30: {report.SEED_RATE:,}/s)"
         )
-        self._show(title, report.rates(figures, size=100))
+        self._show(title, report.rates(figures, size=100, shares=True))
 
     async def _partitions(self, servers: Sequence[Server]) -> None:
         figures = Figures()

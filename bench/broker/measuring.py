@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench.broker.gang import Client, run_together
+from kmr.service.process import processor_limit
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -29,12 +30,14 @@ class Figure:
         records: how many went through, each counted once.
         seconds: from the start that all clients share to the last one's end.
         cpu: processor time of the server meanwhile, in seconds.
+        clients_cpu: that of the clients.
         waits: of each request, in seconds, where that was measured.
     """
 
     records: int
     seconds: float
     cpu: float
+    clients_cpu: float = 0.0
     waits: Sequence[float] = ()
 
     @property
@@ -46,6 +49,16 @@ class Figure:
     def server_us(self) -> float:
         """Processor time of the server for a record, in microseconds."""
         return self.cpu / self.records * 1e6
+
+    @property
+    def server_share(self) -> float:
+        """The server's share of the processors, from 0 to 1."""
+        return self.cpu / self.seconds / processor_limit()
+
+    @property
+    def busy_share(self) -> float:
+        """The share that server and clients have together; the rest was idle, or other work."""
+        return (self.cpu + self.clients_cpu) / self.seconds / processor_limit()
 
     def wait_us(self, percentile: float) -> float:
         """What so many percent of the requests took at most, in microseconds."""
@@ -88,6 +101,7 @@ async def run(server: Server, clients: Sequence[Client]) -> Figure:
         records=_records(clients, outcome),
         seconds=outcome.seconds,
         cpu=server.cpu - cpu,
+        clients_cpu=outcome.cpu,
         waits=[each for result in outcome.results for each in result.get("seconds", ())],
     )
 

@@ -19,15 +19,23 @@ SEED_ROUND_TRIP_US = 26
 """The same, microseconds for one message a round trip."""
 
 
-def rates(figures: Figures, *, size: int | None = None, of: str = "record") -> Table:
+def rates(
+    figures: Figures, *, size: int | None = None, of: str = "record", shares: bool = False
+) -> Table:
     """Records per second (and MB/s of records of `size` bytes) and the server's CPU, and the ratio to
-    the first server. `of`: what is counted instead, in the singular."""
+    the first server.
+
+    `of`: what is counted instead, in the singular. `shares`: how busy all processors were, and how busy
+    the server kept them.
+    """
     table = _table("workload")
     for number, server in enumerate(figures.servers):
         table.add_column(f"{server}: {of}s/s", justify="right")
         if size is not None:
             table.add_column("MB/s", justify="right")
         table.add_column(f"CPU µs/{of}", justify="right")
+        if shares:
+            table.add_column("processors busy: server", justify="right")
         if number:
             table.add_column("ratio", justify="right")
     for workload in figures.workloads:
@@ -40,6 +48,10 @@ def rates(figures: Figures, *, size: int | None = None, of: str = "record") -> T
             if size is not None:
                 cells.append(_number(rate and rate * size / 1e6))
             cells.append("" if cpu is None else f"{cpu:.2f}")
+            if shares:
+                busy = figures.median(workload, server, lambda figure: figure.busy_share)
+                share = figures.median(workload, server, lambda figure: figure.server_share)
+                cells.append("" if busy is None else f"{busy:.0%}: {share:.0%}")
             if number:
                 cells.append(f"{first / rate:.2f}" if first and rate else "")
             first = rate if number == 0 else first
