@@ -18,10 +18,10 @@ import structlog
 
 from ..errors import StrategyError
 from ..mapping.executor import Executor
-from ..observe.metrics import Metrics
 from ..record import SCHEMA, Batch, Record, TopicPartition
 from ..sinks.clickhouse.writer import ClickHouseWriter
 from .checks import Expected
+from .metrics import UnreadMetrics
 from .run import run_schedule
 from .schedule import Event, Schedule, generate
 from .shrink import shrink
@@ -92,7 +92,7 @@ class Simulator:
     ) -> None:
         self.strategy = strategy
         self.log = _log_of(records, topic, partitions)
-        self._metrics = Metrics()
+        self._metrics = UnreadMetrics()
         with _quiet():
             mapped = {at: self._map(part) for at, part in self.log.items()}
             again = {at: self._map(part) for at, part in self.log.items()}
