@@ -9,6 +9,8 @@ from contextvars import Context, ContextVar, copy_context
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
@@ -52,44 +54,39 @@ class Process:
 PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
-class _Callback:
+class _Callback(msgspec.Struct, eq=False):
     """A callback that is to be run; with `asyncio.TimerHandle`'s methods."""
 
-    __slots__ = ("_arguments", "_at", "_callback", "_context", "is_cancelled")
-
-    def __init__(
-        self, at: float, callback: Callable[..., Any], arguments: Any, context: Context | None
-    ) -> None:
-        self._at = at
-        self._callback = callback
-        self._arguments = arguments
-        self._context = copy_context() if context is None else context
-        self.is_cancelled = False
+    at: float
+    callback: Callable[..., Any]
+    arguments: Any
+    context: Context
+    is_cancelled: bool = False
 
     def cancel(self) -> None:
         self.is_cancelled = True
-        self._callback, self._arguments = _nothing, ()
+        self.callback, self.arguments = _nothing, ()
 
     def cancelled(self) -> bool:
         return self.is_cancelled
 
     def when(self) -> float:
-        return self._at
+        return self.at
 
     def run(self, loop: SimulationLoop) -> None:
-        context = self._context
+        context = self.context
         if loop.sleeping and (process := context.get(PROCESS)) is not None and process.asleep:
             process.hold(self)
             return
         try:
-            context.run(self._callback, *self._arguments)
+            context.run(self.callback, *self.arguments)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:
             process = context.get(PROCESS)
             if process is None:
                 raise  # a fault of a model would make every result worthless
-            message = f"Exception in callback {self._callback!r}"
+            message = f"Exception in callback {self.callback!r}"
             loop.call_exception_handler(
                 {"message": message, "exception": error, "process": process}
             )
@@ -102,6 +99,7 @@ def _nothing() -> None:
 class _Task(asyncio.Task[Any]):
     """A task whose place in a set does not depend on its address: cancellations have one order."""
 
+    __slots__ = ("_number",)
     _numbers = itertools.count()
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -133,7 +131,6 @@ class SimulationLoop(asyncio.BaseEventLoop):
         self._callbacks: deque[_Callback] = deque()
         self._timers: list[tuple[float, int, _Callback]] = []
         self._numbers = itertools.count()  # timers of one time run in the order of their numbers
-        self.set_task_factory(_make_task)  # type: ignore[arg-type]
 
     def time(self) -> float:
         """See `now`."""
@@ -150,6 +147,10 @@ class SimulationLoop(asyncio.BaseEventLoop):
         self._timers.clear()
         self.set_exception_handler(None)
 
+    def create_task(self, coro: Coroutine[Any, Any, Any], **options: Any) -> _Task:  # type: ignore[override]
+        """See `asyncio.BaseEventLoop.create_task`."""
+        return _Task(coro, loop=self, **options)
+
     def call_at(  # type: ignore[override]
         self,
         when: float,
@@ -158,7 +159,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
         context: Context | None = None,
     ) -> _Callback:
         """See `asyncio.BaseEventLoop.call_at`."""
-        timer = _Callback(when, callback, args, context)
+        timer = _Callback(when, callback, args, copy_context() if context is None else context)
         heappush(self._timers, (when, next(self._numbers), timer))
         return timer
 
@@ -176,6 +177,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> _Callback:
         """See `asyncio.BaseEventLoop.call_soon`."""
+        context = copy_context() if context is None else context
         made = _Callback(self.now, callback, args, context)
         self._callbacks.append(made)
         return made
@@ -204,9 +206,3 @@ class SimulationLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """Do nothing: nothing waits."""
-
-
-def _make_task(
-    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
-) -> _Task:
-    return _Task(coroutine, loop=loop, **options)
