@@ -21,10 +21,9 @@ from .log import LogRange
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-    import pyarrow as pa
-
     from ..kafka.consumer import CommitOffset, Listener
     from .checks import Checks
+    from .log import LogRecords
     from .world import Member, World
 
 __all__ = ["Group", "GroupConsumer", "Offsets"]
@@ -97,15 +96,11 @@ class Group:
     """
 
     def __init__(
-        self, world: World, log: Mapping[TopicPartition, pa.RecordBatch], checks: Checks
+        self, world: World, log: Mapping[TopicPartition, LogRecords], checks: Checks
     ) -> None:
         self._world = world
         self.checks = checks
         self.log = log
-        self.offsets_in_log = {p: records.column("offset").to_numpy() for p, records in log.items()}
-        self.record_bytes = {
-            p: records.nbytes // max(1, len(records)) for p, records in log.items()
-        }
         self.ranges = {partition: LogRange() for partition in log}
         self.undone: set[TopicPartition] = set()
         self.offsets = Offsets()
@@ -120,7 +115,7 @@ class Group:
     def append(self, number: int, count: int) -> None:
         """Append the next records to a partition."""
         partition = sorted(self.log)[number]
-        present = self.offsets_in_log[partition]
+        present = self.log[partition].offsets
         index = int(present.searchsorted(self.ranges[partition].end)) + count
         self.ranges[partition].end = int(present[min(index, len(present)) - 1]) + 1
         self._world.note("test", "group", f"{count} records are appended to {partition}")
@@ -130,7 +125,7 @@ class Group:
     def trim(self, number: int, count: int) -> None:
         """Remove the first `count` records of a partition's log, or all if it has fewer."""
         partition = sorted(self.log)[number]
-        present, log = self.offsets_in_log[partition], self.ranges[partition]
+        present, log = self.log[partition].offsets, self.ranges[partition]
         index = int(present.searchsorted(log.start)) + count
         log.remove_before(min(int(present[index]), log.end) if index < len(present) else log.end)
         self._world.note("test", "group", f"retention removes {partition} below {log.start}")
@@ -362,13 +357,14 @@ class GroupConsumer:
     def _fetch(self, partition: TopicPartition, count: int) -> Batch:
         self._group.checks.takes(self.member, partition)
         position, end = self._reset(partition), self._group.ranges[partition].end
-        records, offsets = self._group.log[partition], self._group.offsets_in_log[partition]
+        records = self._group.log[partition]
+        offsets = records.offsets
         start = int(offsets.searchsorted(position))
         stop = min(start + count, int(offsets.searchsorted(end)))
-        part = records.slice(start, stop - start)
+        part = records.columns.slice(start, stop - start)
         last = int(offsets[stop - 1]) if stop > start else end - 1
         self._positions[partition] = last + 1
-        nbytes = len(part) * self._group.record_bytes[partition]
+        nbytes = len(part) * records.record_bytes
         return Batch(*partition, position, last, nbytes=nbytes, load=lambda: part)
 
     def _first(self, partition: TopicPartition) -> int:

@@ -1,8 +1,36 @@
-"""A model of a partition's log: from which offset to which one it has records."""
+"""A model of a partition's log: its records, and from which offset to which one it has them."""
 
 from __future__ import annotations
 
-__all__ = ["LogRange"]
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+__all__ = ["LogRange", "LogRecords"]
+
+
+@dataclass(frozen=True, slots=True)
+class LogRecords:
+    """The records that a log can have. All simulations of a strategy share them.
+
+    Attributes:
+        columns: the records.
+        offsets: theirs, ascending.
+        record_bytes: the size of one, on average.
+    """
+
+    columns: pa.RecordBatch
+    offsets: np.ndarray
+    record_bytes: int
+
+    @classmethod
+    def of(cls, columns: pa.RecordBatch) -> Self:
+        """Look these up once, as they take 0.5 % of a schedule."""
+        offsets = columns.column("offset").to_numpy()
+        return cls(columns, offsets, columns.nbytes // max(1, len(columns)))
 
 
 class LogRange:

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import numpy as np
-    import pyarrow as pa
 
     from ..observe.metrics import Metrics
     from ..record import TopicPartition
     from ..strategy import Strategy
     from .checks import Expected
+    from .log import LogRecords
     from .schedule import Event, Schedule
     from .sinks import Place
     from .world import Problem, Step
@@ -88,7 +88,7 @@ class _Simulation:
         self,
         loop: SimulationLoop,
         strategy: Strategy,
-        log: Mapping[TopicPartition, pa.RecordBatch],
+        log: Mapping[TopicPartition, LogRecords],
         schedule: Schedule,
         place: Place,
         expected: Expected,
@@ -281,11 +281,11 @@ class _Simulation:
         entry = group.offsets.committed.get(partition)
         committed = 0 if entry is None else entry.offset
         log = group.ranges[partition]
+        if committed >= log.end:
+            return False
         found = (worker.pipeline.ledgers.get(partition) for _, worker in self._working())
         ledgers = [ledger for ledger in found if ledger is not None]
         if partition in group.undone and any((e.watermark or 0) >= log.end for e in ledgers):
-            return False
-        if committed >= log.end:
             return False
         if log.has_records_from(committed):
             return True
@@ -315,7 +315,7 @@ class _Simulation:
 
 def run_schedule(
     strategy: Strategy,
-    log: Mapping[TopicPartition, pa.RecordBatch],
+    log: Mapping[TopicPartition, LogRecords],
     schedule: Schedule,
     place: Place,
     expected: Expected,
@@ -324,7 +324,7 @@ def run_schedule(
     """Run one schedule, in this thread; no event loop may run in it.
 
     Args:
-        log: the records of each partition, with their offsets.
+        log: the records of each partition.
         place: where the models of the strategy's sinks find their surroundings.
         expected: what shall become of the records.
         metrics: recorded in, and never read: making them anew takes longer than a simulation.

@@ -21,6 +21,7 @@ from ..mapping.executor import Executor
 from ..record import SCHEMA, Batch, Record, TopicPartition
 from ..sinks.clickhouse.writer import ClickHouseWriter
 from .checks import Expected
+from .log import LogRecords
 from .metrics import UnreadMetrics
 from .run import run_schedule
 from .schedule import Event, Schedule, generate
@@ -99,6 +100,7 @@ class Simulator:
             for at in self.log:
                 _require_same(strategy, at, self.log[at], mapped[at], again[at])
         self.expected = _expect(strategy, self.log, mapped)
+        self._records = {at: LogRecords.of(part) for at, part in self.log.items()}
         self.place = Place(_columns(strategy, mapped))
         calm = self.run(self._calm())
         if calm.problems:
@@ -141,7 +143,7 @@ class Simulator:
         """Run one schedule. Call it where no event loop runs."""
         with _quiet():
             outcome = run_schedule(
-                self.strategy, self.log, schedule, self.place, self.expected, self._metrics
+                self.strategy, self._records, schedule, self.place, self.expected, self._metrics
             )
         gc.collect(0)  # all that the schedule made, while it is in the processor's caches
         return outcome
