@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from ..service.changes import Changes
 
@@ -139,31 +140,29 @@ class Gate:
 
     def __init__(self) -> None:
         self._passing = 0
-        self._opened = anyio.Event()
-        self._quiet = anyio.Event()
-        self._quiet.set()
+        self._opened = Changes()
+        self._quiet = Changes()
         self.is_open = False
 
     def open(self) -> None:
         """Let work begin."""
         self.is_open = True
-        self._opened.set()
+        self._opened.notify()
 
     def close(self) -> None:
         """Let no work begin."""
-        if self.is_open:
-            self.is_open = False
-            self._opened = anyio.Event()
+        self.is_open = False
 
     async def wait_quiet(self) -> None:
         """Return when no work is under way."""
-        await self._quiet.wait()
+        if self._passing:
+            await self._quiet.wait()
+        else:
+            await checkpoint()
 
     async def __aenter__(self) -> Self:
         while not self.is_open:
             await self._opened.wait()
-        if self._passing == 0:
-            self._quiet = anyio.Event()
         self._passing += 1
         return self
 
@@ -175,7 +174,7 @@ class Gate:
     ) -> None:
         self._passing -= 1
         if self._passing == 0:
-            self._quiet.set()
+            self._quiet.notify()
 
 
 @dataclass(slots=True)
