@@ -167,7 +167,7 @@ class EventHandler:
 
     async def _resume(self, partitions: frozenset[TopicPartition]) -> None:
         pipeline, committer = self._pipeline, self._committer
-        committed = await self._consumer.committed(partitions) if partitions else {}
+        committed = await self._consumer.committed(sorted(partitions)) if partitions else {}
         for partition, entry in committed.items():
             self._require_committed(partition, entry)
         starts = await self._start_positions([p for p, entry in committed.items() if entry is None])
@@ -175,7 +175,7 @@ class EventHandler:
         for ledger in pipeline.ledgers:
             if ledger.position is not None:
                 self._consumer.seek(ledger.partition, ledger.position)
-        for partition in partitions - kept:
+        for partition in sorted(partitions - kept):
             entry = committed.get(partition)
             announcement = self._announced(partition, entry)
             committer.begin(partition, entry, announcement)
@@ -199,7 +199,7 @@ class EventHandler:
     async def _resume_drain(self, partitions: frozenset[TopicPartition]) -> None:
         """Go on with the drain of the partitions that are still ours; new ones soon go to another member."""
         ours = self._pipeline.partitions & partitions
-        self._keep(await self._consumer.committed(ours) if ours else {})
+        self._keep(await self._consumer.committed(sorted(ours)) if ours else {})
         self._committer.rejoined()
         self._metrics.rebalances.labels("assigned").inc()
         self._pipeline.resume()
@@ -212,7 +212,7 @@ class EventHandler:
         before = pipeline.partitions
         kept = frozenset(p for p in before if p in committed and committer.is_ours(p, committed[p]))
         pipeline.keep_partitions(kept)
-        for partition in before - kept:
+        for partition in sorted(before - kept):
             committer.forget(partition)
             self._forget_metrics(partition)
         return kept

@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final
-from uuid import uuid4
 
 import anyio
 
@@ -21,6 +20,7 @@ from .errors import StrategyError
 from .record import ReplayEnd, Rows
 from .reduce import ReduceStage
 from .service.deadline import shield
+from .service.identity import new_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -167,7 +167,7 @@ class Lanes:
         self._opened = [] if self._shared else [reducer.spawn() for reducer in strategy.reduce]
         self._contexts: list[Context] = []
         self._lanes: dict[TopicPartition, Lane] = {}
-        self._writer = uuid4().hex[:12]
+        self._writer = new_id()[:12]
 
     async def open(self, context: Context) -> None:
         """Connect the reducers. Raises StrategyError if the strategy does not fit its sinks."""

@@ -340,7 +340,7 @@ class Pipeline:
         watermarks; in a drain, which reads nothing again, they are dropped. Call it after `suspend`, which
         leaves nothing settled above a watermark: else a record is delivered twice.
         """
-        dropped = self.partitions - kept
+        dropped = sorted(self.partitions - kept)
         for partition in dropped:
             self.stop_partition(partition)
         if dropped and self._maps and self._lanes.mix_partitions:

@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping  # noqa: TC003  msgspec reads the annotations at run time
 from pathlib import Path  # noqa: TC003
 from typing import Annotated, Any, Final, Literal, Self, cast
-from uuid import uuid4
 
 import msgspec
 
@@ -32,6 +31,7 @@ from .config.schema import (
 )
 from .errors import SettingsError
 from .service import LogFormat, LogLevel  # noqa: TC001
+from .service.identity import new_id
 from .service.process import memory_limit, processor_limit
 
 __all__ = [
@@ -405,7 +405,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def transactional_id(self) -> str:
         """The id of this member's transactions: that of a static member is the same after a restart."""
-        member = self.group_instance_id or uuid4().hex
+        member = self.group_instance_id or new_id()
         return f"{self.transactional_id_prefix}-{self.group}-{member}"
 
     def describe(self) -> dict[str, Any]:

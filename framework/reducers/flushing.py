@@ -224,7 +224,7 @@ class FlushTrigger:
     """Decides when a stage of the worker flushes the rows that it collects.
 
     The stage calls `next` for its next rows or a reason to flush. The other methods may be called at any
-    time; they wake `next`.
+    time; they wake `next` if there may be a reason now.
 
     Args:
         inbox: the stage's inbox.
@@ -253,12 +253,14 @@ class FlushTrigger:
     def revoke(self, *, on: bool) -> None:
         """While on, collect nothing: flush as soon as no more rows are queued."""
         self._revoking = on
-        self._waiting.cancel()
+        if on:
+            self._waiting.cancel()
 
     def awaited(self, *, on: bool) -> None:
         """While on, flush as soon as no more rows are queued; calls from several stages are counted."""
         self._awaiting += 1 if on else -1
-        self._waiting.cancel()
+        if on:
+            self._waiting.cancel()
 
     def budget_exhausted(self) -> None:
         """Look at the budget again: it is exhausted now."""

@@ -311,7 +311,7 @@ class GroupConsumer:
                 if not answer.done():
                     continue  # expelled meanwhile
                 self.generation, partitions = answer.result()
-                self._positions = dict.fromkeys(partitions, -1)
+                self._positions = dict.fromkeys(sorted(partitions), -1)
                 self._paused.clear()
                 self.member.is_fenced = self.has_unanswered_commit = False
                 await listener.assigned(partitions)

@@ -97,13 +97,12 @@ def _nothing() -> None:
 
 
 class _Task(asyncio.Task[Any]):
-    """A task whose place in a set does not depend on its address: cancellations have one order."""
+    """A task whose place in a set follows from its number: cancellations have one order."""
 
     __slots__ = ("_number",)
-    _numbers = itertools.count()
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._number = next(self._numbers)
+    def __init__(self, number: int, *arguments: Any, **options: Any) -> None:
+        self._number = number
         super().__init__(*arguments, **options)
 
     def __hash__(self) -> int:
@@ -131,6 +130,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
         self._callbacks: deque[_Callback] = deque()
         self._timers: list[tuple[float, int, _Callback]] = []
         self._numbers = itertools.count()  # timers of one time run in the order of their numbers
+        self._task_numbers = itertools.count()
 
     def time(self) -> float:
         """See `now`."""
@@ -149,7 +149,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
 
     def create_task(self, coro: Coroutine[Any, Any, Any], **options: Any) -> _Task:  # type: ignore[override]
         """See `asyncio.BaseEventLoop.create_task`."""
-        return _Task(coro, loop=self, **options)
+        return _Task(next(self._task_numbers), coro, loop=self, **options)
 
     def call_at(  # type: ignore[override]
         self,

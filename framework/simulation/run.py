@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from ..errors import DeadlineExceeded, reason_of
+from ..service.identity import ids_from
 from ..service.threads import without_threads
 from ..settings import FetchSettings, Settings
 from ..worker import Worker
@@ -333,7 +334,7 @@ def run_schedule(
     chance = random.getstate()
     random.seed(schedule.seed)  # of the backoff of retries
     try:
-        with without_threads():
+        with without_threads(), ids_from(random.Random(schedule.seed)):  # noqa: S311  repeatable
             simulation = _Simulation(loop, strategy, log, schedule, place, expected, metrics)
 
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -26,6 +27,8 @@ from kmr.testing import Journal, MemoryWriter, simulate
 from .strategies import RECORDS, STRATEGIES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kmr.record import Record
 
 
@@ -34,6 +37,34 @@ def test_every_guarantee_holds_through_schedules_of_failures(name: str) -> None:
     done = simulate(STRATEGIES[name](), RECORDS, schedules=25)
     assert done.schedules == 25
     assert done.seconds > 250
+
+
+def print_traces(seeds: Sequence[int]) -> None:
+    """Print what happens in the schedules of these seeds, in their order, with each strategy."""
+    with garbage_is_silent():
+        simulators = {name: Simulator(make(), RECORDS) for name, make in STRATEGIES.items()}
+        found = {
+            f"{name}, seed {seed}": repr(simulator.run(simulator.generate(seed)))
+            for seed in seeds
+            for name, simulator in simulators.items()
+        }
+    print(json.dumps(found, sort_keys=True))  # noqa: T201
+
+
+def test_a_schedule_follows_from_its_seed_alone_whatever_process_runs_it_and_after_what() -> None:
+    runs = []
+    for hash_seed, seeds in (("1", range(5001, 5011)), ("2", range(5010, 5000, -1))):
+        code = f"from {__name__} import print_traces; print_traces({list(seeds)})"
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        runs.append(json.loads(done.stdout.splitlines()[-1]))
+    assert len(runs[0]) == 10 * len(STRATEGIES)
+    assert runs[0] == runs[1]
 
 
 FOUND: Final[dict[str, tuple[str, Schedule]]] = {
