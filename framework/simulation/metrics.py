@@ -1,4 +1,4 @@
-"""Metrics of simulated workers: nobody reads them."""
+"""The metrics of simulated workers, which are not kept."""
 
 from __future__ import annotations
 
