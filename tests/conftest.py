@@ -46,10 +46,12 @@ _ROOM = 4 * 2**30  # bytes
 
 
 def pytest_configure() -> None:
-    """Keep tests' files in memory if there is room: brokers sync theirs a hundred thousand times.
+    """Let processes of tests hear SIGHUP, which they would not in a run under nohup; choose a directory.
 
-    The tests of power losses simulate the disk, so they lose nothing by it.
+    Tests' files are in memory if there is room: brokers sync theirs a hundred thousand times. The tests of
+    power losses simulate the disk, so they lose nothing by it.
     """
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if not _MEMORY.is_dir():
         return
     found = os.statvfs(_MEMORY)

@@ -305,8 +305,7 @@ def split_batches(
 def plain_batch(data: memoryview) -> BatchHeader | None:
     """Return the header if `data` is one intact batch outside of transactions that a client may produce.
 
-    `split_batches` accepts what this accepts. None says only that it has to be asked: it takes three times
-    as long, accepts more, and says what is wrong.
+    `split_batches` accepts what this accepts, and more. None says only that it has to be asked.
     """
     if len(data) < HEADER_BYTES:
         return None

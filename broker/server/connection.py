@@ -98,7 +98,7 @@ class Connection(asyncio.BufferedProtocol):
         self._task: asyncio.Future[RawResponse] | None = None  # the handler that is running
         self._borrowed: list[memoryview] | None = None  # buffers that it still needs
         self._waiting: Answer | None = None  # and the request that it answers
-        self._flush: Flush | None = None  # the latest one that responses wait for
+        self._flush: Flush | None = None  # the latest one that responses wait for, until it is done
         self._outbox: Outbox
         self._writable = True
 
@@ -424,9 +424,10 @@ class Connection(asyncio.BufferedProtocol):
         response = answer.response
         if isinstance(response, Deferred):
             self._outbox.add(answer)
-            if response.flush is not self._flush:
-                self._flush = response.flush
-                self._flush.then(self._deferred_done)
+            flush = response.flush
+            if flush is not self._flush:
+                self._flush = flush
+                flush.then(self._deferred_done)
             return
         if isinstance(response, Borrowing):
             self._borrowed = []
@@ -479,6 +480,7 @@ class Connection(asyncio.BufferedProtocol):
             self._drop("a response could not be sent")
 
     def _deferred_done(self) -> None:
+        self._flush = None
         self._send()
         if not self._reading or self._finishing:
             self._loop.call_soon(self._continue)  # not here: it may append during a flush
