@@ -205,7 +205,7 @@ class Appender:
         """Why nothing can be appended now, "" if it can."""
         if self.closed:
             return f"{self._segments.directory}: the log is closed"
-        return self.broken or self._durability.failure or self._failed_write
+        return self.failure or self._failed_write
 
     def close(self) -> None:
         """Write and sync everything, and save a checkpoint, the index and the producers.

@@ -34,12 +34,11 @@ _CODECS: Final[dict[str, int]] = {"uncompressed": 0} | dict(CODECS.items())
 
 
 def stores_as_sent(config: LogConfig) -> bool:
-    """Whether `validate_batches` takes each batch as it is, unless its timestamps are ahead of the clock."""
+    """Whether the topic stores each batch as it came, unless its timestamps are ahead of the clock."""
     return (
-        not config.compacts
+        config.message_timestamp_type == "CreateTime"
         and config.compression_type == "producer"
-        and config.message_timestamp_type == "CreateTime"
-        and config.message_timestamp_before_max_ms == NO_TIME_LIMIT
+        and not _reads_records(config)
     )
 
 
@@ -65,11 +64,10 @@ def validate_batches(
         BatchTooLarge: a batch is too large in the topic's codec.
     """
     limited = config.message_timestamp_type == "CreateTime"
-    too_old = limited and config.message_timestamp_before_max_ms < NO_TIME_LIMIT
     latest = now_ms + config.message_timestamp_after_max_ms
+    reads_records = _reads_records(config)
     for batch in batches:
-        # The header has the latest timestamp, but not the earliest.
-        if config.compacts or too_old or (limited and batch.max_timestamp > latest):
+        if reads_records or (limited and batch.max_timestamp > latest):
             _check_records(data, batch, config, now_ms=now_ms, limited=limited)
     if config.compression_type == "producer":
         return data, batches
@@ -83,6 +81,15 @@ def validate_batches(
         return compressed, split_batches(compressed, max_batch_bytes=config.max_message_bytes)
     except BatchTooLarge as error:
         raise BatchTooLarge(f"as {config.compression_type}, {error}") from None
+
+
+def _reads_records(config: LogConfig) -> bool:
+    """Whether the records of every batch are read: its header has neither keys nor the earliest timestamp."""
+    limits_age = (
+        config.message_timestamp_type == "CreateTime"
+        and config.message_timestamp_before_max_ms < NO_TIME_LIMIT
+    )
+    return config.compacts or limits_age
 
 
 def _check_records(

@@ -16,7 +16,6 @@ from functools import partial
 from inspect import iscoroutine
 from socket import SO_KEEPALIVE, SOL_SOCKET
 from struct import Struct
-from time import monotonic
 from typing import TYPE_CHECKING, Final, cast
 
 import structlog
@@ -157,7 +156,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._intake.room()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._last_progress = monotonic()
+        self._last_progress = self._loop.time()
         if self._partial is not None:
             self._partial_filled += nbytes
             if self._partial_filled == self._partial_size:
@@ -300,8 +299,7 @@ class Connection(asyncio.BufferedProtocol):
         if end > start and not self._closing:
             wanted = size + _LENGTH_BYTES if end - start >= _LENGTH_BYTES else _LENGTH_BYTES
             self._keep_partial(buffer[start:end], wanted)
-        if self._outbox.is_ready:
-            self._send()
+        self._send()
         return end
 
     def _refuse_size(self, size: int) -> None:

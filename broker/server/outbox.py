@@ -44,7 +44,7 @@ class Outbox:
     @property
     def is_full(self) -> bool:
         """Whether a response must be sent before the next request is handled."""
-        if self._sending is not None or not self._writable:
+        if self.is_blocked:
             return True
         answers = self._answers
         return bool(answers) and (
@@ -60,14 +60,6 @@ class Outbox:
     def is_empty(self) -> bool:
         """Whether all responses are sent."""
         return not self._answers and not self.is_blocked
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether `send` has something to send."""
-        if self._sending is not None or not self._answers:
-            return self._sending is not None
-        response = self._answers[0].response
-        return not isinstance(response, Deferred) or response.flush.done
 
     @property
     def waiting(self) -> Iterator[Answer]:
