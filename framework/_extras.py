@@ -29,7 +29,6 @@ _MODULES: Final = {
     "protobuf": ("google.protobuf",),
     "registry": ("avro", "google.protobuf", "grpc_tools", "jsonschema"),
     "spark": ("pandas", "pyspark"),
-    "top": ("textual",),
 }
 """By extra: the modules that its requirements install."""
 

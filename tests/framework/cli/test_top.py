@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import signal
+import subprocess
+import sys
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 import pytest
@@ -69,6 +74,38 @@ async def test_the_latest_failures_have_a_row_each_with_their_reason(
     assert "failed 3  repeated 1" in output.out
     [row] = [line.split() for line in output.out.splitlines() if "no number" in line]
     assert row[2:] == ["ago", "record", "failed", "map,", "worker", "1", "3", "no", "number"]
+
+
+async def test_the_screen_waits_for_a_worker_follows_it_and_ends_by_ctrl_c() -> None:
+    worker = Worker()
+    async with worker.serving() as url:
+        port = int(url.rpartition(":")[2])
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "kmr", "top", "--interval", "0.05", "--url", url]
+    with os.fdopen(ours, "rb", buffering=0) as screen:
+        process = subprocess.Popen(command, stdin=theirs, stdout=theirs)  # noqa: ASYNC220
+        os.close(theirs)
+        try:
+            await to_thread.run_sync(_read_until, screen, b"no worker answers at")
+            async with worker.serving(port):
+                await to_thread.run_sync(_read_until, screen, b"settled 100/s")
+                process.send_signal(signal.SIGINT)
+                await to_thread.run_sync(_read_until, screen, None)
+                assert await to_thread.run_sync(process.wait) == 0
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _read_until(screen: BinaryIO, text: bytes | None) -> None:
+    """Read what is shown until it has the text; None: until the end."""
+    seen = b""
+    while text is None or text not in seen:
+        try:
+            seen += screen.read(4096)
+        except OSError:  # the end of a terminal
+            assert text is None, seen
+            return
 
 
 async def test_no_rates_across_a_restart_of_the_worker() -> None:
