@@ -31,16 +31,6 @@ _AT_THE_TOP = {
 _markdown: dict[str, str] = {}
 
 
-def on_config(config: MkDocsConfig) -> None:
-    """Add the pages that the navigation does not list to its Guides."""
-    assert config.nav is not None
-    listed = set(_pages(config.nav))
-    guides: list[str] = next(part["Guides"] for part in config.nav if "Guides" in part)
-    guides += [
-        page.name for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in listed
-    ]
-
-
 def _pages(nav: Any) -> Iterator[str]:
     if isinstance(nav, str):
         yield nav
