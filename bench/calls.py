@@ -19,8 +19,10 @@ import structlog
 from rich.console import Console
 
 from demo.processes import Children, free_port
-from kmr import Collect, Record, Settings, Strategy, Worker, map_record
+from kmr import Collect, Record, Strategy, map_record
 from kmr.broker.client import BatchProducer
+from kmr.settings import Settings
+from kmr.worker import Worker
 
 if TYPE_CHECKING:
     import pyarrow as pa

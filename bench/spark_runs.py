@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from bench.consume import TABLE, NullWriter, per_batch
-from kmr import Settings, Strategy
+from kmr import Strategy
+from kmr.settings import Settings
 from kmr.sinks import ClickHouseWriter
 from kmr.spark.engine.engine import SparkEngine
 from kmr.spark.engine.engine_settings import EngineSettings

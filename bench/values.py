@@ -36,7 +36,7 @@ from kmr.testing import batch_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kmr import ValueFormat
+    from kmr.types import ValueFormat
 
 ROWS = 131_072
 SLOW_ROWS = 20_000

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Self
 
 import anyio
 
-from kmr._extras import MissingExtra, require_extra
+from kmr._extras import require_extra
+from kmr.errors import MissingExtra
 
 from .apis.api import Services
 from .apis.catalogue import SERVED, advertised_versions

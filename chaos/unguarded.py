@@ -12,14 +12,16 @@ import pyarrow as pa
 from anyio import to_thread
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from kmr import Empty, Flushed, Reducer, Retry
+from kmr import Reducer, Retry
+from kmr.types import Empty, Flushed
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
-    from kmr import Context, Rows
+    from kmr import Context
     from kmr.record import TopicPartition
     from kmr.reducers.reducer import FlushResult
+    from kmr.types import Rows
 
 __all__ = ["CommitAfterInsert", "ResumeFromMax"]
 

@@ -8,9 +8,7 @@ import shlex
 from functools import cache
 from typing import Final
 
-from .errors import KmrError
-
-__all__ = ["MissingExtra", "install_command", "installed_version", "require_extra"]
+from .errors import MissingExtra
 
 _DISTRIBUTION: Final = "kafka-map-reduce"
 
@@ -31,10 +29,6 @@ _MODULES: Final = {
     "spark": ("pandas", "pyspark"),
 }
 """By extra: the modules that its requirements install."""
-
-
-class MissingExtra(KmrError):
-    """A feature needs a library that is not installed."""
 
 
 def require_extra(extra: str, feature: str) -> None:

@@ -1,4 +1,4 @@
-"""Lazy imports of a package: each public name is imported when it is first used."""
+"""Lazy imports of a module: each public name is imported when it is first used."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
+from .errors import MissingExtra
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from importlib.abc import InspectLoader
@@ -15,8 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["lazy_exports"]
 
 
-def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the `__getattr__` and `__dir__` (PEP 562) of a package, made from its `TYPE_CHECKING` block.
+def lazy_exports(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the `__getattr__` and `__dir__` (PEP 562) of a module, made from its `TYPE_CHECKING` block.
 
     That block lists each public name once, as `from .module import Name as Name`. Type checkers and editors
     read it as ordinary imports; this function parses it from the source when a name is first used.
@@ -25,8 +27,8 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
     @cache
     def exports() -> dict[str, tuple[str, str]]:
         # From the loader: in an archive, as Spark ships it to executors, there is no file to open.
-        loader = cast("InspectLoader", getattr(sys.modules[package].__spec__, "loader", None))
-        source = loader.get_source(package) or ""
+        loader = cast("InspectLoader", getattr(sys.modules[module].__spec__, "loader", None))
+        source = loader.get_source(module) or ""
         return {
             alias.asname or alias.name: ("." * node.level + (node.module or ""), alias.name)
             for block in ast.parse(source).body
@@ -38,15 +40,22 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
 
     def get(name: str) -> Any:
         if name == "__all__":  # `from kmr import *`
-            return sorted(exports())
+            return [each for each in sorted(exports()) if is_installed(each)]
         if name.startswith("__") or name not in exports():
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, attribute = exports()[name]
-        value = getattr(import_module(module, package), attribute)
-        setattr(sys.modules[package], name, value)
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        source, attribute = exports()[name]
+        value = getattr(import_module(source, sys.modules[module].__package__), attribute)
+        setattr(sys.modules[module], name, value)
         return value
 
+    def is_installed(name: str) -> bool:
+        try:
+            get(name)
+        except MissingExtra:
+            return False
+        return True
+
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *exports()})
+        return sorted({*vars(sys.modules[module]), *exports()})
 
     return get, names

@@ -14,8 +14,10 @@ __all__ = [
     "CorruptRecords",
     "DeadlineExceeded",
     "KmrError",
+    "MissingExtra",
     "OffsetOutOfRange",
     "RecordFailed",
+    "RegistryError",
     "SettingsError",
     "SinkError",
     "StrategyError",
@@ -100,6 +102,14 @@ class RecordFailed(KmrError):
 
 class DeadlineExceeded(KmrError):
     """The shutdown took longer than its deadline. The message names the offsets in flight."""
+
+
+class RegistryError(KmrError):
+    """The registry does not answer, or refuses us. The message has its address and its answer."""
+
+
+class MissingExtra(KmrError):
+    """A feature needs a library that is not installed. The message has the command that installs it."""
 
 
 _FRAMES: Final = 8

@@ -1,6 +1,6 @@
-"""Tools for tests of strategies: a virtual clock, a consumer and a writer in memory, a broker.
+"""Tools for tests of strategies: a virtual clock, a consumer and a writer in memory. They need no pytest.
 
-Load the fixtures with `pytest_plugins = ["kmr.testing"]`.
+With pytest there are fixtures, too: `kmr.pytest_plugin`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import copy
 from collections import defaultdict, deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, Unpack
@@ -18,7 +18,6 @@ import anyio
 import anyio.lowlevel
 import msgspec
 import pyarrow as pa
-import pytest
 
 from .column_types import join_tables
 from .errors import CommitFenced, KmrError
@@ -31,8 +30,7 @@ from .service.changes import Changes
 from .simulation.simulate import columns_of, simulate
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from kmr.broker import Broker
 
@@ -50,12 +48,8 @@ __all__ = [
     "VirtualClock",
     "VirtualTimeLoop",
     "batch_of",
-    "broker",
-    "broker_with_registry",
-    "clock",
     "run_strategy",
     "simulate",
-    "start_broker",
 ]
 
 
@@ -481,48 +475,8 @@ def _watched(first: Reducer, mapped: Mapping[TopicPartition, set[int]]) -> Reduc
     return watched
 
 
-@pytest.fixture
-async def clock() -> VirtualClock:
-    """The clock for tests whose `anyio_backend` is `("asyncio", {"loop_factory": VirtualTimeLoop})`."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualTimeLoop), "set the anyio_backend fixture to use VirtualTimeLoop"
-    return VirtualClock(loop)
-
-
 class StartBroker(Protocol):
     """Starts a broker in this process, on a free loopback port, until the end of the test."""
 
     async def __call__(self, **settings: Any) -> Broker:
         """Start a broker; `data_dir` is a new directory unless given."""
-
-
-@pytest.fixture
-async def start_broker(tmp_path: Path) -> AsyncIterator[StartBroker]:
-    """Start brokers with given settings: `broker = await start_broker(default_partitions=4)`."""
-    from kmr.broker import Broker, BrokerSettings
-
-    async with AsyncExitStack() as stack:
-        started = 0
-
-        async def start(**settings: Any) -> Broker:
-            nonlocal started
-            started += 1
-            defaults: dict[str, Any] = {"data_dir": tmp_path / f"broker-{started}", "port": 0}
-            return await stack.enter_async_context(Broker(BrokerSettings(**defaults | settings)))
-
-        yield start
-
-
-@pytest.fixture
-async def broker(start_broker: StartBroker) -> Broker:
-    """A broker in this process with default settings and an empty data directory."""
-    return await start_broker()
-
-
-@pytest.fixture
-async def broker_with_registry(start_broker: StartBroker) -> Broker:
-    """A `broker` with an empty schema registry on `broker_with_registry.registry_url`.
-
-    Both run in the test's event loop: call a blocking client of the registry in a thread.
-    """
-    return await start_broker(registry_port=0)

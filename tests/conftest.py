@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from kmr.broker import Broker
+    from kmr.testing import StartBroker, VirtualClock
+
 __all__ = ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]
 
 # Tests share the machine, so the time of one example says nothing. The suite tries the same examples in
@@ -74,6 +77,26 @@ def pytest_collection() -> Generator[None, object, object]:
 def anyio_backend() -> str:
     """The engine builds on aiokafka, so asyncio is the only backend."""
     return "asyncio"
+
+
+@pytest.fixture
+def broker(kmr_broker: Broker) -> Broker:
+    return kmr_broker
+
+
+@pytest.fixture
+def start_broker(kmr_start_broker: StartBroker) -> StartBroker:
+    return kmr_start_broker
+
+
+@pytest.fixture
+def broker_with_registry(kmr_broker_with_registry: Broker) -> Broker:
+    return kmr_broker_with_registry
+
+
+@pytest.fixture
+def clock(kmr_clock: VirtualClock) -> VirtualClock:
+    return kmr_clock
 
 
 @pytest.fixture(scope="session", autouse=True)

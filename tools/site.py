@@ -100,18 +100,24 @@ def _api() -> str:
         "# API",
         "Every public name. What is not here is internal, and changes without notice.",
     ]
-    for package, about in (
+    for module, about in (
         ("kmr", "What a strategy needs."),
-        ("kmr.sinks", "The writers."),
+        ("kmr.sinks", "The writers, and what a writer of your own extends."),
+        ("kmr.types", "The types that reducers, formats and sinks of your own are made of."),
     ):
-        out += [f"## {package}", about]
-        source = (ROOT / package.replace(".", "/") / "__init__.py").read_text(encoding="utf-8")
-        block = next(node for node in ast.parse(source).body if isinstance(node, ast.If))
+        out += [f"## {module}", about]
+        path = ROOT / module.replace(".", "/")
+        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        package = "kmr.sinks" if module == "kmr.sinks" else "kmr"
+        block = next(n for n in ast.parse(path.read_text("utf-8")).body if isinstance(n, ast.If))
         names = [node for node in block.body if isinstance(node, ast.ImportFrom)]
         for node in sorted(names, key=_rank):
-            out += [f"::: {package}.{node.module}.{alias.name}" for alias in node.names]
+            source = ".".join([*package.split(".")[: 2 - node.level or None], node.module or ""])
+            out += [f"::: {source}.{alias.name}" for alias in node.names]
     for module, about in (
-        ("kmr.testing", "Tools for tests."),
+        ("kmr.settings", "The settings of a worker."),
+        ("kmr.errors", "Every error that a user can meet."),
+        ("kmr.testing", "Tools for tests. `docs/testing.md` has the fixtures for pytest."),
         ("kmr.broker", "The bundled broker, inside your process."),
         ("kmr.spark", "The Kafka source for Spark alone."),
     ):

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Unpack
 
 import pyarrow as pa
 
-from kmr import Collecting, Empty, Flushed, FlushResult, Json, Limits, Strategy, one_table
-from kmr.sinks import StreamWriter
+from kmr import Json, Strategy
+from kmr.sinks import Collecting, StreamWriter, one_table
+from kmr.types import Empty, Flushed, FlushResult, Limits
 
 if TYPE_CHECKING:
     from typing import Any

@@ -1,4 +1,5 @@
-"""The writers: reducers that write to ClickHouse, PostgreSQL, Parquet files, Spark, Kafka or a stream.
+"""The writers: reducers that write to ClickHouse, PostgreSQL, Parquet files, Spark, Kafka or a stream; and
+what a writer of your own extends.
 
 Each is imported when it is first used, with its libraries.
 """
@@ -8,6 +9,8 @@ from typing import TYPE_CHECKING
 from .._lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from ..reducers.collect import Collecting as Collecting
+    from ..reducers.collect import one_table as one_table
     from .clickhouse.writer import ClickHouseWriter as ClickHouseWriter
     from .kafka.writer import DeadLetterWriter as DeadLetterWriter
     from .kafka.writer import KafkaWriter as KafkaWriter

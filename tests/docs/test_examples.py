@@ -16,10 +16,11 @@ import urllib3
 from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from kmr import Settings, Worker
 from kmr.broker.client import BatchProducer
 from kmr.cli.validate import validate
+from kmr.settings import Settings
 from kmr.testing import StrategyRun, run_strategy
+from kmr.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

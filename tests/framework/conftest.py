@@ -9,14 +9,10 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from kmr.testing import broker
-
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
     from kmr.broker import Broker
-
-__all__ = ["broker"]
 
 
 class CreateTopic(Protocol):

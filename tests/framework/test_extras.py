@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from kmr import _extras
-from kmr._extras import MissingExtra, install_command, require_extra
+from kmr._extras import install_command, require_extra
+from kmr.errors import MissingExtra
 
 DECLARED = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"][
     "optional-dependencies"

@@ -63,10 +63,14 @@ def test_a_name_is_imported_at_its_first_use(tmp_path: Path, *, packed: bool) ->
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@pytest.mark.parametrize("package", ["kmr", "kmr.sinks", "kmr.broker"])
+@pytest.mark.parametrize("package", ["kmr", "kmr.sinks", "kmr.types", "kmr.broker"])
 def test_every_name_of_a_package_can_be_imported(package: str) -> None:
     module = importlib.import_module(package)
     names = [name for name in dir(module) if name[0].isupper()]
     assert names
     for name in names:
         assert getattr(module, name) is not None
+
+
+def test_the_package_has_at_most_thirty_names() -> None:
+    assert len(importlib.import_module("kmr").__all__) <= 30

@@ -9,8 +9,9 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from kmr import ErrorLimit, Strategy, StrategyError, TopicMap
+from kmr import ErrorLimit, Strategy, TopicMap
 from kmr.delivery.failures import FAILED_SCHEMA
+from kmr.errors import StrategyError
 from kmr.kafka.subscription import Subscription
 from kmr.mapping.functions import map_record
 from kmr.reducers.collect import Batcher

@@ -9,18 +9,8 @@ import anyio
 import msgspec
 import pytest
 
-from kmr import (
-    Aggregate,
-    Batcher,
-    Header,
-    Json,
-    Record,
-    Strategy,
-    StrategyError,
-    TopicPartition,
-    map_record,
-)
-from kmr.errors import CommitFenced, reason_of
+from kmr import Aggregate, Batcher, Json, Record, Strategy, map_record
+from kmr.errors import CommitFenced, StrategyError, reason_of
 from kmr.kafka.consumer import CommitOffset
 from kmr.sinks import ClickHouseWriter, StreamWriter
 from kmr.testing import (
@@ -31,6 +21,7 @@ from kmr.testing import (
     batch_of,
     run_strategy,
 )
+from kmr.types import Header, TopicPartition
 
 from .workers import P0, P1
 

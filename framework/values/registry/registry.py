@@ -15,13 +15,13 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import msgspec
 
-from ...errors import KmrError
+from ...errors import RegistryError
 
 if TYPE_CHECKING:
     import urllib3
 
 __all__ = [
-    "Reference", "RegisteredSchema", "Registry", "RegistryError", "RegistryUnavailable", "SchemaKind",
+    "Reference", "RegisteredSchema", "Registry", "RegistryUnavailable", "SchemaKind",
     "UnknownSchema",
 ]  # fmt: skip
 
@@ -32,10 +32,6 @@ _RETRIED: Final = frozenset({408, 429, 500, 502, 503, 504})
 _SUBJECT_NOT_FOUND: Final = 40401
 _MOST_UNKNOWN: Final = 1000  # then those that are to be asked for again are forgotten
 _FORGET_UNKNOWN: Final = 30.0  # seconds: it may be registered later, or on a replica that lags
-
-
-class RegistryError(KmrError):
-    """The registry does not answer, or refuses us. The message has its address and its answer."""
 
 
 class RegistryUnavailable(RegistryError):

@@ -11,7 +11,7 @@ from kmr import Batcher, Json, Record, Strategy, map_record
 from kmr.sinks import ClickHouseWriter, KafkaWriter, ParquetWriter, StreamWriter
 
 if TYPE_CHECKING:
-    from kmr import Rows
+    from kmr.types import Rows
 
 
 class Order(msgspec.Struct):

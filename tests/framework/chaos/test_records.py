@@ -11,8 +11,9 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from kmr import Avro, Json, MessagePack, Record, SettingsError, Strategy, StrategyError, map_record
+from kmr import Avro, Json, MessagePack, Record, Strategy, map_record
 from kmr.chaos.records import Counts, generate, read_lines, usable
+from kmr.errors import SettingsError, StrategyError
 from kmr.sinks import StreamWriter
 from tests.framework.chaos.strategies import ORDERS, STREAM
 

@@ -17,7 +17,7 @@ from tests.framework.chaos.strategies import ORDERS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kmr import Delivery
+    from kmr.types import Delivery
 
 AT = TopicPartition("t", 0)
 # offset 0: filtered, 1: one row, 2: two rows, 3: fails, 4: one row

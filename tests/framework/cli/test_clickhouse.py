@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kmr._extras import MissingExtra
 from kmr.cli.clickhouse import app
-from kmr.errors import KmrError, SettingsError, StrategyError
+from kmr.errors import KmrError, MissingExtra, SettingsError, StrategyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 STRATEGIES = """
 import sys, threading, time
-from kmr import Flushed, Reducer, Strategy, map_record
+from kmr import Reducer, Strategy, map_record
+from kmr.types import Flushed
 from kmr.sinks import KafkaWriter, StreamWriter
 
 @map_record

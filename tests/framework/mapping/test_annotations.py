@@ -11,7 +11,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from kmr import Record, Strategy, StrategyError, map_batch, map_record
+from kmr import Record, Strategy, map_batch, map_record
+from kmr.errors import StrategyError
 from kmr.mapping.annotations import parameters_of, row_class_of
 from kmr.mapping.functions import apply, spec_of
 from kmr.testing import Journal, MemoryWriter, batch_of

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from kmr import Json, Record, Strategy, StrategyError, Text, map_batch, map_record
+from kmr import Json, Record, Strategy, Text, map_batch, map_record
+from kmr.errors import StrategyError
 from kmr.mapping.functions import apply, apply_async
 from kmr.mapping.results import Failure
 from kmr.testing import Journal, MemoryWriter, batch_of

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from kmr import Aggregate, Batcher, Reducer, StrategyError
+from kmr import Aggregate, Batcher, Reducer
+from kmr.errors import StrategyError
 from kmr.sinks import StreamWriter
 from kmr.testing import Journal, MemoryWriter
 

@@ -41,7 +41,8 @@ STRATEGIES = """
 import pathlib
 import threading
 import pyarrow as pa
-from kmr import Flushed, Strategy, map_batch, map_record
+from kmr import Strategy, map_batch, map_record
+from kmr.types import Flushed
 from kmr.reducers.collect import one_table
 from kmr.sinks import ClickHouseWriter, StreamWriter
 from kmr.sinks.spark.writer import SparkWriter

@@ -56,7 +56,8 @@ import anyio
 import msgspec
 import pyarrow as pa
 from google.protobuf.wrappers_pb2 import StringValue
-from kmr import Aggregate, Batcher, Collect, ErrorLimit, Flushed, Poisoned, Reducer, Retry, Strategy
+from kmr import Aggregate, Batcher, Collect, ErrorLimit, Reducer, Retry, Strategy
+from kmr.types import Flushed, Poisoned
 from kmr import Avro, Json, Protobuf, Record, Retries, TopicMap, map_batch, map_record
 from kmr.reducers.collect import one_table
 from kmr.sinks import ClickHouseWriter, StreamWriter

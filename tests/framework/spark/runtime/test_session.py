@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyspark
 import pytest
 
-from kmr._extras import MissingExtra
-from kmr.errors import KmrError, SinkError
+from kmr.errors import KmrError, MissingExtra, SinkError
 from kmr.spark.runtime.session import (
     QueryFailed,
     SparkUnavailable,

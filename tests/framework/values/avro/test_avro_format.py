@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 import pytest
 from anyio.to_thread import run_sync
 
-from kmr import Avro, Record, Registry, Strategy, StrategyError, map_batch, map_record
+from kmr import Avro, Record, Registry, Strategy, map_batch, map_record
+from kmr.errors import StrategyError
 from kmr.mapping.functions import apply
 from kmr.mapping.results import Failure
 from kmr.testing import Journal, MemoryWriter, batch_of

@@ -13,8 +13,9 @@ from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegis
 from confluent_kafka.schema_registry.json_schema import JSONSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from kmr import Avro, Json, StrategyError
+from kmr import Avro, Json
 from kmr.broker import Broker
+from kmr.errors import StrategyError
 from kmr.values.json.json_schema import columns_of
 from kmr.values.registry.registry import Registry
 

@@ -14,8 +14,8 @@ from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import struct_pb2, timestamp_pb2
 
-from kmr import Protobuf, StrategyError
-from kmr.values.registry.registry import RegistryError
+from kmr import Protobuf
+from kmr.errors import RegistryError, StrategyError
 
 from .types import All, Other
 

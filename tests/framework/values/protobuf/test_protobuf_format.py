@@ -15,7 +15,8 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.message_factory import GetMessageClass
 
-from kmr import Protobuf, Registry, StrategyError
+from kmr import Protobuf, Registry
+from kmr.errors import StrategyError
 
 from .types import POOL, All, Other, field
 

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pytest
 from anyio.to_thread import run_sync
 
-from kmr import Avro, Registry, RegistryError
+from kmr import Avro, Registry
+from kmr.errors import RegistryError
 from kmr.values.registry.framing import prefix
 from kmr.values.registry.registry import Reference, RegisteredSchema, UnknownSchema
 

@@ -26,7 +26,8 @@ pytestmark = pytest.mark.slow
 
 CHUNK = 1_000
 STRATEGIES = f"""
-from kmr import Flushed, Strategy, map_batch
+from kmr import Strategy, map_batch
+from kmr.types import Flushed
 from kmr.sinks.spark.writer import SparkWriter
 
 @map_batch

@@ -1,0 +1,31 @@
+"""The types that reducers, formats and sinks of your own are made of; a strategy needs none of them."""
+
+from typing import TYPE_CHECKING
+
+from ._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from .delivery.announcement import Announcement as Announcement
+    from .record import SCHEMA as SCHEMA
+    from .record import Batch as Batch
+    from .record import Header as Header
+    from .record import Range as Range
+    from .record import Rows as Rows
+    from .record import TopicPartition as TopicPartition
+    from .reducers.finding import Finding as Finding
+    from .reducers.reducer import Delivery as Delivery
+    from .reducers.reducer import Empty as Empty
+    from .reducers.reducer import Flushed as Flushed
+    from .reducers.reducer import FlushResult as FlushResult
+    from .reducers.reducer import Limits as Limits
+    from .reducers.reducer import OnError as OnError
+    from .reducers.reducer import OnShutdown as OnShutdown
+    from .reducers.reducer import Poisoned as Poisoned
+    from .reducers.reducer import Policies as Policies
+    from .reducers.reducer import SizeLimits as SizeLimits
+    from .reducers.reducer import WhenFull as WhenFull
+    from .strategy import OnLimit as OnLimit
+    from .values.value_format import Decoded as Decoded
+    from .values.value_format import ValueFormat as ValueFormat
+
+__getattr__, __dir__ = lazy_exports(__name__)
