@@ -429,13 +429,12 @@ def with_records(header: BatchHeader, records: Sequence[StoredRecord]) -> bytear
     """Return the batch with only these of its records (at least one), in its own codec."""
     from .aiokafka_parts import DefaultRecordBatchBuilder
 
-    # The builder reads a timestamp of -1 as "none yet". It stores differences only, so subtract the earliest.
-    earliest = min(record.timestamp for record in records)
+    base = records[0].timestamp
     builder = DefaultRecordBatchBuilder(_MAGIC, 0, False, NO_PRODUCER_ID, -1, -1, _NO_LIMIT)  # noqa: FBT003
     for record in records:
         builder.append(
             record.offset - header.base_offset,
-            record.timestamp - earliest,
+            _difference(record.timestamp, base),
             record.key,
             record.value,
             list(record.headers),
@@ -444,7 +443,7 @@ def with_records(header: BatchHeader, records: Sequence[StoredRecord]) -> bytear
     fewer = msgspec.structs.replace(
         header,
         record_count=len(records),
-        base_timestamp=records[0].timestamp,
+        base_timestamp=base,
         max_timestamp=(
             header.max_timestamp
             if header.timestamp_type
@@ -452,6 +451,11 @@ def with_records(header: BatchHeader, records: Sequence[StoredRecord]) -> bytear
         ),
     )
     return encode_batch(fewer, body)
+
+
+def _difference(timestamp: int, base: int) -> int:
+    """Return the difference that a batch stores: a reader adds it to the base in 64 bits, with overflow."""
+    return (timestamp - base + 2**63) % 2**64 - 2**63
 
 
 def without_records(header: BatchHeader) -> bytearray:

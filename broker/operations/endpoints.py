@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from .health import Health
 
-__all__ = ["HealthServer", "build_app"]
-
 
 class HealthServer(HttpServer):
     """HTTP server for one broker's health and metrics.
@@ -39,12 +37,12 @@ class HealthServer(HttpServer):
 def build_app(health: Health, registry: CollectorRegistry) -> Starlette:
     """Return the endpoints as an ASGI application.
 
-    `/live` and `/ready` answer 200, or 503 with the failure as text. `/metrics` answers in the format that
-    the client asks for: Prometheus' text format or OpenMetrics.
+    `/live` and `/ready` answer 200, or 503 with the failure as text; `/live` names what else is wrong.
+    `/metrics` answers in the format that the client asks for: Prometheus' text format or OpenMetrics.
     """
 
     async def live(_: Request) -> Response:
-        return verdict(health.live())
+        return verdict(health.live(), health.warnings())
 
     async def ready(_: Request) -> Response:
         return verdict(await health.ready())

@@ -94,6 +94,17 @@ class Health:
             return f"the disk has been syncing for {syncing:.0f} seconds"
         return self.progress.problem
 
+    def warnings(self) -> str:
+        """Return what is wrong with a live broker, "" for nothing: logs without compaction or retention."""
+        partitions = () if self._topics is None else self._topics.partitions
+        failures = [
+            f"{task} of {each.topic}-{each.index} fails: {failing.reason}"
+            for each in partitions
+            for task, failing in each.unmaintained.items()
+        ]
+        more = f"; and {len(failures) - 1} more" if failures[1:] else ""
+        return f"{failures[0]}{more}" if failures else ""
+
     async def ready(self) -> str:
         """Check that the broker runs, is live and can write to its disk."""
         if self.state is not BrokerState.RUNNING:

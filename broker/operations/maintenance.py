@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from asyncio import get_running_loop
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -15,22 +16,26 @@ from ..log.compaction import Compaction, Stopped, plan_compaction
 from ..log.compaction_process import CompactionProcess
 from ..log.log_config import NO_TIME_LIMIT
 from ..log.results import LogError
+from ..topics.topic import Failing
 from .health import unwatched
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
     from concurrent.futures import Executor
 
     from anyio.abc import TaskGroup
 
     from ..log.compaction import Plan
+    from ..log.partition import DeletedSegment
     from ..settings import BrokerSettings
     from ..topics.topic import Partition
     from ..topics.topics import Topics
     from .health import Progress
 
-__all__ = ["Maintenance", "compact", "retain"]
-
+COMPACTION: Final = "compaction"
+RETENTION: Final = "retention"
+_FIRST_WAIT: Final = 0.1  # seconds
+_LONGEST_WAIT: Final = 3600.0
 _PROCESS_BYTES: Final = 1024 * 1024
 """A pass over this much runs in a process; over less, in a thread: that takes less time than to start one."""
 
@@ -44,7 +49,6 @@ class Maintenance:
         """`executor`: runs the syncs."""
         self._topics = topics
         self._executor = executor
-        self._failures: dict[Partition, str] = {}  # of compaction; each is logged once
 
     def start(self, tasks: TaskGroup, settings: BrokerSettings, progress: Progress) -> None:
         """Start the tasks; they run until cancelled, and report their progress."""
@@ -71,16 +75,39 @@ class Maintenance:
         topics = self._topics
         for partition in topics.partitions:
             if topics.stopping or partition.closed or not partition.log.config.compacts:
-                continue
-            try:
-                await compact(partition, topics, now_ms=_now_ms(), beat=beat)
-                self._failures.pop(partition, None)
-            except (LogError, OSError) as error:
-                if self._failures.get(partition) != str(error):
-                    self._failures[partition] = str(error)
-                    _log_failure(
-                        "a log could not be compacted; it grows until it can be", partition, error
-                    )
+                partition.unmaintained.pop(COMPACTION, None)
+            elif _is_due(partition, COMPACTION):
+                with _supervised(
+                    partition, COMPACTION, "a log could not be compacted; it grows until it can be"
+                ):
+                    await compact(partition, topics, now_ms=_now_ms(), beat=beat)
+
+
+def _is_due(partition: Partition, task: str) -> bool:
+    """Whether a task that failed has waited long enough."""
+    failing = partition.unmaintained.get(task)
+    return failing is None or time.monotonic() >= failing.again_at
+
+
+@contextmanager
+def _supervised(partition: Partition, task: str, event: str) -> Iterator[None]:
+    """Note and log a failure of the block; other logs, and the broker, go on.
+
+    A reason is logged once, and each failure doubles the time until the task is due again.
+    """
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  whatever a log holds, the broker serves it
+        if partition.closed:
+            return
+        reason = str(error) or repr(error)
+        before = partition.unmaintained.get(task)
+        wait = _FIRST_WAIT if before is None else min(2 * before.wait, _LONGEST_WAIT)
+        partition.unmaintained[task] = Failing(reason, wait, time.monotonic() + wait)
+        if before is None or before.reason != reason:
+            _log_failure(event, partition, error)
+    else:
+        partition.unmaintained.pop(task, None)
 
 
 async def _repeat(
@@ -98,14 +125,20 @@ def _now_ms() -> int:
 
 
 def _log_failure(event: str, partition: Partition, error: Exception) -> None:
-    logger.error(event, topic=partition.topic, partition=partition.index, error=str(error))
+    logger.error(
+        event,
+        topic=partition.topic,
+        partition=partition.index,
+        error=str(error) or repr(error),
+        exc_info=not isinstance(error, LogError | OSError),
+    )
 
 
 def _sync(partitions: Iterable[Partition]) -> None:
     for partition in partitions:
         try:
             partition.log.fsync()
-        except LogError as error:
+        except Exception as error:  # noqa: BLE001  the others have their turn
             if not partition.closed:
                 _log_failure(
                     "a log could not be synced; restart the broker when its disk works again",
@@ -117,14 +150,11 @@ def _sync(partitions: Iterable[Partition]) -> None:
 async def retain(topics: Topics, *, now_ms: int) -> None:
     """Apply retention to all partitions."""
     for partition in topics.partitions:
-        if partition.closed:
+        if partition.closed or not _is_due(partition, RETENTION):
             continue
-        try:
+        deleted: list[DeletedSegment] = []
+        with _supervised(partition, RETENTION, "old segments could not be deleted"):
             deleted = await topics.clean(partition, partition.log.retaining(now_ms))
-        except (LogError, OSError) as error:
-            if not partition.closed:
-                _log_failure("old segments could not be deleted", partition, error)
-            continue
         if deleted:
             logger.info(
                 "old segments deleted",

@@ -317,6 +317,15 @@ def _logs(topics: Topics) -> Iterator[Metric]:
     partitions = (each for topic in topics.all for each in topic.partitions)
     logs = [((each.topic, str(each.index)), each.log) for each in partitions]
     yield from _gauges(_LOG_GAUGES, ("topic", "partition"), logs)
+    unmaintained = _gauge(
+        "log_maintenance_failing",
+        "1 for a log of which compaction or retention failed the last time: it grows.",
+        *("topic", "partition", "task"),
+    )
+    for each in topics.partitions:
+        for task in each.unmaintained:
+            unmaintained.add_metric((each.topic, str(each.index), task), 1)
+    yield unmaintained
     yield _value(
         "logs_failed",
         "Logs that cannot be written until a restart, because the disk failed.",

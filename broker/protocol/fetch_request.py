@@ -48,6 +48,7 @@ _PARTITION_V5 = Struct(">iq8xi")
 _PARTITION_V9 = Struct(">iiq8xi")
 _PARTITION_V12 = Struct(">iiq12xiB")  # and the number of tagged fields
 _NO_EPOCH = -1
+_MOST_REMEMBERED_BYTES = 1024  # of a request without its partitions
 
 
 class FetchPartition(NamedTuple):
@@ -158,6 +159,7 @@ class FetchReader:
         if (
             len(topics) == 1
             and not forgotten
+            and len(body) - (end - start) <= _MOST_REMEMBERED_BYTES
             and end - start == self._layout.size * len(topics[0][1])
         ):
             before, after = bytes(body[at:start]), bytes(body[end:])

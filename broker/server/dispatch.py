@@ -66,6 +66,9 @@ __all__ = ["Answer", "Client", "Dispatcher"]
 
 logger = structlog.get_logger(__name__)
 
+_MOST_HEADERS = 32  # of one client: it uses a version of each API
+_MOST_HEADER_BYTES = 512  # longer ones, by their client id or tags, are read each time
+
 
 class Client:
     """The client of a connection, with the listener and the address by which it reaches this broker.
@@ -217,7 +220,10 @@ class Dispatcher:
             close=client.close,
         )
         header = _Header(bytes(frame[CLIENT_ID_AT:body]), body, route, context)
-        client.headers[bytes(frame[:CORRELATION_ID_AT])] = header
+        if len(header.rest) <= _MOST_HEADER_BYTES:
+            if len(client.headers) >= _MOST_HEADERS:
+                client.headers.clear()
+            client.headers[bytes(frame[:CORRELATION_ID_AT])] = header
         return header
 
     def _make_route(self, key: int, version: int) -> _Route | None:

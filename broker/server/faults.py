@@ -11,6 +11,7 @@ import tomllib
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from inspect import isawaitable
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from uuid import UUID
 
@@ -76,7 +77,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     topic: str | None = None
     after: Annotated[int, Meta(ge=0)] = 0
     times: Annotated[int, Meta(ge=1)] | None = None
-    delay: Annotated[float, Meta(ge=0)] = 0.0
+    delay: float = 0.0
     error: str | None = None
     disconnect: bool = False
     lose_response: bool = False
@@ -100,8 +101,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         for name, value, least in (("after", self.after, 0), ("times", self.times, 1)):
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
-        if self.delay < 0:
-            raise ValueError(f"delay must be at least 0 seconds, not {self.delay}")
+        if not 0 <= self.delay < inf:
+            raise ValueError(f"delay must be a number of seconds from 0 on, not {self.delay}")
 
     @property
     def code(self) -> ErrorCode | None:

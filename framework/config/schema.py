@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -202,6 +203,8 @@ def check_values(settings: msgspec.Struct) -> None:
         value = setting.value_in(settings)
         try:
             msgspec.convert(value, setting.type)
+            if isinstance(value, float) and not isfinite(value):
+                raise msgspec.ValidationError
         except msgspec.ValidationError:
             raise SettingsError(
                 f"{setting.name} must be {setting.allowed}, not {setting.shown(value)}"

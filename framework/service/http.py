@@ -25,11 +25,10 @@ FRESH: Final = {"Cache-Control": "no-store"}
 _GRACE_SECONDS: Final = 2
 
 
-def verdict(problem: str) -> Response:
-    """Make the response of `/live` and `/ready`: 200, or 503 with the problem as text."""
-    return PlainTextResponse(
-        f"{problem or 'ok'}\n", status_code=503 if problem else 200, headers=FRESH
-    )
+def verdict(problem: str, warnings: str = "") -> Response:
+    """Make the response of `/live` and `/ready`: 200, or 503 with the problem as text; then the warnings."""
+    text = f"{problem or 'ok'}; {warnings}" if warnings else problem or "ok"
+    return PlainTextResponse(f"{text}\n", status_code=503 if problem else 200, headers=FRESH)
 
 
 class HttpServer:

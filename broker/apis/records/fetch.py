@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from ..api import AnyResponse, RawResponse, RequestContext
     from .fetch_sessions import FetchSession, Shown, Topics
 
-__all__ = ["KEY", "Fetch", "postponed_fetch"]
-
 KEY = 1
 _READER = b"reader"
 _IDLE = b"idle"
@@ -231,7 +229,7 @@ class Fetch:
         by_id = self._version >= _FIRST_WITH_IDS
         if not self._is_incremental:
             sessions.end(request.session_id)
-            if request.session_epoch == INITIAL_EPOCH:
+            if request.session_epoch == INITIAL_EPOCH and self._exist_and_are_readable():
                 self._session = sessions.create(request.topics, by_id=by_id)
             return
         session = sessions.use(request.session_id)
@@ -242,13 +240,29 @@ class Fetch:
         elif session.by_id != by_id:
             self._refusal = ErrorCode.fetch_session_topic_id_error
         else:
+            before = len(session)
             session.update(request.topics, request.forgotten)
             session.turn()
             self._topics = session.topics()
             self._session = session
-            if not 0 < len(session) <= self._context.services.max_elements:
+            if (
+                not 0 < len(session) <= self._context.services.max_elements
+                or (len(session) > before and not sessions.make_room())
+                or not self._exist_and_are_readable()
+            ):
                 sessions.end(session.session_id)
                 self._session = None
+
+    def _exist_and_are_readable(self) -> bool:
+        """Whether the client may read all topics that the request names, and their partitions exist.
+
+        A session remembers no others: it would keep whatever a client has thought up.
+        """
+        for key, partitions in self._request.topics:
+            existing, refusal = self._readable(key)
+            if refusal or any(not 0 <= each[0] < len(existing) for each in partitions):
+                return False
+        return True
 
     @property
     def is_large(self) -> bool:

@@ -29,6 +29,9 @@ MOST_SESSIONS: Final = 1000
 IDLE_SECONDS: Final = 120.0
 """After so long without a request a session makes room for another."""
 
+MOST_PARTITIONS: Final = 200_000
+"""Partitions of all sessions together; each takes about 300 bytes. Kafka has no such limit."""
+
 _LARGEST = 2**31 - 1
 
 Topics: TypeAlias = "Sequence[tuple[TopicKey, Sequence[FetchPartition]]]"
@@ -133,15 +136,21 @@ def are_resting(partitions: Sequence[Resting], *, read_committed: bool) -> bool:
 
 
 class FetchSessions:
-    """The sessions of a broker; at most so many, of which those that are in use stay.
+    """The sessions of a broker: at most so many, of so many partitions; those that are in use stay.
 
     Attributes:
         evictions: number of sessions that made room for others.
     """
 
-    def __init__(self, most: int = MOST_SESSIONS, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        most: int = MOST_SESSIONS,
+        most_partitions: int = MOST_PARTITIONS,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self.evictions = 0
         self._most = most
+        self._most_partitions = most_partitions
         self._clock = clock
         self._sessions: dict[int, FetchSession] = {}  # the one that was used last at the end
 
@@ -155,21 +164,29 @@ class FetchSessions:
 
     def create(self, topics: Topics, *, by_id: bool) -> FetchSession | None:
         """Return a new session of these partitions; None if there are none, or if there is no room."""
-        if not any(partitions for _, partitions in topics):
+        count = sum(len(partitions) for _, partitions in topics)
+        if not count or not self.make_room(1, count):
             return None
         now = self._clock()
-        if len(self._sessions) >= self._most:
-            oldest = next(iter(self._sessions.values()))
-            if now - oldest.used_at < IDLE_SECONDS:
-                return None
-            del self._sessions[oldest.session_id]
-            self.evictions += 1
         session_id = random.randint(1, _LARGEST)  # noqa: S311  no secret: rights are checked at each fetch
         while session_id in self._sessions:
             session_id = random.randint(1, _LARGEST)  # noqa: S311
         session = self._sessions[session_id] = FetchSession(session_id, by_id, now)
         session.update(topics, ())
         return session
+
+    def make_room(self, sessions: int = 0, partitions: int = 0) -> bool:
+        """Evict idle sessions until there is room for so many more; return whether there is."""
+        while (
+            len(self._sessions) + sessions > self._most
+            or self.partitions + partitions > self._most_partitions
+        ):
+            oldest = next(iter(self._sessions.values()), None)
+            if oldest is None or self._clock() - oldest.used_at < IDLE_SECONDS:
+                return False
+            del self._sessions[oldest.session_id]
+            self.evictions += 1
+        return True
 
     def use(self, session_id: int) -> FetchSession | None:
         """Return a session that continues."""

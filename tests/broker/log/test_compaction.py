@@ -462,3 +462,17 @@ def test_a_log_is_read_and_written_during_a_swap(open_log: Open) -> None:
     expected = pairs(log)
     log.close()
     assert pairs(open_log(CONFIG)) == expected
+
+
+def test_timestamps_that_are_further_apart_than_64_bits_can_say_stay_as_they_are(
+    open_log: Open,
+) -> None:
+    log = open_log(CONFIG)
+    far, soon = NOW - (2**63 - 1), NOW + 3_000_000
+    records = [(b"a", far), (b"b", NOW), (b"b", soon), (b"c", -1)]
+    batch = build_batch([NewRecord(key, b"v", (), each) for key, each in records])
+    log.append(batch, split_batches(batch), now_ms=NOW)
+    log.roll()
+    assert compact(log)
+    kept = [(each.key, each.timestamp) for each in stored(log)]
+    assert kept == [(b"a", far), (b"b", soon), (b"c", -1)]

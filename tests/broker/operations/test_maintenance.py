@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import structlog
 from anyio import from_thread
@@ -276,6 +277,39 @@ async def test_a_disk_that_is_full_is_reported_once(
     errors = [entry for entry in logs if entry["log_level"] == "error"]
     assert [entry["error"] for entry in errors] == ["[Errno 28] No space left on device"]
     assert set(keys(partition)) == {0, 1, 2, 3}
+
+
+async def test_a_log_that_cannot_be_compacted_leaves_the_others_and_the_broker_alone(
+    start: Start, connect: Connect, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = Compaction.rewrite
+
+    def fail(compaction: Compaction, group: Group) -> Rewritten | None:
+        if "bad" in str(compaction.plan.directory):
+            raise OverflowError("it does not fit")
+        return works(compaction, group)
+
+    monkeypatch.setattr(Compaction, "rewrite", fail)
+    with structlog.testing.capture_logs() as logs:
+        broker = await start(compaction_check_interval=0.01, http_port=0)
+        bad = (await broker.topics.create("bad", 1, COMPACT)).partitions[0]
+        for key in (b"a", b"a"):
+            append(bad, bytes(build_batch([NewRecord(key, b"v")])))
+        bad.log.roll()
+        await until(lambda: bool(bad.unmaintained))
+        good = await filled(broker, await connect(broker))
+        await until(lambda: set(keys(good)) == {1, 2, 3})
+        async with aiohttp.ClientSession(broker.http_url) as session:
+            live = await session.get("/live")
+            assert live.status == 200
+            assert await live.text() == "ok; compaction of bad-0 fails: it does not fit\n"
+            metrics = await (await session.get("/metrics")).text()
+        name = 'kmr_broker_log_maintenance_failing{partition="0",task="compaction",topic="bad"} 1.0'
+        assert name in metrics
+        monkeypatch.undo()
+        await until(lambda: not bad.unmaintained)
+    assert sum(entry["log_level"] == "error" for entry in logs) == 1
+    assert broker.health.warnings() == ""
 
 
 async def test_compaction_does_not_hold_up_the_end_of_the_broker(

@@ -75,6 +75,7 @@ NAMES = {
     "kmr_broker_log_cleaned_bytes",
     "kmr_broker_log_cleanings",
     "kmr_broker_log_end_offset",
+    "kmr_broker_log_maintenance_failing",
     "kmr_broker_log_segments",
     "kmr_broker_log_size_bytes",
     "kmr_broker_log_stable_offset",

@@ -16,6 +16,7 @@ from kio.schema.errors import ErrorCode
 
 from kmr.broker import Broker, BrokerSettings
 from kmr.broker.apis.records.fetch_sessions import FetchSession, FetchSessions
+from kmr.broker.authorization.rules import write_rules
 from kmr.broker.log.records import NewRecord, build_batch, read_records, split_batches
 from kmr.broker.protocol.fetch_request import FetchPartition
 from tests.broker.raw_client import RawClient
@@ -307,6 +308,53 @@ def test_an_idle_session_makes_room_and_one_in_use_does_not() -> None:
     assert sessions.use(first.session_id) is first
     assert (len(sessions), sessions.partitions, sessions.evictions) == (2, 2, 1)
     assert sessions.create([], by_id=False) is None
+
+
+async def test_partitions_that_do_not_exist_or_may_not_be_read_are_not_remembered(
+    start: Start, connect: Connect, tmp_path: Path
+) -> None:
+    broker = await start()
+    await broker.topics.create("t", PARTITIONS)
+    client = await connect(broker)
+    for topic, partition in (("none", 0), ("t", PARTITIONS), ("t", -1)):
+        consumer = Consumer(client, topic)
+        consumer.add(partition)
+        response = await consumer.fetch()
+        assert (response.session_id, len(response.responses)) == (0, 1)
+    consumer = Consumer(client, "t")
+    consumer.add(0)
+    await consumer.fetch()
+    assert consumer.session_id
+    consumer.add(PARTITIONS)
+    assert (await consumer.fetch()).session_id == 0
+    assert broker.metrics.registry.get_sample_value("kmr_broker_fetch_session_partitions") == 0
+    rules = tmp_path / "acls.json"
+    write_rules(rules, [])
+    denying = await start(data_dir=tmp_path / "other", acl_file=rules)
+    await denying.topics.create("t", PARTITIONS)
+    consumer = Consumer(await connect(denying), "t")
+    consumer.add(0)
+    assert (await consumer.fetch()).session_id == 0
+
+
+def test_the_partitions_of_all_sessions_together_are_limited() -> None:
+    now = 0.0
+    sessions = FetchSessions(10, 5, clock=lambda: now)
+
+    def create(partitions: int) -> FetchSession | None:
+        some = [FetchPartition(each, -1, 0, 1) for each in range(partitions)]
+        return sessions.create([("t", some)], by_id=False)
+
+    assert create(6) is None
+    assert create(3) is not None
+    growing = create(2)
+    assert growing is not None
+    assert create(1) is None
+    growing.update([("u", [FetchPartition(0, -1, 0, 1)])], ())
+    assert not sessions.make_room()
+    now = 121.0
+    assert sessions.make_room()
+    assert (len(sessions), sessions.partitions, sessions.evictions) == (1, 3, 1)
 
 
 def test_epochs_begin_again_after_the_largest() -> None:
