@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .reducers.reducer import Context as Context
     from .reducers.reducer import Reducer as Reducer
     from .reducers.reducer import Retry as Retry
+    from .running import run as run
     from .strategy import ErrorLimit as ErrorLimit
     from .strategy import Strategy as Strategy
     from .strategy import TopicMap as TopicMap

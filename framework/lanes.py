@@ -164,7 +164,7 @@ class Lanes:
             self._shared = self._build(guarantee=guarantee)
         elif self._requested == "at-least-once":
             self._shared = self._build()
-        self._opened = [] if self._shared else [reducer.spawn() for reducer in strategy.reduce]
+        self._opened = [] if self._shared else [reducer.spawn() for reducer in strategy.reducers]
         self._contexts: list[Context] = []
         self._lanes: dict[TopicPartition, Lane] = {}
         self._writer = new_id()[:12]
@@ -193,7 +193,7 @@ class Lanes:
 
     def _prepare_transactions(self) -> None:
         last = self._contexts[-1]
-        self._transactions = self._strategy.reduce[-1].transactions(last)
+        self._transactions = self._strategy.reducers[-1].transactions(last)
         self._committer.use(self._transactions)
         self._contexts[-1] = replace(last, transactions=self._transactions)
 

@@ -212,6 +212,7 @@ class MapStage:
             self._mapped_to = batch.last + 1
         self._metrics.map_seconds.observe(anyio.current_time() - started)
         self._metrics.map_retries.inc(mapped.retries)
+        self._metrics.count_mapped(len(batch), mapped.filtered(len(batch)))
         await self._send(batch, whole, mapped)
         return rest
 

@@ -215,7 +215,7 @@ class ReduceStage:
                     return
                 again = outcome.again
                 if not again:
-                    self._count(buffer, reason)
+                    self._count(buffer, reason, outcome)
                     if span is not None:
                         await span.flushed()
                 await self._send_on(buffer, outcome)
@@ -296,8 +296,10 @@ class ReduceStage:
         if span is not None:
             span.retried(retry.reason)
 
-    def _count(self, buffer: Buffer, reason: FlushReason) -> None:
+    def _count(self, buffer: Buffer, reason: FlushReason, outcome: FlushOutcome) -> None:
         metrics = self._metrics
+        if self._out is None and self._errors is not None:
+            metrics.done.written += buffer.rows - sum(map(len, outcome.failed))
         metrics.flushes.labels(self.name, reason).inc()
         metrics.flush_records.labels(self.name).observe(buffer.rows)
         metrics.flush_bytes.labels(self.name).observe(buffer.bytes)

@@ -114,24 +114,24 @@ class Strategy:
     Example:
         ```python
         import msgspec
-        from kmr import Json, Strategy, map_record
+        from kmr import Json, Strategy
         from kmr.sinks import StreamWriter
 
         class Hit(msgspec.Struct):
             path: str
             status: int
 
-        @map_record
         def errors(hit: Hit) -> Hit | None:
             return hit if hit.status >= 500 else None
 
-        strategy = Strategy(value=Json(Hit), map=errors, reduce=[StreamWriter("stdout")])
+        strategy = Strategy(value=Json(Hit), map=errors, reduce=StreamWriter("stdout"))
         ```
 
     Attributes:
-        map: a function marked with `map_record` or `map_batch`. Without it, which needs `value=`, the columns
-            of the value, and with `key=` those of the key, are the rows.
-        reduce: reducers in a chain; the output of each flush is the input of the next reducer.
+        map: a function that is called with each record and returns a row, several, or None; `map_record`
+            gives it options, `map_batch` makes it a function of a batch. Without it, which needs `value=`,
+            the columns of the value, and with `key=` those of the key, are the rows.
+        reduce: a reducer, or several in a chain: the output of each flush is the input of the next one.
         reduce_err: the reducer for failed records. Its rows have the columns of the original records
             plus `reason`, `stage`, `exception`, `traceback` (strings; the last two may be null) and `attempt`
             (int32). Without it, the first record that fails stops the worker. The worker writes failed
@@ -165,7 +165,7 @@ class Strategy:
     """
 
     map: Callable[..., Any] | None = None
-    reduce: Sequence[Reducer] = ()
+    reduce: Reducer | Sequence[Reducer] = ()
     reduce_err: Reducer | None = None
     err_limit: ErrorLimit | None = None
     delivery: Delivery | None = None
@@ -176,6 +176,7 @@ class Strategy:
     by_topic: Mapping[str, TopicMap] | None = None
     version: str | None = None
     map_spec: MapSpec = field(init=False, repr=False)
+    reducers: tuple[Reducer, ...] = field(init=False, repr=False, compare=False)
     _of_topics: Mapping[str, Self] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -191,7 +192,7 @@ class Strategy:
                 raise StrategyError(
                     f"{reducer!r} is not a reducer: pass an object of a class that extends Reducer"
                 )
-        object.__setattr__(self, "reduce", tuple(reducers))
+        object.__setattr__(self, "reducers", tuple(reducers))
         if self.delivery is not None and self.delivery not in get_args(Delivery):
             raise StrategyError(
                 f"delivery must be one of {get_args(Delivery)}, not {self.delivery!r}"
@@ -323,7 +324,9 @@ class Strategy:
     @property
     def stages(self) -> dict[str, Reducer]:
         """The reducers by the names of their stages in metrics and logs: `reduce-1`, `reduce-2`, ..."""
-        return {f"reduce-{number}": reducer for number, reducer in enumerate(self.reduce, start=1)}
+        return {
+            f"reduce-{number}": reducer for number, reducer in enumerate(self.reducers, start=1)
+        }
 
     def schema_of(self, stage: str, mapped: pa.Schema | None = None) -> pa.Schema | None:
         """Return the columns of the rows that reach a stage; None if they are not known before it runs.
@@ -348,12 +351,12 @@ class Strategy:
     @property
     def requested_delivery(self) -> Delivery:
         """The strategy's `delivery`, or that of its last reducer."""
-        return self.delivery or self.reduce[-1].delivery
+        return self.delivery or self.reducers[-1].delivery
 
     @property
     def is_transactional(self) -> bool:
         """Whether exactly once means transactions that commit the input's offsets with the rows."""
-        return self.requested_delivery == "exactly-once" and self.reduce[-1].commits_offsets
+        return self.requested_delivery == "exactly-once" and self.reducers[-1].commits_offsets
 
     def refuse_loop(self, topics: Container[str], bootstrap_servers: str) -> None:
         """Check that no stage writes to a topic that is read: its records would come back without end.
@@ -382,7 +385,7 @@ class Strategy:
             "value": self.value,
             "key": self.key,
             "reduce_err": self.reduce_err,
-        } | {f"reduce[{position}]": reducer for position, reducer in enumerate(self.reduce)}
+        } | {f"reduce[{position}]": reducer for position, reducer in enumerate(self.reducers)}
         for name, part in parts.items():
             try:
                 pickle.loads(pickle.dumps(part))  # noqa: S301  our own bytes

@@ -411,7 +411,7 @@ async def _run_strategy(
     from .worker import Worker
 
     written, failed, consumer = Journal(), Journal(), MemoryConsumer()
-    kept = list(strategy.reduce if include_last else strategy.reduce[:-1])
+    kept = list(strategy.reducers if include_last else strategy.reducers[:-1])
     first, *others = [*kept, MemoryWriter(written)]
     mapped: dict[TopicPartition, set[int]] = {at: set() for at in batches}
     trial = replace(

@@ -200,7 +200,7 @@ class Worker:
         _log.info(
             "drained and stopped",
             settled=self._pipeline.intake.settled,
-            failed=self.metrics.failed_records,
+            failed=self.metrics.done.failed,
             seconds=took,
         )
 
@@ -448,7 +448,7 @@ class Worker:
             consumed=pipeline.intake.consumed,
             settled=pipeline.intake.settled,
             uptime=now - self._started,
-            failed=self.metrics.failed_records,
+            failed=self.metrics.done.failed,
             repeated=self.metrics.repeated,
             failures=self.metrics.failures.newest_first(),
         )

@@ -90,7 +90,7 @@ def __getattr__(name: str) -> Strategy:
 
 def redirect(strategy: Strategy, places: Places) -> Redirected:
     """Return a strategy that writes to these places only, and flushes at least twice a second."""
-    *before, last = strategy.reduce
+    *before, last = strategy.reducers
     sink, writer, note = _redirected(strategy, last, places)
     notes = [note]
     errors = strategy.reduce_err

@@ -126,7 +126,7 @@ def carry_out(
         ended.errors,
         strategy.requested_delivery,
         ended.acknowledged,
-        chain=len(strategy.reduce) > 1,
+        chain=len(strategy.reducers) > 1,
     )
     killed = sum(line["ending"] == "killed" for line in ended.journal.processes)
     return Outcome(

@@ -97,7 +97,7 @@ def map_record(
     timeout: float | None = None,
     rate_limit: float | None = None,
 ) -> F | Callable[[F], F]:
-    """Mark a function that is called with one record at a time.
+    """Give options to a function that is called with one record at a time; a plain function is one, too.
 
     Its argument is a `Record`; or, in a strategy with `value=`, the value as an object of the user's type,
     and the `Record` too if it has a second parameter. It returns a row, a list or another iterable of rows,
@@ -144,17 +144,7 @@ def map_record(
     calls = None if options == CallOptions() else options
 
     def mark(function: F) -> F:
-        row_class = row_class_of(function) if schema is None else None
-        if row_class is not None:
-            row_type(row_class)
-        is_async = _is_async(function)
-        if timeout is not None and not is_async:
-            raise StrategyError(
-                f"timeout={timeout:g} needs an async function: a thread cannot be stopped; "
-                "set a timeout of the client that the function uses"
-            )
-        spec = MapSpec("record", is_async, schema, row_class, calls=calls)
-        setattr(function, MARK, spec)
+        setattr(function, MARK, _per_record(function, schema, calls))
         return function
 
     return mark if function is None else mark(function)
@@ -184,13 +174,35 @@ def map_batch(function: F) -> F:
     return function
 
 
+def _per_record(
+    function: object, schema: pa.Schema | None = None, calls: CallOptions | None = None
+) -> MapSpec:
+    row_class = row_class_of(function) if schema is None else None
+    if row_class is not None:
+        row_type(row_class)
+    is_async = _is_async(function)
+    if calls is not None and calls.timeout is not None and not is_async:
+        raise StrategyError(
+            f"timeout={calls.timeout:g} needs an async function: a thread cannot be stopped; "
+            "set a timeout of the client that the function uses"
+        )
+    return MapSpec("record", is_async, schema, row_class, calls=calls)
+
+
 def spec_of(function: object) -> MapSpec:
-    """Return how `function` was marked. Raises StrategyError if it was not."""
+    """Return how a map is called: as it is marked, else once for each record.
+
+    Raises:
+        StrategyError: it cannot be called.
+    """
     spec = getattr(function, MARK, None)
-    if not isinstance(spec, MapSpec):
-        name = getattr(function, "__qualname__", repr(function))
-        raise StrategyError(f"map={name} is not marked; decorate it with @map_record or @map_batch")
-    return spec
+    if isinstance(spec, MapSpec):
+        return spec
+    if not callable(function) or isinstance(function, type):
+        raise StrategyError(
+            f"map={function!r} is not a function; pass one that takes a record and returns a row, or None"
+        )
+    return _per_record(function)
 
 
 def apply(

@@ -78,6 +78,11 @@ class MapResult:
     rest: int | None = None
     retries: int = 0
 
+    def filtered(self, records: int) -> int:
+        """Return how many of so many records made no row and did not fail."""
+        with_rows = len(self.offsets) and 1 + np.count_nonzero(np.diff(self.offsets))
+        return records - int(with_rows) - len(self.failures)
+
 
 def from_rows(
     schema: RowType | pa.Schema | None,

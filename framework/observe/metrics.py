@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from .._extras import installed_version
 from ..strategy import ERROR_STAGE, MAP_STAGE
 from .failures import FailureLog
+from .progress import Summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -44,14 +45,14 @@ class Metrics:
 
     Attributes:
         failures: the latest failures, with the reasons that counters do not have.
-        failed_records: how many records failed.
+        done: what the worker has done so far.
         repeated: how many attempts to flush, and commits, failed and are repeated.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else _Registry()
         self.failures = FailureLog()
-        self.failed_records = 0
+        self.done = Summary()
         self.repeated = 0
 
         def counter(name: str, meaning: str, *labels: str) -> Counter:
@@ -195,8 +196,13 @@ class Metrics:
     def count_failed(self, stage: str, records: int, reason: str) -> None:
         """Count records that failed; `reason` is that of the first one."""
         self.failed.labels(stage).inc(records)
-        self.failed_records += records
+        self.done.failed += records
         self.failures.note("record failed", stage, reason, records)
+
+    def count_mapped(self, records: int, filtered: int) -> None:
+        """Count the records of a batch that was mapped, and those that made no row and did not fail."""
+        self.done.read += records
+        self.done.filtered += filtered
 
     def count_retry(self, stage: str, reason: str, attempts: int = 1) -> None:
         """Count attempts to flush that must be repeated."""

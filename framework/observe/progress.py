@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
     from .status import PartitionStatus, WorkerStatus
 
-__all__ = ["CatchUp", "DrainTime", "ProgressLog"]
-
 _log = structlog.get_logger(__name__)
 
 _PATIENCE: Final = 3.0
@@ -24,6 +23,29 @@ _PATIENCE: Final = 3.0
 
 _INTERVAL: Final = 60.0
 """Seconds between messages while behind."""
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a worker has done, as `kmr.run` returns it.
+
+    Attributes:
+        read: records that were mapped; those that are mapped again after a rebalance count again.
+        written: rows that the last reducer accepted.
+        filtered: records that the map made no rows of.
+        failed: records that failed, in the map or in a reducer.
+    """
+
+    read: int = 0
+    written: int = 0
+    filtered: int = 0
+    failed: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.read:,} records read, {self.written:,} rows written, "
+            f"{self.filtered:,} records filtered, {self.failed:,} failed"
+        )
 
 
 class ProgressLog:

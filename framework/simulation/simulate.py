@@ -350,7 +350,7 @@ def _expect(
     log: Mapping[TopicPartition, pa.RecordBatch],
     mapped: Mapping[TopicPartition, MapResult],
 ) -> Expected:
-    per_row = len(strategy.reduce) == 1
+    per_row = len(strategy.reducers) == 1
     rows, failed, exists = {}, {}, {}
     most = 0
     for at, records in log.items():
@@ -378,14 +378,14 @@ def _expect(
         failed=failed,
         exists=exists,
         per_row=per_row,
-        diverts=any(reducer.on_error == "divert" for reducer in strategy.reduce),
+        diverts=any(reducer.on_error == "divert" for reducer in strategy.reducers),
         batch_bytes=most,
     )
 
 
 def _columns(strategy: Strategy, mapped: Mapping[TopicPartition, MapResult]) -> dict[str, str]:
     """Return the columns of a ClickHouse table for the rows that reach the last reducer."""
-    if not isinstance(strategy.reduce[-1], ClickHouseWriter):
+    if not isinstance(strategy.reducers[-1], ClickHouseWriter):
         return {}
     tables = [result.table for result in mapped.values() if result.table is not None]
     made = (

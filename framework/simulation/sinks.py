@@ -107,7 +107,7 @@ def with_models(strategy: Strategy, place: Place, max_rows: int) -> Strategy:
     """Return a strategy with models instead of its sinks, and with lower limits."""
     if (made := place.strategies.get(max_rows)) is not None:
         return made
-    *before, last = strategy.reduce
+    *before, last = strategy.reducers
     reduce = [_lower(_watched(reducer, place), max_rows) for reducer in before]
     reduce.append(_lower(_modelled(last, place), max_rows))
     errors = strategy.reduce_err

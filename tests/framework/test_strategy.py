@@ -30,7 +30,7 @@ def writer(**limits: Any) -> MemoryWriter:
 @pytest.mark.parametrize(
     ("parts", "complaint"),
     [
-        ({"map": len}, "map=len is not marked"),
+        ({"map": 3}, "map=3 is not a function"),
         ({"reduce": []}, "reduce= is empty"),
         ({"reduce": [print]}, "is not a reducer"),
         ({"reduce_err": writer(on_error="divert")}, "cannot divert its own errors"),

@@ -274,7 +274,7 @@ class SparkEngine:
             consumed=self._reducers.consumed,
             settled=self._reducers.settled,
             uptime=time.monotonic() - self._begun,
-            failed=self.metrics.failed_records,
+            failed=self.metrics.done.failed,
             repeated=self.metrics.repeated,
             failures=self.metrics.failures.newest_first(),
         )

@@ -130,7 +130,7 @@ class EngineSettings:
     def open_session(self, strategy: Strategy) -> SparkSession:
         """Open the session for a strategy; for errors see `kmr.spark.runtime.session.open_session`."""
         # With the Python source, only failures and reports go through the JVM, unless Spark writes.
-        by_spark = any(reducer.needs_session for reducer in strategy.reduce)
+        by_spark = any(reducer.needs_session for reducer in strategy.reducers)
         planning_only = self.source == "python" and not by_spark
         return open_session(
             self.master, name=self.name, settings=self.spark, planning_only=planning_only

@@ -96,7 +96,7 @@ def _of_strategy(strategy: Strategy) -> Iterator[Finding]:
             "delivery='at-most-once': the checkpoint goes past records when they are written, not before",
         )
     if strategy.is_transactional:
-        name = type(strategy.reduce[-1]).__name__
+        name = type(strategy.reducers[-1]).__name__
         yield Finding(
             "strategy",
             "error",

@@ -44,7 +44,7 @@ def strategy_modules(strategy: Strategy) -> dict[str, Path]:
     These are all imported modules from the directories of the strategy's own modules, except installed
     ones: executors have installed packages, but not the user's current directory.
     """
-    parts = [*(part.map for part in strategy.parts), *strategy.reduce, strategy.reduce_err]
+    parts = [*(part.map for part in strategy.parts), *strategy.reducers, strategy.reduce_err]
     names = {getattr(part, "__module__", None) or type(part).__module__ for part in parts}
     names |= {type(part).__module__ for part in parts}
     roots = {root for name in names if (root := _root(sys.modules.get(name))) is not None}

@@ -28,7 +28,7 @@ def rows(*ranges: Range, offsets: list[int] | None, count: int = 2) -> Rows:
 
 
 def last(strategy: Strategy) -> ClickHouseWriter | KafkaWriter | ParquetWriter:
-    found = strategy.reduce[-1]
+    found = strategy.reducers[-1]
     assert isinstance(found, ClickHouseWriter | KafkaWriter | ParquetWriter)
     return found
 
@@ -83,7 +83,7 @@ def test_rows_are_named_also_when_the_strategy_was_pickled() -> None:
         assert isinstance(writer, ClickHouseWriter)
         writer.add(rows(Range("t", 0, 0, 1, 0), offsets=[0, 1]))
         assert writer.rows[0].table.column(SOURCE).to_pylist() == ["t:0:0", "t:0:1"]
-        assert strategy.reduce[0].max_age == 0.5
+        assert strategy.reducers[0].max_age == 0.5
 
 
 def test_a_worker_finds_the_strategy_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def test_a_new_project_has_a_strategy_settings_and_commands_of_its_name(
     monkeypatch.chdir("fruit-sales")
     strategy = load_strategy(settings.strategy or "")
     strategy.validate()
-    (writer,) = strategy.reduce
+    (writer,) = strategy.reducers
     assert isinstance(writer, ClickHouseWriter)
     assert writer.table == "fruit_sales"
     makefile = Path("Makefile").read_text()

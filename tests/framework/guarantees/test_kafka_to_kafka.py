@@ -272,7 +272,7 @@ async def test_a_message_that_the_topic_refuses_is_found_and_the_others_are_writ
     await produce("in", [large])
     # With compression only the broker can tell that a message is too large.
     writing = strategy(compression="gzip", max_rows=100)
-    writing.reduce[-1].topic = "small"  # type: ignore[attr-defined]
+    writing.reducers[-1].topic = "small"  # type: ignore[attr-defined]
     async with working(writing, settings_of(broker)) as worker:
         await until_committed(worker, RECORDS + 1)
     assert await read(broker, "small") == topics

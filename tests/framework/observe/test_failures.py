@@ -40,7 +40,7 @@ def test_every_count_of_a_failure_has_its_reason() -> None:
     metrics.count_failed("map", 4, "no number")
     metrics.count_retry("reduce-1", "no answer")
     metrics.count_lost_commit("fenced", "new generation")
-    assert (metrics.failed_records, metrics.repeated) == (4, 2)
+    assert (metrics.done.failed, metrics.repeated) == (4, 2)
     value = metrics.registry.get_sample_value
     assert value("kmr_failed_records_total", {"stage": "map"}) == 4
     assert value("kmr_reduce_flush_retries_total", {"stage": "reduce-1"}) == 1

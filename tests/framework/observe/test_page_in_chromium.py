@@ -70,7 +70,7 @@ def status(metrics: Metrics, lag: int = 300) -> WorkerStatus:
         settled=8_000,
         uptime=3_600.0,
         workers=(summary,),
-        failed=metrics.failed_records,
+        failed=metrics.done.failed,
         repeated=metrics.repeated,
         failures=metrics.failures.newest_first(),
     )

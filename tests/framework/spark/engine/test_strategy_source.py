@@ -26,7 +26,7 @@ def test_a_plan_and_its_source_are_pickled_by_value() -> None:
     plan = TaskPlan.of(Strategy(keep, [StreamWriter("stdout")]), context)
     strategy, found = cloudpickle.loads(plan.payload)
     assert found == context
-    assert isinstance(strategy.reduce[0], StreamWriter)
+    assert isinstance(strategy.reducers[0], StreamWriter)
     sent: Any = cloudpickle.dumps(strategy_source("kmr-test", plan))  # type: ignore[no-untyped-call]
     source = cloudpickle.loads(sent)
     assert source.name() == "kmr-test"
