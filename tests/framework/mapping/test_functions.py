@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kmr.errors import StrategyError
-from kmr.mapping.functions import apply, apply_async, map_batch, map_record
+from kmr.mapping.functions import apply, apply_async, map_batch, map_record, spec_of
 from kmr.record import SCHEMA, Record
 from kmr.testing import batch_of
 
@@ -113,9 +113,12 @@ async def test_async_maps_give_what_plain_ones_give() -> None:
     assert mapped.offsets.tolist() == [10, 11, 13]
 
 
-def test_a_function_without_a_mark_is_refused() -> None:
+def test_a_plain_function_is_called_with_each_record_and_no_other_object_is() -> None:
     def plain(record: Record) -> None:
         return None
 
-    with pytest.raises(StrategyError, match="decorate it with @map_record or @map_batch"):
-        apply(plain, records(VALUES))
+    spec = spec_of(plain)
+    assert (spec.per, spec.is_async, spec.calls) == ("record", False, None)
+    for other in (3, Record):
+        with pytest.raises(StrategyError, match="is not a function"):
+            spec_of(other)
