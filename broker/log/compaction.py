@@ -49,22 +49,6 @@ if TYPE_CHECKING:
     from .producers import AbortedTransaction
     from .records import StoredRecord
 
-__all__ = [
-    "COMPACTION_FILE",
-    "ClosedSegment",
-    "Compaction",
-    "CompactionState",
-    "Group",
-    "Horizon",
-    "Plan",
-    "Rewritten",
-    "Stopped",
-    "empty_batches",
-    "plan_compaction",
-    "with_records",
-    "without_records",
-]
-
 COMPACTION_FILE: Final = "compaction"
 MAX_KEYS: Final = 1_000_000
 """Keys that a pass remembers, about 150 bytes each; the next pass handles the records beyond."""
@@ -295,7 +279,7 @@ class Compaction:
         if header.next_offset <= self.clean_to or len(self._latest) >= self._max_keys:
             return
         if not header.is_control and not self._is_aborted(header):
-            for record in _records(data) or ():
+            for record in self._records(data) or ():
                 if record.key is not None:
                     self._latest[_digest(record.key)] = record.offset
         self.clean_to = header.next_offset
@@ -333,7 +317,7 @@ class Compaction:
     def _keep(self, header: BatchHeader, data: memoryview, writer: _Writer) -> bool:
         """Write the records of a batch that stay; return whether any were left out."""
         untouched = header.is_control or header.base_offset >= self.clean_to
-        records = None if untouched else _records(data)
+        records = None if untouched else self._records(data)
         if records is None:
             writer.write(data)
             return False
@@ -358,6 +342,14 @@ class Compaction:
         if record.value is None and record.offset < self.plan.tombstones_end:
             return False
         return self._latest.get(_digest(record.key), -1) <= record.offset
+
+    def _records(self, batch: memoryview) -> list[StoredRecord] | None:
+        """Return the records of one batch; None if a client produced a batch that cannot be decoded."""
+        try:
+            most_bytes = self.plan.config.max_uncompressed_bytes
+            return read_records(batch, parse_header(batch), most_bytes)
+        except BatchError:
+            return None
 
     def _is_aborted(self, header: BatchHeader) -> bool:
         return header.is_transactional and any(
@@ -410,14 +402,6 @@ class _Writer:
         self._write(batch)
         self.size += header.size
         self._next_offset = header.next_offset
-
-
-def _records(batch: memoryview) -> list[StoredRecord] | None:
-    """Return the records of one batch; None if a client produced a batch that cannot be decoded."""
-    try:
-        return read_records(batch, parse_header(batch))
-    except BatchError:
-        return None
 
 
 def _digest(key: bytes) -> bytes:

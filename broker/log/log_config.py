@@ -5,22 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-__all__ = [
-    "BOUNDS",
-    "DEFAULT_FSYNC",
-    "DEFAULT_FSYNC_INTERVAL",
-    "DEFAULT_INDEX_INTERVAL_BYTES",
-    "DEFAULT_MAX_MESSAGE_BYTES",
-    "DEFAULT_PRODUCER_EXPIRATION_MS",
-    "DEFAULT_RETENTION_MS",
-    "DEFAULT_SEGMENT_MS",
-    "NO_TIME_LIMIT",
-    "CompressionType",
-    "FsyncPolicy",
-    "LogConfig",
-    "TimestampType",
-]
-
 TimestampType = Literal["CreateTime", "LogAppendTime"]
 CompressionType = Literal["producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"]
 FsyncPolicy = Literal["always", "interval", "os"]
@@ -35,6 +19,7 @@ DEFAULT_FSYNC: Final[FsyncPolicy] = "interval"
 DEFAULT_FSYNC_INTERVAL: Final = 1.0  # seconds
 NO_TIME_LIMIT: Final = 2**63 - 1
 _MAX_INT: Final = 2**31 - 1
+_UNCOMPRESSED_FACTOR: Final = 16
 _CLEANUP_POLICIES: Final = frozenset({"compact", "delete"})
 _CHOICES: Final = {
     "compression_type": get_args(CompressionType),
@@ -168,6 +153,11 @@ class LogConfig:
                 return self.compression_zstd_level
             case _:
                 return None
+
+    @property
+    def max_uncompressed_bytes(self) -> int:
+        """Most bytes that the records of one batch may take without compression where they are read."""
+        return _UNCOMPRESSED_FACTOR * max(self.max_message_bytes, DEFAULT_MAX_MESSAGE_BYTES)
 
     @property
     def deletes(self) -> bool:

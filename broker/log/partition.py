@@ -279,11 +279,12 @@ class PartitionLog:
         Retention may delete a segment between two steps: then it raises OSError.
         """
         self._appender.write_pending()
+        most_bytes = self.config.max_uncompressed_bytes
         if timestamp_ms is None:
-            timestamp_ms = yield from self._segments.finding_latest()
+            timestamp_ms = yield from self._segments.finding_latest(most_bytes)
             if timestamp_ms < 0:
                 return None
-        return (yield from self._segments.searching(timestamp_ms))
+        return (yield from self._segments.searching(timestamp_ms, most_bytes))
 
     # -- sync --------------------------------------------------------------------------------------
 

@@ -16,42 +16,7 @@ import msgspec
 from crc32c import crc32c
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-__all__ = [
-    "CODECS",
-    "CRC_START",
-    "HEADER_BYTES",
-    "LEADER_EPOCH",
-    "MAX_READ_RECORDS",
-    "MAX_UNCOMPRESSED_BYTES",
-    "NO_PRODUCER_ID",
-    "NO_TIMESTAMP",
-    "BatchError",
-    "BatchHeader",
-    "BatchTooLarge",
-    "Codec",
-    "CorruptBatch",
-    "InvalidBatch",
-    "InvalidTimestamp",
-    "NewRecord",
-    "StoredRecord",
-    "TruncatedBatch",
-    "UnsupportedFormat",
-    "build_batch",
-    "check_batch",
-    "decompress",
-    "encode_batch",
-    "parse_header",
-    "plain_batch",
-    "read_body",
-    "read_records",
-    "split_batches",
-    "stamp_append_time",
-    "stamp_offset",
-    "whole_batches",
-    "with_codec",
-]
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 HEADER_BYTES: Final = 61
 """Size of a batch's header, that is of a batch without records."""
@@ -131,7 +96,7 @@ class InvalidTimestamp(BatchError):
 
 
 class BatchTooLarge(BatchError):
-    """The batch is larger than `max.message.bytes` (MESSAGE_TOO_LARGE)."""
+    """The batch is larger than `max.message.bytes`, or much larger when decompressed (MESSAGE_TOO_LARGE)."""
 
 
 class BatchHeader(msgspec.Struct, frozen=True, gc=False):
@@ -414,11 +379,28 @@ def encode_batch(
     return batch
 
 
-def read_records(data: memoryview | bytearray | bytes, header: BatchHeader) -> list[StoredRecord]:
+def read_records(
+    data: memoryview | bytearray | bytes,
+    header: BatchHeader,
+    most_bytes: int = MAX_UNCOMPRESSED_BYTES,
+) -> list[StoredRecord]:
     """Return the records of the batch at `header.position` of `data`, decompressed.
 
-    Raises `CorruptBatch` if they cannot be read, or if there are more than `MAX_READ_RECORDS`. Takes time
-    for each record: not for the hot path.
+    Raises the errors of `iterate_records`. Takes time for each record: not for the hot path.
+    """
+    return list(iterate_records(data, header, most_bytes))
+
+
+def iterate_records(
+    data: memoryview | bytearray | bytes,
+    header: BatchHeader,
+    most_bytes: int = MAX_UNCOMPRESSED_BYTES,
+) -> Iterator[StoredRecord]:
+    """Yield the records of the batch at `header.position` of `data`, decompressed.
+
+    Raises:
+        CorruptBatch: they cannot be read, or there are more than `MAX_READ_RECORDS`.
+        BatchTooLarge: they take more than `most_bytes` without compression.
     """
     from .aiokafka_parts import DefaultRecordBatch, KafkaError
 
@@ -427,23 +409,25 @@ def read_records(data: memoryview | bytearray | bytes, header: BatchHeader) -> l
             raise ValueError(f"{header.record_count} records, more than {MAX_READ_RECORDS}")
         start = bytearray(memoryview(data)[header.position : header.position + HEADER_BYTES])
         _ATTRIBUTES.pack_into(start, _ATTRIBUTES_AT, header.attributes & ~_CODEC_MASK)
-        return [
-            StoredRecord(r.offset, r.timestamp, r.key, r.value, tuple(r.headers))
-            for r in DefaultRecordBatch(bytes(start) + read_body(data, header))
-        ]
+        for r in DefaultRecordBatch(bytes(start) + read_body(data, header, most_bytes)):
+            yield StoredRecord(r.offset, r.timestamp, r.key, r.value, tuple(r.headers))
     except (KafkaError, ValueError, IndexError, struct.error) as error:
         raise CorruptBatch(
             f"the records of the batch at offset {header.base_offset} cannot be read: {error}"
         ) from error
 
 
-def read_body(data: memoryview | bytearray | bytes, header: BatchHeader) -> memoryview:
+def read_body(
+    data: memoryview | bytearray | bytes,
+    header: BatchHeader,
+    most_bytes: int = MAX_UNCOMPRESSED_BYTES,
+) -> memoryview:
     """Return the bytes after the header of the batch at `header.position` of `data`, decompressed.
 
-    Raises ValueError if they cannot be decompressed.
+    Raises ValueError if they cannot be decompressed, BatchTooLarge if they are more than `most_bytes`.
     """
     body = memoryview(data)[header.position + HEADER_BYTES : header.end]
-    return decompress(header.compression, body) if header.compression else body
+    return decompress(header.compression, body, most_bytes) if header.compression else body
 
 
 def with_codec(header: BatchHeader, codec: int) -> BatchHeader:
@@ -468,18 +452,24 @@ def _compress(codec: int, body: memoryview | bytes, level: int | None = None) ->
     return encode(bytes(body))
 
 
-def decompress(codec: int, body: memoryview) -> memoryview:
+def decompress(
+    codec: int, body: memoryview, most_bytes: int = MAX_UNCOMPRESSED_BYTES
+) -> memoryview:
     """Decompress `body`, with the codec's number in a batch's attributes (1 to 4).
 
-    Raises ValueError if it is damaged, exceeds `MAX_UNCOMPRESSED_BYTES`, or the codec is unknown.
+    Raises ValueError if it is damaged or the codec is unknown, BatchTooLarge for more than `most_bytes`.
     """
     # Anonymous memory: a page takes no memory until it is written.
-    output = memoryview(mmap.mmap(-1, MAX_UNCOMPRESSED_BYTES))
+    output = memoryview(mmap.mmap(-1, most_bytes))
     try:
         size = int(_INTO[codec](body, output))
     except KeyError:
         raise ValueError(f"unknown compression codec {codec}") from None
     except (cramjam.DecompressionError, struct.error) as error:
+        if any(each in str(error) for each in _FULL):
+            raise BatchTooLarge(
+                f"its records take more than {most_bytes} bytes without compression"
+            ) from error
         raise ValueError(f"decompression failed: {error}") from error
     return output[:size]
 
@@ -505,6 +495,8 @@ _INTO: Final = {
     4: cramjam.zstd.decompress_into,
 }
 
+_FULL: Final = ("failed to write whole buffer", "output buffer (size")
+"""What the codecs say when there is more data than room for it."""
 _LEVELS: Final = {1: 6, 3: 9, 4: 3}
 _ENCODERS: Final = {1: "gzip_encode", 2: "snappy_encode", 3: "lz4_encode", 4: "zstd_encode"}
 """Functions of `aiokafka.codec`."""

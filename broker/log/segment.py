@@ -394,9 +394,11 @@ class Segment:
                 return header
         raise self._ends_before(offset)
 
-    def searching(self, timestamp: int, start_offset: int) -> DiskWork[tuple[int, int] | None]:
+    def searching(
+        self, timestamp: int, start_offset: int, most_bytes: int
+    ) -> DiskWork[tuple[int, int] | None]:
         """Find `(offset, timestamp)` of the first record from `start_offset` on with this timestamp or a
-        later one; None if there is none. The slow parts decompress batches."""
+        later one; None if there is none. The slow parts decompress batches of up to `most_bytes`."""
         offset = max(self.index.offset_before(timestamp), start_offset)
         base_offset, position = self.index.position_before(offset)
         for header in self.batches(position, base_offset, verify=True):
@@ -404,13 +406,13 @@ class Segment:
                 continue
             records: list[StoredRecord] = []
             data = self.batch_bytes(header)
-            yield partial(_read_from, data, header, start_offset, records)
+            yield partial(_read_from, data, header, start_offset, most_bytes, records)
             for record in records:
                 if record.timestamp >= timestamp:
                     return record.offset, record.timestamp
         return None
 
-    def finding_latest(self, start_offset: int) -> DiskWork[int]:
+    def finding_latest(self, start_offset: int, most_bytes: int) -> DiskWork[int]:
         """Find the latest timestamp of the records from `start_offset` on, -1 if none has one."""
         latest = NO_TIMESTAMP
         base_offset, position = self.index.position_before(start_offset)
@@ -421,7 +423,8 @@ class Segment:
                 latest = header.max_timestamp
             else:
                 records: list[StoredRecord] = []
-                yield partial(_read_from, self.batch_bytes(header), header, start_offset, records)
+                data = self.batch_bytes(header)
+                yield partial(_read_from, data, header, start_offset, most_bytes, records)
                 latest = max((record.timestamp for record in records), default=latest)
         return latest
 
@@ -505,13 +508,17 @@ class Segment:
 
 
 def _read_from(
-    batch: memoryview, header: BatchHeader, start_offset: int, records: list[StoredRecord]
+    batch: memoryview,
+    header: BatchHeader,
+    start_offset: int,
+    most_bytes: int,
+    records: list[StoredRecord],
 ) -> None:
     """Add the records from `start_offset` on of a batch whose CRC was checked."""
     if header.last_offset < start_offset:
         return
     try:
-        found = read_records(batch, msgspec.structs.replace(header, position=0))
+        found = read_records(batch, msgspec.structs.replace(header, position=0), most_bytes)
     except BatchError:
         # The CRC is right, so a client produced it like this. The header has its offset and timestamp.
         first_offset = max(header.base_offset, start_offset)

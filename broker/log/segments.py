@@ -88,22 +88,24 @@ class Segments:
             if offset == end_offset:
                 return span
 
-    def searching(self, timestamp_ms: int) -> DiskWork[tuple[int, int] | None]:
+    def searching(self, timestamp_ms: int, most_bytes: int) -> DiskWork[tuple[int, int] | None]:
         """Find `(offset, timestamp)` of the first record with this timestamp or a later one, or None."""
         for segment in tuple(self._segments):  # segments may come and go meanwhile
             if self._use(segment).max_timestamp >= timestamp_ms:
-                found = yield from segment.searching(timestamp_ms, self.log_start_offset)
+                found = yield from segment.searching(
+                    timestamp_ms, self.log_start_offset, most_bytes
+                )
                 if found is not None:
                     return found
         return None
 
-    def finding_latest(self) -> DiskWork[int]:
+    def finding_latest(self, most_bytes: int) -> DiskWork[int]:
         """Find the latest timestamp of the records, -1 if none has one."""
         start = self.log_start_offset
         # Only the oldest segment can have batches below the log start.
         latest = max((s.max_timestamp for s in self if s.base_offset >= start), default=-1)
         if self.oldest.base_offset < start and self.oldest.max_timestamp > latest:
-            latest = max(latest, (yield from self.oldest.finding_latest(start)))
+            latest = max(latest, (yield from self.oldest.finding_latest(start, most_bytes)))
         return latest
 
     def add(self, segment: Segment) -> None:

@@ -18,8 +18,8 @@ from .records import (
     InvalidBatch,
     InvalidTimestamp,
     encode_batch,
+    iterate_records,
     read_body,
-    read_records,
     split_batches,
     with_codec,
 )
@@ -28,9 +28,14 @@ if TYPE_CHECKING:
     from .log_config import LogConfig
     from .records import BatchHeader
 
-__all__ = ["stores_as_sent", "validate_batches"]
-
 _CODECS: Final[dict[str, int]] = {"uncompressed": 0} | dict(CODECS.items())
+_RECORDS_AT_ONCE: Final = 500
+_BYTES_AT_ONCE: Final = 32 * 1024
+_MOST_BLAMED: Final = 1000  # records in an error, of any number
+
+
+class TakesLong(Exception):
+    """The batches are too large to be validated in the event loop: nothing was done."""
 
 
 def stores_as_sent(config: LogConfig) -> bool:
@@ -48,6 +53,7 @@ def validate_batches(
     config: LogConfig,
     *,
     now_ms: int,
+    at_once: bool = False,
 ) -> tuple[memoryview | bytearray, list[BatchHeader]]:
     """Check the batches; return them as the topic stores them, and their headers.
 
@@ -56,19 +62,29 @@ def validate_batches(
         batches: the result of `split_batches(data)`.
         config: the topic's.
         now_ms: milliseconds since the epoch.
+        at_once: do no more than may be done in the event loop.
 
     Raises:
+        TakesLong: it would, with `at_once`.
         InvalidBatch: records in a compacted topic have no key; the error lists them (KIP-467).
         InvalidTimestamp: timestamps are too far from `now_ms`; the error lists the records.
         CorruptBatch: the records cannot be read.
-        BatchTooLarge: a batch is too large in the topic's codec.
+        BatchTooLarge: a batch is too large in the topic's codec, or without compression.
     """
     limited = config.message_timestamp_type == "CreateTime"
     latest = now_ms + config.message_timestamp_after_max_ms
     reads_records = _reads_records(config)
+    most_bytes = _BYTES_AT_ONCE if at_once else config.max_uncompressed_bytes
     for batch in batches:
         if reads_records or (limited and batch.max_timestamp > latest):
-            _check_records(data, batch, config, now_ms=now_ms, limited=limited)
+            if at_once and batch.record_count > _RECORDS_AT_ONCE:
+                raise TakesLong
+            try:
+                _check_records(data, batch, config, most_bytes, now_ms=now_ms, limited=limited)
+            except BatchTooLarge:
+                if at_once:
+                    raise TakesLong from None
+                raise
     if config.compression_type == "producer":
         return data, batches
     codec = _CODECS[config.compression_type]
@@ -76,7 +92,12 @@ def validate_batches(
         return data, batches
     compressed = bytearray()
     for batch in batches:
-        compressed += _in_codec(data, batch, codec, config.compression_level)
+        try:
+            compressed += _in_codec(data, batch, codec, config.compression_level, most_bytes)
+        except BatchTooLarge:
+            if at_once:
+                raise TakesLong from None
+            raise
     try:
         return compressed, split_batches(compressed, max_batch_bytes=config.max_message_bytes)
     except BatchTooLarge as error:
@@ -96,6 +117,7 @@ def _check_records(
     data: memoryview | bytearray,
     batch: BatchHeader,
     config: LogConfig,
+    most_bytes: int,
     *,
     now_ms: int,
     limited: bool,
@@ -104,7 +126,9 @@ def _check_records(
     latest = now_ms + config.message_timestamp_after_max_ms
     without_key: list[tuple[int, str]] = []
     out_of_time: list[tuple[int, str]] = []
-    for number, record in enumerate(read_records(data, batch)):
+    for number, record in enumerate(iterate_records(data, batch, most_bytes)):
+        if max(len(without_key), len(out_of_time)) >= _MOST_BLAMED:
+            break
         if config.compacts and record.key is None:
             without_key.append((number, "it has no key, which a compacted topic needs"))
         timestamp = record.timestamp
@@ -129,12 +153,18 @@ def _blame(refused: list[tuple[int, str]]) -> str:
 
 
 def _in_codec(
-    data: memoryview | bytearray, batch: BatchHeader, codec: int, level: int | None
+    data: memoryview | bytearray,
+    batch: BatchHeader,
+    codec: int,
+    level: int | None,
+    most_bytes: int,
 ) -> bytearray | memoryview:
     if batch.compression == codec:
         return memoryview(data)[batch.position : batch.end]
     try:
-        body = read_body(data, batch)
+        body = read_body(data, batch, most_bytes)
     except ValueError as error:
         raise CorruptBatch(str(error)) from error
+    if len(body) > most_bytes:
+        raise BatchTooLarge(f"{len(body)} bytes, at most {most_bytes} are compressed anew")
     return encode_batch(with_codec(batch, codec), body, level)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -40,7 +41,7 @@ from ...log.records import (
     split_batches,
 )
 from ...log.results import LogFailed
-from ...log.validation import validate_batches
+from ...log.validation import TakesLong, validate_batches
 from ...protocol.cursor import TooManyElements
 from ...protocol.produce_frames import (
     PartitionResult,
@@ -55,7 +56,7 @@ from ..api import Borrowing, CloseConnection, Deferred, RawApi
 from ..transactions.transactions import transaction_error_code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
     from ...log.records import BatchHeader
     from ...protocol.produce_frames import ProduceFrame, TopicKey
@@ -63,7 +64,10 @@ if TYPE_CHECKING:
     from ...topics.topic import Partition, TopicPartition
     from ..api import RawResponse, RequestContext
 
-__all__ = ["FIRST_SERVED_VERSION", "KEY"]
+    Step: TypeAlias = Callable[[], None] | None
+    """What to run in a thread before the next step, if anything."""
+    Steps: TypeAlias = Iterable[Step]
+    Validated: TypeAlias = tuple[memoryview | bytearray, list[BatchHeader]]
 
 KEY = 0
 FIRST_SERVED_VERSION = 3
@@ -120,8 +124,8 @@ class _Repeated:
         log, now_ms = partition.log, int(time.time() * 1000)
         offset, append_time_ms = log.append_plain(records, now_ms=now_ms), -1
         if offset is None:
-            result = _append(context, None, partition, records, now_ms)
-            if result.error:
+            result = _append_at_once(context, partition, records, now_ms)
+            if result is None or result.error:
                 return None
             offset, append_time_ms = result.base_offset, result.log_append_time_ms
         flush = context.services.group_commit.add(partition, len(records))
@@ -156,8 +160,10 @@ def _produce(context: RequestContext, body: memoryview) -> RawResponse:
     if missing:
         return Borrowing(_add_and_produce(context, request, missing))
     produce = _Produce(context, request)
-    for _ in produce.appending():
-        pass
+    steps = produce.appending()
+    for compute in steps:
+        if compute is not None:
+            return Borrowing(_append_rest(context, produce, chain((compute,), steps)))
     if divided is not None:
         produce.remember(*divided)
     return produce.answer()
@@ -170,8 +176,15 @@ async def _produce_many(context: RequestContext, body: memoryview) -> RawRespons
     most = context.services.max_elements
     request = await to_thread.run_sync(read_produce_request, body, version, most, limiter=limiter)
     produce = _Produce(context, request, await _add(context, request, _missing(context, request)))
-    async for _ in in_turns(produce.appending()):
-        pass
+    return await _append_rest(context, produce, produce.appending())
+
+
+async def _append_rest(context: RequestContext, produce: _Produce, steps: Steps) -> RawResponse:
+    """Go through the steps, which may take long; respond when the records are written."""
+    limiter = context.services.computing
+    async for compute in in_turns(steps):
+        if compute is not None:
+            await to_thread.run_sync(compute, limiter=limiter)
     if not await produce.written():
         return None
     return await to_thread.run_sync(produce.encoded, limiter=limiter)
@@ -214,9 +227,7 @@ async def _add_and_produce(
 ) -> RawResponse:
     """Append the records once the partitions are stored as parts of the transaction."""
     produce = _Produce(context, request, await _add(context, request, missing))
-    for _ in produce.appending():
-        pass
-    return produce.encoded() if await produce.written() else None
+    return await _append_rest(context, produce, produce.appending())
 
 
 async def _add(
@@ -250,7 +261,7 @@ class _Produce:
         self._appended: list[tuple[Partition, list[PartitionResult], int]] = []
         self._flushes: dict[Flush, None] = {}
 
-    def appending(self) -> Iterator[None]:
+    def appending(self) -> Iterator[Step]:
         """Append the records of one partition at each step."""
         context, request = self._context, self._request
         refusal = _refusal(context, request)
@@ -270,7 +281,7 @@ class _Produce:
                 ):
                     result = _no_partition(key, topic, index)
                 else:
-                    result = self._append(partition, topic, records, now_ms)
+                    result = yield from self._append(partition, topic, records, now_ms)
                     if not result.error:
                         flush = context.services.group_commit.add(partition, len(records or b""))
                         self._flushes[flush] = None
@@ -278,15 +289,15 @@ class _Produce:
                 if result.error:
                     _count_error(context, result)
                 results.append(result)
-                yield
+                yield None
 
     def _append(
         self, partition: Partition, topic: str, records: memoryview | None, now_ms: int
-    ) -> PartitionResult:
+    ) -> Generator[Step, None, PartitionResult]:
         context, transactional_id = self._context, self._request.transactional_id
         error = self._not_added.get((topic, partition.index))
         if error is None:
-            return _append(context, transactional_id, partition, records, now_ms)
+            return (yield from _append(context, transactional_id, partition, records, now_ms))
         return _failed(partition.index, *_outside(context, error, f"{transactional_id!r}"))
 
     def remember(self, before: bytes, records: memoryview) -> None:
@@ -367,13 +378,46 @@ class _Produce:
             self._context.close(shortened(f"produce with acks = 0 failed: {reason}"))
 
 
+class _Validation:
+    """The validation of a large batch: `run` in a thread, then `result`."""
+
+    def __init__(self, validate: Callable[[], Validated]) -> None:
+        self._validate = validate
+        self._error: BatchError | None = None
+        self._result: Validated
+
+    def run(self) -> None:
+        try:
+            self._result = self._validate()
+        except BatchError as error:
+            self._error = error
+
+    def result(self) -> Validated:
+        """Return what `validate_batches` returned; raise what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+def _append_at_once(
+    context: RequestContext, partition: Partition, records: memoryview, now_ms: int
+) -> PartitionResult | None:
+    """Append records outside of transactions; None: nothing was appended, because it takes long."""
+    try:
+        next(_append(context, None, partition, records, now_ms))
+    except StopIteration as done:
+        result: PartitionResult = done.value
+        return result
+    return None
+
+
 def _append(
     context: RequestContext,
     transactional_id: str | None,
     partition: Partition,
     records: memoryview | None,
     now_ms: int,
-) -> PartitionResult:
+) -> Generator[Step, None, PartitionResult]:
     if not records:
         return _failed(partition.index, ErrorCode.invalid_record, "there are no records")
     log = partition.log
@@ -381,11 +425,17 @@ def _append(
         batches = split_batches(records, max_batch_bytes=log.config.max_message_bytes)
         if len(batches) != 1:
             raise InvalidBatch(f"{len(batches)} batches of one partition: a request may have one")
+        validate = partial(validate_batches, records, batches, log.config, now_ms=now_ms)
+        try:
+            data, batches = validate(at_once=True)
+        except TakesLong:
+            validation = _Validation(validate)
+            yield validation.run
+            data, batches = validation.result()
         refusal = _check_transaction(context, transactional_id, partition, batches[0])
         if refusal is not None:
             return _failed(partition.index, *refusal)
         _check_first(context, partition, batches[0])
-        data, batches = validate_batches(records, batches, log.config, now_ms=now_ms)
         appended = log.append(data, batches, now_ms=now_ms)
     except _REFUSALS as error:
         result = _failed(partition.index, _code(error), str(error))

@@ -5,12 +5,24 @@ import os
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
+from struct import pack_into
 from typing import Any
 
+import cramjam
 import pytest
+from crc32c import crc32c
+from kio.schema.errors import ErrorCode
 
 from kmr.broker import Broker
-from kmr.broker.log.records import split_batches
+from kmr.broker.log.records import (
+    CODECS,
+    CRC_START,
+    BatchHeader,
+    NewRecord,
+    build_batch,
+    encode_batch,
+    split_batches,
+)
 from tests.broker.loop_guard import LoopGuard
 
 Start = Callable[..., Awaitable[Broker]]
@@ -103,6 +115,93 @@ async def test_a_search_by_time_decompresses_elsewhere(
     asked = {"partition_index": 0, "timestamp": timestamp}
     answer = await client.call(LIST_OFFSETS, 7, topics=[{"name": "t", "partitions": [asked]}])
     assert answer.topics[0].partitions[0].offset == 99_999
+
+
+def bomb(megabytes: int) -> bytes:
+    """A batch of one record of so many megabytes, which takes a few kilobytes."""
+    compressor = cramjam.zstd.Compressor()
+    for _ in range(megabytes):
+        compressor.compress(bytes(1_000_000))
+    header = BatchHeader(record_count=1, max_timestamp=1_700_000_000_000)
+    batch = encode_batch(header, bytes(compressor.finish()))
+    pack_into(">h", batch, 21, CODECS["zstd"])
+    pack_into(">I", batch, 17, crc32c(batch[CRC_START:]))
+    return bytes(batch)
+
+
+@pytest.mark.loop_guard(milliseconds=50)
+@pytest.mark.parametrize(
+    ("settings", "make", "expected"),
+    [
+        ({"compression.type": "gzip"}, lambda: bomb(250), ErrorCode.message_too_large),
+        ({"cleanup.policy": "compact"}, lambda: bomb(250), ErrorCode.message_too_large),
+        ({"message.timestamp.before.max.ms": "1"}, lambda: bomb(10), ErrorCode.corrupt_message),
+        ({"compression.type": "gzip"}, lambda: bomb(10), ErrorCode.none),
+        (
+            {"cleanup.policy": "compact"},
+            lambda: build_batch([NewRecord(b"k", b"")] * 400_000, codec="zstd"),
+            ErrorCode.none,
+        ),
+        (
+            {"cleanup.policy": "compact"},
+            lambda: build_batch([NewRecord(None, b"")] * 400_000, codec="zstd"),
+            ErrorCode.invalid_record,
+        ),
+        (
+            {},
+            lambda: build_batch([NewRecord(b"k", b"", (), 2**62)] * 400_000, codec="zstd"),
+            ErrorCode.invalid_timestamp,
+        ),
+    ],
+)
+async def test_batches_are_validated_elsewhere_and_within_a_limit(
+    broker: Broker,
+    connect: Connect,
+    batch: Batch,
+    loop_guard: LoopGuard,
+    settings: dict[str, str],
+    make: Callable[[], bytes],
+    expected: ErrorCode,
+) -> None:
+    await broker.topics.create("t", 1, settings)
+    await broker.topics.create("other", 1)
+    client, other = await connect(broker), await connect(broker)
+    hostile = bytes(make())
+    assert len(hostile) < 1_000_000
+    for each in (client, other):
+        await each.call(PRODUCE, 8, acks=-1, topic_data=[produced("other", batch(b"x"))])
+    loop_guard.violations.clear()
+    requests = [
+        client.message(PRODUCE, 8, acks=-1, topic_data=[produced("other", batch(b"x"))]),
+        client.message(PRODUCE, 8, acks=-1, topic_data=[produced("t", hostile)]),
+        client.message(PRODUCE, 8, acks=-1, topic_data=[produced("other", batch(b"x"))]),
+    ]
+    ids = [await client.send(each) for each in requests]
+    await other.call(PRODUCE, 8, acks=-1, topic_data=[produced("other", batch(b"x"))])
+    answers = [await client.receive(*each) for each in zip(requests, ids, strict=True)]
+    results = [each.responses[0].partition_responses[0] for each in answers]
+    assert [each.error_code for each in results] == [ErrorCode.none, expected, ErrorCode.none]
+    assert len(results[1].record_errors) <= 1000
+
+
+@pytest.mark.loop_guard(milliseconds=50)
+@pytest.mark.parametrize("timestamp", [1, -3])
+async def test_a_search_by_time_in_a_bomb_finds_its_batch(
+    broker: Broker, connect: Connect, timestamp: int, loop_guard: LoopGuard
+) -> None:
+    await broker.topics.create("t", 1)
+    client = await connect(broker)
+    answer = await client.call(PRODUCE, 8, acks=-1, topic_data=[produced("t", bomb(250))])
+    assert answer.responses[0].partition_responses[0].error_code is ErrorCode.none
+    await client.call(LIST_OFFSETS, 7, **list_offsets(1))  # imports its messages
+    loop_guard.violations.clear()
+    asked = {"partition_index": 0, "timestamp": timestamp}
+    answer = await client.call(LIST_OFFSETS, 7, topics=[{"name": "t", "partitions": [asked]}])
+    assert answer.topics[0].partitions[0].offset == 0
+
+
+def produced(topic: str, records: bytes) -> dict[str, Any]:
+    return {"name": topic, "partition_data": [{"index": 0, "records": records}]}
 
 
 MANY = 9_000
