@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from ...errors import StrategyError
-from .schema import RECORDS, branch_name, resolve, type_of, without_null
+from .schema import RECORDS, branch_names, resolve, type_of, without_null
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ..schemas import RowType
     from .schema import NamedTypes, Schema
-
-__all__ = ["avro_schema", "schema_of_type", "to_datums"]
 
 _pa: Any = pa
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -174,7 +172,7 @@ def _union_converter(rest: Schema, named: NamedTypes) -> Callable[[Any], Any] | 
         convert = _converter(rest, named)
         return convert and (lambda value: None if value is None else convert(value))
     branches = [resolve(each, named) for each in rest]
-    names = [branch_name(each) for each in branches]
+    names = branch_names(branches)
     by_name = {
         name: (each.get("name", name) if isinstance(each, dict) else name, _converter(each, named))
         for name, each in zip(names, branches, strict=True)

@@ -7,7 +7,7 @@ a fixed as bytes, times in one unit as times in another, and decimals as decimal
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,8 +26,8 @@ from .schema import (
     default_value,
     inlined,
     join,
+    likeness,
     logical_of,
-    names_match,
     resolve,
     show,
     type_of,
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
-
-__all__ = ["Code", "Compiler"]
 
 _INT: Final = (-(2**31), 2**31 - 1)
 _LONG: Final = (-(2**63), 2**63 - 1)
@@ -54,10 +52,6 @@ _FIXED_WIDTH: Final = {
     ("float", "double"): kernel.FLOAT_TO_DOUBLE,
     ("double", "double"): kernel.DOUBLE,
 }
-
-
-class _Fits(Exception):
-    """Ends an attempt whose code is not wanted."""
 
 
 class Code:
@@ -214,20 +208,25 @@ class Compiler:
             self._patch(end, kernel.A, self._here())
 
     def _branch(self, w: Schema, r: list[Schema], column: Column, path: str) -> None:
-        """Read into the first branch of the reader's union that is the same type, else one that fits."""
+        """Read into the branch of the reader's union that is the same type, else the first that fits."""
         branches = [resolve(each, self._read) for each in r]
-        chosen = next((each for each in branches if self._is_same(w, each)), None)
-        if chosen is None:
-            chosen = next((each for each in branches if self._fits(w, each)), None)
-        if chosen is None:
-            raise self._misfit(w, r, path)
-        if type_of(chosen) == "null":
-            self._null(column)
-            return
+        for chosen in sorted(branches, key=lambda each: likeness(w, each)):
+            with suppress(Unresolvable), self._attempt():
+                self._chosen(w, chosen, branches, column, path)
+                return
+        raise self._misfit(w, r, path)
+
+    def _chosen(
+        self, w: Schema, chosen: Schema, branches: list[Schema], column: Column, path: str
+    ) -> None:
+        """Read into one branch of the reader's union."""
         rest = resolve(without_null(branches), self._read)
-        if isinstance(rest, list):
-            members = [resolve(each, self._read) for each in rest]
-            at = next(i for i, each in enumerate(members) if each is chosen or each == chosen)
+        if type_of(w) == type_of(chosen) == "null":
+            self._null(column)
+        elif type_of(chosen) == "null":
+            raise self._misfit(w, chosen, path)
+        elif isinstance(rest, list):
+            at = next(i for i, each in enumerate(rest) if resolve(each, self._read) is chosen)
             for i, other in enumerate(column.children):
                 if i != at:
                     self._null(other)
@@ -235,24 +234,6 @@ class Compiler:
             self._same(w, chosen, column.children[at], path)
         else:
             self._same(w, rest, column, path)
-
-    def _is_same(self, w: Schema, r: Schema) -> bool:
-        if type_of(w) != type_of(r):
-            return False
-        return not isinstance(w, dict) or "name" not in w or names_match(w, r)
-
-    def _fits(self, w: Schema, r: Schema) -> bool:
-        """Try to compile; the reader's branch may be a record of another name, or a wider type."""
-        if type_of(r) in {*RECORDS, "array", "map"}:
-            return type_of(w) == type_of(r)
-        try:
-            with self._attempt():
-                self._same(w, r, Column("null", pa.null(), 0), "")
-                raise _Fits
-        except _Fits:
-            return True
-        except Unresolvable:
-            return False
 
     def _same(self, w: Schema, r: Schema, column: Column, path: str) -> None:
         """Read a value of one type, which is no union, as one type."""
@@ -339,9 +320,13 @@ class Compiler:
 
     def _record(self, w: Schema, r: Schema, columns: list[Column], path: str) -> None:
         targets = dict(zip((field["name"] for field in r["fields"]), columns, strict=True))
-        fields = {name: field for field in r["fields"] for name in field.get("aliases", ())} | {
-            field["name"]: field for field in r["fields"]
-        }
+        written = {field["name"] for field in w["fields"]}
+        fields = {
+            name: field
+            for field in r["fields"]
+            if field["name"] not in written
+            for name in field.get("aliases", ())
+        } | {field["name"]: field for field in r["fields"]}
         outer = self._path
         for field in w["fields"]:
             into = fields.get(field["name"])
@@ -367,9 +352,14 @@ class Compiler:
             self._null(column)
             return
         encoded = BytesIO()
-        parsed = fastavro.parse_schema(inlined(schema, self._read, set()))
-        value = default_value(schema, field["default"], self._read)
-        fastavro.schemaless_writer(encoded, parsed, value)
+        try:
+            parsed = fastavro.parse_schema(inlined(schema, self._read, set()))
+            value = default_value(schema, field["default"], self._read)
+            fastavro.schemaless_writer(encoded, parsed, value)
+        except Exception as error:  # by the default's form, which may be any
+            raise Unresolvable(
+                f"field {path}: its default {field['default']!r} is no {show(schema)} ({error!r})"
+            ) from error
         data = encoded.getvalue()
         self._emit(kernel.DEFAULT, a=self._pooled(data) >> 32, b=len(data))
         written, self._written = self._written, self._read

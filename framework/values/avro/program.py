@@ -17,15 +17,13 @@ from .schema import (
     RECORDS,
     NamedTypes,
     Schema,
-    branch_name,
+    branch_names,
     join,
     logical_of,
     resolve,
     type_of,
     without_null,
 )
-
-__all__ = ["Program"]
 
 _ARROW_UNITS: Final = {"millis": "ms", "micros": "us", "nanos": "ns"}
 _MAX_PRECISION: Final = 76  # digits of Arrow's widest decimal
@@ -127,9 +125,10 @@ class Program:
         self, branches: list[Schema], level: int, path: str, outer: tuple[str, ...]
     ) -> Column:
         struct = self.layout.add("struct", pa.null(), level, path)
+        names = branch_names([resolve(branch, self._named) for branch in branches])
         fields = {
-            branch_name(resolve(branch, self._named)): self._column(branch, level, path, outer)
-            for branch in branches
+            name: self._column(branch, level, path, outer)
+            for name, branch in zip(names, branches, strict=True)
         }
         struct.children = list(fields.values())
         struct.type = pa.struct([pa.field(name, each.type) for name, each in fields.items()])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import fastavro
 
 from ...errors import StrategyError
 
-__all__ = [
-    "RECORDS", "UNITS", "NamedTypes", "Schema", "Unresolvable", "branch_name", "default_value", "inlined",
-    "join", "logical_of", "names_match", "parse", "resolve", "show", "type_of", "without_null",
-]  # fmt: skip
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Schema: TypeAlias = Any
 """A schema as fastavro parses it: a name, a list (union) or a dict."""
@@ -71,9 +69,16 @@ _LOGICAL: Final = {
 
 
 def logical_of(schema: Schema) -> str:
-    """Return the logical type; a type that we do not know is ignored, as the specification says."""
+    """Return the logical type; one that is not known or not valid is ignored, as the specification says."""
     logical = schema.get("logicalType", "") if isinstance(schema, dict) else ""
-    return logical if logical in _LOGICAL.get(type_of(schema), ()) else ""
+    if logical not in _LOGICAL.get(type_of(schema), ()):
+        return ""
+    return "" if logical == "decimal" and not _has_digits(schema) else str(logical)
+
+
+def _has_digits(decimal: Schema) -> bool:
+    precision, scale = decimal.get("precision"), decimal.get("scale", 0)
+    return type(precision) is int and type(scale) is int and 0 <= scale <= precision > 0
 
 
 def without_null(schema: Schema) -> Schema:
@@ -89,16 +94,37 @@ def without_null(schema: Schema) -> Schema:
     return rest[0] if len(rest) == 1 else rest or "null"
 
 
-def branch_name(schema: Schema) -> str:
-    """Return the name of the field for a branch of a union."""
-    if isinstance(schema, dict) and "name" in schema:
-        return str(schema["name"]).rpartition(".")[2]
-    return type_of(schema)
+def branch_names(branches: Sequence[Schema]) -> list[str]:
+    """Return the names of the fields for the branches of a union.
+
+    A type's name without its namespace; with it, where two have the same.
+
+    Raises:
+        StrategyError: two branches are of one type that has no name.
+    """
+    full = [each["name"] if _is_named(each) else type_of(each) for each in branches]
+    if doubles := {name for name in full if full.count(name) > 1}:
+        raise StrategyError(f"the Avro schema is not valid: a union has two of {doubles.pop()}")
+    simple = [name.rpartition(".")[2] for name in full]
+    return [
+        name if simple.count(name) == 1 else whole for name, whole in zip(simple, full, strict=True)
+    ]
 
 
-def names_match(w: Schema, r: Schema) -> bool:
-    names = {r["name"].rpartition(".")[2], *r.get("aliases", ())}
-    return w["name"].rpartition(".")[2] in names or w["name"] in names
+def likeness(w: Schema, r: Schema) -> int:
+    """Return how well a reader's type answers to a writer's: 0 is the same name or type, 2 another one."""
+    if type_of(w) != type_of(r):
+        return 2
+    if not _is_named(w):
+        return int(logical_of(w) != logical_of(r))
+    if w["name"] == r["name"]:
+        return 0
+    names = {each.rpartition(".")[2] for each in (r["name"], *r.get("aliases", ()))}
+    return 1 if w["name"].rpartition(".")[2] in names else 2
+
+
+def _is_named(schema: Schema) -> bool:
+    return isinstance(schema, dict) and "name" in schema
 
 
 def join(path: str, name: str) -> str:

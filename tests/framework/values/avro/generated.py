@@ -1,97 +1,132 @@
-"""Generated Avro schemas with values, and what fastavro reads of them, as Arrow's Python values."""
+"""Avro schemas made at random, values encoded by them, and what fastavro reads of these.
+
+fastavro gets the schemas without logical types: it then reads all values that exist, also times that Python
+does not have. `same` compares what it reads with Arrow's values as they are stored.
+"""
 
 from __future__ import annotations
 
-import datetime as dt
-from decimal import Decimal
+import struct
+from decimal import Context
 from io import BytesIO
 from typing import Any
 
 import fastavro
-import numpy as np
+import pyarrow as pa
 from hypothesis import strategies as st
+
+from kmr.values.avro.schema import NamedTypes, branch_names, logical_of, resolve, type_of
 
 Schema = Any
 
-_UTC = dt.UTC
-_TIMES = st.datetimes(
-    dt.datetime(1900, 1, 1),  # noqa: DTZ001  hypothesis wants naive ones
-    dt.datetime(2200, 1, 1),  # noqa: DTZ001
-)
-_LONG = st.integers(-(2**63), 2**63 - 1)
+_DAY = 86_400
+_WIDE = Context(prec=90)
+_INT, _LONG = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
+_NAMESPACES = ["", "acme", "acme.v1", "acme.v2"]
+_SYMBOLS = ["A", "BB", "C", "D"]
 
-SCALARS: list[tuple[Schema, st.SearchStrategy[Any]]] = [
-    ("null", st.none()),
-    ("boolean", st.booleans()),
-    ("int", st.integers(-(2**31), 2**31 - 1)),
-    ("long", _LONG),
-    ("float", st.floats(width=32, allow_nan=False)),
-    ("double", st.floats(allow_nan=False)),
-    ("string", st.text(max_size=12)),
-    ("bytes", st.binary(max_size=12)),
-    ({"type": "int", "logicalType": "date"}, st.dates()),
-    (
-        {"type": "int", "logicalType": "time-millis"},
-        st.times().map(lambda t: t.replace(microsecond=t.microsecond // 1000 * 1000)),
+_DECIMAL = {"type": "bytes", "logicalType": "decimal"}
+SCALARS: list[Schema] = [
+    "null", "boolean", "int", "long", "float", "double", "string", "bytes",
+    {"type": "int", "logicalType": "date"},
+    {"type": "int", "logicalType": "time-millis"},
+    {"type": "long", "logicalType": "time-micros"},
+    *(
+        {"type": "long", "logicalType": f"{zone}timestamp-{unit}"}
+        for zone in ("", "local-")
+        for unit in ("millis", "micros", "nanos")
     ),
-    ({"type": "long", "logicalType": "time-micros"}, st.times()),
-    (
-        {"type": "long", "logicalType": "timestamp-millis"},
-        _TIMES.map(lambda t: t.replace(microsecond=t.microsecond // 1000 * 1000, tzinfo=_UTC)),
-    ),
-    (
-        {"type": "long", "logicalType": "timestamp-micros"},
-        _TIMES.map(lambda t: t.replace(tzinfo=_UTC)),
-    ),
-    ({"type": "long", "logicalType": "local-timestamp-micros"}, _TIMES),
-    (
-        {"type": "bytes", "logicalType": "decimal", "precision": 30, "scale": 4},
-        st.integers(-(10**27), 10**27).map(lambda n: Decimal(n).scaleb(-4)),
-    ),
-    (
-        {"type": "bytes", "logicalType": "decimal", "precision": 60, "scale": 0},
-        st.integers(-(10**27), 10**27).map(Decimal),
-    ),
-]
+    {"type": "string", "logicalType": "uuid"},
+    {"type": "int", "logicalType": "not-known"},
+    {**_DECIMAL, "precision": 30, "scale": 4},
+    {**_DECIMAL, "precision": 60},
+    {**_DECIMAL},  # not valid: it is plain bytes
+    {"type": "string", "logicalType": "date"},  # not valid either
+]  # fmt: skip
+
+
+class Names:
+    """Names of types for one schema: those to make, and those that are defined."""
+
+    def __init__(self, prefix: str = "T") -> None:
+        self._prefix = prefix
+        self._count = 0
+        self.defined: list[str] = []
+
+    def made(self, draw: Any) -> dict[str, str]:
+        """Return name and namespace of a new type; some types differ only in their namespace."""
+        self._count += 1
+        name = draw(st.sampled_from(["Same", f"{self._prefix}{self._count}"]))
+        namespace = draw(st.sampled_from(_NAMESPACES))
+        full = f"{namespace}.{name}".lstrip(".")
+        if full in self.defined:
+            name = f"{self._prefix}{self._count}"
+            full = f"{namespace}.{name}".lstrip(".")
+        self.defined.append(full)
+        return {"name": name, "namespace": namespace}
 
 
 @st.composite
-def schemas(draw: Any, depth: int = 2, names: list[int] | None = None) -> Schema:
-    """Draw a schema; unions are of null and one other type."""
-    names = [0] if names is None else names
-    kinds = ["scalar", "scalar", "fixed", "enum"]
+def schemas(draw: Any, names: Names, depth: int = 2, *, union: bool = True) -> Schema:
+    """Draw a schema."""
+    kinds = ["scalar", "scalar", "scalar", "fixed", "enum"]
     if depth:
-        kinds += ["record", "array", "map", "nullable"]
-    kind = draw(st.sampled_from(kinds))
-    names[0] += 1
-    name = f"T{names[0]}"
-    inner = schemas(depth - 1, names)
-    match kind:
+        kinds += ["record", "array", "map"] + (["nullable", "union"] if union else [])
+    match draw(st.sampled_from(kinds)):
         case "scalar":
-            return draw(st.sampled_from([schema for schema, _ in SCALARS]))
+            return draw(st.sampled_from(SCALARS))
         case "fixed":
-            return {"type": "fixed", "name": name, "size": draw(st.integers(1, 5))}
+            return _fixed(draw, names)
         case "enum":
-            return {"type": "enum", "name": name, "symbols": ["A", "BB", "C"]}
+            symbols = draw(st.lists(st.sampled_from(_SYMBOLS), min_size=1, unique=True))
+            more = {"default": symbols[-1]} if draw(st.booleans()) else {}
+            return {"type": "enum", **names.made(draw), "symbols": symbols, **more}
         case "array":
-            return {"type": "array", "items": draw(inner.filter(_has_size))}
+            return {"type": "array", "items": draw(schemas(names, depth - 1).filter(_has_size))}
         case "map":
-            return {"type": "map", "values": draw(inner)}
+            return {"type": "map", "values": draw(schemas(names, depth - 1))}
         case "nullable":
-            branches = ["null", draw(inner.filter(lambda each: not _is_null_or_union(each)))]
+            branches = ["null", draw(schemas(names, depth - 1, union=False).filter(_not_null))]
             return branches if draw(st.booleans()) else branches[::-1]
+        case "union":
+            some = draw(st.lists(schemas(names, depth - 1, union=False), min_size=1, max_size=3))
+            if draw(st.booleans()):  # of one shape, so that only their names tell them apart
+                fields = [{"name": "x", "type": draw(st.sampled_from(["int", "string"]))}]
+                some += [{"type": "record", **names.made(draw), "fields": fields} for _ in range(2)]
+            return _distinct(draw(st.permutations(some)))
         case _:
-            return draw(records(depth - 1, names, name))
+            return draw(records(names, depth - 1))
+
+
+def _fixed(draw: Any, names: Names) -> Schema:
+    kind = draw(st.sampled_from(["plain", "decimal", "duration"]))
+    made = {"type": "fixed", **names.made(draw)}
+    if kind == "decimal":
+        return {**made, "size": 6, "logicalType": "decimal", "precision": 12, "scale": 2}
+    if kind == "duration":
+        return {**made, "size": 12, "logicalType": "duration"}
+    return {**made, "size": draw(st.integers(1, 5))}
+
+
+def _distinct(branches: list[Schema]) -> list[Schema]:
+    """Keep of the branches that have no name one of each type, as Avro demands."""
+    kept: dict[str, Schema] = {}
+    for branch in branches:
+        kind = type_of(branch)
+        named = isinstance(branch, dict) and "name" in branch
+        kept[f"{branch['namespace']}.{branch['name']}" if named else kind] = branch
+    return list(kept.values())
 
 
 @st.composite
-def records(draw: Any, depth: int = 2, names: list[int] | None = None, name: str = "Top") -> Schema:
+def records(draw: Any, names: Names | None = None, depth: int = 2) -> Schema:
     """Draw the schema of a record."""
-    names = [0] if names is None else names
-    fields = draw(st.lists(schemas(depth, names), min_size=1, max_size=5))
+    names = Names() if names is None else names
+    made = names.made(draw)
+    fields = draw(st.lists(schemas(names, depth), min_size=1, max_size=5))
     return {
         "type": "record",
-        "name": name,
+        **made,
         "fields": [{"name": f"f{at}", "type": each} for at, each in enumerate(fields)],
     }
 
@@ -103,30 +138,277 @@ def _has_size(schema: Schema) -> bool:
     return bool(schema != "null")
 
 
-def _is_null_or_union(schema: Schema) -> bool:
-    return schema == "null" or isinstance(schema, list)
+def _not_null(schema: Schema) -> bool:
+    return bool(schema != "null")
 
 
-def values(schema: Schema) -> st.SearchStrategy[Any]:
-    """Return the values of a schema, as fastavro writes them."""
+def varint(number: int) -> bytes:
+    """Encode an integer."""
+    rest = (number << 1) ^ (number >> 63)
+    out = bytearray()
+    while rest > 0x7F:
+        out.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    return bytes([*out, rest])
+
+
+def _integers(low: int, high: int) -> st.SearchStrategy[bytes]:
+    return st.one_of(st.integers(low, high), st.sampled_from([low, high, -1, 0, 1])).map(
+        lambda number: varint(min(max(number, low), high))
+    )
+
+
+def encoded(schema: Schema, named: NamedTypes) -> st.SearchStrategy[bytes]:
+    """Return encoded values of a parsed schema."""
+    schema = resolve(schema, named)
     if isinstance(schema, list):
-        return st.one_of([values(each) for each in schema])
-    for scalar, strategy in SCALARS:
-        if scalar == schema:
-            return strategy
-    match schema["type"]:
+        return st.one_of(
+            [
+                encoded(each, named).map(lambda data, at=at: varint(at) + data)  # type: ignore[misc]
+                for at, each in enumerate(schema)
+            ]
+        )
+    logical = schema.get("logicalType") if isinstance(schema, dict) else None
+    match type_of(schema):
+        case "null":
+            return st.just(b"")
+        case "boolean":
+            return st.sampled_from([b"\0", b"\1"])
+        case "int" if logical == "time-millis":
+            return _integers(0, _DAY * 1000 - 1)
+        case "long" if logical == "time-micros":
+            return _integers(0, _DAY * 10**6 - 1)
+        case "int":
+            return _integers(*_INT)
+        case "long":
+            return _integers(*_LONG)
+        case "float":
+            return st.floats(width=32).map(lambda number: struct.pack("<f", number))
+        case "double":
+            return st.floats().map(lambda number: struct.pack("<d", number))
+        case "string":
+            return st.text(max_size=9).map(lambda text: _sized(text.encode()))
+        case "bytes" if logical == "decimal" and "precision" in schema:
+            return st.integers(-(10**30) + 1, 10**30 - 1).map(lambda n: _sized(_big_endian(n)))
+        case "bytes":
+            return st.binary(max_size=9).map(_sized)
+        case "fixed" if logical == "decimal":
+            return st.integers(-(10**12) + 1, 10**12 - 1).map(
+                lambda number: number.to_bytes(6, "big", signed=True)
+            )
         case "fixed":
             return st.binary(min_size=schema["size"], max_size=schema["size"])
         case "enum":
-            return st.sampled_from(schema["symbols"])
+            return st.integers(0, len(schema["symbols"]) - 1).map(varint)
         case "array":
-            return st.lists(values(schema["items"]), max_size=4)
+            return _blocks(encoded(schema["items"], named))
         case "map":
-            return st.dictionaries(st.text(max_size=4), values(schema["values"]), max_size=3)
+            key = st.text(max_size=4).map(lambda text: _sized(text.encode()))
+            entry = st.tuples(key, encoded(schema["values"], named)).map(b"".join)
+            return _blocks(entry)
         case _:
-            return st.fixed_dictionaries(
-                {field["name"]: values(field["type"]) for field in schema["fields"]}
+            parts = [encoded(field["type"], named) for field in schema["fields"]]
+            return st.tuples(*parts).map(b"".join)
+
+
+def _sized(data: bytes) -> bytes:
+    return varint(len(data)) + data
+
+
+def _big_endian(number: int) -> bytes:
+    return number.to_bytes((number.bit_length() + 8) // 8, "big", signed=True)
+
+
+def _blocks(item: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+    """Items in blocks, some of which say how many bytes they have."""
+
+    def block(items: list[bytes], sized: bool) -> bytes:  # noqa: FBT001
+        data = b"".join(items)
+        count = varint(-len(items)) + varint(len(data)) if sized else varint(len(items))
+        return count + data
+
+    some = st.builds(block, st.lists(item, min_size=1, max_size=3), st.booleans())
+    return st.lists(some, max_size=2).map(lambda blocks: b"".join(blocks) + b"\0")
+
+
+def plain(schema: Schema) -> Schema:
+    """Return a schema without logical types; namespaces are part of the names, which fastavro cuts off."""
+    if isinstance(schema, list):
+        return [plain(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    copy = {key: value for key, value in schema.items() if key != "logicalType"}
+    for key in ("type", "items", "values"):
+        if key in copy:
+            copy[key] = plain(copy[key])
+    if "namespace" in copy:
+        space = copy.pop("namespace")
+        copy["name"], *copy["aliases"] = (
+            f"{space}.{name}".replace(".", "_") for name in (copy["name"], *copy.get("aliases", ()))
+        )
+    if "fields" in copy:
+        copy["fields"] = [{**field, "type": plain(field["type"])} for field in copy["fields"]]
+    return copy
+
+
+def read(data: bytes, writer: Schema, reader: Schema = None) -> Any:
+    """Decode a value by fastavro."""
+    resolved = None if reader is None else plain(reader)
+    return fastavro.schemaless_reader(BytesIO(data), plain(writer), resolved)
+
+
+def raw(value: Any) -> Any:
+    """Return a value of Arrow as it is stored: times as integers."""
+    if isinstance(value, pa.StructScalar):
+        return None if not value.is_valid else {name: raw(each) for name, each in value.items()}
+    if isinstance(value, pa.MapScalar):
+        pairs: Any = value.values
+        return None if pairs is None else {p["key"].as_py(): raw(p["value"]) for p in pairs}
+    if isinstance(value, pa.ListScalar):
+        items: Any = value.values
+        return None if items is None else [raw(each) for each in items]
+    stored: Any = getattr(value, "value", None)
+    return stored if stored is not None else value.as_py()
+
+
+def same(schema: Schema, named: NamedTypes, ours: Any, theirs: Any) -> bool:  # noqa: C901
+    """Whether a value of Arrow is what fastavro has read by a parsed schema (or its default, which is JSON)."""
+    schema = resolve(schema, named)
+    if isinstance(schema, list):
+        return _same_branch(schema, named, ours, theirs)
+    match type_of(schema):
+        case "null":
+            return ours is None and theirs is None
+        case "float":
+            return struct.pack("<f", ours) == struct.pack("<f", theirs)
+        case "double":
+            return struct.pack("<d", ours) == struct.pack("<d", theirs)
+        case "bytes" | "fixed":
+            data = theirs.encode("latin-1") if isinstance(theirs, str) else theirs
+            if logical_of(schema) == "decimal":
+                scaled = ours.scaleb(schema.get("scale", 0), _WIDE)
+                return bool(scaled == int.from_bytes(data, "big", signed=True))
+            return bool(ours == data)
+        case "array":
+            pairs = zip(ours, theirs, strict=True)
+            return all(same(schema["items"], named, a, b) for a, b in pairs)
+        case "map":
+            return ours.keys() == theirs.keys() and all(
+                same(schema["values"], named, ours[key], theirs[key]) for key in ours
             )
+        case "record":
+            return all(
+                same(
+                    field["type"],
+                    named,
+                    ours[field["name"]],
+                    theirs.get(field["name"], field.get("default")),
+                )
+                for field in schema["fields"]
+            )
+        case _:
+            return type(ours) is type(theirs) and bool(ours == theirs)
+
+
+def _same_branch(branches: list[Schema], named: NamedTypes, ours: Any, theirs: Any) -> bool:
+    rest = [each for each in branches if each != "null"]
+    if ours is None or theirs is None:
+        return ours is None and theirs is None
+    if len(rest) == 1:
+        return same(rest[0], named, ours, theirs)
+    if {each if isinstance(each, str) else "" for each in rest} in (
+        {"int", "long"},
+        {"float", "double"},
+    ):
+        return bool(struct.pack("<d", ours) == struct.pack("<d", theirs))
+    resolved = [resolve(each, named) for each in rest]
+    found = [
+        (branch, ours[name])
+        for name, branch in zip(branch_names(resolved), resolved, strict=True)
+        if ours[name] is not None
+    ]
+    return len(found) == 1 and same(found[0][0], named, found[0][1], theirs)
+
+
+@st.composite
+def readers(draw: Any, writer: Schema, names: Names) -> Schema:
+    """Draw a reader's schema for values of a record; some it cannot read."""
+    fields = [draw(_reader_field(field, names)) for field in writer["fields"]]
+    fields = [field for field in fields if field is not None]
+    for at in range(draw(st.integers(0, 2))):
+        kind, default = draw(st.sampled_from(_DEFAULTS))
+        fields.append({"name": f"new{at}", "type": kind, "default": default})
+    if not fields:
+        fields = [{"name": "new", "type": "long", "default": 7}]
+    reader = {**writer, "fields": draw(st.permutations(fields))}
+    if draw(st.integers(0, 4)) == 0:
+        reader |= {"name": f"{writer['name']}x", "aliases": [writer["name"]]}
+    return reader
+
+
+_DEFAULTS: list[tuple[Schema, Any]] = [
+    ("long", -5),
+    ("string", "none"),
+    ("bytes", "\xff\0"),
+    ("float", 1),
+    (["null", "string"], None),
+    (["long", "null"], 3),
+    (["bytes", "string", "null"], "\xe4"),
+    ({"type": "array", "items": "int"}, [1, 2]),
+    ({"type": "map", "values": "string"}, {"k": "v"}),
+    ("double", 0.5),
+    ("boolean", True),
+    ({"type": "int", "logicalType": "date"}, 12),
+    ({**_DECIMAL, "precision": 4, "scale": 2}, "\1\2"),
+]
+_WIDER = {
+    "int": ["long", "float", "double"],
+    "long": ["float", "double"],
+    "float": ["double"],
+    "string": ["bytes"],
+    "bytes": ["string"],
+}
+
+
+@st.composite
+def _reader_field(draw: Any, field: dict[str, Any], names: Names) -> Any:
+    action = draw(st.sampled_from(["keep", "keep", "drop", "rename", "type"]))
+    if action == "drop":
+        return None
+    if action == "rename":
+        return {**field, "name": f"{field['name']}_renamed", "aliases": [field["name"]]}
+    if action == "type":
+        return {**field, "type": draw(_reader_type(field["type"], names))}
+    return field
+
+
+@st.composite
+def _reader_type(draw: Any, kind: Schema, names: Names) -> Schema:  # noqa: C901
+    if isinstance(kind, list):
+        branches = [draw(_reader_type(each, names)) for each in draw(st.permutations(kind))]
+        flat = [one for each in branches for one in (each if isinstance(each, list) else [each])]
+        return _distinct(flat)[draw(st.integers(0, 1)) if len(flat) > 1 else 0 :] or kind
+    action = draw(st.sampled_from(["keep", "widen", "nullable", "inner"]))
+    if action == "widen" and isinstance(kind, str) and kind in _WIDER:
+        return draw(st.sampled_from(_WIDER[kind]))
+    if action == "nullable" and kind != "null":
+        return draw(st.sampled_from([["null", kind], [kind, "null"]]))
+    if not isinstance(kind, dict) or action != "inner":
+        return kind
+    match kind["type"]:
+        case "record":
+            return draw(readers(kind, names))
+        case "array":
+            return {**kind, "items": draw(_reader_type(kind["items"], names).filter(_has_size))}
+        case "map":
+            return {**kind, "values": draw(_reader_type(kind["values"], names))}
+        case "enum":
+            symbols = draw(st.lists(st.sampled_from(_SYMBOLS), min_size=1, unique=True))
+            rest = {key: value for key, value in kind.items() if key != "default"}
+            more = {"default": symbols[0]} if draw(st.booleans()) else {}
+            return {**rest, "symbols": symbols, **more}
+        case _:
+            return kind
 
 
 def encode(schema: Schema, value: Any) -> bytes:
@@ -134,77 +416,3 @@ def encode(schema: Schema, value: Any) -> bytes:
     into = BytesIO()
     fastavro.schemaless_writer(into, schema, value)
     return into.getvalue()
-
-
-def read(data: bytes, writer: Schema, reader: Schema = None) -> Any:
-    """Decode a value by fastavro, in the form of Arrow's Python values of the reader's schema."""
-    value = fastavro.schemaless_reader(BytesIO(data), writer, reader)
-    return as_arrow(writer if reader is None else reader, value)
-
-
-def as_arrow(schema: Schema, value: Any) -> Any:
-    """Return a value that fastavro has read as `to_pylist` of Arrow returns it."""
-    if isinstance(schema, list):
-        return None if value is None else as_arrow(_other(schema), value)
-    if schema == "float":
-        return float(np.float32(value))
-    kind = schema["type"] if isinstance(schema, dict) else schema
-    match kind:
-        case "array":
-            return [as_arrow(schema["items"], each) for each in value]
-        case "map":
-            return [(key, as_arrow(schema["values"], each)) for key, each in value.items()]
-        case "record":
-            return {
-                field["name"]: as_arrow(field["type"], value[field["name"]])
-                for field in schema["fields"]
-            }
-        case _:
-            return value
-
-
-def _other(branches: list[Schema]) -> Schema:
-    return next(each for each in branches if each != "null")
-
-
-@st.composite
-def readers(draw: Any, writer: Schema) -> Schema:
-    """Draw a reader's schema that values of a record can be resolved to."""
-    fields = [draw(_reader_field(field)) for field in writer["fields"]]
-    fields = [field for field in fields if field is not None]
-    for at in range(draw(st.integers(0, 2))):
-        kind, default = draw(st.sampled_from(_DEFAULTS))
-        fields.append({"name": f"new{at}", "type": kind, "default": default})
-    if not fields:
-        fields = [{"name": "new", "type": "long", "default": 7}]
-    return {**writer, "fields": draw(st.permutations(fields))}
-
-
-_DEFAULTS: list[tuple[Schema, Any]] = [
-    ("long", -5),
-    ("string", "none"),
-    (["null", "string"], None),
-    (["long", "null"], 3),
-    ({"type": "array", "items": "int"}, [1, 2]),
-    ({"type": "map", "values": "string"}, {"k": "v"}),
-    ("double", 0.5),
-    ("boolean", True),
-]
-_WIDER = {"int": ["long", "float", "double"], "long": ["float", "double"], "float": ["double"]}
-
-
-@st.composite
-def _reader_field(draw: Any, field: dict[str, Any]) -> Any:
-    action = draw(st.sampled_from(["keep", "keep", "drop", "rename", "widen", "nullable"]))
-    kind = field["type"]
-    if action == "drop":
-        return None
-    if action == "rename":
-        return {**field, "name": f"{field['name']}_renamed", "aliases": [field["name"]]}
-    if action == "widen" and isinstance(kind, str) and kind in _WIDER:
-        return {**field, "type": draw(st.sampled_from(_WIDER[kind]))}
-    if action == "nullable" and not _is_null_or_union(kind):
-        return {**field, "type": ["null", kind]}
-    if isinstance(kind, dict) and kind["type"] == "record":
-        return {**field, "type": draw(readers(kind))}
-    return field

@@ -223,6 +223,27 @@ def test_a_union_of_several_types_is_a_struct_of_its_branches_and_back() -> None
     assert Avro(schema).decode(again).columns.equals(table)
 
 
+def record(name: str, kind: str, *fields: str) -> Any:
+    return {
+        "type": "record",
+        "name": name,
+        "fields": [{"name": field, "type": kind} for field in fields],
+    }
+
+
+@pytest.mark.parametrize("second", [record("b.Order", "int", "x"), record("b.Order", "int", "y")])
+def test_branches_that_differ_in_their_namespace_have_it_in_their_names(second: Any) -> None:
+    first = record("a.Order", "int", "x")
+    schema = {**record("Event", "long"), "fields": [{"name": "body", "type": [first, second]}]}
+    values = [(branch["name"], {branch["fields"][0]["name"]: 5}) for branch in (first, second)]
+    rows, failures = rows_of(Avro(schema), *(encoded(schema, {"body": each}) for each in values))
+    empty = {"a.Order": None, "b.Order": None}
+    assert failures == {}
+    assert rows == [{"body": {**empty, name: value}} for name, value in values]
+    again = Avro(schema).encode(pa.Table.from_pylist(rows, Avro(schema).schema), "t")
+    assert rows_of(Avro(schema), *again.to_pylist()) == (rows, {})
+
+
 def test_the_text_and_the_decimals_of_a_value_are_checked() -> None:
     schema = {
         "type": "record",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kmr.errors import StrategyError
-from kmr.values.avro.schema import branch_name, default_value, inlined, parse, show, without_null
+from kmr.values.avro.schema import branch_names, default_value, inlined, parse, show, without_null
 
 
 def test_defaults_are_converted_from_json() -> None:
@@ -37,5 +37,7 @@ def test_a_schema_that_is_not_valid_is_refused() -> None:
 def test_schemas_are_named_in_messages() -> None:
     assert show(["null", {"type": "int", "logicalType": "date"}]) == "[null, int (date)]"
     assert show({"type": "fixed", "name": "a.F", "size": 1}) == "fixed a.F"
-    assert branch_name({"type": "fixed", "name": "a.F", "size": 1}) == "F"
+    fixed = {"type": "fixed", "name": "a.F", "size": 1}
+    assert branch_names(["int", fixed]) == ["int", "F"]
+    assert branch_names([fixed, {**fixed, "name": "b.F"}]) == ["a.F", "b.F"]
     assert without_null(["int", "null", "long"]) == "long"
