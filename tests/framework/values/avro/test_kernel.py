@@ -6,7 +6,7 @@ Each value is read as fastavro reads it, or fails with a reason that names its f
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from hypothesis import given, settings
@@ -20,13 +20,25 @@ from tests.examples import examples
 
 from .generated import Names, encoded, raw, read, readers, records, same
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kmr.values.value_format import Decoded
+
 _REASON = re.compile(r"(field [\w.]+|the value): .", re.DOTALL)
-_STRICTER = ("bytes are left after the last field", "out of the range of its type", "too many digits",
-             "its number of items", "has no symbol", "is not in the reader's schema", "not UTF-8")  # fmt: skip
+_STRICTER = (
+    "bytes are left after the last field",
+    "out of the range of its type",
+    "too many digits",
+    "its number of items",
+    "has no symbol",
+    "is not in the reader's schema",
+    "not UTF-8",
+)
 """Reasons for what fastavro reads: we look at all bytes, and keep the ranges of times and decimals."""
 
 
-def columns(data: list[bytes | None], writer: Any, reader: Any = None) -> Any:
+def columns(data: Sequence[bytes | None], writer: Any, reader: Any = None) -> Decoded:
     """Decode without a registry, where the reader's schema may be another one."""
     format_ = Avro(writer if reader is None else reader)
     if reader is not None:
@@ -34,13 +46,13 @@ def columns(data: list[bytes | None], writer: Any, reader: Any = None) -> Any:
         written: dict[str, dict[str, Any]] = {}
         decoder._entries[0] = decoder.program.add(parse(writer, written), written)
         decoder._code = decoder.program.code.arrays()
-    decoded = format_.decode(pa.array(data, pa.binary()))
+    decoded = format_.decode(pa.array(list(data), pa.binary()))
     decoded.columns.validate(full=True)
     return decoded
 
 
 def decode(
-    data: list[bytes | None], writer: Any, reader: Any = None
+    data: Sequence[bytes | None], writer: Any, reader: Any = None
 ) -> tuple[list[Any], dict[int, str]]:
     """Return the rows, and the reasons of failed ones."""
     decoded = columns(data, writer, reader)
@@ -93,7 +105,8 @@ def test_values_resolved_to_another_schema_are_what_fastavro_reads(data: st.Data
     try:
         failures = check(values, writer, reader)
     except StrategyError as error:
-        assert re.search(r"field [\w.]+: |contains itself", str(error)), str(error)
+        if "field " not in str(error):
+            raise
         return
     for number, reason in failures.items():
         try:
