@@ -18,8 +18,8 @@ from .apis.cluster.quotas import Quotas
 from .apis.records.fetch_sessions import FetchSessions
 from .authorization.rules import Authorizer
 from .authorization.users import Users
-from .coordinators.group_coordinator import STORE_INTERVAL, GroupCoordinator
-from .coordinators.transaction_coordinator import CHECK_INTERVAL, TransactionCoordinator
+from .coordinators.group_coordinator import GroupCoordinator
+from .coordinators.transaction_coordinator import TransactionCoordinator
 from .errors import BrokerError
 from .operations.health import BrokerState, Health
 from .operations.maintenance import Maintenance
@@ -27,7 +27,7 @@ from .operations.metrics import BrokerCollector, Metrics, RequestMeters
 from .server.buffers import BufferPool
 from .server.dispatch import Dispatcher
 from .server.faults import Faults, read_faults
-from .server.server import SWEEP_INTERVAL, Endpoint, Server, bind
+from .server.server import Endpoint, Server, bind
 from .server.tls import server_context
 from .storage.data_directory import DataDirectory
 from .storage.group_commit import SYNC_THREADS, GroupCommit
@@ -107,7 +107,7 @@ class Broker:
         return self._topics
 
     async def __aenter__(self) -> Self:
-        settings, expect = self.settings, self.health.progress.expect
+        settings, supervisor = self.settings, self.health.supervisor
         async with AsyncExitStack() as stack:
             tls = None
             if settings.tls_certificate and settings.tls_key:
@@ -158,7 +158,7 @@ class Broker:
                 settings,
                 topics=topics,
                 own=storage.group_settings,
-                beat=expect("the maintenance of committed offsets", STORE_INTERVAL),
+                supervisor=supervisor,
             )
             transactions = TransactionCoordinator(
                 storage.transactions,
@@ -167,7 +167,7 @@ class Broker:
                 offsets=storage.offsets,
                 producer_ids=storage.producer_ids,
                 settings=settings,
-                beat=expect("the maintenance of transactions", CHECK_INTERVAL),
+                supervisor=supervisor,
             )
             topics.after_deletion = lambda name: groups.remove_topics([name])
             services = Services(
@@ -191,7 +191,7 @@ class Broker:
             )
             dispatcher = Dispatcher(SERVED, services, self.faults)
             server = Server(settings, dispatcher, group_commit, self.metrics)
-            collector = BrokerCollector(services, server)
+            collector = BrokerCollector(services, server, supervisor)
             self.metrics.registry.register(collector)
             stack.callback(self.metrics.registry.unregister, collector)
             # The stop, in reverse: accept no requests, end long polls, close the coordinators, which answers
@@ -206,10 +206,8 @@ class Broker:
             for endpoint in endpoints:
                 server.listen(endpoint)
 
-            tasks.start_soon(
-                server.watch_connections, expect("the check of idle connections", SWEEP_INTERVAL)
-            )
-            Maintenance(topics, executor).start(tasks, settings, self.health.progress)
+            tasks.start_soon(server.watch_connections, supervisor)
+            Maintenance(topics, executor, supervisor).start(tasks, settings)
             self.health.watch(group_commit, topics)
             self._topics = topics
             self._stack = stack.pop_all()

@@ -131,6 +131,12 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
         (49,),
     ),
     Unsupported(
+        "Finding and aborting hanging transactions (KIP-664)",
+        "A start ends transactions that the log of transactions does not know, and /metrics counts those that"
+        " are open.",
+        (27, 61, 65, 66),
+    ),
+    Unsupported(
         "Client telemetry (KIP-714)",
         "Clients see that the broker does not collect their metrics, and send none.",
         (71, 72),

@@ -164,13 +164,6 @@ if TYPE_CHECKING:
         DescribeLogDirsResult,
         DescribeLogDirsTopic,
     )
-    from kio.schema.describe_producers.v0.request import DescribeProducersRequest
-    from kio.schema.describe_producers.v0.response import (
-        DescribeProducersResponse,
-        PartitionResponse,
-        ProducerState,
-        TopicResponse,
-    )
     from kio.schema.describe_quorum.v2.request import DescribeQuorumRequest
     from kio.schema.describe_quorum.v2.request import PartitionData as RequestedPartition
     from kio.schema.describe_quorum.v2.response import (
@@ -191,12 +184,6 @@ if TYPE_CHECKING:
         DescribeTopicPartitionsResponsePartition,
         DescribeTopicPartitionsResponseTopic,
     )
-    from kio.schema.describe_transactions.v0.request import DescribeTransactionsRequest
-    from kio.schema.describe_transactions.v0.response import DescribeTransactionsResponse
-    from kio.schema.describe_transactions.v0.response import TopicData as TransactionTopicData
-    from kio.schema.describe_transactions.v0.response import (
-        TransactionState as DescribedTransaction,
-    )
     from kio.schema.describe_user_scram_credentials.v0.request import (
         DescribeUserScramCredentialsRequest,
     )
@@ -213,8 +200,6 @@ if TYPE_CHECKING:
     )
     from kio.schema.end_txn.v5.request import EndTxnRequest
     from kio.schema.end_txn.v5.response import EndTxnResponse
-    from kio.schema.fetch.v12.request import FetchPartition, FetchRequest, FetchTopic
-    from kio.schema.fetch.v18.request import FetchTopic as FetchTopicById
     from kio.schema.find_coordinator.v3.request import (
         FindCoordinatorRequest as FindCoordinatorRequestV3,
     )
@@ -251,9 +236,6 @@ if TYPE_CHECKING:
     from kio.schema.list_partition_reassignments.v0.response import (
         ListPartitionReassignmentsResponse,
     )
-    from kio.schema.list_transactions.v2.request import ListTransactionsRequest
-    from kio.schema.list_transactions.v2.response import ListTransactionsResponse
-    from kio.schema.list_transactions.v2.response import TransactionState as ListedTransaction
     from kio.schema.metadata.v10.request import MetadataRequest as MetadataRequestV10
     from kio.schema.metadata.v10.response import MetadataResponse as MetadataResponseV10
     from kio.schema.metadata.v10.response import MetadataResponseTopic as MetadataResponseTopicV10
@@ -315,7 +297,6 @@ if TYPE_CHECKING:
         OffsetForLeaderEpochResponse,
         OffsetForLeaderTopicResult,
     )
-    from kio.schema.produce.v11.request import ProduceRequest
     from kio.schema.sasl_authenticate.v2.request import SaslAuthenticateRequest
     from kio.schema.sasl_authenticate.v2.response import SaslAuthenticateResponse
     from kio.schema.sasl_handshake.v1.request import SaslHandshakeRequest
@@ -323,12 +304,5 @@ if TYPE_CHECKING:
     from kio.schema.sync_group.v5.request import SyncGroupRequest
     from kio.schema.sync_group.v5.response import SyncGroupResponse
     from kio.schema.txn_offset_commit.v5.request import TxnOffsetCommitRequest
-    from kio.schema.write_txn_markers.v2.request import WritableTxnMarker, WriteTxnMarkersRequest
-    from kio.schema.write_txn_markers.v2.response import (
-        WritableTxnMarkerPartitionResult,
-        WritableTxnMarkerResult,
-        WritableTxnMarkerTopicResult,
-        WriteTxnMarkersResponse,
-    )
 
 __getattr__, __dir__ = lazy_exports(__name__)

@@ -11,7 +11,6 @@ __all__ = ["app"]
 _GROUPS: Final = {
     "topic": "Create, list, describe, alter and delete topics.",
     "group": "List and describe consumer groups.",
-    "txn": "List and describe transactions; find and abort hanging ones.",
     "log": "Show the batches in the files of a log.",
     "user": "Manage the users of a broker that runs with --users FILE; it reloads the file.",
     "acl": "Manage the access rules of a broker that runs with --acls FILE; it reloads the file.",
@@ -32,7 +31,7 @@ def _docstring(command: str) -> str:
 
 app = App(
     name="broker",
-    help="Run the bundled broker, and work with any Kafka broker: topics, records, groups, transactions.",
+    help="Run the bundled broker, and work with any Kafka broker: topics, records, groups.",
 )
 # A command is imported when it is run: the client of `topic` and the broker of `serve` are large.
 for _name, _help in _GROUPS.items():

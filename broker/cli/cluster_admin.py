@@ -14,21 +14,11 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import GroupCoordinatorNotAvailableError, KafkaConnectionError, for_code
-from aiokafka.protocol.api import Response
-from aiokafka.protocol.types import (
-    CompactArray,
-    CompactString,
-    Int16,
-    Int32,
-    Int64,
-    Schema,
-    TaggedFields,
-)
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader
 
-from ..protocol.messages import default_message, entity_in, write_message
+from ..protocol.messages import default_message, write_message
 from .client_command import raise_refusal
 from .terminal import CommandError
 
@@ -36,14 +26,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
     from io import BytesIO
 
+    from aiokafka.protocol.api import Response
+
 __all__ = [
     "ClusterAdmin",
     "GroupInfo",
     "MemberInfo",
-    "OpenTransaction",
     "PartitionInfo",
     "TopicInfo",
-    "TransactionInfo",
     "check_partition",
     "open_admin",
 ]
@@ -53,11 +43,7 @@ _COORDINATOR_TRIES: Final = 50
 _CONNECTION_TRIES: Final = 50
 _PAUSE: Final = 0.2  # seconds between tries
 
-_WRITE_TXN_MARKERS, _DESCRIBE_PRODUCERS, _LIST_TRANSACTIONS = 27, 61, 66
-_DESCRIBE_TRANSACTIONS: Final = 65
 _CONSUMER_GROUP_DESCRIBE: Final = 69
-_MARKERS_VERSION: Final = 1
-_TRANSACTION_COORDINATOR: Final = 1
 
 
 @dataclass(frozen=True)
@@ -108,31 +94,6 @@ class GroupInfo:
     protocol: str
     members: tuple[MemberInfo, ...]
     offsets: tuple[OffsetInfo, ...]
-
-
-@dataclass(frozen=True)
-class TransactionInfo:
-    """A transactional id as its coordinator knows it; times in milliseconds, -1 for none."""
-
-    transactional_id: str
-    state: str
-    producer_id: int
-    producer_epoch: int
-    timeout_ms: int
-    started_ms: int
-    partitions: tuple[TopicPartition, ...]
-
-
-@dataclass(frozen=True)
-class OpenTransaction:
-    """An open transaction in one partition, as the partition's leader knows it."""
-
-    partition: TopicPartition
-    producer_id: int
-    producer_epoch: int
-    coordinator_epoch: int
-    start_offset: int
-    last_timestamp_ms: int
 
 
 class ClusterAdmin:
@@ -323,122 +284,6 @@ class ClusterAdmin:
         (described,) = answer.groups
         return described if described.error_code is ErrorCode.none else None
 
-    # -- transactions (KIP-664) ----------------------------------------------------------------
-
-    async def transactions(self) -> list[tuple[str, int, str]]:
-        """Return the transactional id, producer id and state of every known transactional id."""
-        await self._connections.force_metadata_update()
-        nodes = [node.nodeId for node in self._connections.cluster.brokers()]
-        answers = [await self._send(_AdminRequest(_LIST_TRANSACTIONS, 0), node) for node in nodes]
-        for answer in answers:
-            _raise_for(answer.error_code, "transactions")
-        return sorted(
-            (each.transactional_id, int(each.producer_id), each.transaction_state)
-            for answer in answers
-            for each in answer.transaction_states
-        )
-
-    async def describe_transaction(self, transactional_id: str) -> TransactionInfo:
-        """Return the newest transaction of a transactional id."""
-        node = await self._client.find_coordinator(transactional_id, _TRANSACTION_COORDINATOR)
-        request = _AdminRequest(
-            _DESCRIBE_TRANSACTIONS,
-            0,
-            response=_DescribeTransactionsResponse,
-            transactional_ids=(transactional_id,),
-        )
-        answer = await self._send(request, node)
-        ((code, _, state, timeout_ms, started_ms, producer_id, epoch, topics, _),) = answer.states
-        _raise_for(code, f"transactional id {transactional_id}")
-        return TransactionInfo(
-            transactional_id=transactional_id,
-            state=state,
-            producer_id=producer_id,
-            producer_epoch=epoch,
-            timeout_ms=timeout_ms,
-            started_ms=started_ms,
-            partitions=tuple(
-                TopicPartition(topic, index) for topic, indexes, _ in topics for index in indexes
-            ),
-        )
-
-    async def open_transactions(
-        self, partitions: Iterable[TopicPartition]
-    ) -> list[OpenTransaction]:
-        """Return the open transactions in these partitions."""
-        await self._connections.force_metadata_update()
-        found: list[OpenTransaction] = []
-        for partition in partitions:
-            topic = _element(
-                _DESCRIBE_PRODUCERS,
-                0,
-                "topics",
-                name=partition.topic,
-                partition_indexes=(partition.partition,),
-            )
-            answer = await self._send(
-                _AdminRequest(_DESCRIBE_PRODUCERS, 0, topics=(topic,)), self._leader(partition)
-            )
-            (described,) = answer.topics[0].partitions
-            _raise_for(described.error_code, _name(partition), described.error_message)
-            found += [
-                OpenTransaction(
-                    partition=partition,
-                    producer_id=int(each.producer_id),
-                    producer_epoch=int(each.producer_epoch),
-                    coordinator_epoch=int(each.coordinator_epoch),
-                    start_offset=int(each.current_txn_start_offset),
-                    last_timestamp_ms=int(each.last_timestamp),
-                )
-                for each in described.active_producers
-                if each.current_txn_start_offset >= 0
-            ]
-        return found
-
-    async def hanging_transactions(
-        self, partitions: Iterable[TopicPartition]
-    ) -> list[OpenTransaction]:
-        """Return the open transactions in these partitions that no coordinator knows of."""
-        candidates = await self.open_transactions(partitions)
-        known: set[tuple[int, TopicPartition]] = set()
-        if candidates:
-            wanted = {each.producer_id for each in candidates}
-            for transactional_id, producer_id, _ in await self.transactions():
-                if producer_id in wanted:
-                    info = await self.describe_transaction(transactional_id)
-                    known |= {(info.producer_id, each) for each in info.partitions}
-        return [each for each in candidates if (each.producer_id, each.partition) not in known]
-
-    async def abort_transaction(self, transaction: OpenTransaction) -> None:
-        """Abort a transaction in its one partition."""
-        where = transaction.partition
-        topic = _element(
-            _WRITE_TXN_MARKERS,
-            _MARKERS_VERSION,
-            *("markers", "topics"),
-            name=where.topic,
-            partition_indexes=(where.partition,),
-        )
-        marker = _element(
-            _WRITE_TXN_MARKERS,
-            _MARKERS_VERSION,
-            "markers",
-            producer_id=transaction.producer_id,
-            producer_epoch=transaction.producer_epoch,
-            coordinator_epoch=max(transaction.coordinator_epoch, 0),
-            transaction_result=False,
-            topics=(topic,),
-        )
-        request = _AdminRequest(_WRITE_TXN_MARKERS, _MARKERS_VERSION, markers=(marker,))
-        answer = await self._send(request, self._leader(where))
-        _raise_for(answer.markers[0].topics[0].partitions[0].error_code, _name(where))
-
-    def _leader(self, partition: TopicPartition) -> int:
-        leader = self._connections.cluster.leader_for_partition(partition)
-        if leader is None or leader < 0:
-            raise CommandError(f"{_name(partition)}: does not exist, or has no leader now")
-        return int(leader)
-
     async def _send(self, request: _AdminRequest, node: int) -> Any:
         for _ in range(_CONNECTION_TRIES):
             if await self._connections.ready(node):
@@ -577,43 +422,3 @@ def _read(schema: Any, data: BytesIO) -> Any:
     entity, size = entity_reader(schema)(data.getvalue(), at)
     data.seek(at + size)
     return entity
-
-
-def _element(key: int, version: int, *path: str, **values: object) -> Any:
-    """Return an element for the list at `path` in this request."""
-    schema: Any = load_request_schema(key, version)
-    for name in path:
-        schema = entity_in(schema.__dataclass_fields__[name].type)
-    return default_message(schema, **values)
-
-
-class _DescribeTransactionsResponse(Response):  # type: ignore[misc]
-    """For aiokafka: kio refuses the start time -1, which stands for "no open transaction"."""
-
-    API_KEY = _DESCRIBE_TRANSACTIONS
-    API_VERSION = 0
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "states",
-            CompactArray(
-                ("error_code", Int16),
-                ("transactional_id", CompactString("utf-8")),
-                ("state", CompactString("utf-8")),
-                ("timeout_ms", Int32),
-                ("started_ms", Int64),
-                ("producer_id", Int64),
-                ("producer_epoch", Int16),
-                (
-                    "topics",
-                    CompactArray(
-                        ("topic", CompactString("utf-8")),
-                        ("partitions", CompactArray(Int32)),
-                        ("tags", TaggedFields),
-                    ),
-                ),
-                ("tags", TaggedFields),
-            ),
-        ),
-        ("tags", TaggedFields),
-    )

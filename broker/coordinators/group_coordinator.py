@@ -12,7 +12,8 @@ import anyio
 import structlog
 
 from ..log.results import LogError
-from ..operations.health import unwatched
+from ..supervision import Supervisor
+from ..turns import in_turns
 from .groups.classic_members import ClassicMembers
 from .groups.consumer_group import ConsumerGroup
 from .groups.consumer_types import JOIN_EPOCH, ConsumerHeartbeat, ConsumerHeartbeatResult
@@ -30,12 +31,10 @@ from .groups.group_types import (
     MemberIdentity,
     SyncRequest,
     SyncResult,
-    TimerHandle,
 )
 from .groups.migration import MigrationRefused, downgrade, may_downgrade, upgrade
 from .groups.name_patterns import InvalidPattern, matching_names
 from .offset_store import CommittedOffset, OffsetStore
-from .state_log import maintain_regularly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -48,10 +47,9 @@ if TYPE_CHECKING:
     from ..topics.topic import TopicPartition
     from ..topics.topics import Topics
 
-__all__ = ["STORE_INTERVAL", "GroupCoordinator"]
-
-STORE_INTERVAL = 1.0
-"""Seconds between two runs of the store's maintenance."""
+_STORE_INTERVAL = 1.0  # seconds between two runs of the store's maintenance
+_EXPIRY_INTERVAL = 600.0  # seconds between two checks for expired offsets
+_EXPIRY = "the expiry of committed offsets"
 _MAX_NAME_BYTES = 32_767  # the longest string of the protocol's older versions
 _MAX_INSTANCE_ID_CHARS = 249  # as for names of topics (KIP-345)
 
@@ -70,32 +68,27 @@ class GroupCoordinator:
         store: OffsetStore,
         settings: BrokerSettings,
         *,
-        cleanup_interval: float = 600.0,
         clock: Clock | None = None,
         now: Callable[[], float] = time.time,
         topics: Topics | None = None,
         own: GroupSettings | None = None,
-        beat: Callable[[], None] = unwatched,
+        supervisor: Supervisor | None = None,
     ) -> None:
         """`clock` runs the timers (default: the running event loop), `now` is seconds since 1970.
 
         `topics`: those that members of KIP-848 groups may read; None: none. `own`: settings of single
         groups; None: they are not kept.
-        `cleanup_interval`: seconds between two checks for expired offsets. `beat` is called after each
-        interval of maintenance.
         """
         self.offsets = store
         """Committed and pending offsets; `commit` checks the sender of new ones."""
         self.own = own or GroupSettings(None, settings)
         """Settings of single groups."""
         self._settings = settings
-        self._cleanup_interval = cleanup_interval
         self._given_clock = clock
         self._now = now
-        self._beat = beat
+        self._supervisor = supervisor or Supervisor()
         self._topics = topics
         self._groups: dict[str, Group | ConsumerGroup] = {}
-        self._cleanup_timer: TimerHandle | None = None
         self._tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
@@ -111,21 +104,15 @@ class GroupCoordinator:
             stored = self.offsets.stored_group(group_id)
             if stored is not None:
                 group.restore(stored.snapshot)
-        self._schedule_cleanup()
         self._tasks = await anyio.create_task_group().__aenter__()
-        maintain = partial(
-            maintain_regularly,
-            self.offsets.maintain,
-            interval=STORE_INTERVAL,
-            beat=self._beat,
-            failure="maintenance of committed offsets failed",
-        )
-        self._tasks.start_soon(maintain)
+        for work, action, every in (
+            ("the maintenance of committed offsets", self.offsets.maintain, _STORE_INTERVAL),
+            (_EXPIRY, self.expire_offsets, _EXPIRY_INTERVAL),
+        ):
+            self._tasks.start_soon(partial(self._supervisor.repeat, work, action, every=every))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._cleanup_timer is not None:
-            self._cleanup_timer.cancel()
         for group in self._groups.values():
             group.close(GroupError.COORDINATOR_NOT_AVAILABLE)
         self._groups.clear()
@@ -378,6 +365,21 @@ class GroupCoordinator:
         await self.offsets.until_durable(end)
         return refused
 
+    async def expire_offsets(self) -> None:
+        """Remove expired offsets, and groups without offsets."""
+        expired = int((self._now() - self._settings.offsets_retention_seconds) * 1000)
+        async for group in in_turns(self.groups()):
+            if self._groups.get(group.id) is not group or not self._supervisor.may_try(
+                _EXPIRY, group=group.id
+            ):
+                continue
+            event = "cannot remove expired offsets of a group"
+            with self._supervisor.attempt(_EXPIRY, event, group=group.id):
+                if group.is_idle:
+                    self._expire(group, expired)
+                else:
+                    self._expire_unread(group, expired)
+
     # -- inside --------------------------------------------------------------------------------
 
     def _find(self, group_id: str) -> Group | ConsumerGroup | GroupError:
@@ -470,22 +472,6 @@ class GroupCoordinator:
         """Store what a request has changed; return when it is durable. Raises `LogFailed`."""
         if changes := group.take_changes():
             await self.offsets.until_durable(self.offsets.store_consumer_group(group.id, changes))
-
-    def _schedule_cleanup(self) -> None:
-        self._cleanup_timer = self._clock.call_later(self._cleanup_interval, self._clean_up)
-
-    def _clean_up(self) -> None:
-        """Remove expired offsets, and groups without offsets."""
-        expired = int((self._now() - self._settings.offsets_retention_seconds) * 1000)
-        try:
-            for group in tuple(self._groups.values()):
-                if group.is_idle:
-                    self._expire(group, expired)
-                else:
-                    self._expire_unread(group, expired)
-        except LogError as error:
-            logger.error("cannot remove expired offsets", error=str(error))
-        self._schedule_cleanup()
 
     def _expire(self, group: Group | ConsumerGroup, expired: int) -> None:
         stored = self.offsets.stored_group(group.id)

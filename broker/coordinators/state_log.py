@@ -16,24 +16,14 @@ from ..log.disk_work import do_in_thread
 from ..log.partition import PartitionLog
 from ..log.producers import ProducerIdentity, build_marker, read_marker
 from ..log.records import NO_PRODUCER_ID, build_batch, parse_header, read_records
-from ..log.results import LogError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from ..log.log_config import LogConfig
     from ..log.producers import Marker
     from ..log.records import NewRecord, StoredRecord
-
-__all__ = [
-    "REWRITE_BYTES",
-    "MalformedRecord",
-    "RecordReader",
-    "StateLog",
-    "encode_string",
-    "maintain_regularly",
-]
 
 _INT16: Final = struct.Struct(">h")
 
@@ -113,27 +103,6 @@ _RECORDS_PER_BATCH: Final = 1000
 _REWRITE_FACTOR: Final = 4
 
 
-async def maintain_regularly(
-    maintain: Callable[[], Awaitable[None]],
-    *,
-    interval: float,
-    beat: Callable[[], None],
-    failure: str,
-) -> None:
-    """Call `beat` and `maintain` at every interval until cancelled; log `failure` once in a row."""
-    failing = False
-    while True:
-        await anyio.sleep(interval)
-        beat()
-        try:
-            await maintain()
-            failing = False
-        except LogError as error:
-            if not failing:
-                logger.error(failure, error=str(error))
-            failing = True
-
-
 class StateLog:
     """A log of keys and values, where the newest value of a key is valid; the owner holds the state.
 
@@ -149,7 +118,7 @@ class StateLog:
         config: LogConfig,
         *,
         clean: bool,
-        rewrite_bytes: int = REWRITE_BYTES,
+        rewrite_bytes: int | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         """Open or create the log in `directory`.
@@ -160,8 +129,10 @@ class StateLog:
         config = replace(config, retention_ms=-1, retention_bytes=-1)
         self.log = PartitionLog.open(directory, config, clean=clean)
         """The underlying log, read-only for others."""
-        self._rewrite_bytes = rewrite_bytes
+        self._rewrite_bytes = REWRITE_BYTES if rewrite_bytes is None else rewrite_bytes
         self._live_bytes = 0
+        self._obsolete_before: int | None = None
+        """The offset below which a rewrite has left records that are not deleted yet."""
         self._now = now
         self._syncing = anyio.Lock()
         self._unread_bytes = 0
@@ -251,15 +222,17 @@ class StateLog:
     async def maintain(self, append_live: Callable[[], None]) -> None:
         """Sync when the fsync policy requires it; rewrite the log if it is too large.
 
-        `append_live` appends all live records. Raises `LogFailed`.
+        `append_live` appends all live records. Raises `LogFailed`, OSError; the next call goes on.
         """
         self.log.producers.expire(self.now_ms())
         if self.log.fsync_due:
             await self._sync()
-        if self.should_rewrite:
-            start = self._rewrite(append_live)
+        if self._obsolete_before is None and self.should_rewrite:
+            self._obsolete_before = self._rewrite(append_live)
+        if self._obsolete_before is not None:
             await self._sync()
-            await do_in_thread(self.log.truncating(start))
+            await do_in_thread(self.log.truncating(self._obsolete_before))
+            self._obsolete_before = None
 
     def now_ms(self) -> int:
         """Milliseconds since the epoch."""

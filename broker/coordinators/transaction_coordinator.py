@@ -11,18 +11,18 @@ import anyio
 import structlog
 
 from ..log.results import LogError
-from ..operations.health import unwatched
+from ..supervision import Supervisor
 from . import transaction_state
-from .state_log import maintain_regularly
 from .transaction_markers import OFFSETS_PARTITION, MarkerWriter
 from .transaction_state import Transaction, TransactionError, TransactionState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
+    from contextlib import AbstractContextManager
 
     from anyio.abc import TaskGroup
 
-    from ..log.producers import Marker, ProducerError, ProducerIdentity
+    from ..log.producers import ProducerIdentity
     from ..settings import BrokerSettings
     from ..storage.data_directory import ProducerIds
     from ..storage.group_commit import GroupCommit
@@ -31,15 +31,14 @@ if TYPE_CHECKING:
     from .offset_store import OffsetStore
     from .transaction_store import TransactionStore
 
-__all__ = ["CHECK_INTERVAL", "TransactionCoordinator"]
-
 T = TypeVar("T")
 
-CHECK_INTERVAL: Final = 1.0
-"""Seconds between two checks for timed-out transactions and expired ids."""
-
+_CHECK_INTERVAL: Final = (
+    1.0  # seconds between two checks for timed-out transactions and expired ids
+)
 _EXPIRATION_INTERVAL_MS: Final = 60_000
 _MAX_ID_BYTES: Final = 32_767  # the longest string of the protocol's older versions
+_MAINTENANCE: Final = "the maintenance of transactions"
 
 logger = structlog.get_logger(__name__)
 
@@ -62,18 +61,18 @@ class TransactionCoordinator:
         offsets: OffsetStore,
         producer_ids: ProducerIds,
         settings: BrokerSettings,
-        check_interval: float = CHECK_INTERVAL,
+        check_interval: float = _CHECK_INTERVAL,
         now: Callable[[], float] = time.time,
-        beat: Callable[[], None] = unwatched,
+        supervisor: Supervisor | None = None,
     ) -> None:
-        """`now` is seconds since 1970; `beat` is called before each check."""
+        """`now` is seconds since 1970."""
         self._store = store
         self._max_timeout_ms = round(settings.transaction_max_timeout * 1000)
         self._id_expiration_ms = round(settings.transactional_id_expiration_seconds * 1000)
         self._check_interval = check_interval
         self._producer_ids = producer_ids
         self._now = now
-        self._beat = beat
+        self._supervisor = supervisor or Supervisor()
         self._markers = MarkerWriter(topics, group_commit, offsets, now_ms=self.now_ms)
         self._completing: dict[str, asyncio.Task[bool]] = {}
         self._changes: set[asyncio.Task[object]] = set()
@@ -83,14 +82,8 @@ class TransactionCoordinator:
     async def __aenter__(self) -> Self:
         await self._resume()
         self._tasks = await anyio.create_task_group().__aenter__()
-        maintain = partial(
-            maintain_regularly,
-            self._maintain,
-            interval=self._check_interval,
-            beat=self._beat,
-            failure="the check of transactions failed",
-        )
-        self._tasks.start_soon(maintain)
+        repeat, every = self._supervisor.repeat, self._check_interval
+        self._tasks.start_soon(partial(repeat, _MAINTENANCE, self._maintain, every=every))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -178,23 +171,6 @@ class TransactionCoordinator:
 
     # -- administration ------------------------------------------------------------------------
 
-    async def write_markers(
-        self,
-        partitions: Iterable[TopicPartition],
-        marker: Marker,
-        producer: ProducerIdentity,
-        *,
-        raises_epoch: bool = False,
-    ) -> dict[TopicPartition, ProducerError | LogError | None]:
-        """Write a marker to some partitions on a client's request (WriteTxnMarkers, KIP-664).
-
-        `raises_epoch`: see `ProducerStates.check_marker`. Returns, for each partition that exists: None,
-        ProducerError for an old producer or coordinator, or LogError.
-        """
-        return await self._to_completion(
-            self._markers.write_requested(partitions, marker, producer, raises_epoch=raises_epoch)
-        )
-
     def transactions(self) -> list[Transaction]:
         """Return the state of every known transactional id."""
         return list(self._store)
@@ -210,11 +186,13 @@ class TransactionCoordinator:
     async def check(self) -> None:
         """Abort timed-out transactions, retry unwritten markers, and remove expired ids.
 
-        Raises LogError if a change cannot be stored.
+        Raises LogError if an expired id cannot be removed.
         """
         completing = []
         now_ms = self.now_ms()
         for transaction in self._store.active:
+            if not self._may_try(transaction):
+                continue
             if transaction_state.is_timed_out(transaction, now_ms):
                 logger.warning(
                     "a transaction exceeded its timeout and is aborted",
@@ -222,9 +200,10 @@ class TransactionCoordinator:
                     producer_id=transaction.producer.producer_id,
                     timeout_ms=transaction.timeout_ms,
                 )
-                fenced = transaction_state.fence(transaction, now_ms)
-                self._store.put(fenced)
-                completing.append(self._complete(fenced))
+                with self._attempt("cannot abort a transaction yet", transaction):
+                    fenced = transaction_state.fence(transaction, now_ms)
+                    self._store.put(fenced)
+                    completing.append(self._complete(fenced))
             elif transaction.state.is_prepared:
                 completing.append(self._complete(transaction, again=True))
         if completing:
@@ -308,19 +287,22 @@ class TransactionCoordinator:
         """Return whether the decision is final; log failures, which `check` retries."""
         decided = False
         try:
-            await self._store.until_durable()
-            decided = True
-            if await self._markers.write(prepared, again=again):
+            with self._attempt("cannot complete a transaction yet", prepared):
+                await self._store.until_durable()
+                decided = True
+                await self._markers.write(prepared, again=again)
                 self._store.put(transaction_state.complete(prepared, self.now_ms()))
-        except LogError as error:
-            logger.error(
-                "cannot complete a transaction yet",
-                transactional_id=prepared.transactional_id,
-                error=str(error),
-            )
         finally:
             del self._completing[prepared.transactional_id]
         return decided
+
+    def _may_try(self, transaction: Transaction) -> bool:
+        return self._supervisor.may_try(_MAINTENANCE, transactional_id=transaction.transactional_id)
+
+    def _attempt(self, event: str, transaction: Transaction) -> AbstractContextManager[None]:
+        return self._supervisor.attempt(
+            _MAINTENANCE, event, transactional_id=transaction.transactional_id
+        )
 
     def _expire(self, now_ms: int) -> None:
         for transaction in self._store:

@@ -31,7 +31,6 @@ __all__ = [
     "SNAPSHOT_SUFFIX",
     "AbortedTransaction",
     "AbortedTransactions",
-    "CoordinatorFenced",
     "InvalidProducerEpoch",
     "InvalidTransactionState",
     "Marker",
@@ -71,10 +70,6 @@ class OutOfOrderSequence(ProducerError):
 
 class InvalidProducerEpoch(ProducerError):
     """A newer producer with the same id has taken over (INVALID_PRODUCER_EPOCH)."""
-
-
-class CoordinatorFenced(ProducerError):
-    """A newer transaction coordinator has written for the producer (TRANSACTION_COORDINATOR_FENCED)."""
 
 
 class InvalidTransactionState(ProducerError):
@@ -170,7 +165,7 @@ class SentBatch(NamedTuple):
 
 
 class ProducerDescription(NamedTuple):
-    """A producer as DescribeProducers shows it; -1: none (KIP-664)."""
+    """What is known of a producer; -1: none."""
 
     producer_id: int
     epoch: int
@@ -239,36 +234,6 @@ class ProducerStates:
         if producer_id not in self._open:
             return False
         return below is None or self._producers[producer_id].epoch < below
-
-    def check_marker(
-        self, producer: ProducerIdentity, marker: Marker, *, raises_epoch: bool = False
-    ) -> None:
-        """Check a marker that a client has asked for.
-
-        Args:
-            producer: with the epoch of the marker.
-            marker: see `Marker`.
-            raises_epoch: a transaction's end raises its producer's epoch (transaction version 2): a marker
-                of the epoch of an open transaction came late, and belongs to an earlier one (KIP-1228).
-
-        Raises:
-            CoordinatorFenced: a newer coordinator has already written a marker.
-            InvalidProducerEpoch: the marker came late.
-        """
-        producer_id, epoch = producer
-        known = self._producers.get(producer_id)
-        if known is None:
-            return
-        if marker.coordinator_epoch < known.coordinator_epoch:
-            raise CoordinatorFenced(
-                f"producer {producer_id}: coordinator epoch {known.coordinator_epoch} is newer than"
-                f" {marker.coordinator_epoch}"
-            )
-        if raises_epoch and producer_id in self._open and epoch <= known.epoch:
-            raise InvalidProducerEpoch(
-                f"producer {producer_id}: its open transaction has epoch {known.epoch}, which a marker of"
-                f" epoch {epoch} does not end"
-            )
 
     def check(self, batch: BatchHeader) -> SentBatch | None:
         """Return None if the batch may be appended, the stored batch if it is a duplicate.

@@ -3,58 +3,21 @@
 from __future__ import annotations
 
 import os
-import time
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 import anyio
 from anyio import to_thread
 
+from ..supervision import STALL_SECONDS, Supervisor
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from ..storage.group_commit import GroupCommit
     from ..topics.topics import Topics
 
-__all__ = ["STALL_SECONDS", "BrokerState", "Health", "Progress", "unwatched"]
-
-STALL_SECONDS: Final = 30.0
-"""A periodic task that is this late, or a sync that takes this long, counts as stalled."""
 _DISK_PATIENCE: Final = 5.0  # seconds
-
-
-def unwatched() -> None:
-    """Do nothing: the `beat` of a periodic task without a health check."""
-
-
-class Progress:
-    """Periodic tasks and when each is due; any thread may call."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` returns seconds."""
-        self._clock = clock
-        self._due: dict[str, float] = {}
-
-    def expect(self, task: str, every: float) -> Callable[[], None]:
-        """Return the `beat` that `task` must call every `every` seconds; counts from now on."""
-
-        def beat() -> None:
-            self._due[task] = self._clock() + every
-
-        beat()
-        return beat
-
-    @property
-    def problem(self) -> str:
-        """The stalled tasks and for how long, "" if there are none."""
-        now = self._clock()
-        late = [
-            f"{task} has not moved for {now - due:.0f} seconds"
-            for task, due in self._due.items()
-            if now > due + STALL_SECONDS
-        ]
-        return "; ".join(late)
 
 
 class BrokerState(Enum):
@@ -73,7 +36,7 @@ class Health:
     """
 
     def __init__(self, data_dir: Path) -> None:
-        self.progress = Progress()
+        self.supervisor = Supervisor()
         self.state = BrokerState.STARTING
         self._data_dir = data_dir
         self._group_commit: GroupCommit | None = None
@@ -92,16 +55,11 @@ class Health:
         syncing = 0.0 if self._group_commit is None else self._group_commit.syncing_seconds
         if syncing > STALL_SECONDS:
             return f"the disk has been syncing for {syncing:.0f} seconds"
-        return self.progress.problem
+        return self.supervisor.stalled
 
     def warnings(self) -> str:
-        """Return what is wrong with a live broker, "" for nothing: logs without compaction or retention."""
-        partitions = () if self._topics is None else self._topics.partitions
-        failures = [
-            f"{task} of {each.topic}-{each.index} fails: {failing.reason}"
-            for each in partitions
-            for task, failing in each.unmaintained.items()
-        ]
+        """Return what is wrong with a live broker, "" for nothing: background work that is tried again."""
+        failures = self.supervisor.failures
         more = f"; and {len(failures) - 1} more" if failures[1:] else ""
         return f"{failures[0]}{more}" if failures else ""
 

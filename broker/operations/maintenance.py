@@ -16,26 +16,22 @@ from ..log.compaction import Compaction, Stopped, plan_compaction
 from ..log.compaction_process import CompactionProcess
 from ..log.log_config import NO_TIME_LIMIT
 from ..log.results import LogError
-from ..topics.topic import Failing
-from .health import unwatched
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from concurrent.futures import Executor
 
     from anyio.abc import TaskGroup
 
     from ..log.compaction import Plan
-    from ..log.partition import DeletedSegment
     from ..settings import BrokerSettings
+    from ..supervision import Supervisor
     from ..topics.topic import Partition
     from ..topics.topics import Topics
-    from .health import Progress
 
-COMPACTION: Final = "compaction"
-RETENTION: Final = "retention"
-_FIRST_WAIT: Final = 0.1  # seconds
-_LONGEST_WAIT: Final = 3600.0
+_SYNCING: Final = "the syncing of logs"
+_RETENTION: Final = "retention"
+_COMPACTION: Final = "compaction"
 _PROCESS_BYTES: Final = 1024 * 1024
 """A pass over this much runs in a process; over less, in a thread: that takes less time than to start one."""
 
@@ -45,125 +41,89 @@ logger = structlog.get_logger(__name__)
 class Maintenance:
     """The periodic tasks of a broker's logs: syncs, retention and compaction."""
 
-    def __init__(self, topics: Topics, executor: Executor) -> None:
+    def __init__(self, topics: Topics, executor: Executor, supervisor: Supervisor) -> None:
         """`executor`: runs the syncs."""
         self._topics = topics
         self._executor = executor
+        self._supervisor = supervisor
 
-    def start(self, tasks: TaskGroup, settings: BrokerSettings, progress: Progress) -> None:
-        """Start the tasks; they run until cancelled, and report their progress."""
-        every = settings.fsync_interval
-        beat = progress.expect("the syncing of logs", every)
-        tasks.start_soon(_repeat, self._sync_due, every, beat)
-        every = settings.retention_check_interval
-        beat = progress.expect("retention", every)
-        tasks.start_soon(_repeat, self._retain, every, beat)
-        every = settings.compaction_check_interval
-        beat = progress.expect("compaction", every)
-        tasks.start_soon(_repeat, partial(self._compact_due, beat), every, beat)
+    def start(self, tasks: TaskGroup, settings: BrokerSettings) -> None:
+        """Start the tasks; they run until cancelled, whatever fails."""
+        for work, action, every in (
+            (_SYNCING, self._sync_due, settings.fsync_interval),
+            (_RETENTION, self._retain, settings.retention_check_interval),
+            (_COMPACTION, self._compact_due, settings.compaction_check_interval),
+        ):
+            tasks.start_soon(partial(self._supervisor.repeat, work, action, every=every))
 
     async def _sync_due(self) -> None:
-        # A failed log stays failed until a restart, and was reported.
-        due = [p for p in self._topics.partitions if p.log.fsync_due and not p.log.failure]
+        # A log that has failed stays failed until a restart.
+        due = [
+            each
+            for each in self._topics.partitions
+            if _may_try(self._supervisor, _SYNCING, each)
+            and each.log.fsync_due
+            and not each.log.failure
+        ]
         if due:
-            await get_running_loop().run_in_executor(self._executor, _sync, due)
+            await get_running_loop().run_in_executor(self._executor, self._sync, due)
+
+    def _sync(self, partitions: Iterable[Partition]) -> None:
+        event = "a log could not be synced; restart the broker when its disk works again"
+        for partition in partitions:
+            with _attempt(self._supervisor, _SYNCING, event, partition):
+                partition.log.fsync()
 
     async def _retain(self) -> None:
-        await retain(self._topics, now_ms=_now_ms())
+        await retain(self._topics, self._supervisor, now_ms=_now_ms())
 
-    async def _compact_due(self, beat: Callable[[], None]) -> None:
-        topics = self._topics
+    async def _compact_due(self) -> None:
+        topics, beat = self._topics, partial(self._supervisor.beat, _COMPACTION)
+        event = "a log could not be compacted; it grows until it can be"
         for partition in topics.partitions:
-            if topics.stopping or partition.closed or not partition.log.config.compacts:
-                partition.unmaintained.pop(COMPACTION, None)
-            elif _is_due(partition, COMPACTION):
-                with _supervised(
-                    partition, COMPACTION, "a log could not be compacted; it grows until it can be"
-                ):
+            if topics.stopping or not partition.log.config.compacts:
+                continue
+            if _may_try(self._supervisor, _COMPACTION, partition):
+                with _attempt(self._supervisor, _COMPACTION, event, partition):
                     await compact(partition, topics, now_ms=_now_ms(), beat=beat)
 
 
-def _is_due(partition: Partition, task: str) -> bool:
-    """Whether a task that failed has waited long enough."""
-    failing = partition.unmaintained.get(task)
-    return failing is None or time.monotonic() >= failing.again_at
+def _may_try(supervisor: Supervisor, work: str, partition: Partition) -> bool:
+    where = {"topic": partition.topic, "partition": partition.index}
+    return not partition.closed and supervisor.may_try(work, **where)
 
 
 @contextmanager
-def _supervised(partition: Partition, task: str, event: str) -> Iterator[None]:
-    """Note and log a failure of the block; other logs, and the broker, go on.
-
-    A reason is logged once, and each failure doubles the time until the task is due again.
-    """
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001  whatever a log holds, the broker serves it
-        if partition.closed:
-            return
-        reason = str(error) or repr(error)
-        before = partition.unmaintained.get(task)
-        wait = _FIRST_WAIT if before is None else min(2 * before.wait, _LONGEST_WAIT)
-        partition.unmaintained[task] = Failing(reason, wait, time.monotonic() + wait)
-        if before is None or before.reason != reason:
-            _log_failure(event, partition, error)
-    else:
-        partition.unmaintained.pop(task, None)
-
-
-async def _repeat(
-    action: Callable[[], Awaitable[None]], every: float, beat: Callable[[], None]
-) -> None:
-    """Run `action` every `every` seconds; never return."""
-    while True:
-        await anyio.sleep(every)
-        beat()
-        await action()
+def _attempt(supervisor: Supervisor, work: str, event: str, partition: Partition) -> Iterator[None]:
+    where = {"topic": partition.topic, "partition": partition.index}
+    with supervisor.attempt(work, event, **where):
+        try:
+            yield
+        except Exception:
+            if not partition.closed:  # else it was deleted meanwhile
+                raise
 
 
 def _now_ms() -> int:
     return int(time.time() * 1000)
 
 
-def _log_failure(event: str, partition: Partition, error: Exception) -> None:
-    logger.error(
-        event,
-        topic=partition.topic,
-        partition=partition.index,
-        error=str(error) or repr(error),
-        exc_info=not isinstance(error, LogError | OSError),
-    )
-
-
-def _sync(partitions: Iterable[Partition]) -> None:
-    for partition in partitions:
-        try:
-            partition.log.fsync()
-        except Exception as error:  # noqa: BLE001  the others have their turn
-            if not partition.closed:
-                _log_failure(
-                    "a log could not be synced; restart the broker when its disk works again",
-                    partition,
-                    error,
-                )
-
-
-async def retain(topics: Topics, *, now_ms: int) -> None:
+async def retain(topics: Topics, supervisor: Supervisor, *, now_ms: int) -> None:
     """Apply retention to all partitions."""
     for partition in topics.partitions:
-        if partition.closed or not _is_due(partition, RETENTION):
+        if not _may_try(supervisor, _RETENTION, partition):
             continue
-        deleted: list[DeletedSegment] = []
-        with _supervised(partition, RETENTION, "old segments could not be deleted"):
+        with _attempt(supervisor, _RETENTION, "old segments could not be deleted", partition):
             deleted = await topics.clean(partition, partition.log.retaining(now_ms))
-        if deleted:
-            logger.info(
-                "old segments deleted",
-                topic=partition.topic,
-                partition=partition.index,
-                first_offset=deleted[0].base_offset,
-                next_offset=deleted[-1].next_offset,
-                bytes=sum(segment.size_bytes for segment in deleted),
-            )
+            if deleted:
+                logger.info(
+                    "old segments deleted",
+                    topic=partition.topic,
+                    partition=partition.index,
+                    first_offset=deleted[0].base_offset,
+                    next_offset=deleted[-1].next_offset,
+                    bytes=sum(segment.size_bytes for segment in deleted),
+                )
 
 
 async def compact(
@@ -171,7 +131,7 @@ async def compact(
     topics: Topics,
     *,
     now_ms: int,
-    beat: Callable[[], None] = unwatched,
+    beat: Callable[[], None] = lambda: None,
 ) -> bool:
     """Compact a log if it is due, during reads and appends; return whether it was compacted.
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ..coordinators.group_coordinator import GroupCoordinator
     from ..coordinators.transaction_coordinator import TransactionCoordinator
     from ..server.server import Server
+    from ..supervision import Supervisor
     from ..topics.topics import Topics
 
 __all__ = ["LATENCY_BOUNDS", "BrokerCollector", "Metrics", "RequestMeter", "RequestMeters"]
@@ -133,9 +134,10 @@ class RequestMeters:
 class BrokerCollector(Collector):
     """Collect the metrics of one broker; call it in the broker's event loop."""
 
-    def __init__(self, services: Services, server: Server) -> None:
+    def __init__(self, services: Services, server: Server, supervisor: Supervisor) -> None:
         self._services = services
         self._server = server
+        self._supervisor = supervisor
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric, with the current values."""
@@ -156,6 +158,7 @@ class BrokerCollector(Collector):
         yield from _logs(topics)
         yield from _groups(services.groups, topics)
         yield from _transactions(services.transactions)
+        yield _failures(self._supervisor)
 
 
 def _counter(name: str, meaning: str, *labels: str) -> CounterMetricFamily:
@@ -317,20 +320,23 @@ def _logs(topics: Topics) -> Iterator[Metric]:
     partitions = (each for topic in topics.all for each in topic.partitions)
     logs = [((each.topic, str(each.index)), each.log) for each in partitions]
     yield from _gauges(_LOG_GAUGES, ("topic", "partition"), logs)
-    unmaintained = _gauge(
-        "log_maintenance_failing",
-        "1 for a log of which compaction or retention failed the last time: it grows.",
-        *("topic", "partition", "task"),
-    )
-    for each in topics.partitions:
-        for task in each.unmaintained:
-            unmaintained.add_metric((each.topic, str(each.index), task), 1)
-    yield unmaintained
     yield _value(
         "logs_failed",
         "Logs that cannot be written until a restart, because the disk failed.",
         sum(bool(log.failure) for _, log in logs),
     )
+
+
+def _failures(supervisor: Supervisor) -> Metric:
+    family = _gauge(
+        "work_failures",
+        "Failed attempts in a row of background work, such as compaction, that is tried again.",
+        "work",
+        "subject",
+    )
+    for each in supervisor.failures:
+        family.add_metric((each.work, each.subject), each.attempts)
+    return family
 
 
 def _groups(groups: GroupCoordinator, topics: Topics) -> Iterator[Metric]:

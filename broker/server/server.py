@@ -14,19 +14,20 @@ import structlog
 from kmr.service.logs import Repetition
 
 from ..errors import BrokerError
-from ..operations.health import unwatched
+from ..turns import in_turns
 from .buffers import Intake, RequestBuffers
 from .connection import IPV4_MAPPED, Connection
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from ..authorization.users import Users
     from ..listeners import Listener
     from ..operations.metrics import Metrics
     from ..settings import BrokerSettings
     from ..storage.group_commit import GroupCommit
+    from ..supervision import Supervisor
     from .dispatch import Dispatcher
 
 __all__ = ["SWEEP_INTERVAL", "Admission", "Endpoint", "Server", "bind"]
@@ -165,14 +166,16 @@ class Server:
         self._endpoints.append(endpoint)
         asyncio.get_running_loop().add_reader(endpoint.socket, self._accept, endpoint)
 
-    async def watch_connections(self, beat: Callable[[], None] = unwatched) -> None:
+    async def watch_connections(self, supervisor: Supervisor) -> None:
         """Close connections that stall or idle for too long; run until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await anyio.sleep(SWEEP_INTERVAL)
-            beat()
-            for connection in tuple(self._connections):
-                connection.check(loop.time())
+        await supervisor.repeat(
+            "the check of idle connections", self._check_connections, every=SWEEP_INTERVAL
+        )
+
+    async def _check_connections(self) -> None:
+        now = asyncio.get_running_loop().time()
+        async for connection in in_turns(tuple(self._connections)):
+            connection.check(now)
 
     def stop(self) -> None:
         """Stop accepting connections and requests; connections close after their last response."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 from uuid import UUID, uuid5
 
 from kio.schema.errors import ErrorCode
@@ -87,17 +87,6 @@ class Watch:
             self._on_due()
 
 
-class Failing(NamedTuple):
-    """A periodic task that failed the last time, and why.
-
-    It is due again at `again_at`, `wait` seconds after the failure (monotonic).
-    """
-
-    reason: str
-    wait: float
-    again_at: float
-
-
 @dataclass(slots=True, eq=False)
 class Partition:
     """A partition of a topic.
@@ -111,7 +100,6 @@ class Partition:
         closed: True once the topic is deleted.
         reported_unreadable: why records could not be read, as it was last logged.
         reported_failure: True while a failed write has been logged.
-        unmaintained: why a periodic task (compaction, retention) failed the last time, by its name.
     """
 
     topic: str
@@ -122,7 +110,6 @@ class Partition:
     closed: bool = False
     reported_unreadable: str = ""
     reported_failure: bool = False
-    unmaintained: dict[str, Failing] = field(init=False, default_factory=dict)
     produced_bytes: int = 0
     produced_records: int = 0
     fetched_bytes: int = 0

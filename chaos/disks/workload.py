@@ -232,7 +232,7 @@ class Workload:
         async with history.change(("start", "plain", 0), end - 3):
             await admin.delete_records({TopicPartition("plain", 0): RecordsToDelete(end - 3)})
         now_ms = 1_700_000_000_000
-        await retain(self._broker.topics, now_ms=now_ms)
+        await retain(self._broker.topics, self._broker.health.supervisor, now_ms=now_ms)
         partition = self._broker.topics.partition("keyed", 0)
         assert partition is not None
         assert await compact(partition, self._broker.topics, now_ms=now_ms)

@@ -16,14 +16,10 @@ from aiokafka.protocol.types import (
     Array,
     Boolean,
     Bytes,
-    CompactArray,
-    CompactString,
     Int16,
     Int32,
-    Int64,
     Schema,
     String,
-    TaggedFields,
 )
 
 from ..errors import ConsumerError
@@ -159,58 +155,6 @@ class _DescribeGroup(Request[_DescribeGroupsRequest4]):  # type: ignore[misc]
         return request_struct_class([self._group], True)  # noqa: FBT003
 
 
-class _DescribeTransactionsResponse0(Response):  # type: ignore[misc]
-    API_KEY = 65
-    API_VERSION = 0
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "states",
-            CompactArray(
-                ("error_code", Int16),
-                ("transactional_id", CompactString("utf-8")),
-                ("state", CompactString("utf-8")),
-                ("timeout_ms", Int32),
-                ("start_time_ms", Int64),
-                ("producer_id", Int64),
-                ("producer_epoch", Int16),
-                (
-                    "topics",
-                    CompactArray(
-                        ("topic", CompactString("utf-8")),
-                        ("partitions", CompactArray(Int32)),
-                        ("tags", TaggedFields),
-                    ),
-                ),
-                ("tags", TaggedFields),
-            ),
-        ),
-        ("tags", TaggedFields),
-    )
-
-
-class _DescribeTransactionsRequest0(RequestStruct):  # type: ignore[misc]
-    API_KEY = 65
-    API_VERSION = 0
-    RESPONSE_TYPE = _DescribeTransactionsResponse0
-    FLEXIBLE_VERSION = True
-    SCHEMA = Schema(
-        ("transactional_ids", CompactArray(CompactString("utf-8"))), ("tags", TaggedFields)
-    )
-
-
-class _DescribeTransaction(Request[_DescribeTransactionsRequest0]):  # type: ignore[misc]
-    """DescribeTransactions (KIP-664): it needs the same transactional id, and begins nothing."""
-
-    API_KEY = 65
-
-    def __init__(self, transactional_id: str) -> None:
-        self._id = transactional_id
-
-    def build(self, request_struct_class: Any) -> Any:
-        return request_struct_class([self._id], {})
-
-
 class TopicFacts(NamedTuple):
     """A topic.
 
@@ -326,12 +270,7 @@ class Inspector:
 
     async def may_use_transactional_id(self, transactional_id: str) -> bool:
         """Return whether we may describe it; the right to write with it includes that."""
-        node = await self._coordinator(transactional_id, _TRANSACTION)
-        if node is None:
-            return False
-        question = _DescribeTransaction(transactional_id)
-        answer = await self._ask(f"transactional id {transactional_id}", question, node)
-        return answer["states"][0]["error_code"] not in _FORBIDDEN
+        return await self._coordinator(transactional_id, _TRANSACTION) is not None
 
     async def topic_settings(self, name: str) -> Mapping[str, str] | None:
         """Return the settings of a topic; None if we may not read them."""

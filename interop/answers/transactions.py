@@ -25,11 +25,8 @@ __all__ = ["DEVIATIONS", "Transactions", "differing"]
     _INIT,
     _ADD,
     _END,
-    _MARKERS,
     _COMMIT,
-    _DESCRIBE,
-    _LIST,
-) = (0, 10, 19, 22, 24, 26, 27, 28, 65, 66)
+) = (0, 10, 19, 22, 24, 26, 28)
 _GROUPS, _TRANSACTIONS = 0, 1
 _MINUTE: Final = timedelta(minutes=1)
 _AGAIN: Final = {
@@ -41,9 +38,7 @@ _AGAIN: Final = {
 }
 _ATTEMPTS, _PAUSE = 100, 0.1
 
-DEVIATIONS: Final = {
-    "marker of the epoch before": "Kafka's own answer is UNKNOWN_SERVER_ERROR: it fails on it",
-}
+DEVIATIONS: Final[dict[str, str]] = {}
 """Steps whose answers differ, with the reason."""
 
 
@@ -89,8 +84,6 @@ class Transactions:
         third = await self._with_records(first, second)
         await self._after_the_end(second, third)
         await self._fenced()
-        await self._listed()
-        await self._markers()
 
     # -- scenarios
 
@@ -133,7 +126,6 @@ class Transactions:
         return second.next
 
     async def _after_the_end(self, second: _Producer, third: _Producer) -> None:
-        self._note("state", await self._state())
         self._note("late records", await self._produce(second, 1))
         self._note("late offsets", await self._commit_offset(second))
         for commit in (True, False):
@@ -156,42 +148,6 @@ class Transactions:
             self._note(f"zombie, {commit=}", await self._end(zombie, commit=commit))
         self._note("late records of the zombie", await self._produce(zombie, 1))
         self._note("offsets of the zombie", await self._commit_offset(zombie))
-
-    async def _listed(self) -> None:
-        await self._init("y")
-        name = self._name
-        for pattern in (f"x{name}", f"[xy]{name}", f".*{name}", name, "x", "(", "(?=x)", "", None):
-            answer = await self._client.call(_LIST, 2, transactional_id_pattern=pattern)
-            ids = sorted(each.transactional_id for each in answer.transaction_states)
-            mine = [each.removesuffix(name) for each in ids if each.endswith(name)]
-            shown = None if pattern is None else pattern.replace(name, "...")
-            self._note(f"ListTransactions {shown!r}", (answer.error_code.name, mine))
-
-    async def _markers(self) -> None:
-        """Markers of the epochs around that of an open transaction, in order."""
-        producer = await self._init("m")
-        self._note("records for a marker", await self._produce(producer, 0, name="m"))
-        at = producer.epoch
-        for step, epoch, version in (
-            ("marker of the epoch before", at - 1, 2),
-            ("marker of the epoch", at, 2),
-            ("marker of the next epoch", at + 1, 2),
-            ("marker of the next epoch again", at + 1, 2),
-            ("marker of the epoch, late", at, 2),
-            ("marker of the next epoch, version 1", at + 1, 0),
-            ("marker of the epoch, version 1", at, 0),
-            ("marker of a later epoch, version 1", at + 3, 1),
-        ):
-            marker = {
-                "producer_id": producer.id,
-                "producer_epoch": epoch,
-                "transaction_result": False,
-                "coordinator_epoch": 0,
-                "topics": [{"name": self._name, "partition_indexes": [0]}],
-                "transaction_version": version,
-            }
-            answer = await self._client.call(_MARKERS, 2, markers=[marker])
-            self._note(step, answer.markers[0].topics[0].partitions[0].error_code.name)
 
     # -- requests
 
@@ -308,21 +264,6 @@ class Transactions:
         if version < 5:
             return code, None
         return code, self._counted(_Producer(answer.producer_id, answer.producer_epoch))
-
-    async def _state(self) -> tuple[str, Any]:
-        found: Any = None
-
-        async def describe() -> str:
-            nonlocal found
-            answer = await self._client.call(_DESCRIBE, 0, transactional_ids=["x" + self._name])
-            (found,) = answer.transaction_states
-            prepared = found.transaction_state.startswith("Prepare")
-            return "concurrent_transactions" if prepared else "none"
-
-        await _settled(describe)
-        return found.transaction_state, self._counted(
-            _Producer(found.producer_id, found.producer_epoch)
-        )
 
     def _counted(self, producer: _Producer) -> tuple[int, int]:
         known = producer.id >= 0

@@ -26,7 +26,6 @@ final class Smoke {
         new ConfigAdminChecks(site).run(checks);
         new GroupAdminChecks(site).run(checks);
         new UserAdminChecks(site).run(checks);
-        new TransactionAdminChecks(site).run(checks);
         new RefusalChecks(site).run(checks);
         System.exit(checks.passed() ? 0 : 1);
     }

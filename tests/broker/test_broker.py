@@ -1,4 +1,6 @@
 import asyncio
+import errno
+import os
 import signal
 import socket
 import sys
@@ -12,6 +14,8 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from kmr.broker import Broker, BrokerError, BrokerSettings
+from kmr.broker.coordinators import state_log
+from kmr.broker.log.segment import Segment
 
 Start = Callable[..., Awaitable[Broker]]
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
@@ -181,3 +185,38 @@ async def test_acknowledged_records_survive_a_kill(tmp_path: Path) -> None:
     async with Broker(BrokerSettings(data_dir=tmp_path, port=0)) as broker:
         values = await consume(broker, "t", 100)
     assert values == [str(number).encode() for number in range(100)]
+
+
+async def test_a_disk_that_cannot_delete_old_committed_offsets_does_not_end_the_broker(
+    start: Start, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = 2
+
+    def delete(segment: Segment) -> None:
+        nonlocal failures
+        if "offsets" in str(segment.path) and failures:
+            failures -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        works(segment)
+
+    works = Segment.delete
+    monkeypatch.setattr(Segment, "delete", delete)
+    monkeypatch.setattr(state_log, "REWRITE_BYTES", 0)
+    broker = await start()
+    consumer = AIOKafkaConsumer(bootstrap_servers=broker.bootstrap_servers, group_id="g")
+    await broker.topics.create("t")
+    await consumer.start()
+    try:
+        consumer.assign([TopicPartition("t", 0)])
+        for _ in range(20):
+            await consumer.commit({TopicPartition("t", 0): 7})
+        supervisor = broker.health.supervisor
+        await until(lambda: bool(supervisor.failures))
+        assert [str(each) for each in supervisor.failures] == [
+            "the maintenance of committed offsets fails: [Errno 5] Input/output error"
+        ]
+        assert await produce(broker, "t", b"a") == [0]
+        await until(lambda: not supervisor.failures)
+        assert await consumer.committed(TopicPartition("t", 0)) == 7
+    finally:
+        await consumer.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
+from datetime import timedelta
 from struct import pack
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.index import load_request_schema
 from kio.schema.api_versions.v0 import ApiVersionsRequest
+from kio.schema.consumer_group_heartbeat.v1 import ConsumerGroupHeartbeatRequest
 from kio.schema.index import api_key_map, schema_name_map
-from kio.schema.list_transactions.v2 import ListTransactionsRequest
 from kio.serial.errors import OutOfBoundValue
 
 from kmr.broker.apis.catalogue import SERVED, advertised_versions
+from kmr.broker.protocol.messages import default_message
 from tests.examples import examples
 
 from .clients.raw import Raw, body_of, framed, produce_request, response_in
@@ -59,8 +61,13 @@ def broker(serve_module: Serve, tmp_path_factory: pytest.TempPathFactory) -> Bro
     )
     with Raw(broker.port) as client:
         client.ask(
-            ListTransactionsRequest(
-                state_filters=(), producer_id_filters=(), transactional_id_pattern=".*"
+            default_message(
+                ConsumerGroupHeartbeatRequest,
+                group_id="patterns",
+                member_id="member",
+                rebalance_timeout=timedelta(minutes=1),
+                subscribed_topic_regex=".*",
+                topic_partitions=(),
             )
         )
     return broker

@@ -92,7 +92,6 @@ CASES: list[tuple[int, int, dict[str, Any], set[ErrorCode]]] = [
              "v3_and_below_topics": [{"name": "t", "partitions": [0]}]}, {TRANSACTION}),
     (25, 3, {**PRODUCER, "group_id": "g"}, {TRANSACTION}),
     (26, 3, PRODUCER, {TRANSACTION}),
-    (27, 1, {"markers": [{"producer_id": 1, "topics": INDEXES}]}, {CLUSTER}),
     (28, 3, {**PRODUCER, "group_id": "g", "topics": TOPICS}, {TRANSACTION}),
     (29, 3, ACL_FILTER, {CLUSTER}),
     (30, 3, {"creations": [{"resource_name": "t", "principal": "User:a", "host": "*"}]}, {CLUSTER}),
@@ -112,9 +111,6 @@ CASES: list[tuple[int, int, dict[str, Any], set[ErrorCode]]] = [
     (50, 0, {"users": None}, {CLUSTER}),
     (51, 0, {"deletions": [{"name": "b"}], "upsertions": [{"name": "a"}, {"name": "b"}]}, {CLUSTER}),
     (55, 2, {"topics": [{"topic_name": "t", "partitions": [{"partition_index": 0}]}]}, {CLUSTER}),
-    (61, 0, {"topics": INDEXES}, {TOPIC}),
-    (65, 0, {"transactional_ids": ["x"]}, {TRANSACTION}),
-    (66, 1, {}, {NONE}),
     (68, 0, {"group_id": "g", "member_id": "", "member_epoch": 0, "topic_partitions": None}, {GROUP}),
     (68, 1, {"group_id": "g", "member_id": "m", "member_epoch": 0, "topic_partitions": None}, {GROUP}),
     (69, 1, {"group_ids": ["g", "h"]}, {GROUP}),
@@ -381,7 +377,6 @@ async def test_lists_show_only_what_the_client_may_describe(client_with: Guarded
         {
             "operations": (Operation.ALL,),
             "groups": ("mine",),
-            "transactional_ids": ("mine",),
             "topics": ("t",),
         }
     )
@@ -395,9 +390,6 @@ async def test_lists_show_only_what_the_client_may_describe(client_with: Guarded
     assert joined.error_code is NONE
     answer = await client.call(16, 4)
     assert [each.group_id for each in answer.groups] == ["mine"]
-    await client.call(22, 4, transactional_id="mine", transaction_timeout=MINUTE)
-    answer = await client.call(66, 0)
-    assert [each.transactional_id for each in answer.transaction_states] == ["mine"]
 
 
 @pytest.mark.parametrize(

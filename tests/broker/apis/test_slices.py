@@ -23,7 +23,6 @@ AT_ONCE = {
     "JoinGroup": "a member joins as a whole",
     "SyncGroup": "the leader's assignment is given as a whole",
     "ListGroups": "its lists are filters, made sets at once",
-    "ListTransactions": "its lists are filters, made sets at once",
     "ListConfigResources": "its list is a filter, made a set at once",
     "DescribeClientQuotas": "its list is one filter",
     "ListPartitionReassignments": "the answer is empty",

@@ -46,7 +46,7 @@ LARGE = {
     "uvicorn",
 }
 SERVER_SIDE = ("apis", "authorization", "broker", "coordinators", "log", "operations", "server")
-CLIENT_COMMANDS = ("topic", "group", "txn", "produce", "consume", "console")
+CLIENT_COMMANDS = ("topic", "group", "produce", "consume", "console")
 
 
 def modules(program: str, argument: str) -> set[str]:

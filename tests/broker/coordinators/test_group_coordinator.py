@@ -1,7 +1,8 @@
 """The coordinator: groups and their offsets together, over restarts; timers run by hand."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import errno
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,10 +26,10 @@ from kmr.broker.log.log_config import LogConfig
 from kmr.broker.log.producers import Marker, ProducerIdentity
 from kmr.broker.log.results import LogFailed
 from kmr.broker.settings import BrokerSettings
+from kmr.broker.topics.topic import TopicPartition
 
 NOBODY = MemberIdentity("")
 SETTINGS = BrokerSettings(data_dir=Path("unused"), offsets_retention_seconds=100.0)
-CLEANUP_INTERVAL = 10.0
 
 
 class Timer:
@@ -78,7 +79,6 @@ class Bench:
         async with GroupCoordinator(
             store,
             SETTINGS,
-            cleanup_interval=CLEANUP_INTERVAL,
             clock=self.clock,
             now=self.clock.now,
         ) as groups:
@@ -253,13 +253,16 @@ async def test_offsets_expire_after_the_last_member_has_left(bench: Bench) -> No
         await groups.commit("g", member, joined.generation, {("t", 0): (5, -1, "")})
         for _ in range(30):
             bench.clock.advance(5)
+            await groups.expire_offsets()
             assert groups.heartbeat("g", member, joined.generation) is None
         assert await groups.offsets.fetch("g", None), "a group with members keeps its offsets"
 
         groups.leave("g", member)
         bench.clock.advance(95)
+        await groups.expire_offsets()
         assert await groups.offsets.fetch("g", None)
         bench.clock.advance(15)
+        await groups.expire_offsets()
         assert await groups.offsets.fetch("g", None) == {}
         assert groups.groups() == []
 
@@ -276,10 +279,12 @@ async def test_offsets_of_topics_that_no_member_reads_expire(bench: Bench) -> No
             await groups.commit("g", member, joined.generation, {(name, 0): (5, -1, "")})
         for _ in range(19):
             bench.clock.advance(5)
+            await groups.expire_offsets()
             assert groups.heartbeat("g", member, joined.generation) is None
         assert (await groups.offsets.fetch("g", None)).keys() == {("t", 0), ("former", 0)}
         for _ in range(3):
             bench.clock.advance(5)
+            await groups.expire_offsets()
             assert groups.heartbeat("g", member, joined.generation) is None
         assert (await groups.offsets.fetch("g", None)).keys() == {("t", 0)}
 
@@ -288,10 +293,13 @@ async def test_offsets_of_a_client_outside_the_group_expire_one_by_one(bench: Be
     async with bench.running() as groups:
         await groups.commit("tool", NOBODY, -1, {("t", 0): (5, -1, "")})
         bench.clock.advance(50)
+        await groups.expire_offsets()
         await groups.commit("tool", NOBODY, -1, {("t", 1): (6, -1, "")})
         bench.clock.advance(60)
+        await groups.expire_offsets()
         assert (await groups.offsets.fetch("tool", None)).keys() == {("t", 1)}
         bench.clock.advance(60)
+        await groups.expire_offsets()
         assert groups.groups() == []
 
 
@@ -329,8 +337,29 @@ async def test_a_group_with_pending_offsets_is_not_removed(bench: Bench) -> None
     async with bench.running() as groups:
         await groups.commit("g", NOBODY, -1, {("t", 0): (5, -1, "")})
         await groups.commit_in_transaction("g", NOBODY, -1, producer, {("t", 0): (6, -1, "")})
-        bench.clock.advance(SETTINGS.offsets_retention_seconds + CLEANUP_INTERVAL)
+        bench.clock.advance(SETTINGS.offsets_retention_seconds + 10)
+        await groups.expire_offsets()
         assert (await groups.offsets.fetch("g", None))["t", 0].offset == 5
         await groups.offsets.end_transaction(producer, Marker(committed=False, coordinator_epoch=0))
-        bench.clock.advance(CLEANUP_INTERVAL)
+        bench.clock.advance(10)
+        await groups.expire_offsets()
         assert await groups.offsets.fetch("g", None) == {}
+
+
+async def test_a_group_whose_offsets_cannot_be_removed_does_not_keep_those_of_others(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove = OffsetStore.remove_offsets
+
+    def failing(store: OffsetStore, group_id: str, partitions: Collection[TopicPartition]) -> int:
+        if group_id == "bad":
+            raise OSError(errno.EIO, "Input/output error")
+        return remove(store, group_id, partitions)
+
+    monkeypatch.setattr(OffsetStore, "remove_offsets", failing)
+    async with bench.running() as groups:
+        for name in ("bad", "good"):
+            await groups.commit(name, NOBODY, -1, {("t", 0): (5, -1, "")})
+        bench.clock.advance(SETTINGS.offsets_retention_seconds + 10)
+        await groups.expire_offsets()
+        assert [each.id for each in groups.groups()] == ["bad"]

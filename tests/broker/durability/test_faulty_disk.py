@@ -154,7 +154,7 @@ class Work:
         check(answer.topics[0].partitions[0].error_code)
 
     async def retain(self) -> None:
-        await retain(self.broker.topics, now_ms=NOW_MS)
+        await retain(self.broker.topics, self.broker.health.supervisor, now_ms=NOW_MS)
 
     async def begin(self) -> None:
         answer = await self.client.call(INIT, 4, transactional_id=None, transaction_timeout=MINUTE)

@@ -13,7 +13,8 @@ import pytest
 
 from kmr.broker import Broker, BrokerSettings
 from kmr.broker.log.partition import PartitionLog
-from kmr.broker.operations.health import STALL_SECONDS, BrokerState, Health, Progress
+from kmr.broker.operations.health import BrokerState, Health
+from kmr.broker.supervision import STALL_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -145,7 +146,7 @@ async def test_a_disk_that_does_not_answer_makes_it_not_ready(
 async def test_maintenance_that_stands_still_makes_it_not_live(
     served: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served.health.progress.expect("an expectation", -STALL_SECONDS - 1)
+    served.health.supervisor.expect("an expectation", -STALL_SECONDS - 1)
     status, text, _ = await get(served, "/live")
     assert (status, text) == (503, "an expectation has not moved for 31 seconds\n")
     assert (await get(served, "/ready"))[:2] == (status, text)
@@ -156,10 +157,26 @@ async def test_every_task_of_maintenance_moves(start: Any, until: Until) -> None
     broker: Broker = await start(
         fsync_interval=soon, retention_check_interval=soon, compaction_check_interval=soon
     )
-    due = broker.health.progress._due
-    before = dict(due)
+    schedules = broker.health.supervisor._schedules
+    await until(lambda: len(schedules) == 7)
+    before = {work: each.due for work, each in schedules.items() if each.every < 600}
     assert len(before) == 6
-    await until(lambda: all(due[task] > before[task] for task in before))
+    await until(lambda: all(schedules[work].due > before[work] for work in before))
+
+
+async def test_what_fails_in_the_background_is_said_and_does_not_end_the_broker(
+    served: Broker,
+) -> None:
+    supervisor = served.health.supervisor
+    with supervisor.attempt("compaction", "a log could not be compacted", topic="t", partition=3):
+        raise OverflowError("date value out of range")
+    assert (await get(served, "/live"))[:2] == (
+        200,
+        "ok; compaction (topic t, partition 3) fails: date value out of range\n",
+    )
+    assert (await get(served, "/ready"))[0] == 200
+    labels = 'subject="topic t, partition 3",work="compaction"'
+    assert f"kmr_broker_work_failures{{{labels}}} 1.0" in (await get(served, "/metrics"))[1]
 
 
 @asynccontextmanager
@@ -203,37 +220,3 @@ async def test_a_sync_that_hangs_makes_it_not_live(
         assert (status, text.startswith("the disk has been syncing for")) == (503, True)
     await client.receive(produce, asked)
     assert (await get(broker, "/live"))[0] == 200
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_a_task_stands_still_when_it_is_much_later_than_it_should_be() -> None:
-    clock = Clock()
-    progress = Progress(clock)
-    assert progress.problem == "", "nothing is expected"
-    beat = progress.expect("retention", 60)
-    clock.now += 60 + STALL_SECONDS
-    assert progress.problem == ""
-    clock.now += 1
-    assert progress.problem == f"retention has not moved for {STALL_SECONDS + 1:.0f} seconds"
-    beat()
-    assert progress.problem == ""
-
-
-def test_every_task_that_stands_still_is_named() -> None:
-    clock = Clock()
-    progress = Progress(clock)
-    progress.expect("retention", 60)
-    alive = progress.expect("the syncing of logs", 1)
-    progress.expect("compaction", 15)
-    clock.now += 1000
-    alive()
-    assert progress.problem == (
-        "retention has not moved for 940 seconds; compaction has not moved for 985 seconds"
-    )

@@ -45,7 +45,7 @@ async def test_old_segments_are_deleted_in_all_topics(
     long = await broker.topics.create("long", 1, {"retention.ms": "-1"})
     for partition in (*short.partitions, *long.partitions):
         append(partition, batch(b"old", timestamp=LONG_AGO))
-    await retain(broker.topics, now_ms=NOW)
+    await retain(broker.topics, broker.health.supervisor, now_ms=NOW)
     assert [each.log.log_start_offset for each in short.partitions] == [1, 1]
     assert long.partitions[0].log.log_start_offset == 0
     assert "old segments deleted" in capsys.readouterr().out
@@ -65,7 +65,7 @@ async def test_one_log_that_fails_does_not_keep_the_others_from_their_turn(
         raise LogFailed("the disk is gone")
 
     monkeypatch.setattr(topic.partitions[0].log, "retaining", fail)
-    await retain(broker.topics, now_ms=NOW)
+    await retain(broker.topics, broker.health.supervisor, now_ms=NOW)
     assert topic.partitions[1].log.log_start_offset == 1
     assert "the disk is gone" in capsys.readouterr().out
 
@@ -296,18 +296,21 @@ async def test_a_log_that_cannot_be_compacted_leaves_the_others_and_the_broker_a
         for key in (b"a", b"a"):
             append(bad, bytes(build_batch([NewRecord(key, b"v")])))
         bad.log.roll()
-        await until(lambda: bool(bad.unmaintained))
+        await until(lambda: bool(broker.health.supervisor.failures))
         good = await filled(broker, await connect(broker))
         await until(lambda: set(keys(good)) == {1, 2, 3})
         async with aiohttp.ClientSession(broker.http_url) as session:
             live = await session.get("/live")
             assert live.status == 200
-            assert await live.text() == "ok; compaction of bad-0 fails: it does not fit\n"
+            assert (
+                await live.text()
+                == "ok; compaction (topic bad, partition 0) fails: it does not fit\n"
+            )
             metrics = await (await session.get("/metrics")).text()
-        name = 'kmr_broker_log_maintenance_failing{partition="0",task="compaction",topic="bad"} 1.0'
-        assert name in metrics
+        where = 'subject="topic bad, partition 0",work="compaction"'
+        assert f"kmr_broker_work_failures{{{where}}}" in metrics
         monkeypatch.undo()
-        await until(lambda: not bad.unmaintained)
+        await until(lambda: not broker.health.supervisor.failures)
     assert sum(entry["log_level"] == "error" for entry in logs) == 1
     assert broker.health.warnings() == ""
 

@@ -75,7 +75,6 @@ NAMES = {
     "kmr_broker_log_cleaned_bytes",
     "kmr_broker_log_cleanings",
     "kmr_broker_log_end_offset",
-    "kmr_broker_log_maintenance_failing",
     "kmr_broker_log_segments",
     "kmr_broker_log_size_bytes",
     "kmr_broker_log_stable_offset",
@@ -92,6 +91,7 @@ NAMES = {
     "kmr_broker_throttle_seconds",
     "kmr_broker_transaction_oldest_seconds",
     "kmr_broker_transactions",
+    "kmr_broker_work_failures",
 }
 
 
@@ -266,7 +266,7 @@ async def test_logs_and_their_maintenance(broker: Broker) -> None:
     compaction = {"topic": "t", "policy": "compaction"}
     assert value(broker, "log_cleanings_total", **compaction) == 1
     assert value(broker, "log_cleaned_bytes_total", **compaction) == freed
-    await retain(broker.topics, now_ms=LATER_MS)
+    await retain(broker.topics, broker.health.supervisor, now_ms=LATER_MS)
     retention = {"topic": "t", "policy": "retention"}
     assert value(broker, "log_cleanings_total", **retention) == 1
     assert value(broker, "log_cleaned_bytes_total", **retention) == size - freed

@@ -42,7 +42,6 @@ ADVERTISED = {
     24: (0, 5),  # AddPartitionsToTxn
     25: (0, 4),  # AddOffsetsToTxn
     26: (0, 5),  # EndTxn
-    27: (1, 2),  # WriteTxnMarkers
     28: (0, 5),  # TxnOffsetCommit
     29: (1, 3),  # DescribeAcls
     30: (1, 3),  # CreateAcls
@@ -64,9 +63,6 @@ ADVERTISED = {
     51: (0, 0),  # AlterUserScramCredentials
     55: (0, 2),  # DescribeQuorum
     60: (0, 2),  # DescribeCluster
-    61: (0, 0),  # DescribeProducers
-    65: (0, 0),  # DescribeTransactions
-    66: (0, 2),  # ListTransactions
     68: (0, 1),  # ConsumerGroupHeartbeat
     69: (0, 1),  # ConsumerGroupDescribe
     74: (0, 1),  # ListConfigResources
