@@ -37,6 +37,7 @@ from kmr.broker.log.segment import Segment
 from kmr.broker.settings import BrokerSettings
 from kmr.broker.storage.data_directory import ProducerIds
 from kmr.broker.storage.group_commit import Flush, GroupCommit
+from kmr.broker.supervision import Supervisor
 from kmr.broker.topics.topics import Topics
 
 if TYPE_CHECKING:
@@ -272,6 +273,9 @@ class Node:
             settings=SETTINGS,
             check_interval=10**6,
             now=clock.now,
+            supervisor=Supervisor(
+                itertools.count(0, 3600).__next__
+            ),  # what fails is due again at once
         )
 
     async def begin(self, name: str = "x") -> ProducerIdentity:
