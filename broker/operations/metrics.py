@@ -150,6 +150,7 @@ class BrokerCollector(Collector):
         pools = [
             (("request",), server.request_buffers.small),
             (("large request",), server.request_buffers.large),
+            (("unread request",), server.request_buffers.unread),
             (("response",), services.response_buffers),
         ]
         yield from _gauges(_POOL_GAUGES, ("pool",), pools)

@@ -1,7 +1,8 @@
 """Reusable buffers under one limit in bytes.
 
 A fresh allocation of megabytes costs more CPU than all other work on it, because the kernel clears each
-page. The limit bounds the broker's memory under any load.
+page. The limits bound what large requests and large responses take. Each connection may hold one small
+buffer beyond them, and so much of what it sends is always received.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..storage.group_commit import GroupCommit
 
-__all__ = ["BufferPool", "Intake", "RequestBuffers"]
-
 _SMALLEST = 4 * 1024  # bytes
 _LARGE = 2 * 1024 * 1024  # bytes; a batch of the default size limit fits
 _SMALL_SHARE = 4  # a quarter
+_UNREAD_SHARE = 8  # an eighth
 _MAX_IDLE = 64 * 1024 * 1024  # bytes
 _CHUNK_BYTES = 512 * 1024  # many small requests, which share a file write and a send
 _LEAST_ROOM = 128 * 1024  # for one read
+_SCARCE_ROOM = 4 * 1024  # for one read while memory is scarce
 
 
 class BufferPool:
@@ -107,13 +108,26 @@ class BufferPool:
 class RequestBuffers:
     """Buffers for requests that are being received.
 
-    Large buffers have a limit of their own: they cannot keep usual requests waiting.
+    Large buffers, and those of requests that must wait for the one before them, have limits of their own:
+    they cannot keep usual requests waiting.
+
+    Attributes:
+        small: those of up to 2 MiB.
+        large: larger ones.
+        unread: what clients sent behind a request that is not answered yet.
     """
 
     def __init__(self, limit: int) -> None:
-        """`limit`: bytes of all buffers; a quarter of them is for those of up to 2 MiB."""
+        """`limit`: bytes of all buffers; a quarter is for small ones, an eighth for unread requests."""
         self.small = BufferPool(limit // _SMALL_SHARE)
-        self.large = BufferPool(limit - limit // _SMALL_SHARE)
+        self.unread = BufferPool(limit // _UNREAD_SHARE)
+        self.large = BufferPool(limit - limit // _SMALL_SHARE - limit // _UNREAD_SHARE)
+
+    @property
+    def are_scarce(self) -> bool:
+        """Whether as little as possible should be received at once."""
+        unread, small = self.unread, self.small
+        return unread.used >= unread.limit or small.used >= small.limit
 
     def take(self, size: int) -> memoryview | None:
         """Lend a buffer of at least `size` bytes; None if the limit is reached."""
@@ -161,10 +175,12 @@ class Intake:
         self._used = 0
         self._is_waiting = False
 
-    def room(self) -> memoryview:
-        """Return where to receive."""
+    def room(self, *, little: bool = False) -> memoryview:
+        """Return where to receive; `little`: what comes has to be kept."""
         if len(self._chunk) - self._used < _LEAST_ROOM:
             self._group_commit.after_write(partial(self._buffers.put, self.take_away()))
+        if little or self._buffers.are_scarce:
+            return self._chunk[self._used : self._used + _SCARCE_ROOM]
         return self._chunk[self._used :]
 
     def received(self, size: int) -> tuple[memoryview, int, int]:

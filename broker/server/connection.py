@@ -2,8 +2,9 @@
 
 Requests are handled one at a time. While one waits (a long poll, a join), while a response is being
 sent, or while the client does not read its responses, the connection does not read from the client:
-this is the backpressure in both directions. Produce requests are the exception: while their appended
-records wait for the disk, the next request is handled, so that they share a sync.
+this is the backpressure in both directions. What it has received by then waits in a small buffer.
+Produce requests are the exception: while their appended records wait for the disk, the next request is
+handled, so that they share a sync.
 
 Before a client has authenticated, requests must be small, and only a few APIs are handled. A client that
 exceeds its quota gets its response at once; then the connection is muted for a while (KIP-219).
@@ -16,7 +17,8 @@ from functools import partial
 from inspect import iscoroutine
 from socket import SO_KEEPALIVE, SOL_SOCKET
 from struct import Struct
-from typing import TYPE_CHECKING, Final, cast
+from time import monotonic
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import structlog
 
@@ -24,22 +26,21 @@ from ..apis.api import Borrowing, Buffered, CloseConnection, Deferred
 from ..apis.records.long_poll import LongPoll
 from ..authorization.sasl import SaslExchange
 from ..protocol.headers import MIN_REQUEST_BYTES
+from ..turns import SLICE_SECONDS
 from .dispatch import Client
 from .outbox import Outbox
 from .tls import certificate_principal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ..apis.api import RawResponse
     from ..authorization.users import Users
     from ..listeners import Listener
     from ..storage.group_commit import Flush
+    from .buffers import BufferPool, RequestBuffers
     from .dispatch import Answer
     from .server import Server
-
-__all__ = ["IPV4_MAPPED", "Connection"]
-
 
 IPV4_MAPPED: Final = "::ffff:"
 """The prefix of IPv4 addresses on an IPv6 listener."""
@@ -56,6 +57,15 @@ _REFUSAL_SECONDS = 1.0  # from the response about a failed authentication to the
 _UNAUTHENTICATED_BYTES = 64 * 1024  # limit of one request before authentication
 _TLS_HANDSHAKE = 0x1603  # the first two bytes of TLS
 _LENGTH = Struct(">i").unpack_from
+
+
+class _Unread(NamedTuple):
+    """Received requests that wait in `buffer[start:end]`, which `pool` takes back."""
+
+    buffer: memoryview
+    start: int
+    end: int
+    pool: BufferPool | RequestBuffers
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -88,14 +98,14 @@ class Connection(asyncio.BufferedProtocol):
         self._partial_filled = 0
         self._partial_size = 0  # of the whole request
         self._partial_since = 0.0
-        self._unread: tuple[memoryview, int, int] | None = None  # received requests that must wait
+        self._unread: _Unread | None = None  # received requests that must wait
         self._memory: asyncio.Future[memoryview] | None = None  # a buffer that is awaited
         self._reading = True
         self._muted: asyncio.TimerHandle | None = None  # until the quota allows more
 
         # answering
         self._task: asyncio.Future[RawResponse] | None = None  # the handler that is running
-        self._borrowed: list[memoryview] | None = None  # buffers that it still needs
+        self._borrowed: list[Callable[[], None]] | None = None  # put back the buffers that it needs
         self._waiting: Answer | None = None  # and the request that it answers
         self._flush: Flush | None = None  # the latest one that responses wait for, until it is done
         self._outbox: Outbox
@@ -140,9 +150,10 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._task.cancel)
         if self._memory is not None:
             self._memory.cancel()
-        for buffer in (self._partial, self._unread and self._unread[0]):
-            if buffer is not None:
-                self._release(buffer)
+        if self._partial is not None:
+            self._release(self._partial)
+        if self._unread is not None:
+            self._release(self._unread.buffer, self._unread.pool)
         self._partial = self._unread = None
         if self._muted is not None:
             self._muted.cancel()
@@ -153,7 +164,7 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._partial is not None:
             return self._partial[self._partial_filled : self._partial_size]
-        return self._intake.room()
+        return self._intake.room(little=self._task is not None)
 
     def buffer_updated(self, nbytes: int) -> None:
         self._last_progress = self._loop.time()
@@ -161,17 +172,17 @@ class Connection(asyncio.BufferedProtocol):
             self._partial_filled += nbytes
             if self._partial_filled == self._partial_size:
                 buffer, self._partial = self._partial, None
-                self._handle_own(buffer, 0, self._partial_size)
+                self._handle_own(_Unread(buffer, 0, self._partial_size, self._buffers))
             elif self._partial_filled == len(self._partial):
                 self._grow_partial(self._partial)
             return
         buffer, start, end = self._intake.received(nbytes)
         waiting = self._handle_requests(buffer, start, end)
         if waiting < end:
-            size = end - waiting
-            unread = self._buffers.take_beyond_limit(size)
+            size, pool = end - waiting, self._buffers.unread
+            unread = pool.take_beyond_limit(size)
             unread[:size] = buffer[waiting:end]
-            self._unread = unread, 0, size
+            self._unread = _Unread(unread, 0, size, pool)
         if self._borrowed is None:
             self._intake.handled()
         else:
@@ -213,8 +224,10 @@ class Connection(asyncio.BufferedProtocol):
                 f"the client did not authenticate for {now - self._connected_at:.0f} seconds"
             )
         elif self._outbox.is_blocked:
-            waited = now - self._blocked_since
-            if waited > self._settings.response_timeout:
+            waited, allowed = now - self._blocked_since, self._settings.response_timeout
+            if self._partial is not None or self._unread is not None:
+                allowed = min(allowed, self._settings.request_timeout)  # others need the memory
+            if waited > allowed:
                 self.abort(f"the client did not read its response for {waited:.0f} seconds")
         elif self._task is not None or self._muted is not None or not self._outbox.is_empty:
             pass  # the broker is at work, not the client
@@ -269,17 +282,17 @@ class Connection(asyncio.BufferedProtocol):
     def _closing(self) -> bool:
         return self._lost or self._finishing
 
-    def _handle_own(self, buffer: memoryview, start: int, end: int) -> None:
+    def _handle_own(self, own: _Unread) -> None:
         """Handle the requests in a buffer that belongs to this connection."""
-        waiting = self._handle_requests(buffer, start, end)
-        if waiting < end:
-            self._unread = buffer, waiting, end
+        waiting = self._handle_requests(own.buffer, own.start, own.end)
+        if waiting < own.end:
+            self._unread = own._replace(start=waiting)
         else:
-            self._release(buffer)
+            self._release(own.buffer, own.pool)
 
     def _handle_requests(self, buffer: memoryview, start: int, end: int) -> int:
         """Handle the requests in `buffer[start:end]`; return where those begin that must wait, or `end`."""
-        size = 0
+        size, until = 0, 0.0
         while end - start >= _LENGTH_BYTES and not self._closing:
             size = _LENGTH(buffer, start)[0]
             if not self._min_request_bytes <= size <= self._max_request_bytes:
@@ -296,6 +309,15 @@ class Connection(asyncio.BufferedProtocol):
                 break
             self._handle(buffer[begin:stop])
             start = stop
+            if start < end:
+                now = monotonic()
+                if not until:
+                    until = now + SLICE_SECONDS
+                elif now >= until and not self._closing:
+                    self._send()
+                    self._pause_reading()
+                    self._loop.call_soon(self._continue)
+                    return start
         if end > start and not self._closing:
             wanted = size + _LENGTH_BYTES if end - start >= _LENGTH_BYTES else _LENGTH_BYTES
             self._keep_partial(buffer[start:end], wanted)
@@ -311,12 +333,13 @@ class Connection(asyncio.BufferedProtocol):
                 " accepted"
             )
 
-    def _release(self, buffer: memoryview) -> None:
-        """Return a buffer to the pool once the log has written the records in it."""
+    def _release(self, buffer: memoryview, pool: BufferPool | RequestBuffers | None = None) -> None:
+        """Return a buffer to its pool once the log has written the records in it."""
+        put = partial((pool or self._buffers).put, buffer)
         if self._borrowed is not None:
-            self._borrowed.append(buffer)
-            return
-        self._group_commit.after_write(partial(self._buffers.put, buffer))
+            self._borrowed.append(put)
+        else:
+            self._group_commit.after_write(put)
 
     def _keep_partial(self, rest: memoryview, wanted: int) -> None:
         """Move an incomplete request into a buffer that grows with what arrives."""
@@ -369,7 +392,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._unread is not None and not self._busy:
             unread, self._unread = self._unread, None
-            self._handle_own(*unread)
+            self._handle_own(unread)
         if self._unread is None and self._memory is None and not self._busy:
             self._resume_reading()
         self._close_if_finished()
@@ -448,8 +471,8 @@ class Connection(asyncio.BufferedProtocol):
     def _answered(self, answer: Answer, task: asyncio.Future[RawResponse]) -> None:
         self._task = self._waiting = None
         borrowed, self._borrowed = self._borrowed, None
-        for buffer in borrowed or ():
-            self._release(buffer)
+        for put in borrowed or ():
+            self._group_commit.after_write(put)
         if task.cancelled():
             return
         error = task.exception()

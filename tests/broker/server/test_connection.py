@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kio.schema.api_versions.v0 import ApiVersionsRequest
 
 from kmr.broker import Broker
+from tests.broker.loop_guard import LoopGuard
 from tests.examples import examples
 
 Start = Callable[..., Awaitable[Broker]]
@@ -354,7 +355,47 @@ async def test_requests_behind_a_long_poll_take_little_memory(
 ) -> None:
     first = client.frame(fetch_request(client, MIB, wait=20), 1)
     await client.send_bytes(first + client.frame(ASK_VERSIONS, 2))
-    await until(lambda: used_for_requests(broker) == 4096)
+    await until(lambda: used(broker, "unread request") == 4096)
+    await client.send_bytes(client.frame(ASK_VERSIONS, 3) * 10_000)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert used(broker, "unread request") == 4096, "it is not read any more"
+
+
+@pytest.mark.loop_guard(milliseconds=50)
+async def test_a_flood_of_small_requests_lets_others_have_the_loop(
+    client: Any, broker: Broker, connect: Connect, loop_guard: LoopGuard
+) -> None:
+    other = await connect(broker)
+    for each in (client, other):
+        await each.ask(ASK_VERSIONS)
+    loop_guard.violations.clear()
+    await client.send_bytes(client.frame(ASK_VERSIONS, 7) * 10_000)
+    await other.ask(ASK_VERSIONS)
+    for _ in range(10_000):
+        assert (await client.receive_frame())[:4] == pack(">i", 7)
+
+
+async def test_requests_behind_long_polls_do_not_keep_honest_ones_waiting(
+    start: Start, connect: Connect, until: Until, batch: Batch
+) -> None:
+    broker = await start(request_memory_bytes=8 * MIB, request_max_bytes=8 * MIB)
+    for topic in ("t", "other"):
+        await broker.topics.create(topic)
+    hostile = [await connect(broker) for _ in range(40)]
+    poll = hostile[0].frame(fetch_request(hostile[0], MIB, wait=600), 1)
+    behind = hostile[0].frame(ASK_VERSIONS, 2) * 5_000
+    for each in hostile:
+        await each.send_bytes(poll + behind)
+    await until(lambda: used(broker, "unread request") >= MIB)
+    client = await connect(broker)
+    honest = produce_request(client, batch(b"x" * 800_000), topic="other")
+    async with asyncio.timeout(10):
+        response = await client.ask(honest)
+    assert response.responses[0].partition_responses[0].error_code == 0
+    assert used(broker, "request") == 0
+    # Each connection keeps what it received at once; beyond the limit that is little.
+    assert used(broker, "unread request") <= MIB + 512 * 1024 + 40 * 4096
 
 
 async def test_an_incomplete_request_closes_the_connection(
