@@ -50,6 +50,8 @@ class Program:
         self.code = Code()
         root = resolve(reader, named)
         if type_of(root) in RECORDS:
+            if not root["fields"]:
+                raise StrategyError(f"Avro: {root['name']} has no fields, so no columns")
             self.columns = self._fields(root, 0, "", ())
         else:
             self.columns = {"value": self._column(reader, 0, "value", ())}
@@ -83,8 +85,7 @@ class Program:
         fields = root["fields"] if type_of(root) in RECORDS else [{"type": root}]
         kinds = [resolve(field["type"], self._named) for field in fields]
         return [
-            type_of(kind) == "null"
-            or (isinstance(kind, list) and any(type_of(each) == "null" for each in kind))
+            "null" in map(type_of, [without_null(kind), *(kind if isinstance(kind, list) else ())])
             for kind in kinds
         ]
 

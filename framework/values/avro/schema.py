@@ -37,9 +37,42 @@ def parse(schema: Schema, named: NamedTypes) -> Schema:
         StrategyError: the schema is not valid.
     """
     try:
-        return fastavro.parse_schema(schema, named_schemas=named)
-    except (fastavro.schema.SchemaParseException, KeyError, TypeError, ValueError) as error:
+        parsed = fastavro.parse_schema(schema, named_schemas=named)
+        _check(parsed)
+    except (
+        fastavro.schema.SchemaParseException, KeyError, TypeError, ValueError, RecursionError
+    ) as error:  # fmt: skip
         raise StrategyError(f"the Avro schema is not valid: {error!r}") from error
+    return parsed
+
+
+def _check(schema: Schema) -> None:
+    """Raise ValueError for what fastavro lets pass."""
+    if isinstance(schema, list):
+        if any(isinstance(each, list) for each in schema):
+            raise ValueError("a union is a branch of a union")
+        _refuse_doubles("branch", [_full_name(each) for each in schema])
+        for each in schema:
+            _check(each)
+    elif isinstance(schema, dict):
+        for key in ("type", "items", "values"):
+            _check(schema.get(key))
+        if schema["type"] == "fixed" and (type(schema["size"]) is not int or schema["size"] < 0):
+            raise ValueError(f"the size of {schema['name']} is {schema['size']!r}")
+        fields = schema.get("fields", ())
+        _refuse_doubles("field", [field["name"] for field in fields])
+        for field in fields:
+            _check(field["type"])
+
+
+def _refuse_doubles(what: str, names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"there are two of {what} {name}")
+
+
+def _full_name(schema: Schema) -> str:
+    return str(schema["name"]) if _is_named(schema) else type_of(schema)
 
 
 def resolve(schema: Schema, named: NamedTypes) -> Schema:
@@ -71,7 +104,7 @@ _LOGICAL: Final = {
 def logical_of(schema: Schema) -> str:
     """Return the logical type; one that is not known or not valid is ignored, as the specification says."""
     logical = schema.get("logicalType", "") if isinstance(schema, dict) else ""
-    if logical not in _LOGICAL.get(type_of(schema), ()):
+    if not isinstance(logical, str) or logical not in _LOGICAL.get(type_of(schema), ()):
         return ""
     return "" if logical == "decimal" and not _has_digits(schema) else str(logical)
 
@@ -98,13 +131,8 @@ def branch_names(branches: Sequence[Schema]) -> list[str]:
     """Return the names of the fields for the branches of a union.
 
     A type's name without its namespace; with it, where two have the same.
-
-    Raises:
-        StrategyError: two branches are of one type that has no name.
     """
-    full = [each["name"] if _is_named(each) else type_of(each) for each in branches]
-    if doubles := {name for name in full if full.count(name) > 1}:
-        raise StrategyError(f"the Avro schema is not valid: a union has two of {doubles.pop()}")
+    full = [_full_name(each) for each in branches]
     simple = [name.rpartition(".")[2] for name in full]
     return [
         name if simple.count(name) == 1 else whole for name, whole in zip(simple, full, strict=True)

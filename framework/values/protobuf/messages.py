@@ -84,6 +84,8 @@ class Messages:
         self._clears: list[int] = []
         self._pool = bytearray()
         self._known_enums: dict[str, tuple[int, int]] = {}
+        if not descriptor.fields:
+            raise StrategyError(f"Protobuf: {descriptor.full_name} has no fields, so no columns")
         _, self.columns = self._message(descriptor, 0, "", ())
         self.schema = pa.schema(
             [
@@ -142,7 +144,7 @@ class Messages:
             self.paths.append(names[number])
         begin = len(self._defaults)
         for field in type_.fields:
-            self._add_default(field, columns[field.name])
+            self._add_default(field, columns[field.name], lines[field.number])
         self._messages[row] = [first, len(lines), begin, len(self._defaults) - begin]
         return row, columns
 
@@ -218,10 +220,14 @@ class Messages:
         self._pool += data
         return at << 32 | len(data)
 
-    def _add_default(self, field: FieldDescriptor, column: Column) -> None:
+    def _add_default(self, field: FieldDescriptor, column: Column, line: list[int]) -> None:
         if _is_repeated(field):
             self._list_default(column, valid=True)
-        elif field.has_presence and not (_is_entry(field) and field.type != _F.TYPE_MESSAGE):
+        elif _is_entry(field) and field.type == _F.TYPE_MESSAGE:  # an empty message, not null
+            self._defaults.append((column.first, 0, 1, kernel.AS_IS))
+            _, _, first, count = self._messages[line[kernel.MESSAGE]]
+            self._defaults += self._defaults[first : first + count]
+        elif field.has_presence and not _is_entry(field):
             self._null_default(column)
         elif field.type == _F.TYPE_ENUM:
             piece = self._piece(cast("EnumDescriptor", field.enum_type).values[0].name.encode())

@@ -280,11 +280,44 @@ def test_long_lists_make_room_for_themselves() -> None:
         ("{", "not JSON"),
         ({"type": "record"}, "not valid"),
         ("nothing", "not valid"),
+        (record("R", "int", "a", "a"), "two of field a"),
+        (
+            {**record("R", "int"), "fields": [{"name": "a", "type": ["int", "int"]}]},
+            "two of branch",
+        ),
+        (
+            {**record("R", "int"), "fields": [{"name": "a", "type": ["null", ["int"]]}]},
+            "a branch of",
+        ),
+        ({"type": "fixed", "name": "F", "size": "x"}, "the size of F is 'x'"),
     ],
 )
 def test_a_schema_that_is_not_one_is_refused_at_once(schema: Any, message: str) -> None:
     with pytest.raises(StrategyError, match=message):
         Avro(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "rows"),
+    [
+        ({"type": "int", "logicalType": ["odd"]}, b"\2", [{"value": 1}]),
+        (
+            {"type": "bytes", "logicalType": "decimal", "precision": 0},
+            b"\2a",
+            [{"value": b"a"}],
+        ),
+        ({**record("R", "int"), "fields": [{"name": "a", "type": []}]}, b"", [{"a": None}]),
+    ],
+)
+def test_logical_types_that_are_not_valid_are_ignored_and_a_union_of_nothing_is_null(
+    schema: Any, value: bytes, rows: Any
+) -> None:
+    assert rows_of(Avro(schema), value)[0] == rows
+
+
+def test_a_record_without_fields_has_no_columns() -> None:
+    with pytest.raises(StrategyError, match="R has no fields"):
+        _ = Avro(record("R", "int")).schema
 
 
 def test_without_schema_and_subject_the_columns_are_not_known() -> None:

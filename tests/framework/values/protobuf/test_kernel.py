@@ -11,10 +11,14 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kmr.errors import StrategyError
 from kmr.values.protobuf import kernel
 from kmr.values.protobuf.protobuf_format import Protobuf
+from tests.examples import examples
 
-from .types import SCALARS, All
+from . import generated
+from .generated import UNKNOWN, messages, raw, types
+from .types import SCALARS, All, all_kinds, class_of, field
 
 FORMAT = Protobuf(All)
 _BITS = {
@@ -163,6 +167,85 @@ def test_a_damaged_value_fails_with_its_field(value: bytes, reason: str) -> None
     assert failures == {1: reason}
     assert set(rows[1].values()) == {None}
     assert rows[0] == rows[2] == read(b"")
+
+
+def check(make: Any, data: list[bytes]) -> dict[int, str]:
+    """Compare with google.protobuf; return the reasons of the values that failed."""
+    decoded = Protobuf(make).decode(pa.array([*data, None], pa.binary()))
+    decoded.columns.validate(full=True)
+    names, columns = decoded.columns.schema.names, decoded.columns.columns
+    assert not any(column[len(data)].is_valid for column in columns)
+    for number, value in enumerate(data):
+        row = {name: raw(column[number]) for name, column in zip(names, columns, strict=True)}
+        if number in decoded.failures:
+            assert decoded.failures[number].startswith(("field f", "the value: "))
+            assert set(row.values()) == {None}
+            continue
+        assert row == generated.read(make, value)
+    return decoded.failures
+
+
+@given(st.data())
+@settings(max_examples=examples(200))
+def test_messages_of_any_type_are_what_google_protobuf_reads(data: st.DataObject) -> None:
+    make = data.draw(types())
+    drawn = [
+        each.SerializePartialToString() for each in data.draw(st.lists(messages(make), max_size=3))
+    ]
+    assert check(make, [each + data.draw(UNKNOWN) for each in drawn]) == {}
+
+
+@given(st.data())
+@settings(max_examples=examples(200))
+def test_damaged_messages_of_any_type_are_what_google_protobuf_reads_or_fail(
+    data: st.DataObject,
+) -> None:
+    make = data.draw(types())
+    one, other = (data.draw(messages(make)).SerializePartialToString() for _ in range(2))
+    at = data.draw(st.integers(0, len(one)))
+    patch = data.draw(st.binary(max_size=4))
+    values = [one, one[:at], one[:at] + patch + one[at + len(patch) :], patch, one + other, one]
+    failures = check(make, values)
+    assert not {0, 5} & failures.keys()
+    for number, reason in failures.items():
+        try:
+            generated.read(make, values[number])
+        except (DecodeError, generated.Unreadable):
+            continue
+        assert any(each in reason for each in _STRICTER), reason
+
+
+_STRICTER = (
+    "the oneof is set more than once",
+    "the enum has no value",
+    "UTF-8",
+    "a group does not",
+)
+"""Reasons for what google.protobuf reads."""
+
+
+def test_an_entry_of_a_map_without_its_message_has_an_empty_one() -> None:
+    file = all_kinds()
+    entry = file.message_type[1].nested_type.add(name="ByNameEntry")
+    entry.options.map_entry = True
+    field(entry, "key", "string", 1)
+    field(entry, "value", "message", 2, of=".t.Inner")
+    made = file.message_type.add(name="Map")
+    made.nested_type.add().CopyFrom(entry)
+    field(made, "f", "message", 1, of=".t.Map.ByNameEntry", label=3)
+    del file.message_type[1].nested_type[:]
+    make = class_of(file, "t.Map")
+    for value in (b"\x0a\x03\x0a\x01a", b"\x0a\x00", b"\x0a\x07\x12\x02\x08\x05\x12\x01\x00"[:9]):
+        check(make, [value])
+    decoded = Protobuf(make).decode(pa.array([b"\x0a\x03\x0a\x01a"], pa.binary()))
+    assert decoded.columns.to_pylist() == [{"f": [("a", {"n": 0, "tags": []})]}]
+
+
+def test_a_message_without_fields_has_no_columns() -> None:
+    file = all_kinds()
+    file.message_type.add(name="Empty")
+    with pytest.raises(StrategyError, match=r"t\.Empty has no fields"):
+        Protobuf(class_of(file, "t.Empty"))
 
 
 def test_unknown_fields_are_skipped() -> None:

@@ -32,7 +32,7 @@ def rows_of(format_: Protobuf, *values: bytes | None) -> tuple[list[Any], dict[i
 
 def test_a_copy_by_pickle_needs_no_generated_module() -> None:
     format_ = pickle.loads(pickle.dumps(Protobuf(Other)))
-    assert format_.schema == pa.schema({})
+    assert format_.schema.names == ["n"]
     copy = pickle.loads(pickle.dumps(Protobuf(All)))
     assert rows_of(copy, All(f_int32=5).SerializeToString())[0][0]["f_int32"] == 5
 

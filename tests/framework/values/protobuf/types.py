@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf import timestamp_pb2, wrappers_pb2
+from google.protobuf import duration_pb2, timestamp_pb2, wrappers_pb2
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
@@ -17,7 +17,6 @@ SCALARS = [
     "int64", "uint64", "int32", "uint32", "sint64", "sint32", "fixed64", "sfixed64", "fixed32", "sfixed32",
     "double", "float", "bool", "string", "bytes",
 ]  # fmt: skip
-POOL = DescriptorPool()
 
 
 def field(
@@ -38,7 +37,7 @@ def all_kinds() -> FileDescriptorProto:
     enum = file.enum_type.add(name="Color")
     for number, name in [(0, "NONE"), (5, "RED"), (-3, "DARK")]:
         enum.value.add(name=name, number=number)
-    file.message_type.add(name="Other")
+    field(file.message_type.add(name="Other"), "n", "int32", 1)
     inner = file.message_type.add(name="Inner")
     field(inner, "n", "int32", 1)
     field(inner, "tags", "string", 2, label=F.LABEL_REPEATED)
@@ -66,8 +65,20 @@ def all_kinds() -> FileDescriptorProto:
     return file
 
 
-POOL.AddSerializedFile(timestamp_pb2.DESCRIPTOR.serialized_pb)
-POOL.AddSerializedFile(wrappers_pb2.DESCRIPTOR.serialized_pb)
-POOL.AddSerializedFile(all_kinds().SerializeToString())
+def pool_of(file: FileDescriptorProto) -> DescriptorPool:
+    """Return a pool with a file, and those that it imports."""
+    pool = DescriptorPool()
+    for known in (timestamp_pb2, wrappers_pb2, duration_pb2):
+        pool.AddSerializedFile(known.DESCRIPTOR.serialized_pb)
+    pool.AddSerializedFile(file.SerializeToString())
+    return pool
+
+
+def class_of(file: FileDescriptorProto, name: str) -> type[Message]:
+    """Return the class of a message type of a file."""
+    return GetMessageClass(pool_of(file).FindMessageTypeByName(name))
+
+
+POOL = pool_of(all_kinds())
 All: type[Message] = GetMessageClass(POOL.FindMessageTypeByName("t.All"))
 Other: type[Message] = GetMessageClass(POOL.FindMessageTypeByName("t.Other"))
