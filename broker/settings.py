@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 from pathlib import Path  # noqa: TC003  msgspec reads the annotations at run time
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -37,7 +37,6 @@ DAY = 24 * HOUR
 
 NodeId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 SomeSeconds = Annotated[float, Meta(ge=0, extra={"unit": SECONDS})]
-MigrationPolicy = Literal["bidirectional", "upgrade", "downgrade", "disabled"]
 SomeBytes = Annotated[int, Meta(ge=0, extra={"unit": BYTES})]
 
 
@@ -254,13 +253,6 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     group_consumer_max_size: Annotated[
         Count, about("Most members of one group with group.protocol=consumer.")
     ] = 10_000
-    group_consumer_migration_policy: Annotated[
-        MigrationPolicy,
-        about(
-            "Whether a group with members changes its protocol: with the first member with "
-            "group.protocol=consumer (upgrade), and when the last one has left (downgrade)."
-        ),
-    ] = "bidirectional"
     offsets_retention_seconds: Annotated[
         Seconds, about("Time that offsets are kept after the last member has left.")
     ] = 7 * DAY

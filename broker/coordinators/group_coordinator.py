@@ -14,7 +14,6 @@ import structlog
 from ..log.results import LogError
 from ..supervision import Supervisor
 from ..turns import in_turns
-from .groups.classic_members import ClassicMembers
 from .groups.consumer_group import ConsumerGroup
 from .groups.consumer_types import JOIN_EPOCH, ConsumerHeartbeat, ConsumerHeartbeatResult
 from .groups.group import Group
@@ -32,7 +31,6 @@ from .groups.group_types import (
     SyncRequest,
     SyncResult,
 )
-from .groups.migration import MigrationRefused, downgrade, may_downgrade, upgrade
 from .groups.name_patterns import InvalidPattern, matching_names
 from .offset_store import CommittedOffset, OffsetStore
 
@@ -50,6 +48,9 @@ if TYPE_CHECKING:
 _STORE_INTERVAL = 1.0  # seconds between two runs of the store's maintenance
 _EXPIRY_INTERVAL = 600.0  # seconds between two checks for expired offsets
 _EXPIRY = "the expiry of committed offsets"
+_MATCHED_FOR = (
+    60.0  # seconds until an expression is matched again, because permissions may have changed
+)
 _MAX_NAME_BYTES = 32_767  # the longest string of the protocol's older versions
 _MAX_INSTANCE_ID_CHARS = 249  # as for names of topics (KIP-345)
 
@@ -125,25 +126,23 @@ class GroupCoordinator:
     async def join(self, group_id: str, request: JoinRequest) -> JoinResult:
         """Join a group; return when its next generation is complete (see `Group.join`).
 
-        A group of KIP-848 answers when the change is durable (see `ClassicMembers.join`). Raises `LogFailed`.
+        A group of KIP-848 with members refuses; without members it becomes a classic one. Raises
+        `LogFailed`.
         """
         error = _check_name(group_id) or _check_names(request) or self._check_session(request)
         if error is not None:
             return JoinResult(request.member.member_id, error=error)
         group = self._groups.get(group_id)
         if isinstance(group, ConsumerGroup) and not group.is_idle:
-            result = ClassicMembers(group).join(request)
-            if not may_downgrade(group, self._settings):
-                await self._store_changes(group)
-                return result
-            # It has taken the place of the last member that did not use the classic protocol.
-            group = self._downgrade(group)
-            identity = MemberIdentity(result.member_id, request.member.instance_id)
-            request = replace(request, member=identity)
-        elif group is None or isinstance(group, ConsumerGroup):
+            error = GroupError.INCONSISTENT_GROUP_PROTOCOL
+            return JoinResult(request.member.member_id, error=error)
+        if not isinstance(group, Group):
             if request.member.member_id:
                 return JoinResult(request.member.member_id, error=GroupError.UNKNOWN_MEMBER_ID)
-            group = self._new_group(group_id) if group is None else self._downgrade(group)
+            if group is not None:
+                self.offsets.remove_consumer_group(group_id)
+                self._drop(group)
+            group = self._new_group(group_id)
         answer: asyncio.Future[JoinResult] = asyncio.get_running_loop().create_future()
         group.join(request, answer)
         return await answer
@@ -153,8 +152,6 @@ class GroupCoordinator:
         group = self._find(group_id)
         if isinstance(group, GroupError):
             return SyncResult(error=group)
-        if isinstance(group, ConsumerGroup):
-            return ClassicMembers(group).sync(request)
         answer: asyncio.Future[SyncResult] = asyncio.get_running_loop().create_future()
         group.sync(request, answer)
         return await answer
@@ -162,26 +159,14 @@ class GroupCoordinator:
     def heartbeat(
         self, group_id: str, identity: MemberIdentity, generation: int
     ) -> GroupError | None:
-        """Extend a member's session (see `Group.heartbeat`, `ClassicMembers.heartbeat`)."""
+        """Extend a member's session (see `Group.heartbeat`)."""
         group = self._find(group_id)
-        if isinstance(group, GroupError):
-            return group
-        if isinstance(group, Group):
-            return group.heartbeat(identity, generation)
-        error = ClassicMembers(group).heartbeat(identity, generation)
-        self._after_change(group)
-        return error
+        return group if isinstance(group, GroupError) else group.heartbeat(identity, generation)
 
     def leave(self, group_id: str, identity: MemberIdentity) -> GroupError | None:
-        """Remove a member (see `Group.leave`, `ClassicMembers.leave`)."""
+        """Remove a member (see `Group.leave`)."""
         group = self._find(group_id)
-        if isinstance(group, GroupError):
-            return group
-        if isinstance(group, Group):
-            return group.leave(identity)
-        error = ClassicMembers(group).leave(identity)
-        self._after_change(group)
-        return error
+        return group if isinstance(group, GroupError) else group.leave(identity)
 
     async def consumer_heartbeat(
         self, group_id: str, request: ConsumerHeartbeat, may_see: Callable[[str], bool]
@@ -194,16 +179,13 @@ class GroupCoordinator:
         if error is not None:
             return ConsumerHeartbeatResult(error=error)
         before = self._groups.get(group_id)
+        if isinstance(before, Group) and not before.is_idle:
+            return ConsumerHeartbeatResult(error=GroupError.GROUP_ID_NOT_FOUND)
         if not isinstance(before, ConsumerGroup) and request.epoch != JOIN_EPOCH:
-            has_members = before is not None and not before.is_idle
-            error = GroupError.GROUP_ID_NOT_FOUND if has_members else GroupError.UNKNOWN_MEMBER_ID
-            return ConsumerHeartbeatResult(error=error)
+            return ConsumerHeartbeatResult(error=GroupError.UNKNOWN_MEMBER_ID)
+        group = before if isinstance(before, ConsumerGroup) else self._new_consumer_group(group_id)
         try:
-            request = self._with_matched_topics(before, request, may_see)
-            group = before if isinstance(before, ConsumerGroup) else self._upgraded(group_id)
-        except MigrationRefused as refused:
-            reason = f"the group is a classic group with members: {refused}"
-            return ConsumerHeartbeatResult(error=GroupError.GROUP_ID_NOT_FOUND, reason=reason)
+            request = self._with_matched_topics(group, request, may_see)
         except InvalidPattern:
             return ConsumerHeartbeatResult(error=GroupError.INVALID_REGULAR_EXPRESSION)
         result = group.heartbeat(request)
@@ -212,31 +194,29 @@ class GroupCoordinator:
                 group.close(result.error)
                 return result
             if before is not None:
-                before.close(GroupError.REBALANCE_IN_PROGRESS)
+                self._drop(before)
             self._groups[group_id] = group
-        if may_downgrade(group, self._settings):
-            self._downgrade(group)
-        else:
-            await self._store_changes(group)
+        await self._store_changes(group)
         return result
 
     def _with_matched_topics(
-        self,
-        group: Group | ConsumerGroup | None,
-        request: ConsumerHeartbeat,
-        may_see: Callable[[str], bool],
+        self, group: ConsumerGroup, request: ConsumerHeartbeat, may_see: Callable[[str], bool]
     ) -> ConsumerHeartbeat:
-        """Match the member's expression against the topics of now."""
-        members = group.members if isinstance(group, ConsumerGroup) else {}
-        member = members.get(request.member_id)
+        """Match the member's expression again: if it, or the topics, have changed, or after a minute."""
+        member = group.members.get(request.member_id)
         pattern = request.regex
         if pattern is None and member is not None:
             pattern = member.regex
         if not pattern or self._topics is None or request.epoch < JOIN_EPOCH:
             return request
+        now, version = self._now(), self._topics.version
+        if member is not None and pattern == member.regex and request.epoch != JOIN_EPOCH:
+            matched_version, matched_at = member.matched_at
+            if version == matched_version and 0 <= now - matched_at < _MATCHED_FOR:
+                return request
         names = [each.name for each in self._topics]  # internal ones too, as in Kafka
-        matched = matching_names(pattern, names)
-        return replace(request, matched=tuple(each for each in matched if may_see(each)))
+        matched = tuple(each for each in matching_names(pattern, names) if may_see(each))
+        return replace(request, matched=matched, matched_at=(version, now))
 
     # -- offsets -------------------------------------------------------------------------------
 
@@ -283,7 +263,7 @@ class GroupCoordinator:
         group = self._groups.get(group_id)
         if not knows_epochs and isinstance(group, ConsumerGroup):
             member = group.members.get(identity.member_id)
-            if member is not None and member.classic is None:
+            if member is not None:
                 error = GroupError.UNSUPPORTED_VERSION
         if error is None:
             await self.offsets.commit(group_id, self._stamped(group_id, offsets))
@@ -355,10 +335,10 @@ class GroupCoordinator:
         group = self._groups.get(group_id)
         if group is None:
             return _check_name(group_id) or GroupError.GROUP_ID_NOT_FOUND
+        if group.size and not group.is_of_consumers:
+            return GroupError.NON_EMPTY_GROUP
         topics = group.subscribed_topics()
-        if isinstance(topics, GroupError):
-            return topics
-        refused = {each for each in partitions if each[0] in topics}
+        refused = {each for each in partitions if topics is None or each[0] in topics}
         end = self.offsets.remove_offsets(
             group_id, [each for each in partitions if each not in refused]
         )
@@ -382,9 +362,12 @@ class GroupCoordinator:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _find(self, group_id: str) -> Group | ConsumerGroup | GroupError:
-        error = _check_name(group_id)
-        return error or self._groups.get(group_id) or GroupError.UNKNOWN_MEMBER_ID
+    def _find(self, group_id: str) -> Group | GroupError:
+        """Return a classic group."""
+        group = self._groups.get(group_id)
+        if isinstance(group, Group):
+            return group
+        return _check_name(group_id) or GroupError.UNKNOWN_MEMBER_ID
 
     def _check_session(self, request: JoinRequest) -> GroupError | None:
         low = self._settings.group_min_session_timeout
@@ -404,35 +387,16 @@ class GroupCoordinator:
             self._clock,
             self._topic,
             self._after_change,
+            topics_version=self._topics_version,
             session_timeout=lambda: self.own.session_timeout(group_id),
         )
+
+    def _topics_version(self) -> int:
+        return 0 if self._topics is None else self._topics.version
 
     def _topic(self, name: str) -> tuple[UUID, int] | None:
         topic = None if self._topics is None else self._topics.get(name)
         return None if topic is None else (topic.topic_id, len(topic.partitions))
-
-    def _upgraded(self, group_id: str) -> ConsumerGroup:
-        """Return a group of KIP-848 with the members of the classic group, which still is the group.
-
-        Raises `MigrationRefused`.
-        """
-        group, before = self._new_consumer_group(group_id), self._groups.get(group_id)
-        if isinstance(before, Group):
-            upgrade(before, group, self._settings)
-        return group
-
-    def _downgrade(self, group: ConsumerGroup) -> Group:
-        """Make a group of KIP-848 a classic one, with its classic members; it keeps the offsets."""
-        stored = downgrade(group) if group.size else None
-        self.offsets.remove_consumer_group(group.id)
-        self._drop(group)
-        classic = self._new_group(group.id)
-        if stored is not None:
-            snapshot, protocols = stored
-            self._store_generation(group.id, snapshot)
-            classic.restore(snapshot, protocols)
-            classic.rebalance()
-        return classic
 
     def _stamped(
         self, group_id: str, offsets: Mapping[TopicPartition, tuple[int, int, str]]
@@ -461,9 +425,7 @@ class GroupCoordinator:
     def _after_change(self, group: ConsumerGroup) -> None:
         """Store what a timer, a heartbeat or a leave has changed; nothing waits until it is durable."""
         try:
-            if may_downgrade(group, self._settings):
-                self._downgrade(group)
-            elif changes := group.take_changes():
+            if changes := group.take_changes():
                 self.offsets.store_consumer_group(group.id, changes)
         except (LogError, OSError, ValueError) as error:
             logger.error("cannot store a group", group=group.id, error=str(error))
@@ -489,7 +451,7 @@ class GroupCoordinator:
     def _expire_unread(self, group: Group | ConsumerGroup, expired: int) -> None:
         """Remove expired offsets of topics that no member reads any more (KIP-211)."""
         topics = group.subscribed_topics()
-        if isinstance(topics, GroupError) or group.state.value != GroupState.STABLE.value:
+        if topics is None or group.state.value != GroupState.STABLE.value:
             return
         pending = self.offsets.pending(group.id)
         committed = self.offsets.committed(group.id).items()

@@ -78,6 +78,8 @@ class Topics:
     def __init__(self, directory: Path, settings: BrokerSettings) -> None:
         """`directory`: the broker's data directory."""
         self.stopping = False
+        self.version = 0
+        """Grows whenever topics or their numbers of partitions change."""
         self.after_deletion: Callable[[str], Awaitable[None]] = _nothing
         """Called with a topic's name at the end of its deletion."""
         self._settings = settings
@@ -135,6 +137,7 @@ class Topics:
     def show_internal(self, topic: Topic) -> None:
         """Show an internal topic to clients; its coordinator closes the log."""
         self._internal[topic.name] = topic
+        self.version += 1
 
     def stop(self) -> None:
         """End all long polls, and let later ones return at once."""
@@ -257,6 +260,7 @@ class Topics:
         topic = self._changeable(name)
         del self._by_name[name]
         del self._by_id[topic.topic_id]
+        self.version += 1
         for partition in topic.partitions:
             partition.close()
         logs = [partition.log for partition in topic.partitions]
@@ -293,6 +297,7 @@ class Topics:
     def _show(self, topic: Topic) -> Topic:
         self._by_name[topic.name] = topic
         self._by_id[topic.topic_id] = topic
+        self.version += 1
         return topic
 
 

@@ -37,9 +37,6 @@ final class GroupChecks {
         for (String assignor : List.of("uniform", "range")) {
             checks.check("groups, rebalances by the broker, " + assignor, () -> rebalancesByBroker(assignor));
         }
-        for (String assignor : List.of("Range", "CooperativeSticky")) {
-            checks.check("groups, change of the protocol and back with " + assignor, () -> migration(assignor));
-        }
         checks.check("groups, static member comes back", this::staticMember);
         checks.check("groups, second static member of one name fences the first", this::fenced);
         checks.check("groups, static member removed by an administrator", this::removed);
@@ -67,33 +64,6 @@ final class GroupChecks {
     /** The protocol of KIP-848. */
     private void rebalancesByBroker(String assignor) throws Exception {
         rebalances(true, "group.protocol", "consumer", "group.remote.assignor", assignor);
-    }
-
-    /** Members of both protocols in one group, one replaced after the other. */
-    private void migration(String assignor) throws Exception {
-        String topic = site.topic(PARTITIONS);
-        String group = Site.name("group");
-        Queue<String> notes = Member.notes();
-        String classic = "org.apache.kafka.clients.consumer." + assignor + "Assignor";
-        Member old = member(group, topic, notes, "partition.assignment.strategy", classic);
-        until("the classic member has all partitions", () -> old.assigned().size() == PARTITIONS);
-        round(topic, 1, notes);
-        Member upgraded = member(group, topic, notes, "group.protocol", "consumer");
-        until("both have half of them",
-            () -> old.assigned().size() == PARTITIONS / 2 && upgraded.assigned().size() == PARTITIONS / 2);
-        round(topic, 2, notes);
-        old.close();
-        until("the upgraded member has all", () -> upgraded.assigned().size() == PARTITIONS);
-        round(topic, 3, notes);
-        try (Member back = member(group, topic, notes, "partition.assignment.strategy", classic)) {
-            until("both have half of them again",
-                () -> back.assigned().size() == PARTITIONS / 2 && upgraded.assigned().size() == PARTITIONS / 2);
-            round(topic, 4, notes);
-            upgraded.close();
-            until("the classic member has all again", () -> back.assigned().size() == PARTITIONS);
-            round(topic, 5, notes);
-        }
-        Checks.equal(5 * PARTITIONS * RECORDS, notes.size(), "records that were noted");
     }
 
     private void rebalances(boolean cooperative, Object... strategy) throws Exception {

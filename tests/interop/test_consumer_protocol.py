@@ -1,18 +1,13 @@
-"""librdkafka with `group.protocol=consumer`: members come and go, and what they own is counted.
-
-Groups that change their protocol while they have members have some of both.
-"""
+"""librdkafka with `group.protocol=consumer`: members come and go, and what they own is counted."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka as ck
-import pytest
 
 from .clients.base import Message
 from .clients.via_librdkafka import Librdkafka
@@ -65,7 +60,6 @@ def _member(
             **more,
         }
     )
-    is_eager = more.get("partition.assignment.strategy") == "range"
 
     def assigned(_: Any, partitions: list[ck.TopicPartition]) -> None:
         with journal.lock:
@@ -75,7 +69,7 @@ def _member(
                     journal.doubled.append(where)
                 journal.owners[where] = name
             journal.lock.notify_all()
-        (consumer.assign if is_eager else consumer.incremental_assign)(partitions)
+        consumer.incremental_assign(partitions)
 
     def revoked(_: Any, partitions: list[ck.TopicPartition]) -> None:
         try:
@@ -90,10 +84,7 @@ def _member(
             for each in partitions:
                 journal.owners.pop((each.topic, each.partition), None)
             journal.lock.notify_all()
-        if is_eager:
-            consumer.unassign()
-        else:
-            consumer.incremental_unassign(partitions)
+        consumer.incremental_unassign(partitions)
 
     consumer.subscribe(topics, on_assign=assigned, on_revoke=revoked, on_lost=lost)
     try:
@@ -132,14 +123,6 @@ async def test_members_join_leave_and_restart_and_each_record_is_read_once(
     await _each_record_is_read_once(broker, _storm)
 
 
-@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
-async def test_a_group_changes_its_protocol_and_back_while_each_record_is_read_once(
-    start_broker: Callable[..., Awaitable[Broker]], assignor: str
-) -> None:
-    broker = await start_broker(group_consumer_heartbeat_interval=0.1)
-    await _each_record_is_read_once(broker, partial(_migrate, assignor))
-
-
 async def _each_record_is_read_once(
     broker: Broker, scenario: Callable[[str, Journal], None]
 ) -> None:
@@ -153,27 +136,6 @@ async def _each_record_is_read_once(
     assert not journal.doubled
     assert set(journal.read.values()) == {1}
     assert len(journal.read) == PARTITIONS * EACH
-
-
-def _migrate(assignor: str, servers: str, journal: Journal) -> None:
-    classic = {
-        "group.protocol": "classic",
-        "partition.assignment.strategy": assignor,
-        "heartbeat.interval.ms": "100",
-    }
-    with ExitStack() as old, ExitStack() as new:
-        old.enter_context(member(servers, "old", ["t"], journal, **classic))
-        journal.wait_shares(6)
-        new.enter_context(member(servers, "new", ["t"], journal))
-        journal.wait_shares(3, 3)
-        old.close()
-        journal.wait_shares(6)
-        old.enter_context(member(servers, "back", ["t"], journal, **classic))
-        old.enter_context(member(servers, "too", ["t"], journal, **classic))
-        journal.wait_shares(2, 2, 2)
-        new.close()
-        journal.wait_shares(3, 3)
-        journal.wait_read(PARTITIONS * EACH)
 
 
 def _storm(servers: str, journal: Journal) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..api import RequestContext
 
 _FIRST_WITH_CLIENTS_MEMBER_ID = 1
-_CLASSIC_MEMBER, _CONSUMER_MEMBER = i8(0), i8(1)
+_CONSUMER_MEMBER = i8(1)
 
 logger = structlog.get_logger(__name__)
 
@@ -42,7 +42,7 @@ _MESSAGES: Final = {
     GroupError.UNSUPPORTED_ASSIGNOR: "supported server-side assignors: uniform, range",
     GroupError.INVALID_REGULAR_EXPRESSION: "RE2 cannot read the regular expression",
     GroupError.UNRELEASED_INSTANCE_ID: "another member has this instance id, and has not left",
-    GroupError.GROUP_ID_NOT_FOUND: "the group is a classic group",
+    GroupError.GROUP_ID_NOT_FOUND: "the group has members of the classic protocol; let them leave first",
     GroupError.FENCED_MEMBER_EPOCH: "the member's epoch is not the one that it has here",
 }
 
@@ -96,8 +96,7 @@ async def _heartbeat(
         logger.error("a group could not be stored", group=request.group_id, error=str(error))
         return _refused(ErrorCode.coordinator_not_available, None)
     if result.error is not None:
-        message = result.reason or _MESSAGES.get(result.error)
-        return _refused(group_error_code(result.error), message)
+        return _refused(group_error_code(result.error), _MESSAGES.get(result.error))
     return _accepted(context, request.group_id, result)
 
 
@@ -199,9 +198,7 @@ def _describe(context: RequestContext, group_id: Any, *, operations: bool) -> An
         code, message = ErrorCode.group_id_not_found, f"Group {group_id} is not a consumer group."
         group = None
     else:
-        topics = group.subscribed_topics()
-        names = topics if isinstance(topics, set) else set()
-        hidden = not all(_may_see(context, name) for name in names)
+        hidden = not all(_may_see(context, name) for name in group.subscribed_topics())
     if group is None or hidden:
         if hidden:
             code = ErrorCode.topic_authorization_failed
@@ -245,7 +242,7 @@ def _member(context: RequestContext, group: ConsumerGroup, member: ConsumerMembe
         subscribed_topic_regex=member.regex or None,
         assignment=_described(context, member.assigned),
         target_assignment=_described(context, group.target.get(member.id, ())),
-        member_type=_CLASSIC_MEMBER if member.classic else _CONSUMER_MEMBER,
+        member_type=_CONSUMER_MEMBER,
     )
 
 

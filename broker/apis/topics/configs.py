@@ -207,7 +207,6 @@ _BROKER_SETTINGS: Final[Mapping[ConfigType, Mapping[str, str]]] = {
         "transactional.id.expiration.ms": "transactional_id_expiration_seconds",
     },
     ConfigType.LIST: {"log.dirs": "data_dir"},
-    ConfigType.STRING: {"group.consumer.migration.policy": "group_consumer_migration_policy"},
     ConfigType.LONG: {
         "connections.max.idle.ms": "connection_idle_seconds",
         "log.cleaner.backoff.ms": "compaction_check_interval",

@@ -57,22 +57,26 @@ class _Loads:
 
     def __init__(self, given: AssignorInput, assigned: dict[str, set[tuple[UUID, int]]]) -> None:
         self._assigned = assigned
-        self._heaps: dict[tuple[str, ...], list[tuple[int, str]]] = {}
-        self._of_topic = {topic: tuple(each) for topic, each in given.readers.items()}
-        for readers in self._of_topic.values():
-            self._heaps[readers] = [(len(assigned[member]), member) for member in readers]
-        for heap in self._heaps.values():
-            heapq.heapify(heap)
-        self._readers = {readers: frozenset(readers) for readers in self._heaps}
+        heaps: dict[tuple[str, ...], list[tuple[int, str]]] = {}
+        self._heap: dict[UUID, list[tuple[int, str]]] = {}
+        self._heaps_of: dict[str, list[list[tuple[int, str]]]] = {each: [] for each in assigned}
+        for topic, members in given.readers.items():
+            readers = tuple(members)
+            heap = heaps.get(readers)
+            if heap is None:
+                heap = heaps[readers] = [(len(assigned[member]), member) for member in readers]
+                heapq.heapify(heap)
+                for member in readers:
+                    self._heaps_of[member].append(heap)
+            self._heap[topic] = heap
 
     def changed(self, member: str) -> None:
         entry = (len(self._assigned[member]), member)
-        for readers, heap in self._heaps.items():
-            if member in self._readers[readers]:
-                heapq.heappush(heap, entry)
+        for heap in self._heaps_of[member]:
+            heapq.heappush(heap, entry)
 
     def least(self, topic: UUID) -> str | None:
-        heap = self._heaps[self._of_topic[topic]]
+        heap = self._heap[topic]
         while heap:
             load, member = heap[0]
             if load == len(self._assigned[member]):
@@ -81,18 +85,25 @@ class _Loads:
         return None
 
 
-def uniform(given: AssignorInput, before: Assignment) -> Assignment:
-    """Make the members' numbers of partitions as equal as subscriptions allow; move as few as possible."""
-    assigned: dict[str, set[tuple[UUID, int]]] = {member: set() for member in given.members}
+def _kept(given: AssignorInput, before: Assignment) -> dict[str, set[tuple[UUID, int]]]:
+    """Return what each member had, and may still read."""
+    kept: dict[str, set[tuple[UUID, int]]] = {member: set() for member in given.members}
     taken: set[tuple[UUID, int]] = set()
     for member, topics in given.members.items():
         wanted = set(topics)
-        for topic, index in before.get(member, ()):
-            partition = (topic, index)
+        for partition in before.get(member, ()):
+            topic, index = partition
             is_readable = topic in wanted and index < given.partitions.get(topic, 0)
             if is_readable and partition not in taken:
-                assigned[member].add(partition)
+                kept[member].add(partition)
                 taken.add(partition)
+    return kept
+
+
+def uniform(given: AssignorInput, before: Assignment) -> Assignment:
+    """Make the members' numbers of partitions as equal as subscriptions allow; move as few as possible."""
+    assigned = _kept(given, before)
+    taken = set().union(*assigned.values())
     loads = _Loads(given, assigned)
 
     def give(partition: tuple[UUID, int], member: str) -> None:
@@ -107,7 +118,10 @@ def uniform(given: AssignorInput, before: Assignment) -> Assignment:
     moved = True
     while moved:  # each move makes two loads more equal: it ends
         moved = False
+        fewest = min(map(len, assigned.values()), default=0)
         for member in given.members:
+            if len(assigned[member]) <= fewest + 1:
+                continue  # nobody has room for one of its partitions
             for partition in sorted(assigned[member], reverse=True):
                 least = loads.least(partition[0])
                 if least is not None and len(assigned[member]) > len(assigned[least]) + 1:

@@ -28,13 +28,15 @@ from .consumer_types import (
 from .group_types import GroupDescription, GroupError, GroupState, MemberIdentity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Set as AbstractSet
 
     from ...settings import BrokerSettings
     from .assignors import Assignment
-    from .group_types import Clock
+    from .group_types import Clock, TimerHandle
 
-__all__ = ["ConsumerGroup"]
+_SMALL = 1_000  # members and partitions of a group that gets a new target at each change
+_PAUSE = 1.0  # seconds between two targets of a larger group
 
 
 class ConsumerGroup:
@@ -54,11 +56,13 @@ class ConsumerGroup:
         topics: Callable[[str], tuple[UUID, int] | None],
         on_change: Callable[[ConsumerGroup], None],
         *,
+        topics_version: Callable[[], int],
         session_timeout: Callable[[], float] | None = None,
     ) -> None:
         """`topics` returns the id and the number of partitions of a topic that exists.
 
-        `session_timeout` returns the seconds that count from a heartbeat on; None: those of all groups.
+        `topics_version` returns a number that grows when topics change. `session_timeout` returns the seconds
+        that count from a heartbeat on; None: those of all groups.
         """
         self.id = group_id
         self.epoch = 0
@@ -73,7 +77,14 @@ class ConsumerGroup:
         self._session_timeout = session_timeout or (lambda: settings.group_consumer_session_timeout)
         self._instances: dict[str, str] = {}
         self._holders: dict[tuple[UUID, int], str] = {}
+        self._topics_version = topics_version
+        self._readers: Counter[str] = Counter()
+        """The number of members that are subscribed to each topic."""
         self._resolved: dict[str, tuple[UUID, int]] = {}
+        self._resolved_at: int | None = None
+        """The version of the topics of `_resolved`; None: subscriptions have changed since."""
+        self._pause: TimerHandle | None = None
+        """Runs while a large group has no new target, because the last one was made a moment ago."""
         self._dirty: set[str | None] = set()
         self._is_dead = False
 
@@ -120,11 +131,9 @@ class ConsumerGroup:
         if self._update(member, request):
             self._bump()
         self.refresh()
-        # A member that joins owns nothing: its client has dropped what it had. A classic one joins again
-        # and again, and may keep what it owns (KIP-429).
-        owns_nothing = request.epoch == JOIN_EPOCH and request.classic is None
-        self._reconcile(member, frozenset() if owns_nothing else request.owned)
-        self.expect_heartbeat(member)
+        # A member that joins owns nothing: its client has dropped what it had.
+        self._reconcile(member, frozenset() if request.epoch == JOIN_EPOCH else request.owned)
+        self._expect_heartbeat(member)
         if before != (member.epoch, member.assigned, member.revoking):
             self._dirty.add(member.id)
         wants = request.epoch == JOIN_EPOCH or request.is_full or member.assigned != before[1]
@@ -139,56 +148,28 @@ class ConsumerGroup:
         member = self.members.get(identity.member_id)
         if member is None:
             return GroupError.UNKNOWN_MEMBER_ID
-        if epoch == member.epoch:
-            return None
-        is_classic = member.classic is not None
-        return GroupError.ILLEGAL_GENERATION if is_classic else GroupError.STALE_MEMBER_EPOCH
+        return None if epoch == member.epoch else GroupError.STALE_MEMBER_EPOCH
 
     def refresh(self) -> None:
         """Follow the topics as they are now; make a new target when the epoch has grown."""
-        names = set().union(*(each.subscription for each in self.members.values()))
-        resolved = {name: at for name in names if (at := self._topics(name)) is not None}
-        if resolved != self._resolved:
-            self._resolved = resolved
-            self._bump()
-        if self.epoch > self.assignment_epoch:
+        version = self._topics_version()
+        if version != self._resolved_at:
+            self._resolved_at = version
+            names = self._readers
+            resolved = {name: at for name in names if (at := self._topics(name)) is not None}
+            if resolved != self._resolved:
+                self._resolved = resolved
+                self._bump()
+        if self.epoch > self.assignment_epoch and self._pause is None:
             self._assign()
+            load = len(self.members) + sum(count for _, count in self._resolved.values())
+            if load > _SMALL:
+                self._pause = self._clock.call_later(_PAUSE, self._end_pause)
 
-    # -- what the classic protocol asks (`ClassicMembers`) ---------------------------------------
-
-    def identify(self, identity: MemberIdentity) -> ConsumerMember | GroupError:
-        """Return the sender of a request, or the error if it is not a member."""
-        if identity.instance_id is not None:
-            current = self._instances.get(identity.instance_id)
-            if current is None:
-                return GroupError.UNKNOWN_MEMBER_ID
-            if current != identity.member_id:
-                return GroupError.FENCED_INSTANCE_ID
-        return self.members.get(identity.member_id) or GroupError.UNKNOWN_MEMBER_ID
-
-    def of_instance(self, instance_id: str | None) -> ConsumerMember | None:
-        """Return the static member with this instance id, if there is one."""
-        return self.members.get(self._instances.get(instance_id or "", ""))
-
-    def partitions_named(self, partitions: Iterable[tuple[str, int]]) -> Partitions:
-        """Return (topic id, partition) pairs for pairs by name, without those of unknown topics."""
-        found = ((self._topics(name), index) for name, index in partitions)
-        return frozenset((at[0], index) for at, index in found if at is not None)
-
-    def names_of(self, partitions: Partitions) -> set[tuple[str, int]]:
-        """Return (topic, partition) pairs, without those of topics that no member reads."""
-        names = {topic: name for name, (topic, _) in self._resolved.items()}
-        return {(names[topic], index) for topic, index in partitions if topic in names}
-
-    def may_advance(self, member: ConsumerMember) -> bool:
-        """Whether the next join of a classic member brings it nearer to its target."""
-        if member.epoch < self.epoch or member.revoking:
-            return True
-        return member.is_waiting and self._free(member) == self.target.get(member.id)
-
-    def remove(self, member: ConsumerMember) -> None:
+    def _remove(self, member: ConsumerMember) -> None:
         """Remove a member; what it held is free."""
         member.stop()
+        self._count(member.subscription, set())
         self._hold(member, frozenset(), frozenset())
         del self.members[member.id]
         self.target.pop(member.id, None)
@@ -197,19 +178,8 @@ class ConsumerGroup:
         self._dirty.add(member.id)
         self._bump()
         if not self.members:
-            self._resolved = {}
+            self._resolved, self._resolved_at = {}, None
             self.assignment_epoch = self.epoch
-
-    def adopt(self, generation: int, members: Iterable[ConsumerMember]) -> None:
-        """Continue a classic group's generation: each member holds its whole target."""
-        self.epoch = self.assignment_epoch = generation
-        for member in members:
-            member.epoch = member.previous_epoch = generation
-            self._add(member)
-            self.target[member.id] = member.assigned
-            self._hold(member, member.assigned, frozenset())
-            self.expect_heartbeat(member)
-        self._dirty.add(None)
 
     # -- administration ------------------------------------------------------------------------
 
@@ -217,13 +187,20 @@ class ConsumerGroup:
         """Return the group as DescribeGroups shows it: it is not a classic group."""
         return GroupDescription(self.id, GroupState.DEAD)
 
-    def subscribed_topics(self) -> set[str] | GroupError:
+    @property
+    def is_of_consumers(self) -> bool:
+        """Whether the group assigns partitions of topics: always."""
+        return True
+
+    def subscribed_topics(self) -> AbstractSet[str]:
         """Return the topics that the members read."""
-        return set().union(*(each.subscription for each in self.members.values()))
+        return self._readers.keys()
 
     def close(self, error: GroupError) -> None:
         """Stop the timers; the group must not be used again."""
         self._is_dead = True
+        if self._pause is not None:
+            self._pause.cancel()
         for member in self.members.values():
             member.stop()
 
@@ -253,13 +230,16 @@ class ConsumerGroup:
         for member_id, stored in records.items():
             if member_id is None:
                 continue
+            if "classic" in stored:  # it used the other protocol, before the two were kept apart
+                self._dirty.add(member_id)
+                continue
             member, self.target[member_id] = ConsumerMember.from_record(member_id, stored)
             self._add(member)
             self._hold(member, member.assigned, member.revoking)
-            self.expect_heartbeat(member)
+            self._expect_heartbeat(member)
             if member.revoking:
-                self.expect_step(member)
-        self._dirty.clear()
+                self._expect_release(member)
+        self._dirty -= {None, *self.members}
 
     def _record(self, member_id: str | None) -> dict[str, Any] | None:
         if member_id is None:
@@ -279,14 +259,11 @@ class ConsumerGroup:
     def _join(self, request: ConsumerHeartbeat) -> ConsumerMember | GroupError:
         known = self.members.get(request.member_id)
         if known is not None and known.instance_id == request.instance_id:
-            changes_back = request.classic is not None and known.classic is None
-            return GroupError.UNKNOWN_MEMBER_ID if changes_back else known
+            return known
         returning = self._instances.get(request.instance_id or "")
         if returning is not None:
             before = self.members[returning]
-            # The classic protocol replaces a static member that has not left; its process is fenced.
-            replaces = request.classic is not None or before.classic is not None
-            if before.epoch != STATIC_LEAVE_EPOCH and not replaces:
+            if before.epoch != STATIC_LEAVE_EPOCH:
                 return GroupError.UNRELEASED_INSTANCE_ID
             return self._replace(before, request.member_id)
         if len(self.members) >= self._settings.group_consumer_max_size:
@@ -297,7 +274,7 @@ class ConsumerGroup:
         return member
 
     def _known(self, request: ConsumerHeartbeat) -> ConsumerMember | GroupError:
-        member = self.identify(MemberIdentity(request.member_id, request.instance_id))
+        member = self._identify(request)
         if isinstance(member, GroupError) or request.epoch == member.epoch:
             return member
         # The response with the new epoch was lost; the client holds nothing that it must not hold.
@@ -308,22 +285,44 @@ class ConsumerGroup:
         return GroupError.FENCED_MEMBER_EPOCH
 
     def _leave(self, request: ConsumerHeartbeat) -> ConsumerHeartbeatResult:
-        member = self.identify(MemberIdentity(request.member_id, request.instance_id))
+        member = self._identify(request)
         if isinstance(member, GroupError):
             return ConsumerHeartbeatResult(error=member)
         if request.epoch == STATIC_LEAVE_EPOCH and member.instance_id is not None:
             # Its partitions stay until it comes back, or until its session ends.
             member.epoch = STATIC_LEAVE_EPOCH
             self._hold(member, member.assigned, frozenset())
-            self.stop_step(member)
-            self.expect_heartbeat(member)
+            self._stop_waiting(member)
+            self._expect_heartbeat(member)
             self._dirty.add(member.id)
         else:
-            self.remove(member)
+            self._remove(member)
         return ConsumerHeartbeatResult(member.id, request.epoch)
+
+    def _identify(self, request: ConsumerHeartbeat) -> ConsumerMember | GroupError:
+        """Return the sender of a request, or the error if it is not a member."""
+        if request.instance_id is not None:
+            current = self._instances.get(request.instance_id)
+            if current is None:
+                return GroupError.UNKNOWN_MEMBER_ID
+            if current != request.member_id:
+                return GroupError.FENCED_INSTANCE_ID
+        return self.members.get(request.member_id) or GroupError.UNKNOWN_MEMBER_ID
+
+    def _count(self, before: set[str], after: set[str]) -> None:
+        """Count the readers of each topic anew, when a member's subscription changes."""
+        if before == after:
+            return
+        self._readers.update(after - before)
+        for name in before - after:
+            self._readers[name] -= 1
+            if not self._readers[name]:
+                del self._readers[name]
+        self._resolved_at = None
 
     def _add(self, member: ConsumerMember) -> None:
         self.members[member.id] = member
+        self._count(set(), member.subscription)
         if member.instance_id is not None:
             self._instances[member.instance_id] = member.id
         self._dirty.add(member.id)
@@ -331,6 +330,7 @@ class ConsumerGroup:
     def _replace(self, before: ConsumerMember, member_id: str) -> ConsumerMember:
         """Give the place of a static member that had left to the one that came back."""
         before.stop()
+        self._count(before.subscription, set())
         del self.members[before.id]
         self._dirty.add(before.id)
         after = ConsumerMember(
@@ -351,28 +351,34 @@ class ConsumerGroup:
 
     def _update(self, member: ConsumerMember, request: ConsumerHeartbeat) -> bool:
         """Take what the request says; return whether the target may change by it."""
-        subscription, assignor = member.subscription, member.assignor
-        before = self._record(member.id)
+        if request.matched_at is not None:
+            member.matched_at = request.matched_at
+        told: dict[str, Any] = {
+            "regex": request.regex,
+            "matched": request.matched,
+            "assignor": request.assignor,
+            "rack_id": request.rack_id,
+            "rebalance_timeout": request.rebalance_timeout,
+            "client_id": request.client_id,
+            "client_host": request.client_host,
+        }
         if request.topics is not None:
-            member.topics = tuple(sorted(set(request.topics)))
-        if request.regex is not None:
-            member.regex = request.regex
-        if request.matched is not None:
-            member.matched = request.matched
-        if not member.regex:
-            member.matched = ()
-        if request.assignor is not None:
-            member.assignor = request.assignor
-        if request.rack_id is not None:
-            member.rack_id = request.rack_id
-        if request.rebalance_timeout is not None:
-            member.rebalance_timeout = request.rebalance_timeout
-        member.classic = request.classic
-        member.client_id = request.client_id
-        member.client_host = request.client_host
-        if self._record(member.id) != before:
-            self._dirty.add(member.id)
-        return (member.subscription, member.assignor) != (subscription, assignor)
+            told["topics"] = tuple(sorted(set(request.topics)))
+        if not (member.regex if request.regex is None else request.regex):
+            told["matched"] = ()
+        changed = {
+            name: value
+            for name, value in told.items()
+            if value is not None and value != getattr(member, name)
+        }
+        if not changed:
+            return False
+        subscription = member.subscription
+        for name, value in changed.items():
+            setattr(member, name, value)
+        self._count(subscription, member.subscription)
+        self._dirty.add(member.id)
+        return member.subscription != subscription or "assignor" in changed
 
     # -- target and reconciliation -------------------------------------------------------------
 
@@ -398,6 +404,13 @@ class ConsumerGroup:
         self.assignment_epoch = self.epoch
         self._dirty.add(None)
 
+    def _end_pause(self) -> None:
+        """Make the target that had to wait."""
+        self._pause = None
+        if self.members and not self._is_dead and self.epoch > self.assignment_epoch:
+            self.refresh()
+            self._on_change(self)
+
     def _is_settled(self, member: ConsumerMember) -> bool:
         return (
             member.epoch == self.assignment_epoch
@@ -411,25 +424,21 @@ class ConsumerGroup:
             if owned is None or owned & member.revoking:
                 return
             self._hold(member, member.assigned, frozenset())
-            self.stop_step(member)
+            self._stop_waiting(member)
         if self._is_settled(member):
             return
         target = self.target.get(member.id, frozenset())
         kept, lost = member.assigned & target, member.assigned - target
         if lost and (owned is None or owned & lost):
             self._hold(member, kept, lost)
-            self.expect_step(member)
+            self._expect_release(member)
             return
-        free = self._free(member)
+        # What no other member holds.
+        free = frozenset(each for each in target if self._holders.get(each, member.id) == member.id)
         self._hold(member, free, frozenset())
         member.is_waiting = len(free) < len(target)
         if member.epoch != self.assignment_epoch:
             member.previous_epoch, member.epoch = member.epoch, self.assignment_epoch
-
-    def _free(self, member: ConsumerMember) -> Partitions:
-        """Return the partitions of the member's target that no other member holds."""
-        target = self.target.get(member.id, frozenset())
-        return frozenset(each for each in target if self._holders.get(each, member.id) == member.id)
 
     def _hold(self, member: ConsumerMember, assigned: Partitions, revoking: Partitions) -> None:
         """The only assignment of what a member holds."""
@@ -442,28 +451,28 @@ class ConsumerGroup:
 
     # -- timers --------------------------------------------------------------------------------
 
-    def expect_heartbeat(self, member: ConsumerMember) -> None:
+    def _expect_heartbeat(self, member: ConsumerMember) -> None:
         """Begin the member's session anew."""
         if member.session_timer is not None:
             member.session_timer.cancel()
-        own = member.classic
-        seconds = self._session_timeout() if own is None else own.session_timeout
-        member.session_timer = self._clock.call_later(seconds, lambda: self._expire(member))
+        member.session_timer = self._clock.call_later(
+            self._session_timeout(), lambda: self._expire(member)
+        )
 
-    def expect_step(self, member: ConsumerMember) -> None:
-        """Give the member its rebalance timeout for its next step, from now on."""
-        self.stop_step(member)
+    def _expect_release(self, member: ConsumerMember) -> None:
+        """Give the member its rebalance timeout to release partitions, from now on."""
+        self._stop_waiting(member)
         member.step_timer = self._clock.call_later(
             member.rebalance_timeout, lambda: self._expire(member)
         )
 
-    def stop_step(self, member: ConsumerMember) -> None:
-        """The member has taken its next step."""
+    def _stop_waiting(self, member: ConsumerMember) -> None:
+        """The member has released its partitions."""
         if member.step_timer is not None:
             member.step_timer.cancel()
             member.step_timer = None
 
     def _expire(self, member: ConsumerMember) -> None:
         if self.members.get(member.id) is member:
-            self.remove(member)
+            self._remove(member)
             self._on_change(self)

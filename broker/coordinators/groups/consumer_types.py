@@ -5,13 +5,12 @@ Durations are seconds.
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from .group_types import GroupError, ProtocolChoice, TimerHandle, by_topic
+from .group_types import GroupError, TimerHandle, by_topic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = [
     "JOIN_EPOCH",
     "STATIC_LEAVE_EPOCH",
-    "ClassicProtocol",
     "ConsumerGroupState",
     "ConsumerHeartbeat",
     "ConsumerHeartbeatResult",
@@ -45,26 +43,6 @@ class ConsumerGroupState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ClassicProtocol:
-    """What a member says that uses the classic protocol in a group of KIP-848, besides its subscription."""
-
-    session_timeout: float
-    protocols: tuple[ProtocolChoice, ...]
-    """Its assignors in the order of preference, which count again when the group becomes a classic one."""
-
-    def record(self) -> dict[str, Any]:
-        """Return the record to store."""
-        choices = [(each.name, b64encode(each.metadata).decode()) for each in self.protocols]
-        return {"session_timeout": self.session_timeout, "protocols": choices}
-
-    @classmethod
-    def from_record(cls, stored: Mapping[str, Any]) -> ClassicProtocol:
-        """Read what `record` returned."""
-        choices = (ProtocolChoice(name, b64decode(data)) for name, data in stored["protocols"])
-        return cls(stored["session_timeout"], tuple(choices))
-
-
-@dataclass(frozen=True, slots=True)
 class ConsumerHeartbeat:
     """ConsumerGroupHeartbeat; None means that nothing has changed since the heartbeat before."""
 
@@ -77,12 +55,12 @@ class ConsumerHeartbeat:
     regex: str | None = None
     matched: tuple[str, ...] | None = None
     """The topics that match the member's expression and that it may see, when they are known anew."""
+    matched_at: tuple[int, float] | None = None
+    """The version of the topics and the time, in seconds, when they were found."""
     assignor: str | None = None
     owned: Partitions | None = None
     client_id: str = ""
     client_host: str = ""
-    classic: ClassicProtocol | None = None
-    """Set for a join by the classic protocol."""
 
     @property
     def is_full(self) -> bool:
@@ -93,13 +71,12 @@ class ConsumerHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerHeartbeatResult:
-    """The member's epoch, and its assignment if it has changed; or an error, and maybe its reason."""
+    """The member's epoch, and its assignment if it has changed; or an error."""
 
     member_id: str = ""
     epoch: int = 0
     assignment: Partitions | None = None
     error: GroupError | None = None
-    reason: str | None = None
 
 
 @dataclass(slots=True)
@@ -123,11 +100,11 @@ class ConsumerMember:
     revoking: Partitions = frozenset()
     is_waiting: bool = False
     """Whether other members still hold partitions of its target."""
-    classic: ClassicProtocol | None = None
-    """None: it uses the protocol of KIP-848."""
+    matched_at: tuple[int, float] = field(default=(-1, 0.0), compare=False)
+    """The version of the topics that `matched` was found in, and the time, in seconds."""
     session_timer: TimerHandle | None = field(default=None, compare=False)
     step_timer: TimerHandle | None = field(default=None, compare=False)
-    """Of its next step in a rebalance: release partitions, join again, sync."""
+    """Of its next step in a rebalance: it has to release partitions."""
 
     @property
     def subscription(self) -> set[str]:
@@ -143,7 +120,7 @@ class ConsumerMember:
 
     def record(self, target: Partitions) -> dict[str, Any]:
         """Return the record to store, with the member's target."""
-        stored = {
+        return {
             "instance_id": self.instance_id,
             "rack_id": self.rack_id,
             "client_id": self.client_id,
@@ -160,9 +137,6 @@ class ConsumerMember:
             "revoking": _pack(self.revoking),
             "target": _pack(target),
         }
-        if self.classic is not None:
-            stored["classic"] = self.classic.record()
-        return stored
 
     @classmethod
     def from_record(
@@ -175,8 +149,6 @@ class ConsumerMember:
             values[name] = _unpack(values[name])
         for name in ("topics", "matched"):
             values[name] = tuple(values[name])
-        if "classic" in values:
-            values["classic"] = ClassicProtocol.from_record(values["classic"])
         return cls(member_id, **values), target
 
 

@@ -16,8 +16,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from .embedded_protocol import CONSUMER_PROTOCOL
-from .group_members import Member, Members, new_member_id, subscribed_topics
+from ...protocol.cursor import MalformedRequest
+from .embedded_protocol import CONSUMER_PROTOCOL, subscribed_topics
+from .group_members import Member, Members, new_member_id
 from .group_types import (
     NO_GENERATION,
     GroupDescription,
@@ -30,10 +31,11 @@ from .group_types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
+    from collections.abc import Set as AbstractSet
 
     from ...settings import BrokerSettings
-    from .group_types import Clock, JoinRequest, ProtocolChoice, SyncRequest, TimerHandle, Waiter
+    from .group_types import Clock, JoinRequest, SyncRequest, TimerHandle, Waiter
 
 __all__ = ["Group"]
 
@@ -211,16 +213,22 @@ class Group:
             members=members,
         )
 
-    def subscribed_topics(self) -> set[str] | GroupError:
-        """Return the topics that the members read; NON_EMPTY_GROUP if only the members know them."""
+    @property
+    def is_of_consumers(self) -> bool:
+        """Whether the group assigns partitions of topics."""
+        return self.protocol_type == CONSUMER_PROTOCOL
+
+    def subscribed_topics(self) -> AbstractSet[str] | None:
+        """Return the topics that the members read; None if their metadata does not say."""
         if not len(self._members):
-            return set()
-        if self.protocol_type == CONSUMER_PROTOCOL:
-            subscriptions = (each.metadata for member in self._members for each in member.protocols)
-            topics = subscribed_topics(subscriptions)
-            if topics is not None:
-                return topics
-        return GroupError.NON_EMPTY_GROUP
+            return frozenset()
+        if self.protocol_name is None or not self.is_of_consumers:
+            return None
+        metadata = [each.metadata(self.protocol_name) for each in self._members]
+        try:
+            return frozenset().union(*map(subscribed_topics, metadata))
+        except MalformedRequest:
+            return None
 
     def snapshot(self) -> GroupSnapshot:
         """Return the current generation as it is stored."""
@@ -232,15 +240,8 @@ class Group:
             members=tuple(member.snapshot(self.protocol_name) for member in self._members),
         )
 
-    def restore(
-        self,
-        stored: GroupSnapshot,
-        protocols: Mapping[str, tuple[ProtocolChoice, ...]] | None = None,
-    ) -> None:
-        """Continue a generation; its members have one session timeout to send a heartbeat.
-
-        `protocols`: all those of each member, where more than the chosen one is known.
-        """
+    def restore(self, stored: GroupSnapshot) -> None:
+        """Continue a generation; its members have one session timeout to send a heartbeat."""
         self.generation = stored.generation
         self.protocol_type = stored.protocol_type
         if not stored.members or stored.protocol_name is None:
@@ -249,8 +250,6 @@ class Group:
         for each in stored.members:
             member = Member.from_snapshot(each, stored.protocol_name)
             self._members.add(member)
-            if protocols is not None:
-                self._members.set_protocols(member, protocols[member.id])
             self._expect_heartbeat(member)
         if stored.leader_id in self._members:
             self._members.leader_id = stored.leader_id

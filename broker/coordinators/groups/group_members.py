@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from ...protocol.cursor import MalformedRequest
-from .embedded_protocol import read_subscription
 from .group_types import (
     GroupError,
     JoinRequest,
@@ -24,7 +22,7 @@ from .group_types import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Member", "Members", "new_member_id", "subscribed_topics"]
+__all__ = ["Member", "Members", "new_member_id"]
 
 _MAX_ID_PREFIX: Final = 249
 
@@ -32,14 +30,6 @@ _MAX_ID_PREFIX: Final = 249
 def new_member_id(request: JoinRequest) -> str:
     """Return an id for a member that has none yet; its beginning says whose it is."""
     return f"{(request.member.instance_id or request.client_id)[:_MAX_ID_PREFIX]}-{uuid4()}"
-
-
-def subscribed_topics(metadata: Iterable[bytes]) -> set[str] | None:
-    """Return all topics in these subscriptions; None if one of them cannot be decoded."""
-    try:
-        return {topic for each in metadata for topic in read_subscription(each).topics}
-    except MalformedRequest:
-        return None
 
 
 @dataclass(slots=True, eq=False)

@@ -7,10 +7,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from struct import pack
 
 import pytest
 
 from kmr.broker.coordinators.group_coordinator import GroupCoordinator
+from kmr.broker.coordinators.groups.consumer_types import ConsumerHeartbeat
 from kmr.broker.coordinators.groups.group_types import (
     GroupError,
     GroupState,
@@ -363,3 +365,75 @@ async def test_a_group_whose_offsets_cannot_be_removed_does_not_keep_those_of_ot
         bench.clock.advance(SETTINGS.offsets_retention_seconds + 10)
         await groups.expire_offsets()
         assert [each.id for each in groups.groups()] == ["bad"]
+
+
+def heartbeat(member: str, epoch: int = 0) -> ConsumerHeartbeat:
+    return ConsumerHeartbeat(
+        member, epoch, rebalance_timeout=60.0, topics=("t",), owned=frozenset()
+    )
+
+
+async def test_a_group_with_members_keeps_its_protocol_and_one_without_changes_it(
+    bench: Bench,
+) -> None:
+    async def join_new(member: str, epoch: int = 0) -> GroupError | None:
+        beat = heartbeat(member, epoch)
+        return (await groups.consumer_heartbeat("g", beat, lambda _: True)).error
+
+    async with bench.running() as groups:
+        old = await join_alone(groups)
+        await groups.commit("g", MemberIdentity(old.member_id), 1, {("t", 0): (5, -1, "")})
+        assert await join_new("new") is GroupError.GROUP_ID_NOT_FOUND
+        groups.leave("g", MemberIdentity(old.member_id))
+        assert await join_new("new") is None
+        assert (await groups.join("g", request())).error is GroupError.INCONSISTENT_GROUP_PROTOCOL
+        for refused in (
+            groups.heartbeat("g", MemberIdentity("new"), 1),
+            groups.leave("g", MemberIdentity("new")),
+            (await groups.sync("g", SyncRequest(MemberIdentity("new"), 1))).error,
+        ):
+            assert refused is GroupError.UNKNOWN_MEMBER_ID
+    async with bench.running() as groups:
+        assert await join_new("new", -1) is None
+        assert (await join_alone(groups)).error is None
+        assert (await groups.offsets.fetch("g", None))["t", 0].offset == 5
+    async with bench.running() as groups:
+        assert groups.describe("g").state is GroupState.STABLE
+
+
+def subscription(version: int, *topics: str) -> bytes:
+    """As clients write it that say a newer version, and write the fields of version 0."""
+    names = b"".join(pack(">h", len(each)) + each.encode() for each in topics)
+    return pack(">hi", version, len(topics)) + names + pack(">i", -1)
+
+
+@pytest.mark.parametrize(
+    ("protocols", "refused"),
+    [
+        ([("range", subscription(1, "t"))], {"t"}),
+        ([("range", subscription(3, "u")), ("sticky", subscription(3, "t"))], set()),
+        ([("range", b"?")], {"t", "gone"}),
+        ([("range", subscription(0, "u")), ("sticky", b"?")], set()),
+    ],
+)
+async def test_offsets_are_deleted_of_topics_that_members_do_not_read_by_the_chosen_protocol(
+    bench: Bench, protocols: list[tuple[str, bytes]], refused: set[str]
+) -> None:
+    wanted = {("t", 0), ("gone", 0)}
+    async with bench.running() as groups:
+        choices = tuple(ProtocolChoice(*each) for each in protocols)
+        joined = await groups.join("g", replace(request(), protocols=choices))
+        member = MemberIdentity(joined.member_id)
+        await groups.sync("g", SyncRequest(member, joined.generation, ((member.member_id, b""),)))
+        await groups.commit("g", member, 1, dict.fromkeys(wanted, (5, -1, "")))
+        kept = {(topic, 0) for topic in refused}
+        assert await groups.delete_offsets("g", wanted) == kept
+        assert (await groups.offsets.fetch("g", None)).keys() == kept
+
+
+async def test_offsets_of_a_group_that_assigns_no_partitions_are_not_deleted_while_it_has_members(
+    bench: Bench,
+) -> None:
+    async with bench.running() as groups:
+        await groups.join("g", replace(request(), protocol_type="connect"))
+        assert await groups.delete_offsets("g", {("t", 0)}) is GroupError.NON_EMPTY_GROUP

@@ -148,15 +148,19 @@ async def test_offsets_of_a_subscribed_topic_are_kept(client: Any) -> None:
     assert await committed(client) == {"read"}
 
 
-@pytest.mark.parametrize(
-    ("metadata", "protocol_type"),
-    [(subscription("read"), "connect"), (b"?", "consumer"), (pack(">hi", 0, 2**30), "consumer")],
-)
+@pytest.mark.parametrize("metadata", [b"?", pack(">hi", 0, 2**30)])
 async def test_offsets_are_kept_when_subscriptions_are_unknown(
-    client: Any, metadata: bytes, protocol_type: str
+    client: Any, metadata: bytes
 ) -> None:
     await commit_topics(client, "other")
-    await join_reading(client, metadata, protocol_type)
+    await join_reading(client, metadata, "consumer")
+    assert codes(await delete(client, "other")) == {"other": ErrorCode.group_subscribed_to_topic}
+    assert await committed(client) == {"other"}
+
+
+async def test_offsets_are_kept_of_a_group_that_assigns_no_partitions(client: Any) -> None:
+    await commit_topics(client, "other")
+    await join_reading(client, subscription("read"), "connect")
     assert (await delete(client, "other")).error_code is ErrorCode.non_empty_group
     assert await committed(client) == {"other"}
 

@@ -65,7 +65,6 @@ async def test_the_brokers_settings_are_shown(start: Start, connect: Connect) ->
     assert configs["listener.security.protocol.map"] == ("PLAINTEXT:PLAINTEXT", OF_BROKER)
     assert configs["delete.topic.enable"] == ("true", DEFAULT)
     assert configs["group.consumer.session.timeout.ms"] == ("45000", DEFAULT)
-    assert configs["group.consumer.migration.policy"] == ("bidirectional", DEFAULT)
     types = {each.name: each.config_type for each in response.results[0].configs}
     assert types["group.max.session.timeout.ms"] == types["transaction.max.timeout.ms"] == INT
     assert types["offsets.retention.ms"] == LONG

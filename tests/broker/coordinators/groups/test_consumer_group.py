@@ -1,5 +1,6 @@
 """Groups of KIP-848: no partition has two holders, assignments converge, and a restart loses nothing."""
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -7,11 +8,18 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from kmr.broker.coordinators.groups.assignors import AssignorInput, range_, uniform
+from kmr.broker.coordinators.groups.assignors import (
+    ASSIGNORS,
+    Assignment,
+    AssignorInput,
+    range_,
+    uniform,
+)
 from kmr.broker.coordinators.groups.consumer_group import ConsumerGroup
 from kmr.broker.coordinators.groups.consumer_types import (
     ConsumerGroupState,
@@ -54,12 +62,18 @@ class System:
         self.epochs: dict[str, int] = {}
         self.instances: dict[str, str | None] = {}
         self.joins = 0
+        self.version = itertools.count()
         self.start()
 
     def start(self) -> None:
         self.timers = Timers()
         self.group = ConsumerGroup(
-            "g", self.settings, self.timers, self.topics.get, lambda group: self.store()
+            "g",
+            self.settings,
+            self.timers,
+            self.topics.get,
+            lambda group: self.store(),
+            topics_version=lambda: next(self.version),
         )
         if self.stored:
             self.group.restore(self._read())
@@ -269,3 +283,65 @@ def test_uniform_moves_only_what_makes_the_numbers_equal_and_range_gives_the_sam
     ranges = range_(AssignorInput({"x": everything, "y": everything}, topics), {})
     assert {index for _, index in ranges["y"]} == {2, 3}
     assert sum(map(len, ranges.values())) == 7
+
+
+class Large:
+    """A group of many members that read one topic, and the targets that were made for them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, members: int, partitions: int) -> None:
+        self.targets = 0
+        self.looked_up = 0
+        self.timers = Timers()
+        settings = BrokerSettings(data_dir=Path("unused"))
+        monkeypatch.setitem(ASSIGNORS, "uniform", self.assign)
+        self.group = ConsumerGroup(
+            "g", settings, self.timers, self.topic, lambda _: None, topics_version=lambda: 1
+        )
+        self.partitions = partitions
+        self.epochs = {f"m{at}": self.beat(f"m{at}", 0, topics=("a",)) for at in range(members)}
+
+    def assign(self, given: AssignorInput, before: Assignment) -> Assignment:
+        self.targets += 1
+        return uniform(given, before)
+
+    def topic(self, _: str) -> tuple[UUID, int]:
+        self.looked_up += 1
+        return UUID(int=1), self.partitions
+
+    def beat(self, member: str, epoch: int, **more: Any) -> int:
+        heartbeat = ConsumerHeartbeat(
+            member, epoch, rebalance_timeout=9.0, owned=frozenset(), **more
+        )
+        result = self.group.heartbeat(heartbeat)
+        assert result.error is None, result
+        return result.epoch
+
+
+def test_a_large_group_has_one_new_target_a_second_however_many_members_join(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large = Large(monkeypatch, members=100, partitions=3000)
+    assert large.targets == 1
+    (pause,) = [fire for delay, fire in large.timers.pending if delay == 1.0]
+    pause()
+    assert large.targets == 2
+    for _ in range(2):
+        for member, epoch in large.epochs.items():
+            large.epochs[member] = large.beat(member, epoch)
+    assert large.group.state is ConsumerGroupState.STABLE
+    assert {len(each.assigned) for each in large.group.members.values()} == {30}
+    assert large.targets == 2
+
+
+def test_a_heartbeat_without_news_looks_up_no_topic_and_stores_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large = Large(monkeypatch, members=10, partitions=20)
+    for member, epoch in large.epochs.items():
+        large.epochs[member] = large.beat(member, epoch)
+    large.group.take_changes()
+    looked_up, targets = large.looked_up, large.targets
+    result = large.group.heartbeat(ConsumerHeartbeat("m0", large.epochs["m0"]))
+    assert (result.error, result.assignment) == (None, None)
+    assert (large.looked_up, large.targets) == (looked_up, targets)
+    assert large.group.take_changes() == {}

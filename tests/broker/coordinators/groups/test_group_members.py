@@ -1,10 +1,6 @@
 """The members of a group: protocols, identities and the leader."""
 
-from struct import pack
-
-import pytest
-
-from kmr.broker.coordinators.groups.group_members import Member, Members, subscribed_topics
+from kmr.broker.coordinators.groups.group_members import Member, Members
 from kmr.broker.coordinators.groups.group_types import (
     GroupError,
     JoinRequest,
@@ -17,12 +13,6 @@ def member(name: str, *protocols: str, instance_id: str | None = None) -> Member
     choices = tuple(ProtocolChoice(each, name.encode()) for each in protocols or ("range",))
     identity = MemberIdentity(name, instance_id)
     return Member.from_request(name, JoinRequest(identity, "consumer", choices, 10.0, 60.0))
-
-
-def subscription(*topics: str) -> bytes:
-    """A consumer's subscription, version 0."""
-    names = b"".join(pack(">h", len(each)) + each.encode() for each in topics)
-    return pack(">hi", 0, len(topics)) + names + pack(">i", -1)  # no user data
 
 
 def members(*found: Member) -> Members:
@@ -88,12 +78,3 @@ def test_a_rebalance_waits_for_the_longest_timeout() -> None:
     slow.rebalance_timeout = 90.0
     assert Members().rebalance_timeout() == 0.0
     assert members(member("one"), slow).rebalance_timeout() == 90.0
-
-
-def test_subscriptions_are_decoded() -> None:
-    assert subscribed_topics([subscription("a", "b"), subscription("b", "c")]) == {"a", "b", "c"}
-
-
-@pytest.mark.parametrize("damage", [b"", subscription("topic")[:-1], pack(">hi", 0, 1000)])
-def test_an_unreadable_subscription_makes_the_topics_unknown(damage: bytes) -> None:
-    assert subscribed_topics([subscription("a"), damage]) is None
