@@ -24,7 +24,7 @@ from kmr.record import Record  # noqa: TC001
 from kmr.service.process import freeze_modules, keep_freed_memory
 from kmr.settings import Settings
 from kmr.sinks import ClickHouseWriter
-from kmr.types import Empty, Flushed, Rows
+from kmr.types import Rows
 from kmr.worker import Worker
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from arroyo.types import BaseValue, Message
 
-    from kmr.reducers.reducer import FlushResult
 
 FLUSH_ROWS = 131_072
 TABLE = "kmr_consumer_ingest"
@@ -72,9 +71,8 @@ class NullWriter(Reducer):
         """Count."""
         self._rows += len(rows)
 
-    async def flush(self) -> FlushResult:
+    async def flush(self) -> None:
         """Forget."""
-        return Flushed() if self._rows else Empty()
 
     def reset(self) -> None:
         """Count anew."""

@@ -30,13 +30,12 @@ from kmr import Reducer, Strategy, map_batch
 from kmr.broker.client import BatchProducer
 from kmr.service.process import freeze_modules, keep_freed_memory
 from kmr.settings import Settings
-from kmr.types import Flushed, Rows
+from kmr.types import Rows
 from kmr.worker import Worker
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kmr.reducers.reducer import FlushResult
 
 TOPIC = "fairness"
 BACKLOG, *LIVE = range(4)
@@ -74,7 +73,7 @@ class LatencyWriter(Reducer):
         self.seen = seen
         self.reset()
 
-    def spawn(self) -> Self:
+    def __deepcopy__(self, memo: object) -> Self:
         """A copy that notes in the same place."""
         return copy.copy(self)
 
@@ -86,7 +85,7 @@ class LatencyWriter(Reducer):
         """Forget."""
         self._added: list[Rows] = []
 
-    async def flush(self) -> FlushResult:
+    async def flush(self) -> None:
         """Note."""
         now = time.time()
         for rows in self._added:
@@ -95,7 +94,6 @@ class LatencyWriter(Reducer):
             stamps = times[live].astype(np.int64) / 1e6
             self.seen.latencies += (now - stamps[stamps >= self.seen.since]).tolist()
             self.seen.backlog += len(rows) - int(live.sum())
-        return Flushed()
 
 
 @dataclass(frozen=True)

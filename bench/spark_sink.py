@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kmr.record import Range, Rows
-from kmr.reducers.reducer import Context, Flushed
+from kmr.reducers.reducer import Context
 from kmr.sinks.spark.writer import SparkWriter
 from kmr.spark.runtime.jvm import JvmNotFound, find_jvm
 from kmr.spark.runtime.session import is_connect, open_session
@@ -70,14 +70,12 @@ def rows_of(size: int, first: int) -> Rows:
 
 def through_writer(**options: Any) -> Callable[[Rows], None]:
     """A flush of SparkWriter, opened once."""
-    writer = SparkWriter(**options).spawn()
-    anyio.run(writer.open, Context("bench", "", "reduce-1", {}))
+    writer = SparkWriter(**options)
+    anyio.run(writer.open, Context("bench", "reduce-1"))
 
     def flush(rows: Rows) -> None:
         writer.add(rows)
-        result = writer.flush()
-        if not isinstance(result, Flushed) or result.poisoned:
-            raise SystemExit(f"{options}: {result}")
+        writer.flush()
         writer.reset()
 
     return flush

@@ -13,14 +13,12 @@ from anyio import to_thread
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from kmr import Reducer, Retry
-from kmr.types import Empty, Flushed
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
     from kmr import Context
     from kmr.record import TopicPartition
-    from kmr.reducers.reducer import FlushResult
     from kmr.types import Rows
 
 __all__ = ["CommitAfterInsert", "ResumeFromMax"]
@@ -59,16 +57,14 @@ class CommitAfterInsert(Reducer):
         """Forget them."""
         self.rows = []
 
-    def flush(self) -> FlushResult:
+    def flush(self) -> None:
         """One INSERT with everything."""
         tables = [rows.table for rows in self.rows if len(rows)]
-        if not tables:
-            return Empty()
         try:
-            self.write(pa.concat_tables(tables))
+            if tables:
+                self.write(pa.concat_tables(tables))
         except (ClickHouseError, OSError) as error:
-            return Retry(None, f"{self.table}: {error}")
-        return Flushed()
+            raise Retry(f"{self.table}: {error}") from error
 
     def write(self, table: pa.Table) -> None:
         """Insert rows."""
@@ -90,19 +86,19 @@ class ResumeFromMax(CommitAfterInsert):
         super().__init__(table, **limits)
         self._next: dict[TopicPartition, int] = {}
 
-    def spawn(self) -> Self:
+    def __deepcopy__(self, memo: object) -> Self:
         """The copies know together how far each partition has come."""
         other = copy.copy(self)
         other.reset()
         return other
 
-    def flush(self) -> FlushResult:
+    def flush(self) -> None:
         """Insert the rows that the table does not have."""
         try:
             self.rows = [self._without_known(rows) for rows in self.rows]
         except (ClickHouseError, OSError) as error:
-            return Retry(None, f"{self.table}: {error}")
-        return super().flush()
+            raise Retry(f"{self.table}: {error}") from error
+        super().flush()
 
     def _without_known(self, rows: Rows) -> Rows:
         """Rows of a partition that does not continue at our last offset: read the table's maximum."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from .kafka.consumer import CommitOffset
 from .record import Range
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
     from .delivery.announcement import Announcement
     from .delivery.ledger import Ledgers
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from .kafka.transactions import Transactions
     from .observe.metrics import Metrics
     from .record import TopicPartition
-
-__all__ = ["Committer"]
+    from .reducers.sink import Delivery
 
 _log = structlog.get_logger(__name__)
 
@@ -47,33 +47,40 @@ class _Committed:
 
 
 class Committer:
-    """Commits the watermarks of the ledgers, and nothing else.
-
-    Where a sink commits offsets with its rows (`use`), every commit is a transaction: the brokers keep the
-    order of two of them. A plain commit that is late would be ordered by chance.
+    """Commits watermarks and announcements for the partitions that are ours, and knows what is committed.
 
     While a range is announced, the committed offset of its partition stays at the range's first record,
     even if the watermark is already inside: the first commit beyond the range acknowledges all of it.
 
+    It also knows when a commit must not be sent: the group has begun another generation of its members, or an
+    earlier commit, not answered yet, could take effect after it. Then it joins the group anew.
+
     Args:
+        delivery: of the strategy. Except with at-least-once, which then delivers twice, the group is joined
+            anew after a commit without an answer. Except with at-most-once, an offset whose commit was not
+            answered counts as ours when it is found: there, another member that has committed the same one
+            has written the rows.
         interval: seconds between commits while watermarks move.
 
     Attributes:
         rejoins: how often `rejoined` was called.
-        orders_commits: whether the group is joined anew after a commit without an answer, which might take
-            effect after later ones. Not with at-least-once, which then delivers twice.
-        trusts_attempts: whether an offset whose commit was not answered counts as ours when it is found.
-            Not with at-most-once: if another member has committed the same one, it has written the rows.
     """
 
     def __init__(
-        self, consumer: Consumer, ledgers: Ledgers, *, interval: float, metrics: Metrics
+        self,
+        consumer: Consumer,
+        ledgers: Ledgers,
+        *,
+        delivery: Delivery,
+        interval: float,
+        metrics: Metrics,
     ) -> None:
         self._consumer = consumer
         self._ledgers = ledgers
         self._interval = interval
         self._metrics = metrics
-        self._transactions: Transactions | None = None
+        self._orders_commits = delivery != "at-least-once"
+        self._trusts_attempts = delivery != "at-most-once"
         self._partitions: dict[TopicPartition, _Committed] = {}
         self._generations: dict[TopicPartition, int] = {}
         self._lock = anyio.Lock(fast_acquire=True)
@@ -81,8 +88,6 @@ class Committer:
         self._held = False
         self._trouble = ""
         self.rejoins = 0
-        self.orders_commits = False
-        self.trusts_attempts = True
 
     async def run(self) -> None:
         """Commit at every interval until cancelled; a failed commit is logged and repeated by the next.
@@ -105,89 +110,7 @@ class Committer:
             CommitRefused: the broker would refuse it for ever. Partitions that it did not refuse are
                 acknowledged.
         """
-        transactions = self._transactions
-        if transactions is None:
-            return await self._commit()
-        if self._held or transactions.in_use:
-            return False  # the transaction that is open takes these watermarks along
-        if not self._moved() and not self._unknown():
-            return True
-        if (refusal := await self.enter_transaction()) is not None:
-            self._report(refusal)
-            return False
-        try:
-            return await self._commit()
-        finally:
-            await self.leave_transaction()
-
-    def use(self, transactions: Transactions) -> None:
-        """Commit by these transactions from now on."""
-        self._transactions = transactions
-        transactions.on_abort = self._metrics.transactions.labels("aborted").inc
-
-    async def enter_transaction(self) -> str | None:
-        """Wait until no transaction is open, and keep it so until `leave_transaction`.
-
-        If the answer to the last commit was lost, the ledgers learn here what was committed.
-
-        Returns:
-            None, or the reason why there can be no transaction now.
-
-        Raises:
-            CommitRefused: the broker does not allow transactions.
-        """
-        assert self._transactions is not None  # noqa: S101  see `use`
-        try:
-            await self._transactions.__aenter__()
-            try:
-                await self._learn()
-            except BaseException:
-                await self.leave_transaction()
-                raise
-        except CommitRefused:
-            raise
-        except ConsumerError as error:
-            return str(error)
-        return None
-
-    async def leave_transaction(self) -> None:
-        """Abort the transaction if it is open; others may begin one."""
-        assert self._transactions is not None  # noqa: S101
-        await self._transactions.__aexit__(None, None, None)
-
-    async def commit_transaction(self, ranges: Sequence[Range]) -> bool:
-        """Commit what was sent in the transaction, and all watermarks as if `ranges` were settled.
-
-        Call it after `enter_transaction`.
-
-        Returns:
-            False if it was not acknowledged, or not tried: a partition of the ranges was lost meanwhile.
-
-        Raises:
-            CommitRefused: see `commit`.
-        """
-        return await self._commit(ranges)
-
-    async def _learn(self) -> None:
-        """Ask for committed offsets whose commit was not answered, and settle the offsets below them."""
-        unknown = self._unknown()
-        for partition, found in (await self._consumer.committed(unknown)).items():
-            entry, ledger = self._entry(partition), self._ledgers.get(partition)
-            if found is None or ledger is None or ledger.position is None:
-                continue
-            if (ledger.watermark or 0) < found.offset <= ledger.position:
-                first = ledger.watermark or 0
-                self._ledgers.settle(
-                    [Range(*partition, first, found.offset - 1, ledger.generation)]
-                )
-            if found == entry.attempted:
-                entry.acknowledged = found
-            entry.attempted = entry.acknowledged
-
-    def _unknown(self) -> list[TopicPartition]:
-        """Return the partitions whose committed offset may be the acknowledged or the attempted one."""
-        entries = ((ledger.partition, self._entry(ledger.partition)) for ledger in self._ledgers)
-        return [partition for partition, entry in entries if entry.attempted != entry.acknowledged]
+        return await self._commit()
 
     def _moved(self, ranges: Sequence[Range] = ()) -> dict[TopicPartition, CommitOffset]:
         return {
@@ -197,11 +120,7 @@ class Committer:
         }
 
     async def _send(self, offsets: dict[TopicPartition, CommitOffset]) -> None:
-        if self._transactions is None:
-            await self._consumer.commit(offsets)
-            return
-        await self._transactions.commit(offsets, self._consumer.membership(offsets))
-        self._metrics.transactions.labels("committed").inc()
+        await self._consumer.commit(offsets)
 
     async def _commit(self, ranges: Sequence[Range] = ()) -> bool:
         async with self._lock:
@@ -240,7 +159,7 @@ class Committer:
 
     async def _outrun_unanswered(self) -> None:
         """Join the group anew if a commit may still take effect: it would undo a later one."""
-        if self.orders_commits and self._consumer.has_unanswered_commit:
+        if self._orders_commits and self._consumer.has_unanswered_commit:
             _log.warning(
                 "a commit was not answered: joining the group anew, so that it is not late"
             )
@@ -290,6 +209,12 @@ class Committer:
         """Whether a commit can succeed before the next assignment: none was fenced, and they are not held."""
         return not (self._held or self._fenced.is_set())
 
+    async def take_over(self) -> None:
+        """Take over from an earlier process of the same member; call it right before joining the group."""
+
+    async def close(self) -> None:
+        """End. No commit is under way."""
+
     async def wait_fenced(self) -> None:
         """Return when a commit was fenced since the last assignment."""
         await self._fenced.wait()
@@ -334,7 +259,7 @@ class Committer:
         """Return whether a committed offset is our own, so that no other member has moved it."""
         entry = self._entry(partition)
         return committed == entry.acknowledged or (
-            self.trusts_attempts and committed == entry.attempted
+            self._trusts_attempts and committed == entry.attempted
         )
 
     def committed(self, partition: TopicPartition) -> int | None:
@@ -358,3 +283,101 @@ class Committer:
 
     def _entry(self, partition: TopicPartition) -> _Committed:
         return self._partitions.setdefault(partition, _Committed(None, None))
+
+
+class TransactionalCommitter(Committer):
+    """Commits offsets in the transactions of a sink: every commit is one, because brokers keep their order.
+
+    A plain commit that is late would be ordered by chance.
+    """
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        ledgers: Ledgers,
+        transactions: Transactions,
+        *,
+        interval: float,
+        metrics: Metrics,
+    ) -> None:
+        super().__init__(
+            consumer, ledgers, delivery="exactly-once", interval=interval, metrics=metrics
+        )
+        self._orders_commits = False  # the transactions are in order
+        self._transactions = transactions
+        transactions.on_abort = metrics.transactions.labels("aborted").inc
+
+    async def commit(self) -> bool:
+        """See `Committer.commit`; what an open transaction takes along is left to it."""
+        if self._held or self._transactions.in_use:
+            return False
+        if not self._moved() and not self._unknown():
+            return True
+        try:
+            async with self.transaction():
+                return await self._commit()
+        except CommitRefused:
+            raise
+        except ConsumerError as error:
+            self._report(str(error))
+            return False
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transactions]:
+        """Wait until no transaction is open, and keep it so in the block; abort what it has not committed.
+
+        If the answer to the last commit was lost, the ledgers learn here what was committed.
+
+        Raises:
+            CommitRefused: the broker does not allow transactions.
+            ConsumerError: there can be no transaction now.
+        """
+        async with self._transactions as transactions:
+            await self._learn()
+            yield transactions
+
+    async def commit_transaction(self, ranges: Sequence[Range]) -> bool:
+        """Commit what was sent in the transaction, and all watermarks as if `ranges` were settled.
+
+        Call it in the block of `transaction`.
+
+        Returns:
+            False if it was not acknowledged, or not tried: a partition of the ranges was lost meanwhile.
+
+        Raises:
+            CommitRefused: see `commit`.
+        """
+        return await self._commit(ranges)
+
+    async def take_over(self) -> None:
+        """Let the broker abort what an earlier process left open. Raises as `Transactions.open`."""
+        await self._transactions.open()
+
+    async def close(self) -> None:
+        """Abort a transaction that is open, and disconnect."""
+        await self._transactions.close()
+
+    async def _learn(self) -> None:
+        """Ask for committed offsets whose commit was not answered, and settle the offsets below them."""
+        unknown = self._unknown()
+        for partition, found in (await self._consumer.committed(unknown)).items():
+            entry, ledger = self._entry(partition), self._ledgers.get(partition)
+            if found is None or ledger is None or ledger.position is None:
+                continue
+            if (ledger.watermark or 0) < found.offset <= ledger.position:
+                first = ledger.watermark or 0
+                self._ledgers.settle(
+                    [Range(*partition, first, found.offset - 1, ledger.generation)]
+                )
+            if found == entry.attempted:
+                entry.acknowledged = found
+            entry.attempted = entry.acknowledged
+
+    def _unknown(self) -> list[TopicPartition]:
+        """Return the partitions whose committed offset may be the acknowledged or the attempted one."""
+        entries = ((ledger.partition, self._entry(ledger.partition)) for ledger in self._ledgers)
+        return [partition for partition, entry in entries if entry.attempted != entry.acknowledged]
+
+    async def _send(self, offsets: dict[TopicPartition, CommitOffset]) -> None:
+        await self._transactions.commit(offsets, self._consumer.membership(offsets))
+        self._metrics.transactions.labels("committed").inc()

@@ -7,6 +7,7 @@ ranges of each partition in order, so each partition has a lane.
 
 from __future__ import annotations
 
+import copy
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -15,10 +16,12 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from .delivery.guarantees import AtMostOnce, ExactlyOnce, Transactional
+from .commit import TransactionalCommitter
 from .errors import StrategyError
+from .guarantees import AtLeastOnce, AtMostOnce, ExactlyOnce, Transactional
 from .record import ReplayEnd, Rows
 from .reduce import ReduceStage
+from .reducers.sink import capabilities_of
 from .service.deadline import shield
 from .service.identity import new_id
 
@@ -31,14 +34,12 @@ if TYPE_CHECKING:
     from .commit import Committer
     from .delivery.announcement import Announcement
     from .delivery.failures import ErrorPort
-    from .delivery.guarantees import DeliveryGuarantee
-    from .kafka.transactions import Transactions
+    from .guarantees import Guarantee
     from .record import TopicPartition
     from .reduce import SharedParts
-    from .reducers.reducer import Context, Delivery
+    from .reducers.reducer import Context
+    from .reducers.sink import Delivery
     from .strategy import Strategy
-
-__all__ = ["Lane", "Lanes"]
 
 _CLOSE_TIMEOUT: Final = 5.0
 
@@ -50,7 +51,7 @@ class Lane:
         queue: each inbox holds the rows of so many batches.
         errors: the stages get copies of it.
         partition: the lane's partition; None if all partitions share it.
-        guarantee: called by the last stage before it writes.
+        guarantee: of the last stage.
         replaying: the lane begins with an announced range.
 
     Attributes:
@@ -64,14 +65,15 @@ class Lane:
         shared: SharedParts,
         errors: ErrorPort,
         queue: int,
+        guarantee: Guarantee,
         *,
         partition: TopicPartition | None = None,
-        guarantee: DeliveryGuarantee | None = None,
         replaying: bool = False,
     ) -> None:
         self.inbox, receive = anyio.create_memory_object_stream[Rows | ReplayEnd](queue)
         self.stages: list[ReduceStage] = []
         last = list(strategy.stages)[-1]
+        before = AtLeastOnce(shared.ledgers, shared.gate)
         for name, reducer in strategy.stages.items():
             out, following = None, receive
             if name != last:
@@ -82,10 +84,10 @@ class Lane:
                     reducer,
                     receive,
                     shared,
+                    guarantee if name == last else before,
                     out=out,
                     errors=errors.clone(),
                     partition=partition,
-                    guarantee=guarantee if name == last else None,
                     replaying=replaying,
                 )
             )
@@ -149,22 +151,18 @@ class Lanes:
         self._strategy = strategy
         self._build = partial(Lane, strategy, shared, errors, queue)
         self._ledgers = shared.ledgers
+        self._gate = shared.gate
         self._committer = committer
         self._awaiting_errors = awaiting_errors
         self._requested = strategy.requested_delivery
-        committer.orders_commits = (
-            self._requested != "at-least-once" and not strategy.is_transactional
-        )
-        committer.trusts_attempts = self._requested != "at-most-once"
-        self._transactions: Transactions | None = None
-        self._transactional = strategy.is_transactional
         self._shared: Lane | None = None
-        if self._transactional:
-            guarantee = Transactional(self._ledgers, committer, awaiting_errors)
-            self._shared = self._build(guarantee=guarantee)
+        if isinstance(committer, TransactionalCommitter):
+            self._shared = self._build(
+                Transactional(self._ledgers, self._gate, awaiting_errors, committer)
+            )
         elif self._requested == "at-least-once":
-            self._shared = self._build()
-        self._opened = [] if self._shared else [reducer.spawn() for reducer in strategy.reducers]
+            self._shared = self._build(AtLeastOnce(self._ledgers, self._gate))
+        self._opened = [] if self._shared else [copy.deepcopy(each) for each in strategy.reducers]
         self._contexts: list[Context] = []
         self._lanes: dict[TopicPartition, Lane] = {}
         self._writer = new_id()[:12]
@@ -173,40 +171,28 @@ class Lanes:
         """Connect the reducers. Raises StrategyError if the strategy does not fit its sinks."""
         self._contexts = [replace(context, stage=stage) for stage in self._strategy.stages]
         if self._shared is not None:
-            if self._transactional:
-                self._prepare_transactions()
             await self._shared.open(self._contexts)
             return
         for number, reducer in enumerate(self._opened):
             await reducer.open(self._contexts[number])
-            self._contexts[number] = replace(self._contexts[number], opened=reducer)
+            self._contexts[number] = self._contexts[number].with_sinks(opened=reducer)
         if self._strategy.delivery == "exactly-once" and self.delivery != "exactly-once":
             name = type(self._opened[-1]).__name__
             raise StrategyError(
                 f"delivery='exactly-once': {name} cannot provide it as it is configured"
             )
 
-    async def take_over(self) -> None:
-        """End the transactions of an earlier process of this member. Raises as `Transactions.open`."""
-        if self._transactions is not None:
-            await self._transactions.open()
-
-    def _prepare_transactions(self) -> None:
-        last = self._contexts[-1]
-        self._transactions = self._strategy.reducers[-1].transactions(last)
-        self._committer.use(self._transactions)
-        self._contexts[-1] = replace(last, transactions=self._transactions)
-
     @property
     def delivery(self) -> Delivery:
         """The requested delivery, unless the sink turned out to be unable to provide it."""
-        announced = self._requested == "exactly-once" and not self._transactional
-        return self._opened[-1].delivery if announced else self._requested
+        if self._requested == "exactly-once" and self._opened:
+            return capabilities_of(self._opened[-1]).delivery
+        return self._requested
 
     @property
     def replays(self) -> bool:
         """Whether announced ranges are written again as they were announced."""
-        return self.delivery == "exactly-once" and not self._transactional
+        return self.delivery == "exactly-once" and self._shared is None
 
     @property
     def mix_partitions(self) -> bool:
@@ -234,24 +220,29 @@ class Lanes:
         if self._shared is not None:
             return self._shared.inbox.clone()
         lane = self._lanes[partition] = self._build(
+            self._guarantee(partition, replayed),
             partition=partition,
-            guarantee=self._guarantee(partition, replayed),
             replaying=replayed is not None,
         )
         tasks.start_soon(lane.run, self._contexts)
         return lane.inbox
 
-    def _guarantee(
-        self, partition: TopicPartition, replayed: Announcement | None
-    ) -> DeliveryGuarantee | None:
-        parts = (self._ledgers, self._committer, self._awaiting_errors, partition)
-        match self.delivery:
-            case "exactly-once":
-                return ExactlyOnce(*parts, self._contexts[-1].group, self._writer, replayed)
-            case "at-most-once":
-                return AtMostOnce(*parts)
-            case "at-least-once":
-                return None
+    def _guarantee(self, partition: TopicPartition, replayed: Announcement | None) -> Guarantee:
+        parts = (self._ledgers, self._gate)
+        if self.delivery == "at-least-once":
+            return AtLeastOnce(*parts)
+        if self.delivery == "at-most-once":
+            return AtMostOnce(*parts, self._awaiting_errors, self._committer)
+        group = self._contexts[-1].group
+        return ExactlyOnce(
+            *parts,
+            self._awaiting_errors,
+            self._committer,
+            partition,
+            group,
+            self._writer,
+            replayed,
+        )
 
     def stop(self, partition: TopicPartition) -> None:
         """Drop a partition. Its rows in a lane of its own are dropped; in the shared lane they are stale."""
@@ -266,8 +257,6 @@ class Lanes:
     async def close(self) -> None:
         """Disconnect the reducers, also after a failure; partitions' lanes have ended."""
         async with AsyncExitStack() as stack:
-            if self._transactions is not None:
-                stack.push_async_callback(self._transactions.close)
             if self._shared is not None:
                 stack.push_async_callback(self._shared.close)
             for reducer in self._opened:

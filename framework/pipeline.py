@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import anyio
 import structlog
 
-from .commit import Committer
+from .commit import Committer, TransactionalCommitter
 from .delivery.failures import ErrorPort, LimitWindow
+from .guarantees import AtLeastOnce
 from .intake.backpressure import Gate
 from .intake.intake import Intake
 from .kafka.connection import connection_config
@@ -20,7 +21,8 @@ from .mapping.executor import Executor
 from .observe.tracing import OFF
 from .record import ReplayEnd, Rows
 from .reduce import ReduceStage, SharedParts
-from .reducers.reducer import Context
+from .reducers.reducer import Context, SinkContext
+from .reducers.sink import Sink
 from .strategy import ERROR_DELIVERY, ERROR_STAGE
 
 if TYPE_CHECKING:
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
     from .settings import Settings
     from .strategy import Strategy
 
-__all__ = ["Pipeline", "context_of"]
-
 _log = structlog.get_logger(__name__)
 
 
@@ -46,16 +46,18 @@ def context_of(strategy: Strategy, settings: Settings) -> Context:
     """Return the surroundings of a strategy's reducers, without a stage. Raises SettingsError."""
     return Context(
         group=settings.group,
-        bootstrap_servers=settings.bootstrap_servers,
         stage="",
+        bootstrap_servers=settings.bootstrap_servers,
         strategy=settings.strategy or "",
         strategy_version=strategy.version or "",
-        has_schema_ids=strategy.has_schema_ids,
-        client=connection_config(settings).client_options(),
-        prepare=settings.prepare_table,
-        transactional_id=settings.transactional_id,
-        session_timeout=settings.session_timeout,
-        schema_of=strategy.schema_of,
+        for_sinks=SinkContext(
+            client=connection_config(settings).client_options(),
+            prepare=settings.prepare_table,
+            schema_of=strategy.schema_of,
+            has_schema_ids=strategy.has_schema_ids,
+            transactional_id=settings.transactional_id,
+            session_timeout=settings.session_timeout,
+        ),
     )
 
 
@@ -101,9 +103,8 @@ class Pipeline:
             make_room=self._make_room,
         )
         self.ledgers = self.intake.ledgers
-        self.committer = Committer(
-            consumer, self.ledgers, interval=settings.commit_interval, metrics=metrics
-        )
+        self._context = context_of(strategy, settings)
+        self.committer = self._build_committer(settings.commit_interval)
         self.drained = anyio.Event()
         shared = SharedParts(
             self.ledgers,
@@ -124,6 +125,20 @@ class Pipeline:
             awaiting_errors=self._await_errors,
         )
 
+    def _build_committer(self, interval: float) -> Committer:
+        parts, last = (self._consumer, self.ledgers), self._strategy.reducers[-1]
+        if self._strategy.is_transactional and isinstance(last, Sink):
+            transactions = last.transactions(self._context)
+            return TransactionalCommitter(
+                *parts, transactions, interval=interval, metrics=self._metrics
+            )
+        return Committer(
+            *parts,
+            delivery=self._strategy.requested_delivery,
+            interval=interval,
+            metrics=self._metrics,
+        )
+
     def _build_error_stage(
         self, shared: SharedParts, queue: int
     ) -> tuple[ErrorPort, ReduceStage | None]:
@@ -132,7 +147,13 @@ class Pipeline:
             return ErrorPort(None, window, self.ledgers.settle, self._metrics), None
         send, receive = anyio.create_memory_object_stream[Rows | ReplayEnd](queue)
         port = ErrorPort(send, window, self.ledgers.settle, self._metrics)
-        return port, ReduceStage(ERROR_STAGE, self._strategy.reduce_err, receive, shared)
+        return port, ReduceStage(
+            ERROR_STAGE,
+            self._strategy.reduce_err,
+            receive,
+            shared,
+            AtLeastOnce(self.ledgers, self._flushing),
+        )
 
     @property
     def _stages(self) -> list[ReduceStage]:
@@ -140,13 +161,13 @@ class Pipeline:
         errors = [self._error_stage] if self._error_stage is not None else []
         return [*self._lanes.stages, *errors]
 
-    async def open(self, context: Context) -> None:
+    async def open(self) -> None:
         """Connect all reducers, and do what the first batch would wait for.
 
         Raises:
             StrategyError: the strategy does not fit its sinks, or its map cannot be loaded.
         """
-        context = replace(context, generations=self.committer.generations)
+        context = self._context.with_sinks(generations=self.committer.generations)
         await self._executor.open(self._strategy)
         await self._lanes.open(context)
         if self._error_stage is not None:
@@ -160,20 +181,13 @@ class Pipeline:
                 )
         await self._executor.warm_up(self._strategy)
 
-    async def take_over(self) -> None:
-        """Take over from an earlier process of the same member; call it right before joining the group.
-
-        Raises:
-            KmrError: the broker does not answer, or refuses a transactional id.
-        """
-        await self._lanes.take_over()
-
     async def close(self) -> None:
         """Disconnect all reducers, also after a failure; raise the error of one after trying all."""
         self._finish()
         for partition in list(self._maps):
             self.stop_partition(partition)
         async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.committer.close)
             stack.push_async_callback(self._executor.close)
             if self._error_stage is not None:
                 stack.push_async_callback(self._error_stage.close)

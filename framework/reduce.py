@@ -5,10 +5,11 @@ When a stage flushes, and how it tries again, is in `kmr.reducers.flushing`.
 
 from __future__ import annotations
 
+import copy
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 import structlog
@@ -17,15 +18,8 @@ from .errors import SinkError, UnexpectedDuplicate
 from .observe.status import StageStatus
 from .observe.tracing import OFF
 from .record import ReplayEnd, Rows
-from .reducers.flushing import (
-    Buffer,
-    FlushOutcome,
-    FlushTrigger,
-    attempt_flush,
-    outcome_of,
-    retry_flush,
-)
-from .reducers.reducer import Empty, Flushed, Retry
+from .reducers.flushing import Buffer, FlushOutcome, FlushTrigger, attempt_flush, retry_flush
+from .reducers.sink import NEW
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,21 +27,17 @@ if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
     from .delivery.failures import ErrorPort
-    from .delivery.guarantees import DeliveryGuarantee
     from .delivery.ledger import Ledgers
+    from .guarantees import Guarantee
     from .intake.backpressure import Budget, Gate
     from .observe.metrics import Metrics
     from .observe.tracing import FlushSpan, Tracing
     from .record import TopicPartition
     from .reducers.flushing import FlushReason
-    from .reducers.reducer import Context, FlushResult, Reducer
-
-__all__ = ["ReduceStage", "SharedParts"]
+    from .reducers.reducer import Context, Reducer, Retry
+    from .reducers.sink import Write
 
 _log = structlog.get_logger(__name__)
-
-_GUARANTEE_RETRY: Final = 0.5
-"""Seconds after which a refused commit is tried again: a rebalance has usually ended by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +70,7 @@ class ReduceStage:
         out: the next stage's inbox, None for the last of a lane.
         errors: for records that the sink refuses; None in the error stage.
         partition: the partition of the lane that the stage belongs to; None if all partitions share it.
-        guarantee: called before each write; None for at-least-once, or if another stage writes.
+        guarantee: of its writes.
         replaying: the inbox begins with an announced range.
     """
 
@@ -90,11 +80,11 @@ class ReduceStage:
         reducer: Reducer,
         inbox: MemoryObjectReceiveStream[Rows | ReplayEnd],
         shared: SharedParts,
+        guarantee: Guarantee,
         *,
         out: MemoryObjectSendStream[Rows | ReplayEnd] | None = None,
         errors: ErrorPort | None = None,
         partition: TopicPartition | None = None,
-        guarantee: DeliveryGuarantee | None = None,
         replaying: bool = False,
     ) -> None:
         self.name = name
@@ -106,8 +96,8 @@ class ReduceStage:
         self._shared = shared
         self._ledgers = shared.ledgers
         self._metrics = shared.metrics
-        self._collecting = Buffer(reducer.spawn())
-        self._buffers = [self._collecting, Buffer(reducer.spawn())]
+        self._collecting = Buffer(copy.deepcopy(reducer))
+        self._buffers = [self._collecting, Buffer(copy.deepcopy(reducer))]
         self._free_send, self._free = anyio.create_memory_object_stream[Buffer](2)
         self._full, self._frozen = anyio.create_memory_object_stream[tuple[Buffer, "FlushReason"]](
             1
@@ -116,7 +106,6 @@ class ReduceStage:
         self._flushing_since: float | None = None
         self._attempt_since: float | None = None
         self._trouble: str | None = None
-        self._held_bytes = 0
         self.trigger = FlushTrigger(inbox, shared.budget, replaying=replaying)
 
     async def open(self, context: Context) -> None:
@@ -198,10 +187,11 @@ class ReduceStage:
                     await self._out.send(ReplayEnd())
                 self._flushing_since = self._trouble = None
                 buffer.clear()
-                self._hold(0)
+                self._ledgers.hold(buffer, 0)
                 self._free_send.send_nowait(buffer)
         finally:
-            self._hold(0)
+            for buffer in self._buffers:
+                self._ledgers.hold(buffer, 0)
             self._close_outputs()
 
     async def _flush(self, buffer: Buffer, reason: FlushReason) -> None:
@@ -223,7 +213,7 @@ class ReduceStage:
     async def _send_on(self, buffer: Buffer, outcome: FlushOutcome) -> None:
         for records in outcome.failed:
             self._ledgers.charge(records.ranges[0], records.nbytes)
-        if outcome.forward is not None and self._out is not None:
+        if self._out is not None and outcome.forward is not None:
             if outcome.ranges:  # the rows replace the collected ones
                 grown = max(0, outcome.forward.nbytes - buffer.bytes)
                 self._ledgers.charge(outcome.ranges[0], grown)
@@ -232,63 +222,27 @@ class ReduceStage:
             for records in outcome.failed:
                 await self._errors.send(records, self.name)
 
-    async def _attempt(self, buffer: Buffer, number: int) -> FlushOutcome | Retry | None:
-        """Flush once; None if all rows belong to lost partitions."""
-        if self._guarantee is not None:
-            await self._guarantee.wait_turn(buffer)
-        async with self._shared.gate:
-            buffer.drop_stale(self._ledgers.is_current)
-            if not buffer.held:
-                return None
-            self._attempt_since = anyio.current_time()
-            try:
-                result = await self._write(buffer)
-            finally:
-                self._attempt_since = None
-            if isinstance(result, Retry):
-                return result
-            outcome = outcome_of(buffer, result, self.name, number)
-            if outcome.failed and self._errors is None:
-                reason = outcome.failed[0].table.column("reason")[0].as_py()
-                raise SinkError(f"{self.name}: the error sink refused rows: {reason}")
-            if outcome.failed and self._guarantee is not None and self._guarantee.failed_first:
-                buffer.remove(outcome.failed)
-                return FlushOutcome(None, (), outcome.failed, again=True)
-            if self._out is None or outcome.forward is None:
-                # Settle behind the gate, so that the commit of a rebalance includes it.
-                self._ledgers.settle(outcome.ranges)
-            return outcome
-
-    async def _write(self, buffer: Buffer) -> FlushResult:
-        guarantee = self._guarantee
-        if guarantee is None:
-            return await attempt_flush(buffer, self.name)
-        if not guarantee.may_repeat:
-            self._hold(
-                buffer.bytes
-            )  # the ledgers forget them now: they are settled before the write
-        result: FlushResult = Empty()
+    async def _attempt(self, buffer: Buffer, number: int) -> FlushOutcome | None:
+        """Flush once; None if all rows belong to lost partitions. Raises as `Guarantee.deliver`."""
         try:
-            refusal = await guarantee.before_write(buffer)
-            if refusal is None and buffer.held:
-                result = await attempt_flush(buffer, self.name, may_repeat=guarantee.may_repeat)
-                poisoned = buffer.set_aside or (isinstance(result, Flushed) and result.poisoned)
-                if not isinstance(result, Retry) and not (poisoned and guarantee.failed_first):
-                    refusal = await guarantee.after_write(buffer)
+            return await self._guarantee.deliver(buffer, partial(self._write, buffer, number))
         except UnexpectedDuplicate as error:
-            refusal = await guarantee.withdraw()
-            if refusal is None:
-                self._metrics.unexpected_duplicates.labels(self.name).inc()
-                _log.error("rows were dropped as a repetition", stage=self.name, reason=str(error))
-                raise
-        finally:
-            await guarantee.end()
-        return result if refusal is None else Retry(_GUARANTEE_RETRY, refusal, may_double=False)
+            self._metrics.unexpected_duplicates.labels(self.name).inc()
+            _log.error("rows were dropped as a repetition", stage=self.name, reason=str(error))
+            raise
 
-    def _hold(self, nbytes: int) -> None:
-        """Count rows that are settled and not written yet; 0 when they are."""
-        self._shared.budget.add(nbytes - self._held_bytes)
-        self._held_bytes = nbytes
+    async def _write(
+        self, buffer: Buffer, number: int, write: Write = NEW, *, may_repeat: bool = True
+    ) -> FlushOutcome:
+        self._attempt_since = anyio.current_time()
+        try:
+            outcome = await attempt_flush(buffer, self.name, number, write, may_repeat=may_repeat)
+        finally:
+            self._attempt_since = None
+        if outcome.failed and self._errors is None:
+            reason = outcome.failed[0].table.column("reason")[0].as_py()
+            raise SinkError(f"{self.name}: the error sink refused rows: {reason}")
+        return outcome if self._out is not None else outcome._replace(forward=None)
 
     def _on_retry(self, span: FlushSpan | None, retry: Retry) -> None:
         self._trouble = retry.reason

@@ -11,7 +11,8 @@ from .errors import StrategyError
 from .mapping.annotations import check_call, check_resources, parameters_of
 from .mapping.functions import VALUES, schema_of_batch_map, spec_of
 from .mapping.inputs import Inputs, Tombstones
-from .reducers.reducer import Delivery, Reducer
+from .reducers.reducer import Reducer
+from .reducers.sink import Delivery, Sink, capabilities_of
 from .values.value_format import ValueFormat
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ class Strategy:
                 f"delivery must be one of {get_args(Delivery)}, not {self.delivery!r}"
             )
         last = reducers[-1]
-        if self.delivery == "exactly-once" and last.delivery != "exactly-once":
+        if self.delivery == "exactly-once" and capabilities_of(last).delivery != "exactly-once":
             raise StrategyError(
                 f"delivery='exactly-once': {type(last).__name__} cannot recognise a repeated write; "
                 "end the chain with a RangeWriter such as ClickHouseWriter, or with "
@@ -208,7 +209,7 @@ class Strategy:
             raise StrategyError(
                 "reduce_err cannot divert its own errors: use on_error='retry' or on_error='stop'"
             )
-        if self.reduce_err is not None and self.reduce_err.commits_offsets:
+        if self.reduce_err is not None and capabilities_of(self.reduce_err).commits_offsets:
             raise StrategyError(
                 f"reduce_err: {type(self.reduce_err).__name__} cannot be exactly-once: failed records are "
                 "written at least once; remove delivery="
@@ -340,7 +341,7 @@ class Strategy:
         for name, reducer in self.stages.items():
             if schema is None or name == stage:
                 break
-            schema = reducer.schema_of_output(schema)
+            schema = schema if reducer.keeps_columns else None
         return schema
 
     @property
@@ -351,12 +352,13 @@ class Strategy:
     @property
     def requested_delivery(self) -> Delivery:
         """The strategy's `delivery`, or that of its last reducer."""
-        return self.delivery or self.reducers[-1].delivery
+        return self.delivery or capabilities_of(self.reducers[-1]).delivery
 
     @property
     def is_transactional(self) -> bool:
         """Whether exactly once means transactions that commit the input's offsets with the rows."""
-        return self.requested_delivery == "exactly-once" and self.reducers[-1].commits_offsets
+        last = capabilities_of(self.reducers[-1])
+        return self.requested_delivery == "exactly-once" and last.commits_offsets
 
     def refuse_loop(self, topics: Container[str], bootstrap_servers: str) -> None:
         """Check that no stage writes to a topic that is read: its records would come back without end.
@@ -365,6 +367,8 @@ class Strategy:
             StrategyError: names the stage and the topic.
         """
         for stage, reducer in self.all_stages.items():
+            if not isinstance(reducer, Sink):
+                continue
             topic = reducer.topic_written(bootstrap_servers)
             if topic is not None and topic in topics:
                 raise StrategyError(

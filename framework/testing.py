@@ -25,7 +25,7 @@ from .kafka.consumer import CommitOffset
 from .kafka.group_offsets import Membership
 from .record import SCHEMA, Batch, Record, TopicPartition
 from .reducers.collect import one_table
-from .reducers.reducer import Flushed, Reducer
+from .reducers.sink import NEW, RowsRefused, Sink, Write
 from .service.changes import Changes
 from .simulation.simulate import columns_of, simulate
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from .kafka.consumer import Listener
     from .record import Rows
-    from .reducers.reducer import FlushResult, Limits
+    from .reducers.reducer import Limits, Reducer
     from .strategy import Strategy
 
 __all__ = [
@@ -265,13 +265,14 @@ class Journal:
     Attributes:
         written: the rows of every successful flush, in order.
         attempts: number of calls of `flush`.
-        outcomes: results to return, or exceptions to raise, by the next flushes; without any they write.
+        outcomes: exceptions to raise by the next flushes, after it has written if it is `RowsRefused`;
+            None, as without any: write.
         hold: an event that each flush waits for first; None: flushes do not wait.
     """
 
     written: list[pa.Table] = field(default_factory=list)
     attempts: int = 0
-    outcomes: deque[FlushResult | Exception] = field(default_factory=deque)
+    outcomes: deque[Exception | None] = field(default_factory=deque)
     hold: anyio.Event | None = None
     _changed: Changes = field(default_factory=Changes)
 
@@ -294,7 +295,7 @@ class Journal:
         self._changed.notify()
 
 
-class MemoryWriter(Reducer):
+class MemoryWriter(Sink):
     """A reducer that writes to a journal. With `forward`, it also sends the rows to the next reducer."""
 
     def __init__(
@@ -305,7 +306,7 @@ class MemoryWriter(Reducer):
         self.forward = forward
         self.collected: list[Rows] = []
 
-    def spawn(self) -> Self:
+    def __deepcopy__(self, memo: object) -> Self:
         return copy.copy(self)
 
     def add(self, rows: Rows) -> None:
@@ -314,21 +315,23 @@ class MemoryWriter(Reducer):
     def reset(self) -> None:
         self.collected = []
 
-    async def flush(self) -> FlushResult:
+    async def flush(self, write: Write = NEW) -> pa.Table | None:
         journal = self.journal
         journal.attempts += 1
         journal.changed()
         if journal.hold is not None:
             await journal.hold.wait()
-        outcome = journal.outcomes.popleft() if journal.outcomes else Flushed()
-        if isinstance(outcome, Exception):
+        outcome = journal.outcomes.popleft() if journal.outcomes else None
+        if isinstance(outcome, Exception) and not isinstance(outcome, RowsRefused):
             raise outcome
-        if isinstance(outcome, Flushed):
-            table = one_table(self.collected)
-            journal.written.append(table)
-            outcome = replace(outcome, out=table if self.forward else None)
+        if not isinstance(outcome, RowsRefused | None):
+            return outcome  # a wrong result, which the engine refuses
+        table = one_table(self.collected)
+        journal.written.append(table)
         journal.changed()
-        return outcome
+        if isinstance(outcome, RowsRefused):
+            raise outcome
+        return table if self.forward else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from .record import Rows as Rows
     from .record import TopicPartition as TopicPartition
     from .reducers.finding import Finding as Finding
-    from .reducers.reducer import Delivery as Delivery
-    from .reducers.reducer import Empty as Empty
-    from .reducers.reducer import Flushed as Flushed
-    from .reducers.reducer import FlushResult as FlushResult
     from .reducers.reducer import Limits as Limits
     from .reducers.reducer import OnError as OnError
     from .reducers.reducer import OnShutdown as OnShutdown
-    from .reducers.reducer import Poisoned as Poisoned
     from .reducers.reducer import Policies as Policies
     from .reducers.reducer import SizeLimits as SizeLimits
     from .reducers.reducer import WhenFull as WhenFull
+    from .reducers.sink import Capabilities as Capabilities
+    from .reducers.sink import Delivery as Delivery
+    from .reducers.sink import Refusal as Refusal
+    from .reducers.sink import RowsRefused as RowsRefused
+    from .reducers.sink import Write as Write
     from .strategy import OnLimit as OnLimit
     from .values.value_format import Decoded as Decoded
     from .values.value_format import ValueFormat as ValueFormat

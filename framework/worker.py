@@ -26,7 +26,7 @@ from .observe.metrics import Metrics
 from .observe.progress import CatchUp, DrainTime, ProgressLog
 from .observe.status import PartitionStatus, WorkerStatus
 from .observe.tracing import OFF, telemetry
-from .pipeline import Pipeline, context_of
+from .pipeline import Pipeline
 from .record import TopicPartition
 from .service.deadline import Deadline, end_shields
 from .service.notify import ServiceState, notifying
@@ -260,14 +260,14 @@ class Worker:
             settings=settings.changed(),
         )
         await self._until_answered(self._consumer.reach)
-        await self._pipeline.open(context_of(self._strategy, settings))
+        await self._pipeline.open()
         await self._consumer.start(self._events, self._admitted)
 
     async def _admitted(self) -> None:
         """Return when this process may join the group: it ends what an earlier one may have left open."""
         if self._seat is not None:
             await self._seat.admitted()
-        await self._until_answered(self._pipeline.take_over)
+        await self._until_answered(self._committer.take_over)
 
     async def _until_answered(self, ask: Callable[[], Awaitable[None]]) -> None:
         """Ask until a broker answers. Raises BrokerUnavailable after `broker_timeout` seconds.

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from kmr import Json, Strategy
 from kmr.sinks import Collecting, StreamWriter, one_table
-from kmr.types import Empty, Flushed, FlushResult, Limits
+from kmr.types import Limits
 
 if TYPE_CHECKING:
     from typing import Any
@@ -28,10 +28,8 @@ class Visits(Collecting):
         super().__init__(**limits)
         self.gap = gap
 
-    def flush(self) -> FlushResult:
+    def flush(self) -> pa.Table:
         """Return one row for each visit, in the order of user and time."""
-        if not self.rows:
-            return Empty()
         clicks = one_table(self.rows).sort_by([("user", "ascending"), ("at", "ascending")])
         visits: list[dict[str, Any]] = []
         for click in clicks.to_pylist():
@@ -41,7 +39,7 @@ class Visits(Collecting):
             else:
                 at = click["at"]
                 visits.append({"user": click["user"], "start": at, "end": at, "pages": 1})
-        return Flushed(out=pa.Table.from_pylist(visits))
+        return pa.Table.from_pylist(visits)
 
 
 strategy = Strategy(

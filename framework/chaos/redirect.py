@@ -132,7 +132,7 @@ def _redirected(strategy: Strategy, last: Reducer, places: Places) -> tuple[Sink
     if isinstance(last, RangeWriter):
         limits = _limits(last)
         limits["max_age"] = limits["max_age"] or _MAX_AGE
-        stand_in = ParquetWriter(places.files, delivery=last.delivery, **limits)  # type: ignore[arg-type]
+        stand_in = ParquetWriter(places.files, delivery=last.capabilities.delivery, **limits)  # type: ignore[arg-type]
         note = f"{name}: Parquet files instead, because it cannot be redirected; its own code did not run"
         return "parquet", _named(stand_in), note
     note = f"{name}: a topic instead, because it cannot be redirected; its own code did not run"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..record import Batch
-    from ..reducers.reducer import Delivery
+    from ..reducers.sink import Delivery
     from ..strategy import Strategy
 
 __all__ = ["Expected", "Found", "Offence", "Verdict", "expect", "judge", "read_sources"]

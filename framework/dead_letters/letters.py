@@ -99,7 +99,7 @@ def letter_headers(failed: pa.Table, context: Context | None = None) -> list[lis
     Args:
         context: of the reducer that writes them.
     """
-    context = context or Context("", "", "", {})
+    context = context or Context("", "")
     times = failed.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
     names = (
         *("topic", "partition", "offset", "headers"),
@@ -127,8 +127,8 @@ def letter_headers(failed: pa.Table, context: Context | None = None) -> list[lis
             PARTITION: partition,
             OFFSET: offset,
             TIMESTAMP: time,
-            SCHEMA_ID: _schema_id(value) if context.has_schema_ids else None,
-            GENERATION: context.generations.get(TopicPartition(topic, partition)) or None,
+            SCHEMA_ID: _schema_id(value) if context.for_sinks.has_schema_ids else None,
+            GENERATION: context.for_sinks.generations.get(TopicPartition(topic, partition)) or None,
             GROUP: context.group or None,
             STRATEGY: context.strategy or None,
             VERSION: context.strategy_version or None,

@@ -90,7 +90,7 @@ def original_records(
             )
     if not found:
         raise SinkError(
-            f"{stage}: refused rows of {rows.ranges} ({reason}) have no sources; keep them in Poisoned.rows"
+            f"{stage}: refused rows of {rows.ranges} ({reason}) have no sources; keep them in Refusal.rows"
         )
     return found
 

@@ -198,6 +198,7 @@ class Ledgers:
         self._ledgers: dict[TopicPartition, Ledger] = {}
         self._on_settled = on_settled
         self._on_bytes = on_bytes
+        self._held: dict[object, int] = {}
         self._generation = 0
         self._settled = Changes()
 
@@ -260,6 +261,16 @@ class Ledgers:
                 self._on_bytes(nbytes, -mapped)
                 return
 
+    def hold(self, owner: object, nbytes: int) -> None:
+        """Count bytes of rows that are settled and not written yet; 0 when they are.
+
+        Args:
+            owner: of the rows; the last call for it counts.
+        """
+        self._on_bytes(nbytes - self._held.pop(owner, 0), 0)
+        if nbytes:
+            self._held[owner] = nbytes
+
     def settle(self, ranges: Iterable[Range]) -> None:
         """Settle ranges; those of an older generation are ignored."""
         for r in ranges:
@@ -282,15 +293,20 @@ class Ledgers:
         """Whether any partition has offsets settled above its watermark."""
         return any(ledger.has_holes for ledger in self._ledgers.values())
 
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Return when a condition on settled offsets holds; it is looked at when any of them changes."""
+        while not condition():
+            await self._settled.wait()
+
     async def wait_whole(self) -> None:
         """Return when no partition has holes."""
-        while self.have_holes:
-            await self._settled.wait()
+        await self.wait_until(lambda: not self.have_holes)
 
     async def wait_reached(self, partition: TopicPartition, offset: int) -> None:
         """Return when everything below `offset` is settled, or the partition is dropped."""
-        while (ledger := self.get(partition)) is not None and (ledger.watermark or 0) < offset:
-            await self._settled.wait()
+        await self.wait_until(
+            lambda: (ledger := self.get(partition)) is None or (ledger.watermark or 0) >= offset
+        )
 
     def are_settled(self, ranges: Iterable[Range]) -> bool:
         """Return whether all offsets of the ranges are below the watermarks of their partitions."""
@@ -310,11 +326,6 @@ class Ledgers:
             for r in ranges
             if self._current(r) is not None
         )
-
-    async def wait_complete(self, ranges: Sequence[Range]) -> None:
-        """Return when the ranges are `complete`."""
-        while not self.complete(ranges):
-            await self._settled.wait()
 
     @property
     def are_replaying(self) -> bool:

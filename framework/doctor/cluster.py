@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..kafka.subscription import Subscription
 from ..reducers.finding import Finding
+from ..reducers.sink import Sink
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -184,7 +185,8 @@ class ClusterCheck:
     async def dead_letters(self) -> list[Finding]:
         """Compare the sizes of messages that the dead letter topic and the input accept."""
         sink = self._strategy.reduce_err
-        topic = None if sink is None else sink.topic_written(self._settings.bootstrap_servers)
+        servers = self._settings.bootstrap_servers
+        topic = sink.topic_written(servers) if isinstance(sink, Sink) else None
         if topic is None:
             return []
         accepted = int((await self._inspector.topic_settings(topic) or {}).get(_LARGEST, "0"))

@@ -1,7 +1,8 @@
-"""What each stage finds at its sink, by `Reducer.examine`, and what the map needs."""
+"""What each stage finds at its sink, by `Sink.examine`, and what the map needs."""
 
 from __future__ import annotations
 
+import copy
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import structlog
 from ..errors import KmrError, reason_of
 from ..pipeline import context_of
 from ..reducers.finding import Finding
+from ..reducers.sink import Sink, opens
 from ..strategy import ERROR_STAGE
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ async def check_sinks(strategy: Strategy, settings: Settings) -> list[Finding]:
         stages[ERROR_STAGE] = strategy.reduce_err
     found: list[Finding] = []
     for stage, reducer in stages.items():
-        found += await _check(reducer.spawn(), replace(context, stage=stage))
+        found += await _check(copy.deepcopy(reducer), replace(context, stage=stage))
     if strategy.reduce_err is None:
         found.append(
             Finding(
@@ -46,7 +48,9 @@ async def check_sinks(strategy: Strategy, settings: Settings) -> list[Finding]:
 
 async def _check(reducer: Reducer, context: Context) -> Sequence[Finding]:
     try:
-        return await reducer.examine(context)
+        if isinstance(reducer, Sink):
+            return await reducer.examine(context)
+        return [await opens(reducer, context)]
     except KmrError as error:
         return [Finding("problem", context.stage, str(error))]
     except Exception as error:  # noqa: BLE001  a sink of the user's may raise anything

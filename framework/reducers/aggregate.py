@@ -8,14 +8,11 @@ import pyarrow as pa
 
 from ..errors import StrategyError
 from .collect import Collecting, one_table
-from .reducer import Empty, Flushed, FlushResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .reducer import Limits, SparkPlace
-
-__all__ = ["ALL", "Aggregate", "group"]
+    from .reducer import Limits
 
 AggregateFunction = Literal[
     "sum", "count", "min", "max", "mean", "count_distinct", "first", "last", "list"
@@ -72,9 +69,7 @@ class Aggregate(Collecting):
                 f"Aggregate: {sorted(clash)} are in both by and columns; rename the new columns"
             )
 
-    def flush(self) -> FlushResult:
-        if not self.rows:
-            return Empty()
+    def flush(self) -> pa.Table:
         table = one_table(self.rows)
         self.require_columns(table)
         grouped = group(
@@ -85,16 +80,7 @@ class Aggregate(Collecting):
                 for source, function in self.columns.values()
             ],
         )
-        return Flushed(out=grouped.rename_columns([*self.by, *self.columns]))
-
-    def guarantee_on_spark(self, place: SparkPlace) -> str:
-        return ""
-
-    def difference_on_spark(self, place: SparkPlace) -> str:
-        return (
-            "one result for each micro-batch, with all of its partitions; limits have no effect. Tasks "
-            "aggregate, the driver merges their results and runs the reducers after it"
-        )
+        return grouped.rename_columns([*self.by, *self.columns])
 
     def require_columns(self, table: pa.Table) -> None:
         """Raise StrategyError unless the rows have all columns that are grouped or aggregated."""

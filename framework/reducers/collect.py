@@ -10,15 +10,13 @@ import pyarrow as pa
 from ..column_types import MixedTypes, join_tables
 from ..errors import StrategyError
 from ..service.threads import run_in_thread
-from .reducer import Empty, Flushed, FlushResult, Reducer
+from .reducer import Reducer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from ..record import Rows
-    from .reducer import Limits, SparkPlace
-
-__all__ = ["Batcher", "Collect", "Collecting", "one_table"]
+    from .reducer import Limits
 
 
 def one_table(rows: Sequence[Rows]) -> pa.Table:
@@ -54,11 +52,6 @@ class Collecting(Reducer):
         self.rows = []
 
 
-def _per_flush(place: SparkPlace) -> str:
-    each = "chunk of a task" if place == "task" else "micro-batch"
-    return f"one result for each {each}, or less at its limits"
-
-
 class Batcher(Collecting):
     """Joins the rows of many batches to larger ones for the next reducer.
 
@@ -73,19 +66,10 @@ class Batcher(Collecting):
         ```
     """
 
-    def flush(self) -> FlushResult:
-        if not self.rows:
-            return Empty()
-        return Flushed(out=one_table(self.rows).combine_chunks())
+    keeps_columns = True
 
-    def schema_of_output(self, schema: pa.Schema) -> pa.Schema:
-        return schema
-
-    def guarantee_on_spark(self, place: SparkPlace) -> str:
-        return ""
-
-    def difference_on_spark(self, place: SparkPlace) -> str:
-        return _per_flush(place)
+    def flush(self) -> pa.Table:
+        return one_table(self.rows).combine_chunks()
 
 
 class Collect(Collecting):
@@ -113,9 +97,7 @@ class Collect(Collecting):
         super().__init__(**limits)
         self.function = function
 
-    async def flush(self) -> FlushResult:
-        if not self.rows:
-            return Empty()
+    async def flush(self) -> pa.Table | None:
         table = one_table(self.rows)
         if inspect.iscoroutinefunction(self.function):
             out = await cast("Callable[[pa.Table], Awaitable[Any]]", self.function)(table)
@@ -129,7 +111,4 @@ class Collect(Collecting):
                 f"Collect({name}): the function returned {type(out).__name__}; "
                 "return a pyarrow Table or RecordBatch, or None"
             )
-        return Flushed(out=out)
-
-    def difference_on_spark(self, place: SparkPlace) -> str:
-        return _per_flush(place)
+        return out

@@ -35,7 +35,8 @@ from ..delivery.ranges import merge_ranges, subtract_ranges
 from ..errors import KmrError, SinkError, UnexpectedDuplicate, reason_of
 from ..record import Rows
 from ..service.threads import run_in_thread
-from .reducer import Empty, Flushed, Poisoned, Retry
+from .reducer import Retry
+from .sink import Refusal, RowsRefused, Sink
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -45,17 +46,8 @@ if TYPE_CHECKING:
 
     from ..intake.backpressure import Budget
     from ..record import Batch, Range, ReplayEnd
-    from .reducer import FlushResult, Reducer
-
-__all__ = [
-    "Buffer",
-    "FlushOutcome",
-    "FlushReason",
-    "FlushTrigger",
-    "attempt_flush",
-    "outcome_of",
-    "retry_flush",
-]
+    from .reducer import Reducer
+    from .sink import Write
 
 FlushReason = Literal["count", "bytes", "age", "awaited", "replay", "revoke", "shutdown", "trigger"]
 T = TypeVar("T")
@@ -77,7 +69,7 @@ class Buffer:
     def __init__(self, reducer: Reducer) -> None:
         self.reducer = reducer
         self.held: list[Rows] = []
-        self.set_aside: list[Poisoned] = []
+        self.set_aside: list[Refusal] = []
         self.rows = 0
         self.bytes = 0
         self.since: float | None = None
@@ -190,14 +182,14 @@ class Buffer:
         return merge_ranges(r for rows in self.held for r in rows.ranges)
 
 
-def _separate(held: Sequence[Rows]) -> tuple[list[Rows], list[Poisoned]]:
+def _separate(held: Sequence[Rows]) -> tuple[list[Rows], list[Refusal]]:
     """Separate the records with values that fit no common type of their column (`kmr.column_types`).
 
     Both parts keep the ranges of the whole: those of failed records are subtracted after the flush.
     """
     joined = join_tables([rows.table for rows in held])
     misfits = np.array(sorted(joined.misfits), dtype=np.int64)
-    kept, poisoned = [], []
+    kept, refusals = [], []
     begin = 0
     for rows in held:
         end = begin + len(rows)
@@ -208,11 +200,11 @@ def _separate(held: Sequence[Rows]) -> tuple[list[Rows], list[Poisoned]]:
             fits = np.zeros(len(rows), dtype=np.bool_)
             if rows.offsets is not None:
                 fits = ~np.isin(rows.offsets, rows.offsets[misfits[first:last] - begin])
-            poisoned.append(Poisoned(_select(rows, ~fits), joined.misfits[int(misfits[first])]))
+            refusals.append(Refusal(_select(rows, ~fits), joined.misfits[int(misfits[first])]))
             here = _select(replace(rows, table=joined.table.slice(begin, len(rows))), fits)
         kept.append(here)
         begin = end
-    return kept, poisoned
+    return kept, refusals
 
 
 def _select(rows: Rows, chosen: NDArray[np.bool_]) -> Rows:
@@ -338,9 +330,9 @@ _MOST_DOUBLINGS: Final = 20  # far beyond the last backoff; keeps the power smal
 
 
 async def retry_flush(
-    attempt: Callable[[int], Awaitable[T | Retry]], stage: str, on_retry: Callable[[Retry], None]
+    attempt: Callable[[int], Awaitable[T]], stage: str, on_retry: Callable[[Retry], None]
 ) -> T:
-    """Call `attempt` with 1, 2, ... until it returns something else than a `Retry`; pause in between.
+    """Call `attempt` with 1, 2, ... until it raises no `Retry`, and pause in between; return its result.
 
     Args:
         attempt: called with the number of the attempt.
@@ -349,15 +341,19 @@ async def retry_flush(
     """
     number = 1
     reason: str | None = None
-    while isinstance(result := await attempt(number), Retry):
-        seconds = _pause(result, number)
-        if result.reason != reason:
-            reason = result.reason
-            _log.warning("flush failed, trying again", stage=stage, reason=reason, seconds=seconds)
-        on_retry(result)
+    while True:
+        try:
+            return await attempt(number)
+        except Retry as retry:
+            seconds = _pause(retry, number)
+            if retry.reason != reason:
+                reason = retry.reason
+                _log.warning(
+                    "flush failed, trying again", stage=stage, reason=reason, seconds=seconds
+                )
+            on_retry(retry)
         await anyio.sleep(seconds)
         number += 1
-    return result
 
 
 def _pause(retry: Retry, attempt: int) -> float:
@@ -366,56 +362,6 @@ def _pause(retry: Retry, attempt: int) -> float:
         return retry.after
     ceiling = min(_LAST_BACKOFF, _FIRST_BACKOFF * 2.0 ** min(attempt - 1, _MOST_DOUBLINGS))
     return ceiling * random.uniform(0.5, 1.0)  # noqa: S311  spreads retries, nothing secret
-
-
-async def attempt_flush(buffer: Buffer, stage: str, *, may_repeat: bool = True) -> FlushResult:
-    """Call the reducer's `flush` once, and apply `on_error` to an exception.
-
-    Args:
-        may_repeat: False if rows that may have been written must not be written again: then `retry`
-            means `divert`, and so does a returned `Retry`, unless it says that nothing can be doubled.
-
-    Raises:
-        Exception: the reducer's own, with `on_error="stop"`. A KmrError is raised with `retry` too: a
-            retry cannot succeed.
-        UnexpectedDuplicate: the reducer's own, with every `on_error`.
-        SinkError: `flush` returned something else than a `FlushResult`.
-    """
-    reducer = buffer.reducer
-    try:
-        try:
-            result = await _flush(reducer)
-        except MixedTypes:
-            if not buffer.set_misfits_aside():
-                raise
-            result = await _flush(reducer)
-    except UnexpectedDuplicate:
-        raise
-    except Exception as error:
-        if reducer.on_error == "divert" or (reducer.on_error == "retry" and not may_repeat):
-            return _divert(buffer, reason_of(error), error)
-        if reducer.on_error == "stop" or isinstance(error, KmrError):
-            raise
-        return Retry(None, reason_of(error))
-    if not isinstance(result, Flushed | Empty | Retry):
-        raise SinkError(
-            f"{stage}: {type(reducer).__name__}.flush returned {type(result).__name__}; "
-            "return Flushed(...), Empty() or Retry(...)"
-        )
-    if isinstance(result, Retry) and result.may_double and not may_repeat:
-        return _divert(buffer, f"these rows may have been written: {result.reason}")
-    return result
-
-
-def _divert(buffer: Buffer, reason: str, error: Exception | None = None) -> Flushed:
-    return Flushed(poisoned=[Poisoned(rows, reason, error) for rows in buffer.held])
-
-
-async def _flush(reducer: Reducer) -> FlushResult:
-    if inspect.iscoroutinefunction(reducer.flush):
-        result: FlushResult = await reducer.flush()
-        return result
-    return await run_in_thread(cast("Callable[[], FlushResult]", reducer.flush))
 
 
 class FlushOutcome(NamedTuple):
@@ -434,22 +380,84 @@ class FlushOutcome(NamedTuple):
     again: bool = False
 
 
-def outcome_of(buffer: Buffer, result: Flushed | Empty, stage: str, attempt: int) -> FlushOutcome:
-    """Divide the rows of a flush into those for the next reducer and those that it refused.
+async def attempt_flush(
+    buffer: Buffer, stage: str, number: int, write: Write, *, may_repeat: bool = True
+) -> FlushOutcome:
+    """Call the reducer's `flush` once, and apply `on_error` to an exception.
+
+    Args:
+        number: of the attempt, for the failed records.
+        write: for a sink.
+        may_repeat: False if rows that may have been written must not be written again: then `retry`
+            means `divert`, and so does a `Retry`, unless it says that nothing can be doubled.
 
     Raises:
-        SinkError: refused rows name no sources.
+        Retry: the reducer's own, or for its exception with `on_error="retry"`.
+        Exception: the reducer's own, with `on_error="stop"`. A KmrError is raised with `retry` too: a
+            retry cannot succeed.
+        UnexpectedDuplicate: the reducer's own, with every `on_error`.
+        SinkError: `flush` returned something else than a table or None, or refused rows name no sources.
     """
-    if isinstance(result, Empty):
-        result = Flushed()
-    failed = [
-        records
-        for poisoned in (*buffer.set_aside, *result.poisoned)
-        for records in original_records(
-            poisoned.rows, poisoned.reason, stage, attempt, poisoned.error
+    reducer = buffer.reducer
+    out, refusals = None, []
+    try:
+        try:
+            out = await _flush(buffer, write)
+        except MixedTypes:
+            if not buffer.set_misfits_aside():
+                raise
+            out = await _flush(buffer, write)
+    except RowsRefused as refused:
+        refusals = list(refused.refusals)
+    except UnexpectedDuplicate:
+        raise
+    except Retry as retry:
+        if may_repeat or not retry.may_double:
+            raise
+        refusals = _divert(buffer, f"these rows may have been written: {retry.reason}")
+    except Exception as error:
+        if reducer.on_error == "divert" or (reducer.on_error == "retry" and not may_repeat):
+            refusals = _divert(buffer, reason_of(error), error)
+        elif reducer.on_error == "stop" or isinstance(error, KmrError):
+            raise
+        else:
+            raise Retry(reason_of(error)) from error
+    if out is not None and not isinstance(out, pa.Table):
+        raise SinkError(
+            f"{stage}: {type(reducer).__name__}.flush returned {type(out).__name__}; "
+            "return a pyarrow Table, or None, or raise Retry(reason)"
         )
-    ]
+    # In a thread: on Spark, the driver reads the records behind refused rows once more.
+    refusals = [*buffer.set_aside, *refusals]
+    failed = await run_in_thread(_failed, refusals, stage, number) if refusals else []
     ranges = subtract_ranges(buffer.ranges(), (r for rows in failed for r in rows.ranges))
-    if result.out is None or result.out.num_rows == 0:
+    if out is None or out.num_rows == 0:
         return FlushOutcome(None, ranges, failed)
-    return FlushOutcome(Rows(result.out, ranges, None, buffer.sources()), ranges, failed)
+    return FlushOutcome(Rows(out, ranges, None, buffer.sources()), ranges, failed)
+
+
+async def _flush(buffer: Buffer, write: Write) -> pa.Table | None:
+    if not buffer.rows:
+        return None  # all of them were set aside
+    return await call_flush(buffer.reducer, write)
+
+
+async def call_flush(reducer: Reducer, write: Write) -> pa.Table | None:
+    """Call `flush` on the event loop if it is a coroutine function, else in a thread."""
+    arguments = (write,) if isinstance(reducer, Sink) else ()
+    if inspect.iscoroutinefunction(reducer.flush):
+        out: pa.Table | None = await reducer.flush(*arguments)
+        return out
+    return await run_in_thread(cast("Callable[..., pa.Table | None]", reducer.flush), *arguments)
+
+
+def _divert(buffer: Buffer, reason: str, error: Exception | None = None) -> list[Refusal]:
+    return [Refusal(rows, reason, error) for rows in buffer.held]
+
+
+def _failed(refusals: Sequence[Refusal], stage: str, attempt: int) -> list[Rows]:
+    return [
+        records
+        for each in refusals
+        for records in original_records(each.rows, each.reason, stage, attempt, each.error)
+    ]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
     from ..record import Rows, TopicPartition
-    from ..reducers.reducer import Delivery
+    from ..reducers.sink import Delivery
     from .world import Member, World
 
 __all__ = ["QUEUE_BATCHES", "Checks", "Expected", "offsets_of"]

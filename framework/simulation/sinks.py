@@ -12,7 +12,6 @@ reducers before the last     nothing: they are real
 from __future__ import annotations
 
 import copy
-import inspect
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -20,7 +19,9 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import anyio
 
-from ..reducers.reducer import Flushed, Reducer, Retry
+from ..reducers.flushing import call_flush
+from ..reducers.reducer import Reducer, limits_of
+from ..reducers.sink import NEW, Sink, Write, capabilities_of
 from ..sinks.clickhouse.ddl import column_type
 from ..sinks.clickhouse.writer import ClickHouseWriter
 from ..sinks.ranges import RangeWriter
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..record import Rows
-    from ..reducers.reducer import Context, FlushResult
+    from ..reducers.reducer import Context
     from ..sinks.planning import RangeRows
     from ..strategy import Strategy
     from .checks import Checks
@@ -108,7 +109,7 @@ def with_models(strategy: Strategy, place: Place, max_rows: int) -> Strategy:
     if (made := place.strategies.get(max_rows)) is not None:
         return made
     *before, last = strategy.reducers
-    reduce = [_lower(_watched(reducer, place), max_rows) for reducer in before]
+    reduce = [_lower(_Watched(reducer, place), max_rows) for reducer in before]
     reduce.append(_lower(_modelled(last, place), max_rows))
     errors = strategy.reduce_err
     if errors is not None:
@@ -141,54 +142,49 @@ def _modelled(last: Reducer, place: Place) -> Reducer:
     if isinstance(last, RangeWriter):
         ranges: Reducer = _of_class(last, _ModelRanges, place)
         return ranges
-    if last.commits_offsets:
+    if isinstance(last, Sink) and last.capabilities.commits_offsets:
         return ModelTransactionalWriter(last, place)
     return ModelWriter(last, place, "sink")
 
 
-def _watched(reducer: Reducer, place: Place) -> Reducer:
-    """Return a copy that notes the records of which it made no rows."""
-    watched = copy.copy(reducer)
-    if (Reducer, type(reducer)) not in place.classes:
-        place.classes[Reducer, type(reducer)] = _watching(type(reducer), place)
-    watched.__class__ = place.classes[Reducer, type(reducer)]
-    return watched
+class _Watched(Sink):
+    """A reducer that notes the records of which it made no rows."""
 
+    def __init__(self, reducer: Reducer, place: Place) -> None:
+        super().__init__(**limits_of(reducer))
+        self.capabilities = capabilities_of(reducer)
+        self.keeps_columns = reducer.keeps_columns
+        self._reducer = reducer
+        self._place = place
+        self._seen: tuple[Rows, ...] = ()
 
-def _watching(kind: Any, place: Place) -> type[Any]:
+    def __deepcopy__(self, memo: object) -> Self:
+        other = copy.copy(self)
+        other._reducer = copy.deepcopy(self._reducer)  # noqa: SLF001  of our own class
+        return other
 
-    class Watched(kind):  # type: ignore[misc]
-        seen: tuple[Rows, ...] = ()
+    async def open(self, context: Context) -> None:
+        await self._reducer.open(context)
 
-        def add(self, rows: Rows) -> None:
-            self.seen = (*self.seen, rows)
-            super().add(rows)
+    async def close(self) -> None:
+        await self._reducer.close()
 
-        def reset(self) -> None:
-            self.seen = ()
-            super().reset()
+    def add(self, rows: Rows) -> None:
+        self._seen = (*self._seen, rows)
+        self._reducer.add(rows)
 
-        def look(self, result: FlushResult) -> FlushResult:
-            out = result.out if isinstance(result, Flushed) else None
-            if out is not None:
-                place.learn(out.schema)
-            if not isinstance(result, Retry) and (out is None or not out.num_rows):
-                for rows in self.seen:
-                    place.checks.drops(rows)
-            return result
+    def reset(self) -> None:
+        self._seen = ()
+        self._reducer.reset()
 
-    if inspect.iscoroutinefunction(kind.flush):
-
-        class Changed(Watched):
-            async def flush(self) -> FlushResult:
-                return self.look(await super().flush())
-    else:
-
-        class Changed(Watched):  # type: ignore[no-redef]
-            def flush(self) -> FlushResult:
-                return self.look(super().flush())
-
-    return Changed
+    async def flush(self, write: Write = NEW) -> pa.Table | None:
+        out = await call_flush(self._reducer, write)
+        if out is not None:
+            self._place.learn(out.schema)
+        if out is None or not out.num_rows:
+            for rows in self._seen:
+                self._place.checks.drops(rows)
+        return out
 
 
 @contextmanager
@@ -259,23 +255,16 @@ def _content(rows: RangeRows) -> bytes:
     return repr(rows.table.to_pydict()).encode()
 
 
-class ModelWriter(Reducer):
+class ModelWriter(Sink):
     """A last reducer whose sink takes all rows as often as they are written."""
 
     def __init__(self, like: Reducer, place: Place, target: Target) -> None:
-        super().__init__(
-            max_rows=like.max_rows,
-            max_bytes=like.max_bytes,
-            max_age=like.max_age,
-            when_full=like.when_full,
-            on_shutdown=like.on_shutdown,
-            on_error=like.on_error,
-        )
+        super().__init__(**limits_of(like))
         self._place = place
         self._target: Target = target
         self._rows: Sequence[Rows] = ()
 
-    def spawn(self) -> Self:
+    def __deepcopy__(self, memo: object) -> Self:
         return copy.copy(self)
 
     def add(self, rows: Rows) -> None:
@@ -284,7 +273,7 @@ class ModelWriter(Reducer):
     def reset(self) -> None:
         self._rows = ()
 
-    async def flush(self) -> FlushResult:
+    async def flush(self, write: Write = NEW) -> None:
         place, member, rows = self._place, current_member(), self._rows
         name = "error sink" if self._target == "errors" else "sink"
 
@@ -300,4 +289,3 @@ class ModelWriter(Reducer):
         shown = ", ".join(str(r) for each in rows for r in each.ranges)
         with anyio.fail_after(_TIMEOUT):
             await place.world.request(self._target, name, f"writes {shown}", effect, OSError)
-        return Flushed()

@@ -20,7 +20,8 @@ from ..errors import BrokerUnavailable, CommitFenced, reason_of
 from ..kafka.consumer import CommitOffset
 from ..kafka.transactions import Transactions
 from ..record import TopicPartition
-from ..reducers.reducer import Flushed, Reducer, Retry
+from ..reducers.reducer import Retry, limits_of
+from ..reducers.sink import NEW, Sink, Write
 from .world import current_member
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from ..kafka.group_offsets import Membership
     from ..record import Rows
-    from ..reducers.reducer import Context, FlushResult
+    from ..reducers.reducer import Context
     from .group import Offsets
     from .sinks import Place
     from .world import Member
@@ -226,33 +227,20 @@ class _ModelProducer:
         place.world.later(_TIMEOUT, place.coordinator.expire, self._name, number)
 
 
-class ModelTransactionalWriter(Reducer):
+class ModelTransactionalWriter(Sink):
     """A last reducer that writes in transactions, to a sink that shows rows when they are committed."""
 
-    commits_offsets = True
-
-    def __init__(self, like: Reducer, place: Place) -> None:
-        super().__init__(
-            max_rows=like.max_rows,
-            max_bytes=like.max_bytes,
-            max_age=like.max_age,
-            when_full=like.when_full,
-            on_shutdown=like.on_shutdown,
-            on_error=like.on_error,
-        )
-        self.delivery = like.delivery
+    def __init__(self, like: Sink, place: Place) -> None:
+        super().__init__(**limits_of(like))
+        self.capabilities = like.capabilities
         self._place = place
-        self._transactions: Transactions | None = None
         self._rows: Sequence[Rows] = ()
 
-    def spawn(self) -> Self:
+    def __deepcopy__(self, memo: object) -> Self:
         return copy.copy(self)
 
     def transactions(self, context: Context) -> Transactions:
         return ModelTransactions(self._place, context)
-
-    async def open(self, context: Context) -> None:
-        self._transactions = context.transactions
 
     def add(self, rows: Rows) -> None:
         self._rows = (*self._rows, rows)
@@ -260,13 +248,12 @@ class ModelTransactionalWriter(Reducer):
     def reset(self) -> None:
         self._rows = ()
 
-    async def flush(self) -> FlushResult:
-        assert self._transactions is not None  # noqa: S101  see `open`
+    async def flush(self, write: Write = NEW) -> None:
+        assert write.transaction is not None  # noqa: S101  the guarantee enters one
         self._place.checks.sends(current_member(), self._rows)
-        producer = await self._transactions.begin()
+        producer = await write.transaction.begin()
         try:
             with anyio.fail_after(_TIMEOUT):
                 await producer.send(self._rows)
         except (TimeoutError, kafka_errors.KafkaError) as error:
-            return Retry(None, reason_of(error), may_double=False)
-        return Flushed()
+            raise Retry(reason_of(error), may_double=False) from error

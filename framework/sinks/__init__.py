@@ -11,6 +11,7 @@ from .._lazy import lazy_exports
 if TYPE_CHECKING:
     from ..reducers.collect import Collecting as Collecting
     from ..reducers.collect import one_table as one_table
+    from ..reducers.sink import Sink as Sink
     from .clickhouse.writer import ClickHouseWriter as ClickHouseWriter
     from .kafka.writer import DeadLetterWriter as DeadLetterWriter
     from .kafka.writer import KafkaWriter as KafkaWriter

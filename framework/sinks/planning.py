@@ -14,7 +14,7 @@ from ..delivery.announcement import token_of
 from ..delivery.ranges import merge_ranges, ranges_of
 from ..record import Rows, TopicPartition
 from ..reducers.collect import one_table
-from ..reducers.reducer import Poisoned
+from ..reducers.sink import NEW, Refusal, Write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from ..delivery.announcement import Announcement
     from ..record import Range
-
-__all__ = ["MAX_BLOCK_ROWS", "RangeRows", "Section", "Span", "plan_ranges", "safe_name"]
 
 MAX_BLOCK_ROWS = 1_000_000
 """ClickHouse divides larger inserts into several blocks, which it does not write atomically."""
@@ -116,6 +114,7 @@ class RangeRows:
             rows without offsets.
         repeated: the range may have been written before.
         block_rows: the most rows that are written at once.
+        write: what the engine knows of the flush.
     """
 
     token: str
@@ -123,6 +122,7 @@ class RangeRows:
     span: Span | None = None
     repeated: bool = False
     block_rows: int = MAX_BLOCK_ROWS
+    write: Write = NEW
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
@@ -155,7 +155,7 @@ class RangeRows:
             Section(self.token, start, min(start + size, rows)) for start in range(0, rows, size)
         ]
 
-    def poisoned(self, refused: Mapping[int, str]) -> Iterator[Poisoned]:
+    def refusals(self, refused: Mapping[int, str]) -> Iterator[Refusal]:
         """Return the refused rows, given by row number, as parts of the `Rows` that were added."""
         first = 0
         for part in self.parts:
@@ -164,13 +164,13 @@ class RangeRows:
                 # A row belongs to no single record: all records of this part go to the error sink.
                 more = f" (and {len(rows) - 1} more rows)" if len(rows) > 1 else ""
                 reason = refused[first + rows[0]] + more
-                yield Poisoned(Rows(part.table.take(rows), part.ranges, None, part.sources), reason)
+                yield Refusal(Rows(part.table.take(rows), part.ranges, None, part.sources), reason)
             elif rows:
                 by_reason: dict[str, list[int]] = defaultdict(list)
                 for row in rows:
                     by_reason[refused[first + row]].append(row)
                 for reason, alike in by_reason.items():
-                    yield Poisoned(_some(part, alike), reason)
+                    yield Refusal(_some(part, alike), reason)
             first += len(part)
 
 
@@ -185,7 +185,7 @@ def plan_ranges(
     added: Sequence[Rows],
     group: str,
     generations: Mapping[TopicPartition, int],
-    announcement: Announcement | None = None,
+    write: Write = NEW,
     *,
     repeated: bool = False,
 ) -> list[RangeRows]:
@@ -197,11 +197,12 @@ def plan_ranges(
     are missing in between, a hash of the offsets follows.
 
     Args:
-        announcement: of the flush, whose rows are all of one partition: its token and offsets are used.
-        repeated: an earlier attempt, or another process, may have written the rows.
+        write: if it has an announcement, all rows are of one partition: its token and offsets are used.
+        repeated: an earlier attempt of this process may have written the rows.
     """
-    if announcement is not None:
-        planned = [_announced(added, group, announcement, repeated=repeated)]
+    repeated = repeated or write.repeated
+    if write.announcement is not None:
+        planned = [_announced(added, group, write.announcement, write, repeated=repeated)]
     else:
         partitions: dict[TopicPartition | None, list[Rows]] = defaultdict(list)
         for rows in added:
@@ -218,12 +219,17 @@ def plan_ranges(
                 first, last = min(r.first for r in ranges), max(r.last for r in ranges)
                 span = Span(group, *owner, first, last, generations.get(owner, 0))
             token = _token(group, parts, ranges, generations)
-            planned.append(RangeRows(token, tuple(parts), span, repeated))
+            planned.append(RangeRows(token, tuple(parts), span, repeated, write=write))
     return [rows for rows in planned if len(rows)]
 
 
 def _announced(
-    added: Sequence[Rows], group: str, announcement: Announcement, *, repeated: bool
+    added: Sequence[Rows],
+    group: str,
+    announcement: Announcement,
+    write: Write,
+    *,
+    repeated: bool,
 ) -> RangeRows:
     owner = next((r.topic_partition for rows in added for r in rows.ranges), None)
     span = None
@@ -231,7 +237,7 @@ def _announced(
         first, last = announcement.first, announcement.last
         span = Span(group, *owner, first, last, announcement.generation)
     block_rows = announcement.chunk or MAX_BLOCK_ROWS
-    return RangeRows(announcement.token, tuple(added), span, repeated, block_rows)
+    return RangeRows(announcement.token, tuple(added), span, repeated, block_rows, write)
 
 
 def _token(

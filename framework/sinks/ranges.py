@@ -16,31 +16,30 @@ import anyio
 
 from ..errors import SinkError, StrategyError, UnexpectedDuplicate
 from ..reducers.collect import Collecting
-from ..reducers.reducer import Empty, Flushed, Retry
+from ..reducers.reducer import Retry
+from ..reducers.sink import NEW, Capabilities, RowsRefused, Sink
 from ..service.threads import run_in_thread
 from .planning import RangeRows, plan_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from ..delivery.announcement import Announcement
     from ..record import TopicPartition
-    from ..reducers.reducer import Context, Delivery, FlushResult, Limits, Poisoned, SparkPlace
-
-__all__ = ["RangeDelivery", "RangeWriter"]
+    from ..reducers.reducer import Context, Limits
+    from ..reducers.sink import Refusal, Write
 
 T = TypeVar("T")
 
 RangeDelivery = Literal["exactly-once", "at-least-once"]
 
 
-class RangeWriter(Collecting):
+class RangeWriter(Collecting, Sink):
     """A sink that writes ranges: the rows of one partition in a flush, under a name made of their offsets.
 
     A subclass has three methods. Each gets a `RangeRows`: `rows.table` are the rows, `rows.token` and
     `rows.file_name` are names of the range, `rows.span` says which offsets it is. Plain functions run in a
     thread, coroutine functions on the event loop; several ranges may be written at the same time. Each
-    may return a `Retry`, and raise what `Reducer.flush` may raise.
+    may raise what `Reducer.flush` may raise, such as `Retry`.
 
     - `has(rows)`: is the range there? It is asked where the range may be there (`rows.repeated`), and for
       the first range of each partition.
@@ -67,7 +66,6 @@ class RangeWriter(Collecting):
         StrategyError: an argument is not allowed.
     """
 
-    names_ranges = True
     range_name: ClassVar[str] = "token"
 
     def __init__(
@@ -86,128 +84,108 @@ class RangeWriter(Collecting):
             )
         if concurrency < 1:
             raise StrategyError(f"{name}: concurrency must be at least 1, not {concurrency}")
-        self.delivery: Delivery = delivery
+        self.capabilities = Capabilities(
+            delivery=delivery,
+            names_ranges=True,
+            on_spark=(
+                f"exactly once, by one {self.range_name} per range of offsets; in the driver, per micro-batch"
+            ),
+            errors_on_spark="exactly once",
+        )
         self.concurrency = concurrency
         self._group = ""
         self._generations: Mapping[TopicPartition, int] = {}
         self._limiter: anyio.CapacityLimiter | None = None
-        self._announcement: Announcement | None = None
         self._tried = False  # since the last complete flush
-        self._written: dict[str, Sequence[Poisoned]] = {}  # since the last complete flush, by token
+        self._written: dict[str, Sequence[Refusal]] = {}  # since the last complete flush, by token
         self._proven: set[TopicPartition] = set()  # their first range was not there
 
     @abstractmethod
-    def has(self, rows: RangeRows) -> bool | Retry | Awaitable[bool | Retry]:
+    def has(self, rows: RangeRows) -> bool | Awaitable[bool]:
         """Return whether the range is there, as a whole."""
 
     @abstractmethod
     def write(
         self, rows: RangeRows
-    ) -> Mapping[int, str] | Retry | Awaitable[Mapping[int, str] | Retry | None] | None:
+    ) -> Mapping[int, str] | Awaitable[Mapping[int, str] | None] | None:
         """Write the range; return the numbers of rows that cannot be stored, with the reasons."""
 
-    def refused(
-        self, rows: RangeRows
-    ) -> Mapping[int, str] | Retry | Awaitable[Mapping[int, str] | Retry]:
+    def refused(self, rows: RangeRows) -> Mapping[int, str] | Awaitable[Mapping[int, str]]:
         """Return what `write` returned when it wrote this range, which is there."""
         return {}
 
     def __str__(self) -> str:
         return type(self).__name__
 
-    def guarantee_on_spark(self, place: SparkPlace) -> str:
-        """See `Reducer.guarantee_on_spark`."""
-        if place == "reduce_err":
-            return "exactly once"
-        each = "range of offsets" if place == "task" else "micro-batch"
-        return f"exactly once, by one {self.range_name} per {each}"
-
     async def open(self, context: Context) -> None:
         """See `Reducer.open`; call it first in a subclass."""
-        self._group, self._generations = context.group, context.generations
-        opened = context.opened
+        for_sinks = context.for_sinks
+        self._group, self._generations = context.group, for_sinks.generations
+        opened = for_sinks.opened
         if isinstance(opened, RangeWriter):
             self._limiter, self._proven = opened._limiter, opened._proven  # noqa: SLF001  of our class
-            self.delivery = opened.delivery
+            self.capabilities = opened.capabilities
         else:
             self._limiter = anyio.CapacityLimiter(self.concurrency)
 
-    def announce(self, announcement: Announcement, *, replayed: bool) -> None:
-        """See `Reducer.announce`: names the next flush."""
-        self._announcement = announcement
-        self.replayed = replayed
-
-    def reset(self) -> None:
-        """Drop the rows. The writer remembers written ranges until a flush is complete."""
-        super().reset()
-        self._announcement = None
-
-    async def flush(self) -> FlushResult:
+    async def flush(self, write: Write = NEW) -> None:
         """Write the added rows, except ranges that are there.
 
         Raises:
+            RowsRefused: some rows cannot be stored.
             UnexpectedDuplicate: a range is there that was not announced.
         """
         limiter = self._limiter
         if limiter is None:
             raise SinkError(f"{self} is used before it was opened")
-        if not self.rows:
-            return Empty()
-        repeated, self._tried = self.replayed or self._tried, True
+        tried, self._tried = self._tried, True
         retries: list[Retry] = []
         errors: list[Exception] = []
 
         async def deliver(rows: RangeRows) -> None:
             async with limiter:
                 try:
-                    if isinstance(result := await self._deliver(rows), Retry):
-                        retries.append(result)
-                    else:
-                        self._written[rows.token] = result
-                except Exception as error:  # noqa: BLE001  the other ranges continue
+                    self._written[rows.token] = await self._deliver(rows)
+                except Retry as retry:  # the other ranges continue
+                    retries.append(retry)
+                except Exception as error:  # noqa: BLE001
                     errors.append(error)
 
-        planned = plan_ranges(
-            self.rows, self._group, self._generations, self._announcement, repeated=repeated
-        )
+        planned = plan_ranges(self.rows, self._group, self._generations, write, repeated=tried)
         async with anyio.create_task_group() as tasks:
             for rows in planned:
                 if rows.token not in self._written:
                     tasks.start_soon(deliver, rows)
-        if errors:
-            raise errors[0]
-        if retries:
-            return retries[0]
-        poisoned = [refused for rows in planned for refused in self._written[rows.token]]
+        for failures in (errors, retries):
+            if failures:
+                raise failures[0]
+        refusals = [refused for rows in planned for refused in self._written[rows.token]]
         self._forget()
-        return Flushed(poisoned=poisoned)
+        if refusals:
+            raise RowsRefused(refusals)
 
     def _forget(self) -> None:
         """Forget the written ranges: the flush is complete."""
         self._tried = False
         self._written = {}
 
-    async def _deliver(self, rows: RangeRows) -> Sequence[Poisoned] | Retry:
+    async def _deliver(self, rows: RangeRows) -> Sequence[Refusal]:
         first = self._is_first(rows)
-        if rows.repeated or first:
-            found = await _call(self.has, rows)
-            if isinstance(found, Retry):
-                return found
-            if found and not rows.repeated:
+        if (rows.repeated or first) and await _call(self.has, rows):
+            if not rows.repeated:
                 raise self._unexpected(rows)
-            if found:
-                return _poisoned(rows, await _call(self.refused, rows))
-        result = _poisoned(rows, await _call(self.write, rows))
-        if first and not isinstance(result, Retry) and rows.span is not None:
+            return list(rows.refusals(await _call(self.refused, rows)))
+        refused = await _call(self.write, rows)
+        if first and rows.span is not None:
             self._proven.add(rows.span.topic_partition)
-        return result
+        return list(rows.refusals(refused or {}))
 
     def _is_first(self, rows: RangeRows) -> bool:
         """Return whether nothing shows yet that the sink does not have the partition's ranges.
 
         Ranges of a generation above 0 are new. A range that was announced before may be there.
         """
-        if self._announcement is None or self.replayed or rows.span is None:
+        if rows.write.announcement is None or rows.write.repeated or rows.span is None:
             return False
         return not rows.span.generation and rows.span.topic_partition not in self._proven
 
@@ -221,12 +199,6 @@ class RangeWriter(Collecting):
             "run kmr offsets reset, which begins new tokens; if what was written shall stay as it is, run "
             f"kmr offsets reset --to-offset {span.last + 1}"
         )
-
-
-def _poisoned(
-    rows: RangeRows, refused: Mapping[int, str] | Retry | None
-) -> Sequence[Poisoned] | Retry:
-    return refused if isinstance(refused, Retry) else list(rows.poisoned(refused or {}))
 
 
 async def _call(method: Callable[[RangeRows], T | Awaitable[T]], rows: RangeRows) -> T:

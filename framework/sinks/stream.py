@@ -13,17 +13,16 @@ import msgspec
 
 from ..errors import SinkError, StrategyError
 from ..reducers.collect import Collecting, one_table
-from ..reducers.reducer import Context, Empty, Flushed, FlushResult, Retry, SizeLimits, SparkPlace
+from ..reducers.reducer import Context, Retry, SizeLimits
+from ..reducers.sink import NEW, Capabilities, Sink, Write
 from .json_rows import json_lines, json_objects
-
-__all__ = ["StreamFormat", "StreamWriter"]
 
 StreamFormat = Literal["json", "pretty"]
 
 _STANDARD = ("stdout", "stderr")
 
 
-class StreamWriter(Collecting):
+class StreamWriter(Collecting, Sink):
     """Writes rows to a text stream, or appends them to a file.
 
     Bytes become text where they are UTF-8, else `base64:...`.
@@ -48,6 +47,10 @@ class StreamWriter(Collecting):
         StrategyError: there is no such format; from `open`: the file cannot be written.
         SinkError: from `flush`: the stream is closed (a broken pipe).
     """
+
+    capabilities = Capabilities(
+        difference_on_spark="in a task it writes where that runs: to the logs, or the disk, of an executor"
+    )
 
     def __init__(
         self,
@@ -79,7 +82,7 @@ class StreamWriter(Collecting):
         else:
             raise StrategyError(f"StreamWriter: {stream!r} is neither a text stream nor a path")
 
-    def spawn(self) -> Self:
+    def __deepcopy__(self, memo: object) -> Self:
         # The stream is shared: flushes of the two copies never overlap.
         other = copy.copy(self)
         other.reset()
@@ -95,17 +98,11 @@ class StreamWriter(Collecting):
                     f"{context.stage}: cannot write to {self._path}: {error.strerror}"
                 ) from error
 
-    def difference_on_spark(self, place: SparkPlace) -> str:
-        if place != "task":
-            return ""
-        return "writes where its task runs: to the logs, or the disk, of an executor"
-
-    def flush(self) -> FlushResult:
-        if not self.rows:
-            return Empty()
+    def flush(self, write: Write = NEW) -> None:
         lines = self._encode()
         if self._path is not None:
-            return _append(self._path, lines)
+            _append(self._path, lines)
+            return
         stream: Any = self._stream if self._name is None else getattr(sys, self._name)
         where = self._name or getattr(stream, "name", "the stream")
         try:
@@ -113,7 +110,6 @@ class StreamWriter(Collecting):
         except (OSError, ValueError) as error:
             # It is unknown how much was written: a retry might write rows twice.
             raise SinkError(f"StreamWriter: cannot write to {where} any more: {error}") from error
-        return Flushed()
 
     def _encode(self) -> bytes:
         table = one_table(self.rows)
@@ -134,8 +130,8 @@ def _write(stream: Any, lines: bytes) -> None:
     stream.flush()
 
 
-def _append(path: Path, lines: bytes) -> FlushResult:
-    """Append all lines or, when the disk is full, none."""
+def _append(path: Path, lines: bytes) -> None:
+    """Append all lines or, when the disk is full, none. Raises Retry."""
     partly = False
     try:
         with path.open("ab", buffering=0) as file:
@@ -151,5 +147,4 @@ def _append(path: Path, lines: bytes) -> FlushResult:
                     partly = False
                 raise
     except OSError as error:
-        return Retry(None, f"cannot write to {path}: {error.strerror}", may_double=partly)
-    return Flushed()
+        raise Retry(f"cannot write to {path}: {error.strerror}", may_double=partly) from error

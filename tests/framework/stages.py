@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from kmr.delivery.failures import ErrorPort, LimitWindow
 from kmr.delivery.ledger import Ledgers
+from kmr.guarantees import AtLeastOnce
 from kmr.intake.backpressure import Budget, Gate
 from kmr.observe.metrics import Metrics
 from kmr.record import Range, ReplayEnd, Rows, TopicPartition
@@ -54,6 +55,7 @@ class Bench:
                 self.metrics,
                 on_failure=lambda _: None,
             ),
+            AtLeastOnce(self.ledgers, self.gate),
             out=out,
             errors=ErrorPort(errors, LimitWindow(None), self.ledgers.settle, self.metrics),
         )
@@ -89,7 +91,7 @@ class Bench:
 @asynccontextmanager
 async def running(bench: Bench) -> AsyncIterator[TaskGroup]:
     async with anyio.create_task_group() as tasks:
-        await bench.stage.open(Context("g", "", "reduce-1", {}))
+        await bench.stage.open(Context("g", "reduce-1"))
         tasks.start_soon(bench.stage.run)
         yield tasks
         bench.inbox.close()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from kmr.record import TopicPartition
+    from kmr.reducers.sink import Delivery
     from kmr.testing import VirtualClock
 
 
@@ -93,10 +94,12 @@ async def test_a_new_generation_never_gets_the_watermarks_of_the_last_one(
     assert consumer.commits == []
 
 
-def committer_of(consumer: MemoryConsumer) -> tuple[Committer, Ledgers]:
+def committer_of(
+    consumer: MemoryConsumer, delivery: Delivery = "at-least-once"
+) -> tuple[Committer, Ledgers]:
     """A committer of partition 0, of which ten records were taken in and nothing is settled."""
     ledgers = Ledgers()
-    committer = Committer(consumer, ledgers, interval=1.0, metrics=Metrics())
+    committer = Committer(consumer, ledgers, delivery=delivery, interval=1.0, metrics=Metrics())
     committer.begin(P0, CommitOffset(0))
     ledgers.open(P0, 0).take_in(batch_of("t", 0, 0, [b"x"] * 10))
     return committer, ledgers
@@ -172,8 +175,7 @@ async def test_after_an_attempt_without_an_answer_nothing_is_committed_before_th
     clock: VirtualClock,
 ) -> None:
     consumer = Unanswered()
-    committer, ledgers = committer_of(consumer)
-    committer.orders_commits = True
+    committer, ledgers = committer_of(consumer, delivery="exactly-once")
     settle(ledgers, 0, 4)
     assert await committer.commit()
     assert consumer.joined_anew == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -16,19 +16,17 @@ from kmr.lanes import Lanes
 from kmr.observe.metrics import Metrics
 from kmr.reduce import SharedParts
 from kmr.reducers.reducer import Context
+from kmr.reducers.sink import Capabilities
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter
 
 from .workers import P0, P1, locate
 
-if TYPE_CHECKING:
-    from kmr.reducers.reducer import Delivery
-
 
 class Recognising(MemoryWriter):
     """Claims exactly once until it is opened; then it may have found that its table cannot."""
 
-    delivery: Delivery = "exactly-once"
+    capabilities = Capabilities(delivery="exactly-once")
 
     def __init__(self, *, able: bool = True) -> None:
         super().__init__(Journal())
@@ -38,7 +36,7 @@ class Recognising(MemoryWriter):
     async def open(self, context: Context) -> None:
         self.contexts.append(context)
         if not self.able:
-            self.delivery = "at-least-once"
+            self.capabilities = Capabilities()
 
 
 def lanes_of(strategy: Strategy) -> Lanes:
@@ -53,11 +51,17 @@ def lanes_of(strategy: Strategy) -> Lanes:
         on_failure=lambda _: None,
     )
     errors = ErrorPort(None, LimitWindow(None), ledgers.settle, metrics)
-    committer = Committer(MemoryConsumer(), ledgers, interval=1.0, metrics=metrics)
+    committer = Committer(
+        MemoryConsumer(),
+        ledgers,
+        delivery=strategy.requested_delivery,
+        interval=1.0,
+        metrics=metrics,
+    )
     return Lanes(strategy, shared, errors, 4, committer=committer, awaiting_errors=lambda _: None)
 
 
-CONTEXT = Context("g", "", "", {})
+CONTEXT = Context("g", "")
 
 
 def names(lanes: Lanes) -> list[str]:

@@ -18,7 +18,7 @@ from kmr.worker import Worker
 from .workers import P0, P1, committed, locate, put, running, written
 
 if TYPE_CHECKING:
-    from kmr.reducers.reducer import Delivery
+    from kmr.reducers.sink import Delivery
     from kmr.testing import VirtualClock
 
 

@@ -24,7 +24,7 @@ from kmr.errors import (
 from kmr.mapping.functions import map_record
 from kmr.record import Record
 from kmr.reducers.collect import Batcher
-from kmr.reducers.reducer import Empty, Retry
+from kmr.reducers.reducer import Retry
 from kmr.service.threads import run_in_thread
 from kmr.settings import Settings
 from kmr.sinks import DeadLetterWriter
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from kmr.record import Batch, Record, TopicPartition
-    from kmr.reducers.reducer import FlushResult
     from kmr.testing import VirtualClock
 
 
@@ -159,7 +158,7 @@ async def test_a_sink_that_is_down_and_tried_again_is_live_and_the_reason_is_sho
     clock: VirtualClock,
 ) -> None:
     journal, consumer = Journal(), MemoryConsumer()
-    journal.outcomes.extend([Retry(10.0, "db:8123 refuses the connection")] * 100)
+    journal.outcomes.extend([Retry("db:8123 refuses the connection", after=10.0)] * 100)
     put(consumer, 0, 0, b"a")
     async with running(
         Strategy(locate, [MemoryWriter(journal, max_rows=1)]), consumer, stall_timeout=300.0
@@ -321,7 +320,7 @@ async def test_the_status_has_the_failures_of_all_stages_with_their_reasons(
     def number(record: Record) -> dict[str, int]:
         return {"n": int(record.value or b"")}
 
-    journal, consumer = Journal(outcomes=deque([Retry(1.0, "busy")])), MemoryConsumer()
+    journal, consumer = Journal(outcomes=deque([Retry("busy", after=1.0)])), MemoryConsumer()
     put(consumer, 0, 0, b"1", b"two", b"3")
     strategy = Strategy(number, [MemoryWriter(journal)], reduce_err=MemoryWriter(Journal()))
     async with running(strategy, consumer) as worker:
@@ -404,13 +403,12 @@ class Hanging(Batcher):
         super().__init__(max_rows=1)
         self.begun, self.go_on = threading.Event(), threading.Event()
 
-    def spawn(self) -> Self:
+    def __deepcopy__(self, memo: object) -> Self:
         return copy.copy(self)
 
-    def flush(self) -> FlushResult:
+    def flush(self) -> Any:
         self.begun.set()
         self.go_on.wait()
-        return Empty()
 
 
 @pytest.mark.parametrize("fails", [True, False])

@@ -102,7 +102,7 @@ class Examination:
 
     async def _privileges(self, table: Table, declared: pa.Schema | None) -> None:
         await self._require("INSERT", "every flush will fail")
-        if self._writer.delivery != "exactly-once":
+        if self._writer.capabilities.delivery != "exactly-once":
             return
         counted = columns_to_count(table, None if declared is None else declared.names)
         if counted:
@@ -134,7 +134,7 @@ class Examination:
 
     async def _memory(self) -> None:
         memories = await read_memories(self._connection, self._database, self._name)
-        prepares = self._context.prepare
+        prepares = self._context.for_sinks.prepare
         advices = [each.advice() for each in memories if not (prepares and each.remedy)]
         if not prepares:
             self._writer.choose_delivery(memories)
@@ -146,7 +146,10 @@ class Examination:
         for advice in dict.fromkeys(advice for advice in advices if advice is not None):
             self._note("warning", *_halves(advice))
         if not any(advices):
-            self._note("ok", f"it recognises repeated INSERTs: delivery is {self._writer.delivery}")
+            self._note(
+                "ok",
+                f"it recognises repeated INSERTs: delivery is {self._writer.capabilities.delivery}",
+            )
 
     async def _columns(self, table: Table, declared: pa.Schema) -> None:
         writer, names = self._writer, declared.names

@@ -84,7 +84,7 @@ class Inserter:
     _outcomes: dict[str, _Outcome | str] = field(default_factory=dict)
     _left_out: set[str] = field(default_factory=set)
 
-    async def write(self, insert: RangeRows) -> Mapping[int, str] | Retry:
+    async def write(self, insert: RangeRows) -> Mapping[int, str]:
         """Write an insert; return the numbers of rows that the table cannot store, with the reasons.
 
         Raises:
@@ -106,7 +106,7 @@ class Inserter:
             if failure.kind == "later":
                 doubles = not (failure.refused or self.deduplicates)
                 reason = f"{self.table}: {failure.reason}"
-                return Retry(failure.after, reason, may_double=doubles)
+                raise Retry(reason, after=failure.after, may_double=doubles) from error
             if failure.kind == "unknown":
                 raise
             raise StrategyError(f"{self.table} refuses the rows: {failure.reason}") from error
@@ -233,7 +233,7 @@ def _new_fields(
     return new
 
 
-async def was_counted(inserter: Inserter, insert: RangeRows) -> bool | Retry:
+async def was_counted(inserter: Inserter, insert: RangeRows) -> bool:
     """Count the rows of an insert that may have been written, in a replicated table: it forgets tokens.
 
     No other writer may write these offsets in other ranges: the rows found are those of this insert. After
@@ -244,8 +244,6 @@ async def was_counted(inserter: Inserter, insert: RangeRows) -> bool | Retry:
     if _is_reset(insert):
         return False
     found = await _count(inserter, insert)
-    if isinstance(found, Retry):
-        return found
     return found > 0 and found >= len(insert) - len(await inserter.refused(insert))
 
 
@@ -253,9 +251,7 @@ def _is_reset(insert: RangeRows) -> bool:
     return insert.span is not None and insert.span.generation > 0
 
 
-async def repeat(
-    inserter: Inserter, insert: RangeRows, *, alone: bool
-) -> Mapping[int, str] | Retry:
+async def repeat(inserter: Inserter, insert: RangeRows, *, alone: bool) -> Mapping[int, str]:
     """Write an insert that may have been written before; count where the table has the columns to do so.
 
     Args:
@@ -271,12 +267,12 @@ async def repeat(
     """
     result = await inserter.write(insert)
     table = inserter.table
-    if isinstance(result, Retry) or table.is_replicated or not _countable(table, insert.parts):
-        return result
-    return await _verify(inserter, insert, result, alone=alone) or result
+    if not table.is_replicated and _countable(table, insert.parts):
+        await _verify(inserter, insert, result, alone=alone)
+    return result
 
 
-async def fingerprint(inserter: Inserter, insert: RangeRows) -> int | Retry:
+async def fingerprint(inserter: Inserter, insert: RangeRows) -> int:
     """Return a number that an insert changes, unless the server drops its rows as a repetition.
 
     The number of rows with its offsets, where the table has the columns and no engine that merges rows.
@@ -293,16 +289,14 @@ async def fingerprint(inserter: Inserter, insert: RangeRows) -> int | Retry:
 
 async def _verify(
     inserter: Inserter, insert: RangeRows, refused: Mapping[int, str], *, alone: bool
-) -> Retry | None:
+) -> None:
     """Count the rows of a repeated insert, and write them again if they are missing."""
     expected = len(insert) - len(refused)
     if expected == 0:
-        return None
+        return
     token = insert.token
     for attempt in range(1, _VERIFICATIONS + 1):
         found = await _count(inserter, insert)
-        if isinstance(found, Retry):
-            return found
         if found >= expected or (found and alone):
             if found != expected and alone and not _is_reset(insert):
                 _log.warning(
@@ -313,11 +307,9 @@ async def _verify(
                     found=found,
                     expected=expected,
                 )
-            return None
+            return
         _log.warning("rows of a repeated insert are missing: writing them again", token=token)
-        result = await inserter.write(replace(insert, token=f"{token}/again-{attempt}"))
-        if isinstance(result, Retry):
-            return result
+        await inserter.write(replace(insert, token=f"{token}/again-{attempt}"))
     raise SinkError(
         f"{inserter.table} accepts the rows of {token}, but does not contain them afterwards"
     )
@@ -362,7 +354,7 @@ def _names_its_offsets(rows: Rows) -> bool:
     return are_theirs and bool(np.all(partitions == rows.ranges[0].partition))
 
 
-async def _count(inserter: Inserter, insert: RangeRows) -> int | Retry:
+async def _count(inserter: Inserter, insert: RangeRows) -> int:
     """Count the rows of exactly the insert's offsets: others may lie between them.
 
     On a replica that has everything that any replica has accepted.
@@ -392,16 +384,12 @@ async def _count(inserter: Inserter, insert: RangeRows) -> int | Retry:
             "ranges": [(r.first, r.last) for r in some],
         }
         answer = await _ask(inserter, sql, parameters, *synchronize)
-        if isinstance(answer, Retry):
-            return answer
         found += answer
     return found
 
 
-async def _ask(
-    inserter: Inserter, sql: str, parameters: Mapping[str, object], *before: str
-) -> int | Retry:
-    """Return the number `found`; Retry if the server does not answer now.
+async def _ask(inserter: Inserter, sql: str, parameters: Mapping[str, object], *before: str) -> int:
+    """Return the number `found`. Raises Retry if the server does not answer now.
 
     Args:
         before: statements to run first.
@@ -416,7 +404,8 @@ async def _ask(
     except Exception as error:
         failure = classify(error)
         if failure.kind == "later":
-            return Retry(failure.after, f"{table}: {failure.reason}", may_double=False)
+            reason = f"{table}: {failure.reason}"
+            raise Retry(reason, after=failure.after, may_double=False) from error
         raise SinkError(
             f"{table}: cannot find out whether a range was written: {failure.reason}. The server refused: "
             f"{' '.join(statement.split())}"

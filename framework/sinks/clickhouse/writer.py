@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
@@ -10,7 +11,6 @@ import pyarrow as pa
 import structlog
 
 from ...errors import KmrError, SinkError, StrategyError
-from ...reducers.reducer import Retry
 from ...service.threads import run_in_thread
 from ..planning import MAX_BLOCK_ROWS
 from ..ranges import RangeWriter
@@ -104,8 +104,6 @@ class ClickHouseWriter(RangeWriter):
         StrategyError: an argument is not allowed.
     """
 
-    block_rows = MAX_BLOCK_ROWS
-
     def __init__(
         self,
         table: str,
@@ -131,6 +129,7 @@ class ClickHouseWriter(RangeWriter):
         **limits: Unpack[Limits],
     ) -> None:
         super().__init__(delivery=delivery or "exactly-once", concurrency=concurrency, **limits)
+        self.capabilities = replace(self.capabilities, block_rows=MAX_BLOCK_ROWS)
         if not table:
             raise StrategyError("ClickHouseWriter needs the name of a table")
         if delivery != "at-least-once" and (self.max_rows or 0) > MAX_BLOCK_ROWS:
@@ -177,11 +176,12 @@ class ClickHouseWriter(RangeWriter):
         self._before: int | None = None  # fingerprint before the first attempt of a flush
         self._warned: set[str] = set()
 
-    def spawn(self) -> Self:
+    def __deepcopy__(self, memo: object) -> Self:
         """Copy; the copies share the set of logged warnings, so that a stage logs each once."""
-        copy = super().spawn()
-        copy._warned = self._warned  # noqa: SLF001  of our own class
-        return copy
+        other = copy.copy(self)
+        other._forget()  # noqa: SLF001  of our own class
+        other.reset()
+        return other
 
     async def open(self, context: Context) -> None:
         """Connect, create the table if that is wanted, and read it.
@@ -191,8 +191,8 @@ class ClickHouseWriter(RangeWriter):
             StrategyError: there is no such table, or it does not deduplicate and must.
         """
         await super().open(context)
-        if isinstance(context.opened, ClickHouseWriter):
-            self._share(context.opened)
+        if isinstance(context.for_sinks.opened, ClickHouseWriter):
+            self._share(context.for_sinks.opened)
             return
         target, name = self.target()
         connection = await self._connect(target)
@@ -204,7 +204,9 @@ class ClickHouseWriter(RangeWriter):
                     "behind it would lack the new columns; write to one of them, with cluster="
                 )
             memories = await read_memories(connection, target.database, name)
-            if context.prepare and (remedies := [each.remedy for each in memories if each.remedy]):
+            if context.for_sinks.prepare and (
+                remedies := [each.remedy for each in memories if each.remedy]
+            ):
                 for remedy in remedies:
                     await connection.execute(remedy)
                     _log.info("table altered", statement=remedy)
@@ -232,12 +234,12 @@ class ClickHouseWriter(RangeWriter):
         )
 
     async def examine(self, context: Context) -> Sequence[Finding]:
-        """See `Reducer.examine`: the server and the table, and what `open` would create or alter."""
+        """See `Sink.examine`: the server and the table, and what `open` would create or alter."""
         target, name = self.target()
         connection = await self._connect(target)
         try:
             # In a thread, because it may ask a schema registry, or call the user's map.
-            declared = await run_in_thread(context.schema_of, context.stage)
+            declared = await run_in_thread(context.for_sinks.schema_of, context.stage)
             return await Examination(self, connection, target.database, name, context).run(declared)
         except KmrError:
             raise
@@ -284,7 +286,7 @@ class ClickHouseWriter(RangeWriter):
             return await read_table(connection, target.database, name)
         except MissingTable:
             # In a thread, because it may ask a schema registry, or call the user's map.
-            declared = await run_in_thread(context.schema_of, context.stage)
+            declared = await run_in_thread(context.for_sinks.schema_of, context.stage)
             if declared is None and not self.create:
                 raise
             statement = self.create_statement(declared)
@@ -299,7 +301,7 @@ class ClickHouseWriter(RangeWriter):
 
     def _share(self, opened: ClickHouseWriter) -> None:
         """Use the connection of another copy, which closes it, and what it knows of the table."""
-        assert opened._inserter is not None  # noqa: S101  `Context.opened` is open
+        assert opened._inserter is not None  # noqa: S101  `SinkContext.opened` is open
         self._inserter = replace(opened._inserter, _outcomes={})
         self._shares = True
 
@@ -312,7 +314,7 @@ class ClickHouseWriter(RangeWriter):
                     f"ClickHouseWriter({self.table!r}, delivery='exactly-once'): "
                     f"{table.advice() or f'{self.table} ({table.engine}) does not deduplicate'}"
                 )
-            self.delivery = "at-least-once"
+            self.capabilities = replace(self.capabilities, delivery="at-least-once")
 
     def _warn(self, memories: Sequence[InsertMemory], stage: str) -> None:
         """Log how to make the tables recognise repeated INSERTs."""
@@ -357,7 +359,8 @@ class ClickHouseWriter(RangeWriter):
 
     def _forget(self) -> None:
         super()._forget()
-        self._opened.forget()
+        if self._inserter is not None:
+            self._inserter.forget()
 
     @property
     def _opened(self) -> Inserter:
@@ -367,12 +370,12 @@ class ClickHouseWriter(RangeWriter):
     def __str__(self) -> str:
         return str(self._inserter.table) if self._inserter is not None else self.table
 
-    async def has(self, rows: RangeRows) -> bool | Retry:
+    async def has(self, rows: RangeRows) -> bool:
         """Count the rows of a range that may have been written, in a table that may have forgotten its token.
 
         Elsewhere the token decides, or a count after the write.
         """
-        if not rows.repeated or self.delivery != "exactly-once":
+        if not rows.repeated or self.capabilities.delivery != "exactly-once":
             return False
         return await was_counted(self._opened, rows)
 
@@ -380,7 +383,7 @@ class ClickHouseWriter(RangeWriter):
         """See `RangeWriter.refused`."""
         return await self._opened.refused(rows)
 
-    async def write(self, rows: RangeRows) -> Mapping[int, str] | Retry:
+    async def write(self, rows: RangeRows) -> Mapping[int, str]:
         """Write a range; the table drops it if it knows the token.
 
         Raises:
@@ -389,12 +392,14 @@ class ClickHouseWriter(RangeWriter):
         """
         return await (self._write_first(rows) if self._is_first(rows) else self._write(rows))
 
-    async def _write(self, rows: RangeRows) -> Mapping[int, str] | Retry:
+    async def _write(self, rows: RangeRows) -> Mapping[int, str]:
         if rows.repeated:
-            return await repeat(self._opened, rows, alone=self.delivery == "exactly-once")
+            return await repeat(
+                self._opened, rows, alone=self.capabilities.delivery == "exactly-once"
+            )
         return await self._opened.write(rows)
 
-    async def _write_first(self, rows: RangeRows) -> Mapping[int, str] | Retry:
+    async def _write_first(self, rows: RangeRows) -> Mapping[int, str]:
         """Write the first range of a partition that this process announces.
 
         Raises:
@@ -402,17 +407,11 @@ class ClickHouseWriter(RangeWriter):
                 was never announced: the offsets were moved back by another tool.
         """
         if self._before is None:
-            before = await fingerprint(self._opened, rows)
-            if isinstance(before, Retry):
-                return before
-            self._before = before
+            self._before = await fingerprint(self._opened, rows)
         result = await self._write(rows)
-        if isinstance(result, Retry) or len(result) == len(rows):
+        if len(result) == len(rows):
             return result
-        after = await fingerprint(self._opened, rows)
-        if isinstance(after, Retry):
-            return after
-        if after == self._before:
+        if await fingerprint(self._opened, rows) == self._before:
             raise self._unexpected(rows)
         self._before = None
         return result

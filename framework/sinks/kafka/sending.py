@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from .row_messages import Messages
 
-__all__ = ["ProducerLost", "SendState"]
-
 _LOST: Final = (
     errors.ProducerFenced,
     errors.ProducerClosed,
@@ -112,24 +110,23 @@ class SendState:
 
     async def attempt(
         self, producer: AIOKafkaProducer, timeout: float, *, idempotent: bool
-    ) -> Retry | None:
+    ) -> None:
         """Send the remaining messages and wait for acknowledgements, `timeout` seconds for each step.
 
-        Returns None when every message is acknowledged or refused.
+        It returns when every message is acknowledged or refused.
 
         Raises:
+            Retry: not all of them are; call it again.
             ProducerLost: call it again with a new producer.
             SinkError: the topic permanently refuses our messages.
         """
         while True:
             reason = await self._send(producer, timeout)
             if reason is not None:
-                return Retry(None, reason, may_double=False)
+                raise Retry(reason, may_double=False)
             if not self._in_flight:
-                return None
-            retry = await self._wait_acknowledged(timeout, idempotent=idempotent)
-            if retry is not None:
-                return retry
+                return
+            await self._wait_acknowledged(timeout, idempotent=idempotent)
 
     async def _send(self, producer: AIOKafkaProducer, timeout: float) -> str | None:
         """Send the next chunk of every partition that has none in flight."""
@@ -174,14 +171,12 @@ class SendState:
         builder.close()
         return builder, taken
 
-    async def _wait_acknowledged(self, timeout: float, *, idempotent: bool) -> Retry | None:
+    async def _wait_acknowledged(self, timeout: float, *, idempotent: bool) -> None:
         done, _ = await asyncio.wait(
             self._in_flight, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
         )
         if not done:
-            return Retry(
-                None, self._unanswered(timeout), may_double=False
-            )  # it is awaited, not sent
+            raise Retry(self._unanswered(timeout), may_double=False)  # it is awaited, not sent
         if idempotent and any(_needs_new_producer(future) for future in done):
             # The next producer sends again what is in flight: let it arrive first.
             done, _ = await asyncio.wait(self._in_flight, timeout=timeout)
@@ -215,7 +210,8 @@ class SendState:
                 may_double=may_double,
                 too_large=isinstance(lost, _TOO_LARGE),
             )
-        return None if reason is None else Retry(None, reason, may_double=may_double)
+        if reason is not None:
+            raise Retry(reason, may_double=may_double)
 
     def _again(self, *chunks: Chunk) -> None:
         """Put chunks back to the front of their partitions."""

@@ -6,6 +6,7 @@ import copy
 import random
 import re
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, Unpack, get_args
 
 import anyio
@@ -22,7 +23,8 @@ from ...kafka.inspector import inspect_cluster
 from ...kafka.transactions import Transactions
 from ...reducers.collect import Collecting, one_table
 from ...reducers.finding import Finding
-from ...reducers.reducer import Context, Empty, Flushed, FlushResult, Poisoned, Retry, SizeLimits
+from ...reducers.reducer import Context, Retry, SizeLimits
+from ...reducers.sink import NEW, Capabilities, Refusal, RowsRefused, Sink, Write
 from ...service.threads import run_in_thread
 from ...values.registry.registry import RegistryUnavailable
 from .row_messages import (
@@ -40,10 +42,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ...reducers.reducer import Delivery, Limits
+    from ...reducers.reducer import Limits
     from ...values.value_format import ValueFormat
-
-__all__ = ["Compression", "DeadLetterWriter", "KafkaWriter", "RecordWriter"]
 
 Compression = Literal["gzip", "snappy", "lz4", "zstd"]
 
@@ -54,7 +54,7 @@ _TRANSACTION_MAX: Final = "transaction.max.timeout.ms"
 _MOST_PRODUCERS: Final = 64
 
 
-class KafkaWriter(Collecting):
+class KafkaWriter(Collecting, Sink):
     """Writes rows to a Kafka topic; a flush is complete when the brokers have acknowledged every message.
 
     At least once: rows are sent again after a crash, unacknowledged ones also after a failed attempt.
@@ -160,10 +160,10 @@ class KafkaWriter(Collecting):
         self.attempt_timeout = attempt_timeout
         self.open_timeout = open_timeout
         self.bootstrap_servers = bootstrap_servers
-        self.delivery: Delivery = delivery
-        self.commits_offsets = delivery == "exactly-once"
+        self.capabilities = Capabilities(
+            delivery=delivery, commits_offsets=delivery == "exactly-once"
+        )
         self.transaction_timeout = transaction_timeout
-        self._transactions: Transactions | None = None
         self._client: dict[str, Any] = {}
         self._producer: AIOKafkaProducer | None = None
         self._state: SendState | None = None
@@ -172,13 +172,14 @@ class KafkaWriter(Collecting):
 
     def _check_delivery(self) -> None:
         name = type(self).__name__
-        if self.delivery not in ("at-least-once", "exactly-once"):
+        delivery = self.capabilities.delivery
+        if delivery not in ("at-least-once", "exactly-once"):
             raise StrategyError(
-                f"{name}: delivery must be 'at-least-once' or 'exactly-once', not {self.delivery!r}"
+                f"{name}: delivery must be 'at-least-once' or 'exactly-once', not {delivery!r}"
             )
         if self.transaction_timeout <= 0:
             raise StrategyError(f"{name}: transaction_timeout must be above 0")
-        if not self.commits_offsets:
+        if not self.capabilities.commits_offsets:
             return
         if not self.idempotence:
             raise StrategyError(f"{name}: delivery='exactly-once' needs acks='all' and idempotence")
@@ -189,12 +190,12 @@ class KafkaWriter(Collecting):
             )
 
     def topic_written(self, bootstrap_servers: str) -> str | None:
-        """See `Reducer.topic_written`: one address in common makes it the same cluster."""
+        """See `Sink.topic_written`: one address in common makes it the same cluster."""
         ours = bootstrap_servers if self.bootstrap_servers is None else self.bootstrap_servers
         common = set(_addresses(ours)) & set(_addresses(bootstrap_servers))
         return self.topic if common else None
 
-    def spawn(self) -> Self:
+    def __deepcopy__(self, memo: object) -> Self:
         # Nothing is open yet, and the configuration never changes: a shallow copy shares no state.
         other = copy.copy(self)
         other.reset()
@@ -203,14 +204,13 @@ class KafkaWriter(Collecting):
     async def open(self, context: Context) -> None:
         self._client = self._client_of(context)
         self._topic_limit = await message_limit(self._client, self.topic)
-        self._transactions = context.transactions
         await self._require_topic(context, await self._connect())
-        if self._transactions is not None:
-            await self.close()  # their producer connects when no earlier process may write any more
+        if self.capabilities.commits_offsets:
+            await self.close()  # transactions have a producer of their own
 
     def _client_of(self, context: Context) -> dict[str, Any]:
         servers = self.bootstrap_servers or context.bootstrap_servers
-        return {**context.client, "bootstrap_servers": servers}
+        return {**context.for_sinks.client, "bootstrap_servers": servers}
 
     async def _require_topic(self, context: Context, producer: AIOKafkaProducer) -> None:
         try:
@@ -227,7 +227,7 @@ class KafkaWriter(Collecting):
             ) from error
 
     async def examine(self, context: Context) -> Sequence[Finding]:
-        """See `Reducer.examine`: the topic, permissions, and limits of transactions. It creates no topic."""
+        """See `Sink.examine`: the topic, permissions, and limits of transactions. It creates no topic."""
         client, stage = self._client_of(context), context.stage
         user = client.get("sasl_plain_username") or "the user of this connection"
         async with inspect_cluster(client) as inspector:
@@ -239,8 +239,8 @@ class KafkaWriter(Collecting):
             if (problem := facts.problem("WRITE", user)) is not None:
                 return [Finding("problem", stage, *problem)]
             found = [Finding("ok", stage, f"topic {self.topic} may be written to")]
-            if self.commits_offsets:
-                name = context.transactional_id
+            if self.capabilities.commits_offsets:
+                name = context.for_sinks.transactional_id
                 if not await inspector.may_use_transactional_id(name):
                     found.append(
                         Finding(
@@ -255,7 +255,7 @@ class KafkaWriter(Collecting):
         return found
 
     def _examine_timeouts(self, context: Context, most_ms: str | None) -> list[Finding]:
-        seconds, session = self.transaction_timeout, context.session_timeout
+        seconds, session = self.transaction_timeout, context.for_sinks.session_timeout
         found = []
         if most_ms is not None and seconds * 1000 > int(most_ms):
             found.append(
@@ -289,62 +289,64 @@ class KafkaWriter(Collecting):
         self._state = None
 
     def transactions(self, context: Context) -> Transactions:
-        """See `Reducer.transactions`."""
-        client = {**context.client, "bootstrap_servers": context.bootstrap_servers}
+        """See `Sink.transactions`."""
+        client = {**context.for_sinks.client, "bootstrap_servers": context.bootstrap_servers}
         return Transactions(
             client,
             context.group,
-            context.transactional_id,
+            context.for_sinks.transactional_id,
             self.transaction_timeout,
             compression_type=self.compression,
             max_batch_size=_BATCH_BYTES,
         )
 
-    async def flush(self) -> FlushResult:
-        if not self.rows:
-            return Empty()
-        if self._transactions is not None:
-            return await self._flush_in(self._transactions)
+    async def flush(self, write: Write = NEW) -> None:
+        """Send the rows, in the transaction if there is one.
+
+        Raises:
+            RowsRefused: some messages are too large; in a transaction nothing is sent then.
+        """
+        send = (
+            self._send if write.transaction is None else partial(self._send_in, write.transaction)
+        )
         try:
-            for _ in range(_MOST_PRODUCERS):
-                producer = self._producer or await self._connect()
-                state = self._state or await self._prepare(producer)
-                try:
-                    retry = await state.attempt(
-                        producer, self.attempt_timeout, idempotent=self.idempotence
-                    )
-                except ProducerLost as lost:
-                    reason = f"topic {self.topic}: the producer had to be replaced: {lost}"
-                    retry = Retry(None, reason, may_double=lost.may_double)
-                    await self.close()
-                    if lost.may_double:
-                        break
-                else:
-                    break
+            state = await send()
         except (BrokerUnavailable, RegistryUnavailable, kafka_errors.KafkaError) as error:
             reason = f"topic {self.topic}: {type(error).__name__}: {error}"
-            return Retry(None, reason, may_double=False)
-        if retry is not None:
-            return retry
-        return Flushed(poisoned=self._poisoned(sorted(state.refused)))
+            raise Retry(reason, may_double=False) from error
+        if state.refused:
+            raise RowsRefused(self._refusals(sorted(state.refused)))
 
-    async def _flush_in(self, transactions: Transactions) -> FlushResult:
+    async def _send(self) -> SendState:
+        reason = ""
+        for _ in range(_MOST_PRODUCERS):
+            producer = self._producer or await self._connect()
+            state = self._state or await self._prepare(producer)
+            try:
+                await state.attempt(producer, self.attempt_timeout, idempotent=self.idempotence)
+            except ProducerLost as lost:
+                reason = f"topic {self.topic}: the producer had to be replaced: {lost}"
+                await self.close()
+                if lost.may_double:
+                    raise Retry(reason) from lost
+            else:
+                return state
+        raise Retry(reason, may_double=False)
+
+    async def _send_in(self, transactions: Transactions) -> SendState:
         """Send in the transaction that the stage has entered, and will commit if nothing is refused."""
-        try:
-            state = self._state or await self._prepare(transactions.producer)
-            if not state.refused:
-                state.restart()
-                producer = await transactions.begin()
-                retry = await state.attempt(producer, self.attempt_timeout, idempotent=True)
-                if retry is not None:
-                    return replace(retry, may_double=False)
-        except ProducerLost as lost:
-            after = 0.0 if lost.too_large else None
-            return Retry(after, f"topic {self.topic}: {lost}", may_double=False)
-        except (RegistryUnavailable, kafka_errors.KafkaError) as error:
-            reason = f"topic {self.topic}: {type(error).__name__}: {error}"
-            return Retry(None, reason, may_double=False)
-        return Flushed(poisoned=self._poisoned(sorted(state.refused)))
+        state = self._state or await self._prepare(transactions.producer)
+        if not state.refused:
+            state.restart()
+            producer = await transactions.begin()
+            try:
+                await state.attempt(producer, self.attempt_timeout, idempotent=True)
+            except ProducerLost as lost:
+                after = 0.0 if lost.too_large else None
+                raise Retry(f"topic {self.topic}: {lost}", after=after, may_double=False) from lost
+            except Retry as retry:
+                raise Retry(retry.reason, may_double=False) from retry
+        return state
 
     def messages(self, table: pa.Table) -> Messages:
         """Make messages of the rows; see `messages_of` for errors."""
@@ -387,9 +389,9 @@ class KafkaWriter(Collecting):
             )
         return wanted
 
-    def _poisoned(self, refused: list[int]) -> list[Poisoned]:
+    def _refusals(self, refused: list[int]) -> list[Refusal]:
         """Return the rows of refused messages, as parts of the `Rows` that were added."""
-        poisoned = []
+        refusals = []
         positions = np.array(refused, dtype=np.int64)
         start = 0
         for rows in self.rows:
@@ -402,8 +404,8 @@ class KafkaWriter(Collecting):
                     offsets=None if rows.offsets is None else rows.offsets[mine],
                 )
                 why = f"the message is too large for topic {self.topic}"
-                poisoned.append(Poisoned(part, why))
-        return poisoned
+                refusals.append(Refusal(part, why))
+        return refusals
 
     async def _connect(self) -> AIOKafkaProducer:
         producer = AIOKafkaProducer(

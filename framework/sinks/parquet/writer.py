@@ -117,7 +117,7 @@ class ParquetWriter(RangeWriter):
     def __str__(self) -> str:
         return without_secrets(self.url)
 
-    def spawn(self) -> Self:
+    def __deepcopy__(self, memo: object) -> Self:
         """Return a copy without rows; the file system, if one is given, is shared."""
         other = copy.copy(self)
         other.rows, other._written = [], {}  # noqa: SLF001  of our own class
@@ -130,7 +130,7 @@ class ParquetWriter(RangeWriter):
             StrategyError: the directory cannot be written to.
         """
         await super().open(context)
-        if isinstance(opened := context.opened, ParquetWriter):
+        if isinstance(opened := context.for_sinks.opened, ParquetWriter):
             self._directory, self._columns = opened._directory, opened._columns  # noqa: SLF001  of our class
             return
         await run_in_thread(self._open, context)
@@ -144,7 +144,7 @@ class ParquetWriter(RangeWriter):
         )
         try:
             directory.check()
-            schema = self.schema or context.schema_of(context.stage) or directory.schema()
+            schema = self.schema or context.for_sinks.schema_of(context.stage) or directory.schema()
         except OSError as error:
             raise StrategyError(
                 f"{context.stage}: cannot write to {self}: {reason_of(error)}. Create the directory or the "
@@ -157,14 +157,14 @@ class ParquetWriter(RangeWriter):
         self._directory = directory
         self._columns = Columns(str(self), schema)
 
-    def has(self, rows: RangeRows) -> bool | Retry:
+    def has(self, rows: RangeRows) -> bool:
         """Return whether all files of the range exist."""
         try:
             return bool(paths := self._paths(rows)) and self._opened.exist(paths)
         except OSError as error:
-            return self._retry(error)
+            raise self._retry(error) from error
 
-    def write(self, rows: RangeRows) -> Mapping[int, str] | Retry:
+    def write(self, rows: RangeRows) -> Mapping[int, str]:
         """Write the files of the range, and replace those that exist.
 
         Raises:
@@ -176,15 +176,15 @@ class ParquetWriter(RangeWriter):
             if fitted.table.num_rows:
                 self._opened.write(rows.file_name, fitted.table, metadata)
         except OSError as error:
-            return self._retry(error)
+            raise self._retry(error) from error
         return fitted.refused
 
-    def refused(self, rows: RangeRows) -> Mapping[int, str] | Retry:
+    def refused(self, rows: RangeRows) -> Mapping[int, str]:
         """Read the rows that do not fit from a file of the range: other columns may be known now."""
         try:
             found = self._opened.metadata(self._paths(rows)[0]).get(_REFUSED)
         except OSError as error:
-            return self._retry(error)
+            raise self._retry(error) from error
         return msgspec.json.decode(found, type=dict[int, str]) if found else {}
 
     def _paths(self, rows: RangeRows) -> list[str]:
@@ -201,4 +201,4 @@ class ParquetWriter(RangeWriter):
         return self._directory
 
     def _retry(self, error: OSError) -> Retry:
-        return Retry(None, f"{self}: {reason_of(error)}", may_double=False)
+        return Retry(f"{self}: {reason_of(error)}", may_double=False)

@@ -136,7 +136,7 @@ class PostgresWriter(RangeWriter):
             StrategyError: there is no such table, or a permission is missing.
         """
         await super().open(context)
-        if isinstance(opened := context.opened, PostgresWriter):
+        if isinstance(opened := context.for_sinks.opened, PostgresWriter):
             self._pool, self._found = opened._pool, opened._found  # noqa: SLF001  of our own class
             self._shares = True
             return
@@ -161,7 +161,7 @@ class PostgresWriter(RangeWriter):
         self._pool = pool
 
     async def examine(self, context: Context) -> Sequence[Finding]:
-        """See `Reducer.examine`: the server, the table, `kmr_ranges` and the privileges."""
+        """See `Sink.examine`: the server, the table, `kmr_ranges` and the privileges."""
         pool = Pool.of(self.url, self.timeout)
         await pool.wait(self.connect_timeout)
         try:
@@ -191,7 +191,7 @@ class PostgresWriter(RangeWriter):
         else:
             await self._require(connection, self._name, "INSERT")
             found.append(Finding("ok", stage, f"{self} exists, and may be written to"))
-            declared = await run_in_thread(context.schema_of, stage)
+            declared = await run_in_thread(context.for_sinks.schema_of, stage)
             if declared is not None:
                 columns = table.choose(declared.names, self.columns, self.extra_columns)
                 fit_rows(declared.empty_table(), columns, str(self))
@@ -243,7 +243,7 @@ class PostgresWriter(RangeWriter):
 
     async def _create_statement(self, context: Context) -> str:
         # In a thread, because it may ask a schema registry, or call the user's map.
-        declared = await run_in_thread(context.schema_of, context.stage)
+        declared = await run_in_thread(context.for_sinks.schema_of, context.stage)
         schema = self.create if isinstance(self.create, pa.Schema) else declared
         if schema is None:
             raise StrategyError(
@@ -289,17 +289,15 @@ class PostgresWriter(RangeWriter):
         if self._pool is not None and not self._shares:
             await self._pool.close()
 
-    async def has(self, rows: RangeRows) -> bool | Retry:
+    async def has(self, rows: RangeRows) -> bool:
         """Return whether the range is in `kmr_ranges`, or a later one of its partition."""
-        found = await self._guard(self._find, rows)
-        return found if isinstance(found, Retry) else found is not None
+        return await self._guard(self._find, rows) is not None
 
-    async def refused(self, rows: RangeRows) -> Mapping[int, str] | Retry:
+    async def refused(self, rows: RangeRows) -> Mapping[int, str]:
         """Read the rows that were refused when the range was written."""
-        found = await self._guard(self._find, rows)
-        return found if isinstance(found, Retry) else found or {}
+        return await self._guard(self._find, rows) or {}
 
-    async def write(self, rows: RangeRows) -> Mapping[int, str] | Retry:
+    async def write(self, rows: RangeRows) -> Mapping[int, str]:
         """Write the range and its name in one transaction; nothing, if it is there.
 
         Raises:
@@ -307,7 +305,7 @@ class PostgresWriter(RangeWriter):
         """
         return await self._guard(self._write, rows)
 
-    async def _guard(self, call: Callable[[RangeRows], Awaitable[T]], rows: RangeRows) -> T | Retry:
+    async def _guard(self, call: Callable[[RangeRows], Awaitable[T]], rows: RangeRows) -> T:
         """Call and classify errors; call again if the definition of the table was outdated."""
         for attempt in (1, 2):
             try:
@@ -319,7 +317,7 @@ class PostgresWriter(RangeWriter):
             except Exception as error:
                 kind, reason = classify(error)
                 if kind == "later":
-                    return Retry(None, f"{self}: {reason}", may_double=False)
+                    raise Retry(f"{self}: {reason}", may_double=False) from error
                 if kind == "schema" and attempt == 1 and await self._is_altered():
                     continue
                 if kind == "unknown":
@@ -345,7 +343,9 @@ class PostgresWriter(RangeWriter):
         return self._pool
 
     def _entry(self, rows: RangeRows) -> Entry:
-        return Entry(str(self._name), self._group, rows, ordered=self._announcement is not None)
+        return Entry(
+            str(self._name), self._group, rows, ordered=rows.write.announcement is not None
+        )
 
     async def _find(self, rows: RangeRows) -> dict[int, str] | None:
         """Return what the range refused; None if it is not there."""

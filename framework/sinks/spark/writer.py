@@ -9,7 +9,8 @@ import structlog
 
 from ...errors import KmrError, SinkError, StrategyError, reason_of
 from ...reducers.collect import Collecting
-from ...reducers.reducer import AT_LEAST_ONCE_ON_SPARK, Empty, Flushed, Retry
+from ...reducers.reducer import Retry
+from ...reducers.sink import AT_LEAST_ONCE_ON_SPARK, NEW, Capabilities, RowsRefused, Sink
 from ...service.threads import run_in_thread
 from ...spark.runtime.session import SharedSession
 from ..parquet.files import Compression
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from ...record import TopicPartition
-    from ...reducers.reducer import Context, FlushResult, Poisoned, Policies, SparkPlace
+    from ...reducers.reducer import Context, Policies
+    from ...reducers.sink import Refusal, Write
     from ..planning import RangeRows
     from .destinations import Destination
 
@@ -38,7 +40,7 @@ DEFAULT_MAX_AGE = 60.0
 _log = structlog.get_logger(__name__)
 
 
-class SparkWriter(Collecting):
+class SparkWriter(Collecting, Sink):
     """Writes rows for Spark: into a table of its catalog, to a path, or through your own function.
 
     A flush is one Parquet file per topic partition. This process writes it by pyarrow under a hidden name
@@ -105,8 +107,6 @@ class SparkWriter(Collecting):
         StrategyError: an argument is invalid, or arguments contradict each other.
     """
 
-    names_ranges = True
-
     def __init__(
         self,
         *,
@@ -153,13 +153,21 @@ class SparkWriter(Collecting):
         self._generations: Mapping[TopicPartition, int] = {}
         self._destination: Destination | None = None
         self._opened = False
-        self._written: dict[str, list[Poisoned]] = {}
+        self._written: dict[str, list[Refusal]] = {}
         self._logged: set[str] = set()
+        self.capabilities = Capabilities(
+            names_ranges=True,
+            needs_session=self.needs_session,
+            on_spark=self._guarantee(),
+            difference_on_spark=(
+                "master= and settings= have no effect: the engine's session writes"
+                if self.needs_session
+                else ""
+            ),
+        )
 
-    def guarantee_on_spark(self, place: SparkPlace) -> str:
-        """See `Reducer.guarantee_on_spark`."""
-        if place == "reduce_err":
-            return "at least once"
+    def _guarantee(self) -> str:
+        """Return what holds on Spark, for `Capabilities.on_spark`."""
         if not self.needs_session:
             return "exactly once, by one file per range of offsets"
         if self.table is not None:
@@ -179,13 +187,7 @@ class SparkWriter(Collecting):
             return "exactly once, by files or a directory per micro-batch, which are replaced"
         return f"Spark appends to {self.format}, {AT_LEAST_ONCE_ON_SPARK}"
 
-    def difference_on_spark(self, place: SparkPlace) -> str:
-        """See `Reducer.difference_on_spark`."""
-        if place == "task":
-            return ""
-        return "master= and settings= have no effect: the engine's session writes"
-
-    def spawn(self) -> Self:
+    def __deepcopy__(self, memo: object) -> Self:
         """Return a copy without rows that shares the Spark session."""
         other = copy.copy(self)
         other.rows, other._written = [], {}  # noqa: SLF001  of our own class
@@ -208,9 +210,9 @@ class SparkWriter(Collecting):
             SparkUnavailable: Spark does not start or answer.
             StrategyError: there is no such table, or the path cannot be written to.
         """
-        self._group, self._generations = context.group, context.generations
-        if context.session is not None:
-            self.session.use(context.session)
+        self._group, self._generations = context.group, context.for_sinks.generations
+        if context.for_sinks.session is not None:
+            self.session.use(context.for_sinks.session)
         await run_in_thread(self._open)
         doubt = self.at_least_once
         if doubt is not None and doubt not in self._logged:
@@ -261,14 +263,13 @@ class SparkWriter(Collecting):
             self._opened = False
             await run_in_thread(self.session.release)
 
-    def flush(self) -> FlushResult:
+    def flush(self, write: Write = NEW) -> None:
         """Write the added rows, except parts that an earlier attempt wrote. Blocks; call it in a thread.
 
         Raises:
+            RowsRefused: some rows do not fit the destination.
             StrategyError: rows and destination do not fit each other.
         """
-        if not self.rows:
-            return Empty()
         missing: list[RangeRows] = []
         try:
             parts = plan_ranges(self.rows, self._group, self._generations)
@@ -286,22 +287,23 @@ class SparkWriter(Collecting):
             if isinstance(error, OSError):
                 reason = f"{self.table or self.path}: {reason_of(error)}"
                 doubles = any(self._doubles(part) for part in missing)
-                return Retry(None, reason, may_double=doubles)
+                raise Retry(reason, may_double=doubles) from error
             raise
-        poisoned = [refused for rows in self._written.values() for refused in rows]
+        refusals = [refused for rows in self._written.values() for refused in rows]
         self._written = {}
-        return Flushed(poisoned=poisoned)
+        if refusals:
+            raise RowsRefused(refusals)
 
     def _doubles(self, part: RangeRows) -> bool:
         return self._destination is None or self._destination.doubles(part)
 
-    def _write(self, part: RangeRows) -> list[Poisoned]:
+    def _write(self, part: RangeRows) -> list[Refusal]:
         rows = part.table
         if self.transform is not None:
             self._transform(part, rows)
             return []
         destination = cast("Destination", self._destination)
-        return list(part.poisoned(destination.write(part, rows)))
+        return list(part.refusals(destination.write(part, rows)))
 
     def _transform(self, part: RangeRows, rows: pa.Table) -> None:
         transform: Any = self.transform

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...reducers.aggregate import ALL, Aggregate, group
 from ...reducers.collect import Collecting, one_table
-from ...reducers.reducer import Empty, Flushed
-
-if TYPE_CHECKING:
-    from ...reducers.reducer import FlushResult
 
 __all__ = ["FinalAggregate", "PartialAggregate"]
 
@@ -46,9 +42,7 @@ class _Half(Collecting):
 class PartialAggregate(_Half):
     """The task's half: one row per group, with the partial results that `FinalAggregate` merges."""
 
-    def flush(self) -> FlushResult:
-        if not self.rows:
-            return Empty()
+    def flush(self) -> pa.Table:
         table = one_table(self.rows)
         self.aggregate.require_columns(table)
         names: list[str] = []
@@ -58,7 +52,7 @@ class PartialAggregate(_Half):
                 names.append(f"{number}.{part}")
                 wanted.append(_of_values(table, source, part))
         grouped = group(table, self.aggregate.by, wanted)
-        return Flushed(out=grouped.rename_columns([*self.keys, *names]))
+        return grouped.rename_columns([*self.keys, *names])
 
 
 def _of_values(table: pa.Table, source: str, function: str) -> Any:
@@ -78,9 +72,7 @@ class FinalAggregate(_Half):
     The mean of a decimal column always has 38 digits.
     """
 
-    def flush(self) -> FlushResult:
-        if not self.rows:
-            return Empty()
+    def flush(self) -> pa.Table:
         table = one_table(self.rows)
         results = {}
         plain: list[tuple[str, str]] = []
@@ -101,7 +93,7 @@ class FinalAggregate(_Half):
         columns = [grouped.column(key) for key in self.keys]
         columns += [results[number] for number in range(len(self.aggregate.columns))]
         names = [*self.aggregate.by, *self.aggregate.columns]
-        return Flushed(out=pa.Table.from_arrays(columns, names=names))
+        return pa.Table.from_arrays(columns, names=names)
 
     def _of_lists(self, table: pa.Table, number: int, function: str) -> Any:
         """Apply a function to the values of all lists; no list is empty, so that no group is lost."""

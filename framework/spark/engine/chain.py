@@ -8,6 +8,7 @@ the driver the rows of a micro-batch take the place of the chunk. Limits and ret
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -15,9 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...errors import KmrError, SinkError, reason_of
-from ...reducers.flushing import Buffer, attempt_flush, outcome_of, retry_flush
+from ...reducers.flushing import Buffer, attempt_flush, retry_flush
 from ...reducers.reducer import Retry
-from ...service.threads import run_in_thread
+from ...reducers.sink import Write, capabilities_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -68,6 +69,7 @@ class Chain:
         self._stages = list(reducers)
         self._buffers = [Buffer(_spawn(reducer)) for reducer in reducers.values()]
         self._outcome = ChainResult()
+        self._write = Write()
 
     async def open(self, context: Context) -> None:
         """Connect all reducers. Raises StrategyError if the strategy does not fit a sink."""
@@ -92,8 +94,7 @@ class Chain:
             KmrError: a reducer's error, when `on_error` is `stop` or a retry cannot succeed.
         """
         self._outcome = ChainResult()
-        for buffer in self._buffers:
-            buffer.reducer.replayed = replayed
+        self._write = Write(repeated=replayed)
         try:
             for rows in chunk:
                 await self._feed(0, rows)
@@ -122,7 +123,7 @@ class Chain:
             return
         begun = time.monotonic()
         outcome = await retry_flush(
-            partial(_attempt, buffer, name),
+            partial(_attempt, buffer, name, self._write),
             name,
             lambda _: self._outcome.retries.update([name]),
         )
@@ -134,23 +135,19 @@ class Chain:
             await self._feed(stage + 1, outcome.forward)
 
 
-async def _attempt(buffer: Buffer, name: str, number: int) -> FlushOutcome | Retry:
+async def _attempt(buffer: Buffer, name: str, write: Write, number: int) -> FlushOutcome:
     """Flush once; convert the reducer's own error, so that Spark repeats no task for it."""
     try:
-        result = await attempt_flush(buffer, name)
-    except KmrError:
+        return await attempt_flush(buffer, name, number, write)
+    except (KmrError, Retry):
         raise
     except Exception as error:
         failed = type(buffer.reducer).__name__
         raise SinkError(f"{name}: {failed} failed: {reason_of(error)}") from error
-    if isinstance(result, Retry):
-        return result
-    # In a thread: the driver reads the records behind refused rows once more.
-    return await run_in_thread(outcome_of, buffer, result, name, number)
 
 
 def _spawn(reducer: Reducer) -> Reducer:
-    copy = reducer.spawn()
-    if copy.names_ranges:
-        copy.max_rows = copy.max_bytes = None
-    return copy
+    copied = copy.deepcopy(reducer)
+    if capabilities_of(copied).names_ranges:
+        copied.max_rows = copied.max_bytes = None
+    return copied

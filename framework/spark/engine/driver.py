@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -79,13 +78,13 @@ class DriverReducers:
         """Connect the driver's reducers; open and close the tasks' reducers, to find a mistake early.
 
         Args:
-            session: `Context.session` of the driver's reducers.
-            prepare: as in `Context`.
+            session: `SinkContext.session` of the driver's reducers.
+            prepare: as in `SinkContext`.
 
         Raises:
             KmrError: a reducer cannot open.
         """
-        self._run(self._open(replace(self._context, prepare=prepare), session))
+        self._run(self._open(self._context.with_sinks(prepare=prepare), session))
 
     async def _open(self, context: Context, session: SparkSession) -> None:
         strategy = self._strategy
@@ -94,7 +93,7 @@ class DriverReducers:
             await trial.open(context)
         finally:
             await trial.close()
-        context = replace(context, session=session)
+        context = context.with_sinks(session=session)
         self._reducers = Chain(self._placement.driver)
         await self._reducers.open(context)
         if strategy.reduce_err is not None:

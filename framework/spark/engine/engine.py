@@ -28,7 +28,7 @@ from ...observe.health import HealthServer
 from ...observe.metrics import Metrics
 from ...observe.status import StageStatus, WorkerStatus
 from ...record import SCHEMA
-from ...reducers.reducer import Context
+from ...reducers.reducer import Context, SinkContext
 from ...service.deadline import Deadline
 from ...service.process_end import ExitCode, ProcessEnd, exit_now
 from ..runtime.session import explain_error, is_slow_start, silence_spark
@@ -123,14 +123,16 @@ class SparkEngine:
         self._generation = CheckpointGeneration()
         self._context = Context(
             group=settings.group,
-            bootstrap_servers=settings.bootstrap_servers,
             stage="",
-            client=connection_config(settings).client_options(),
-            generations=self._generation,
-            schema_of=strategy.schema_of,
+            bootstrap_servers=settings.bootstrap_servers,
             strategy=settings.strategy or "",
             strategy_version=strategy.version or "",
-            has_schema_ids=strategy.has_schema_ids,
+            for_sinks=SinkContext(
+                client=connection_config(settings).client_options(),
+                generations=self._generation,
+                schema_of=strategy.schema_of,
+                has_schema_ids=strategy.has_schema_ids,
+            ),
         )
         self._reducers = DriverReducers(strategy, self._context, self.metrics, self._reread)
         self._gate = MicroBatchGate()

@@ -12,6 +12,7 @@ from cyclopts import Group, Parameter
 
 from ...errors import SettingsError
 from ...kafka.connection import oauth_config
+from ...reducers.sink import capabilities_of
 from ..runtime.session import is_connect, open_session
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class EngineSettings:
     def open_session(self, strategy: Strategy) -> SparkSession:
         """Open the session for a strategy; for errors see `kmr.spark.runtime.session.open_session`."""
         # With the Python source, only failures and reports go through the JVM, unless Spark writes.
-        by_spark = any(reducer.needs_session for reducer in strategy.reducers)
+        by_spark = any(capabilities_of(reducer).needs_session for reducer in strategy.reducers)
         planning_only = self.source == "python" and not by_spark
         return open_session(
             self.master, name=self.name, settings=self.spark, planning_only=planning_only

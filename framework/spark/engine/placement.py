@@ -1,14 +1,14 @@
 """Where each reducer of a strategy runs on Spark, and what that guarantees; without starting Spark.
 
 Reducers run in tasks, up to the first one that wants the rows of the whole micro-batch (`Aggregate`) or
-writes with the session (`Reducer.needs_session`). From there on the driver runs the strategy, once for
+writes with the session (`Capabilities.needs_session`). From there on the driver runs the strategy, once for
 each micro-batch; its first reducer gets the rows of all tasks, so they must fit into the driver's memory.
 
 Spark repeats a task, or a whole micro-batch, after a crash, a lost executor or by speculation. A
 micro-batch is repeated with the same ranges of offsets: the checkpoint has them. "Exactly once" needs a
 map that returns the same rows for the same record.
 
-The README has a table of all sinks. Each sink states its own guarantee (`Reducer.guarantee_on_spark`); this
+The README has a table of all sinks. Each sink states its own guarantee (`Capabilities.on_spark`); this
 module knows none of them.
 """
 
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ...errors import StrategyError
 from ...reducers.aggregate import Aggregate
+from ...reducers.sink import Sink, capabilities_of
 from ...strategy import ERROR_STAGE
 from .aggregation import FinalAggregate, PartialAggregate
 from .chunks import CHUNK_BYTES, GRID
@@ -26,16 +27,8 @@ from .chunks import CHUNK_BYTES, GRID
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ...reducers.reducer import Reducer, SparkPlace
+    from ...reducers.reducer import Reducer
     from ...strategy import Strategy
-
-__all__ = [
-    "Finding",
-    "Placement",
-    "examine_strategy",
-    "place_reducers",
-    "require_runnable",
-]
 
 
 class Placement(NamedTuple):
@@ -59,7 +52,7 @@ def place_reducers(stages: Mapping[str, Reducer]) -> Placement:
             tasks[stage] = PartialAggregate(reducer)
             driver[stage] = FinalAggregate(reducer)
             return Placement(tasks, driver)
-        if reducer.needs_session:
+        if capabilities_of(reducer).needs_session:
             return Placement(tasks, driver)
     return Placement(dict(stages), {})
 
@@ -108,11 +101,10 @@ def _of_strategy(strategy: Strategy) -> Iterator[Finding]:
 def _of_reducers(strategy: Strategy) -> Iterator[Finding]:
     placement = place_reducers(strategy.stages)
     for stage, reducer in strategy.stages.items():
-        place: SparkPlace = "driver" if stage in placement.driver else "task"
         name = type(reducer).__name__
-        if guarantee := reducer.guarantee_on_spark(place):
-            yield Finding(stage, "guarantee", f"{name}: {guarantee}")
-        if difference := reducer.difference_on_spark(place):
+        if isinstance(reducer, Sink) or reducer is strategy.reducers[-1]:
+            yield Finding(stage, "guarantee", f"{name}: {capabilities_of(reducer).on_spark}")
+        if difference := _difference(reducer, in_task=stage in placement.tasks):
             yield Finding(stage, "difference", f"{name}: {difference}")
         if reducer.when_full == "backpressure":
             yield Finding(
@@ -121,11 +113,29 @@ def _of_reducers(strategy: Strategy) -> Iterator[Finding]:
     yield from _of_flushes(placement)
 
 
+def _difference(reducer: Reducer, *, in_task: bool) -> str:
+    if isinstance(reducer, Sink):
+        return reducer.capabilities.difference_on_spark
+    if isinstance(reducer, Aggregate):
+        return (
+            "one result for each micro-batch, with all of its partitions; limits have no effect. Tasks "
+            "aggregate, the driver merges their results and runs the reducers after it"
+        )
+    if in_task:
+        return (
+            "one result for each chunk of a task, or less at its limits; each task has a copy with its own "
+            "state"
+        )
+    return "one result for each micro-batch, or less at its limits"
+
+
 def _of_flushes(placement: Placement) -> Iterator[Finding]:
     """Say when the first stage of the tasks flushes, and that the driver's first stage holds all rows."""
     for stage, first in list(placement.tasks.items())[:1]:
         if not isinstance(first, PartialAggregate):
-            limits = "" if first.names_ranges else ", and at max_rows and max_bytes"
+            limits = (
+                "" if capabilities_of(first).names_ranges else ", and at max_rows and max_bytes"
+            )
             yield Finding(
                 stage,
                 "difference",
@@ -148,7 +158,7 @@ def _of_errors(reducer: Reducer | None) -> Finding:
         return Finding(
             ERROR_STAGE, "difference", "none: the first record that fails stops the query"
         )
-    name, guarantee = type(reducer).__name__, reducer.guarantee_on_spark("reduce_err")
+    name, guarantee = type(reducer).__name__, capabilities_of(reducer).errors_on_spark
     return Finding(
         ERROR_STAGE,
         "guarantee",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from typing import TYPE_CHECKING
 
@@ -79,7 +80,7 @@ def test_rows_are_named_also_when_the_strategy_was_pickled() -> None:
     changed = redirect(CHAIN, PLACES).strategy
     changed.validate()
     for strategy in (changed, pickle.loads(pickle.dumps(changed))):
-        writer = last(strategy).spawn()
+        writer = copy.deepcopy(last(strategy))
         assert isinstance(writer, ClickHouseWriter)
         writer.add(rows(Range("t", 0, 0, 1, 0), offsets=[0, 1]))
         assert writer.rows[0].table.column(SOURCE).to_pylist() == ["t:0:0", "t:0:1"]

@@ -84,13 +84,10 @@ def test_a_slice_of_letters_has_the_records_of_the_slice() -> None:
 def test_a_letter_names_group_strategy_and_generation() -> None:
     context = Context(
         group="g",
-        bootstrap_servers="",
         stage="reduce-err",
-        client={},
-        generations={TopicPartition("flights", 3): 7},
         strategy="flow:strategy",
         strategy_version="1.4",
-    )
+    ).with_sinks(generations={TopicPartition("flights", 3): 7})
     headers = headers_of(written(FAILED, context=context))
     assert headers["kmr.group"] == "g"
     assert headers["kmr.strategy"] == "flow:strategy"
@@ -108,7 +105,7 @@ def test_a_letter_has_class_and_traceback_of_its_exception_if_there_was_one() ->
 
 
 def test_a_letter_has_the_schema_id_where_values_have_one_also_after_a_replay_that_failed() -> None:
-    context = Context("g", "", "reduce-err", {}, has_schema_ids=True)
+    context = Context("g", "reduce-err").with_sinks(has_schema_ids=True)
     framed = FAILED | {"value": b"\0\0\0\1\2value"}
     letters = written(framed, FAILED, context=context)
     assert headers_of(letters)["kmr.schema-id"] == "258"

@@ -13,7 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from kmr.broker.client import BatchProducer
 from kmr.mapping.functions import map_batch, map_record
 from kmr.record import Record  # noqa: TC001
-from kmr.reducers.reducer import Flushed, Reducer
+from kmr.reducers.reducer import Reducer
 from kmr.settings import FetchSettings, Settings
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryWriter
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from kmr.broker import Broker
     from kmr.record import Rows
-    from kmr.reducers.reducer import FlushResult
     from kmr.testing import StartBroker
 
 MIB = 1024 * 1024
@@ -86,7 +85,7 @@ class Order(Reducer):
         self.shared: dict[str, Any] = {"backlog": 0, "live": [], "changed": anyio.Event()}
         self.reset()
 
-    def spawn(self) -> Self:
+    def __deepcopy__(self, memo: object) -> Self:
         return copy.copy(self)
 
     def add(self, rows: Rows) -> None:
@@ -95,7 +94,7 @@ class Order(Reducer):
     def reset(self) -> None:
         self._added: list[Rows] = []
 
-    async def flush(self) -> FlushResult:
+    async def flush(self) -> None:
         shared = self.shared
         for rows in self._added:
             live = rows.table.column("partition").to_pylist().count(1)
@@ -103,7 +102,6 @@ class Order(Reducer):
             shared["live"] += [shared["backlog"]] * live
         shared["changed"].set()
         shared["changed"] = anyio.Event()
-        return Flushed()
 
 
 @pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])

@@ -159,11 +159,11 @@ async def act(group: Group, clock: VirtualClock, action: tuple[Any, ...]) -> Non
         case "pass", seconds:
             await clock.advance(seconds)
         case "trouble", "retry":
-            journal.outcomes.append(Retry(1.0, "busy"))
+            journal.outcomes.append(Retry("busy", after=1.0))
         case "trouble", "raise":
             journal.outcomes.append(OSError("gone"))
         case "trouble", "errors":
-            errors.outcomes.append(Retry(None, "busy"))
+            errors.outcomes.append(Retry("busy"))
         case "trouble", "hold":
             journal.hold = journal.hold or anyio.Event()  # a flush may wait for it already
     await clock.settle()

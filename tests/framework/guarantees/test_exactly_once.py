@@ -23,6 +23,7 @@ from kmr.mapping.functions import map_record
 from kmr.record import Record, TopicPartition
 from kmr.reducers.aggregate import Aggregate
 from kmr.reducers.reducer import Retry
+from kmr.reducers.sink import NEW, Write
 from kmr.settings import Settings
 from kmr.sinks import ClickHouseWriter
 from kmr.strategy import Strategy
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
     from kmr.broker import Broker
-    from kmr.reducers.reducer import FlushResult
     from tests.framework.conftest import Produce
 
 T0 = TopicPartition("t", 0)
@@ -381,9 +381,9 @@ async def test_the_announcement_is_committed_before_the_write_and_gone_after_it(
     seen: list[CommitOffset] = []
     write = ClickHouseWriter.flush
 
-    async def flush(writer: ClickHouseWriter) -> Any:
+    async def flush(writer: ClickHouseWriter, told: Write) -> Any:
         seen.append(await committed(broker))
-        return await write(writer)
+        return await write(writer, told)
 
     monkeypatch.setattr(ClickHouseWriter, "flush", flush)
     await produce("t", [b"row"] * 10)
@@ -432,9 +432,9 @@ async def test_at_most_once_never_repeats_a_write_that_may_have_happened(
     journal, errors = Journal(), Journal()
 
     class Doubtful(MemoryWriter):
-        async def flush(self) -> FlushResult:
+        async def flush(self, write: Write = NEW) -> None:
             await super().flush()
-            return Retry(0.0, "the answer was lost")
+            raise Retry("the answer was lost", after=0.0)
 
     strategy = Strategy(
         locate,
@@ -454,7 +454,7 @@ async def test_at_most_once_tries_again_what_was_certainly_not_written(
 ) -> None:
     await produce("t", [b"row"] * 4)
     journal = Journal()
-    journal.outcomes.extend([Retry(0.0, "busy", may_double=False)] * 2)
+    journal.outcomes.extend([Retry("busy", after=0.0, may_double=False)] * 2)
     strategy = Strategy(locate, [MemoryWriter(journal, max_rows=4)], delivery="at-most-once")
     async with working(strategy, settings_of(broker)):
         await journal.until(lambda journal: journal.count == 4)

@@ -114,19 +114,19 @@ class TokenWriter(RangeWriter):
         super().__init__(**limits)
         self.sink = sink
 
-    def spawn(self) -> Self:
+    def __deepcopy__(self, memo: object) -> Self:
         return type(self)(self.sink, max_rows=self.max_rows, max_age=self.max_age)
 
     async def has(self, rows: RangeRows) -> bool:
         return rows.token in self.sink.tokens
 
-    async def write(self, rows: RangeRows) -> Retry | None:
-        assert self._announcement is not None, "written without an announcement"
+    async def write(self, rows: RangeRows) -> None:
+        assert rows.write.announcement is not None, "written without an announcement"
         sink, token = self.sink, rows.token
         found = [(row["p"], row["o"], row["n"]) for row in rows.table.to_pylist()]
         trouble = sink.troubles.pop() if sink.troubles else None
         if trouble == "retry":
-            return Retry(1.0, "busy")
+            raise Retry("busy", after=1.0)
         if trouble == "raise":
             raise OSError("gone")
         if sink.hold is not None:
@@ -138,7 +138,6 @@ class TokenWriter(RangeWriter):
         sink.write(token, found)
         if trouble == "unanswered":
             raise OSError("written, but the answer was lost")
-        return None
 
 
 class Group:
@@ -282,7 +281,7 @@ class Life:
             case "trouble", "hold":
                 sink.hold = sink.hold or anyio.Event()
             case "trouble", "errors":
-                self.errors.outcomes.append(Retry(None, "busy"))
+                self.errors.outcomes.append(Retry("busy"))
             case "trouble", "fence":
                 group.refused_commits += 1
             case "trouble", trouble:

@@ -16,6 +16,7 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.transaction import EndTxnRequest
 
+from kmr.commit import TransactionalCommitter
 from kmr.errors import ConsumerError, KmrError
 from kmr.kafka.transactions import Transactions
 from kmr.mapping.functions import map_record
@@ -299,7 +300,9 @@ async def test_a_new_owner_waits_for_the_transaction_that_the_last_one_left_open
     dying = Worker(strategy("before the commit"), settings_of(broker))
     with anyio.fail_after(20), pytest.raises(KmrError, match="struck"):
         await dying.run()
-    left = dying.pipeline.committer._transactions
+    committer = dying.pipeline.committer
+    assert isinstance(committer, TransactionalCommitter)
+    left = committer._transactions
     assert isinstance(left, Steps)
     worker = Worker(strategy(), settings_of(broker))
     async with anyio.create_task_group() as tasks:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from kmr.mapping.functions import map_record
 from kmr.record import Record, TopicPartition
 from kmr.reducers.reducer import Retry
+from kmr.reducers.sink import Capabilities
 from kmr.settings import FetchSettings, Settings
 from kmr.strategy import ERROR_STAGE, Strategy
 from kmr.testing import (
@@ -34,7 +35,7 @@ from ..workers import maps_are_idle
 
 if TYPE_CHECKING:
     from kmr.intake.backpressure import Budget
-    from kmr.reducers.reducer import Delivery
+    from kmr.reducers.sink import Delivery
 
 PARTITIONS = [TopicPartition("t", number) for number in range(3)]
 LIMIT = 16_000
@@ -56,7 +57,7 @@ def repeat(record: Record) -> list[dict[str, Any]]:
 
 
 class ExactWriter(MemoryWriter):
-    delivery = "exactly-once"
+    capabilities = Capabilities(delivery="exactly-once")
 
 
 class Watched:
@@ -126,9 +127,9 @@ async def run(schedule: list[tuple[Any, ...]], *, delivery: Delivery, chained: b
                 case "pass", seconds:
                     await clock.advance(seconds)
                 case "trouble", "retry":
-                    journal.outcomes.append(Retry(1.0, "busy"))
+                    journal.outcomes.append(Retry("busy", after=1.0))
                 case "trouble", "errors":
-                    errors.outcomes.append(Retry(None, "busy"))
+                    errors.outcomes.append(Retry("busy"))
                 case "trouble", "hold":
                     journal.hold = journal.hold or anyio.Event()
                 case "trouble", "release":

@@ -17,6 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kmr.record import TopicPartition
+from kmr.reducers.sink import Capabilities
 from kmr.settings import Settings
 from kmr.strategy import Strategy
 from kmr.testing import (
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 
     from kmr.kafka.consumer import CommitOffset
     from kmr.record import Batch
-    from kmr.reducers.reducer import Delivery, WhenFull
+    from kmr.reducers.reducer import WhenFull
+    from kmr.reducers.sink import Delivery
 
 PARTITIONS = [TopicPartition("t", number) for number in range(3)]
 
@@ -57,7 +59,7 @@ schedules = st.lists(st.one_of(puts, puts, rebalances, passes, others), max_size
 class TokenWriter(MemoryWriter):
     """Claims to recognise tokens, so that it is offered exactly once."""
 
-    delivery = "exactly-once"
+    capabilities = Capabilities(delivery="exactly-once")
 
 
 class Group:

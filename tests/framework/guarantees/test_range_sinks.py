@@ -148,7 +148,7 @@ async def test_a_worker_that_dies_around_a_write_loses_and_doubles_nothing(
 def test_a_task_of_spark_that_is_repeated_doubles_nothing(place: Place) -> None:
     """Outside of Spark each attempt believes that it is the first: the write itself finds the range."""
     strategy = Strategy(locate, [place.writer()], MemoryWriter(Journal()))
-    context = Context("g", "", "reduce-1", {}, schema_of=lambda _: COLUMNS)
+    context = Context("g", "reduce-1").with_sinks(schema_of=lambda _: COLUMNS)
     for _ in range(2):
         for first in (10, 0):
             batch = batch_of("t", 0, first, [b"row"] * 10)

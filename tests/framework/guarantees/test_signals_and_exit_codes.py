@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 STRATEGIES = """
 import sys, threading, time
 from kmr import Reducer, Strategy, map_record
-from kmr.types import Flushed
 from kmr.sinks import KafkaWriter, StreamWriter
 
 @map_record
@@ -65,7 +64,6 @@ class PlainHanging(Hanging):
 class HangingClose(Hanging):
     async def flush(self):
         print("hanging", flush=True)
-        return Flushed()
     async def close(self):
         await Hanging.flush(self)
 

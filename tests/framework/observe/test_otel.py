@@ -26,7 +26,8 @@ from kmr.mapping.functions import map_record
 from kmr.observe.metrics import Metrics
 from kmr.observe.otel import OtelTracing, Telemetry, producers_of
 from kmr.record import SCHEMA, Batch, Record
-from kmr.reducers.reducer import Flushed, Retry
+from kmr.reducers.reducer import Retry
+from kmr.reducers.sink import NEW, Write
 from kmr.settings import Settings
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, batch_of
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
     from kmr.broker import Broker
-    from kmr.reducers.reducer import FlushResult
 
     from ..conftest import CreateTopic, Produce
 
@@ -156,12 +156,11 @@ async def test_attempts_that_are_repeated_are_events_of_the_span_of_their_flush(
     class Slow(MemoryWriter):
         failures = 2
 
-        async def flush(self) -> FlushResult:
+        async def flush(self, write: Write = NEW) -> None:
             if Slow.failures:
                 Slow.failures -= 1
-                return Retry(0.0, "the sink is busy")
+                raise Retry("the sink is busy", after=0.0)
             await super().flush()
-            return Flushed()
 
     _, flush = await Traced().run(
         Strategy(locate, [Slow(Journal(), max_rows=1)]), traced(0, [None])

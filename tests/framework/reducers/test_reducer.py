@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from kmr import Aggregate, Batcher, Reducer
+from kmr import Batcher
 from kmr.errors import StrategyError
+from kmr.reducers.sink import capabilities_of
 from kmr.sinks import StreamWriter
 from kmr.testing import Journal, MemoryWriter
 
@@ -33,21 +34,16 @@ def test_limits_and_policies_that_do_not_work_are_refused(
         Batcher(**limits)
 
 
-def test_a_reducer_that_declares_nothing_is_at_least_once_everywhere() -> None:
-    reducer: Reducer = MemoryWriter(Journal())
-    assert reducer.delivery == "at-least-once"
-    assert not reducer.names_ranges
-    assert not reducer.needs_session
-    assert "its own state" in reducer.guarantee_on_spark("task")
-    for place in ("task", "driver", "reduce_err"):
-        assert reducer.guarantee_on_spark(place).startswith("at least once")
-        assert reducer.difference_on_spark(place) == ""
-
-
-def test_reducers_without_a_sink_have_a_difference_on_spark_and_no_guarantee() -> None:
-    for reducer in (Batcher(), Aggregate(["k"], {"n": ("*", "count")})):
-        assert reducer.guarantee_on_spark("task") == ""
-        assert "one result for each" in reducer.difference_on_spark("task")
+def test_a_sink_that_declares_nothing_is_at_least_once_everywhere() -> None:
+    able = MemoryWriter(Journal()).capabilities
+    assert able.delivery == "at-least-once"
+    assert not able.names_ranges
+    assert not able.needs_session
+    assert not able.commits_offsets
+    assert able.on_spark.startswith("at least once")
+    assert able.errors_on_spark == "at least once"
+    assert able.difference_on_spark == ""
+    assert capabilities_of(Batcher()) == able, "as a reducer that is no sink"
 
 
 def test_a_misspelt_limit_is_an_error_of_types() -> None:

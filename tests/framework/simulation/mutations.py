@@ -73,7 +73,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "a commit without an answer may be late": Mutation(
         "commit.py",
-        "if self.orders_commits and self._consumer",
+        "if self._orders_commits and self._consumer",
         "if False and self._consumer",
         of=_ORDERED,
     ),
@@ -128,64 +128,67 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "return False",
     ),
     "at most once settles nothing before the write": Mutation(
-        "delivery/guarantees.py",
-        "self.ledgers.settle(buffer.ranges())",
+        "guarantees.py",
+        "self.ledgers.settle(ranges)",
         "pass",
         of=_AT_MOST_ONCE,
     ),
     "at most once does not wait for failed records between its rows": Mutation(
-        "delivery/guarantees.py",
-        'no failed record is between them."""\n        return self.ledgers.complete(buffer.ranges())',
-        'no failed record is between them."""\n        return _InOrder._is_turn(self, buffer)',
+        "guarantees.py",
+        "await self._wait(lambda: self.ledgers.complete(buffer.ranges()))\n"
+        "        async with self._begun(buffer) as has_rows:\n            if not has_rows:\n"
+        "                return None\n            ranges",
+        "async with self._begun(buffer) as has_rows:\n            if not has_rows:\n"
+        "                return None\n            ranges",
         of=_AT_MOST_ONCE,
     ),
     "at most once writes although the commit was refused": Mutation(
-        "delivery/guarantees.py",
-        'if await self.committer.commit():\n            return None\n        return f"cannot commit',
-        'if await self.committer.commit() or True:\n            return None\n        return f"cannot commit',
+        "guarantees.py",
+        'if not await self.committer.commit():\n                raise _refused(f"cannot commit',
+        'if not (await self.committer.commit() or True):\n                raise _refused(f"cannot commit',
         of=_AT_MOST_ONCE,
     ),
     "no announcement before the write": Mutation(
-        "delivery/guarantees.py",
+        "guarantees.py",
         "if not await self.committer.announce(",
         "if None is (",
         of=_ANNOUNCED,
     ),
     "a replayed range is announced as a new one": Mutation(
-        "delivery/guarantees.py",
-        "if replayed is not None and ranges[0].first > replayed.last:",
-        "if replayed is not None:",
+        "guarantees.py",
+        "if self.replayed is not None and ranges[0].first > self.replayed.last:",
+        "if self.replayed is not None:",
         of=_ANNOUNCED,
     ),
     "a token without a range": Mutation(
-        "delivery/guarantees.py",
+        "guarantees.py",
         "token=token_of(self.group, ranges, generations)",
         "token=f'{self.group}:{self.partition}'",
         of=_ANNOUNCED,
     ),
     "an announced range ends one record too early": Mutation(
-        "delivery/guarantees.py",
+        "guarantees.py",
         "last=ranges[-1].last,",
         "last=max(ranges[0].first, ranges[-1].last - 1),",
         of=_ANNOUNCED,
     ),
     "a range is written before earlier failed records are settled": Mutation(
-        "delivery/guarantees.py",
-        "ledger is None or ledger.watermark == ranges[0].first",
+        "guarantees.py",
+        "ledger is None or (ledger.watermark or 0) >= ranges[0].first",
         "True",
         of=_ANNOUNCED,
     ),
     "an unexpected duplicate is not checked against the group": Mutation(
-        "delivery/guarantees.py",
-        'if await self.committer.commit():\n            return None\n        return f"{self.partition}',
-        'if True:\n            return None\n        return f"{self.partition}',
+        "guarantees.py",
+        "if not await self.committer.commit():\n            raise _refused(\n",
+        "if False:\n            raise _refused(\n",
         of=_ANNOUNCED,
     ),
     "records settle when the first of two reducers has flushed": Mutation(
-        "reduce.py", "if self._out is None or outcome.forward is None:", "if True:"
+        "guarantees.py", "if outcome.forward is None:", "if True:"
     ),
     "rows of lost partitions are written": Mutation(
-        "reduce.py", "buffer.drop_stale(self._ledgers.is_current)", "pass"
+        "guarantees.py", "buffer.drop_stale(self.ledgers.is_current)", "pass"
     ),
     "the end of a replayed range is not passed on": Mutation(
         "reduce.py",
@@ -199,7 +202,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "self._flushing_since = self._trouble = None\n                pass",
     ),
     "flushes begin during a rebalance": Mutation(
-        "reduce.py", "async with self._shared.gate:", "if True:"
+        "guarantees.py", "async with self.gate:", "if True:"
     ),
     "failed records settle with the others": Mutation(
         "map.py", "ranges = subtract_ranges(ranges, failed.ranges)", "pass"
@@ -239,18 +242,18 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "what became of a commit without an answer is not asked for": Mutation(
         "commit.py",
-        "                await self._learn()",
-        "                pass",
+        "            await self._learn()",
+        "            pass",
         of=_TRANSACTIONS,
     ),
     "rows of a transaction that was committed without an answer are sent again": Mutation(
-        "delivery/guarantees.py",
+        "guarantees.py",
         "buffer.drop_stale(lambda ranges: not ranges or not self.ledgers.are_settled(ranges))",
         "pass",
         of=_TRANSACTIONS,
     ),
     "a transaction is committed before a record below it is settled": Mutation(
-        "delivery/guarantees.py",
+        "guarantees.py",
         "        if not self.ledgers.complete(ranges):",
         "        if False:",
         of=_TRANSACTIONS,
@@ -310,8 +313,8 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "a retried range is not looked for in the sink": Mutation(
         "sinks/ranges.py",
-        "repeated, self._tried = self.replayed or self._tried, True",
-        "repeated, self._tried = False, True",
+        "tried, self._tried = self._tried, True",
+        "tried, self._tried = False, True",
         of=_ANNOUNCED,
     ),
     "each attempt of an insert has another token": Mutation(

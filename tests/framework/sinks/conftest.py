@@ -26,7 +26,7 @@ CreateTable = Callable[..., str]
 @pytest.fixture
 def context() -> Context:
     """The context of the writers in these tests."""
-    return Context(group="g", bootstrap_servers="", stage="reduce-1", client={})
+    return Context(group="g", stage="reduce-1")
 
 
 @pytest.fixture

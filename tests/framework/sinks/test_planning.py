@@ -79,7 +79,7 @@ def test_rows_of_several_partitions_belong_to_none_of_them() -> None:
     ranges = (Range("t", 0, 0, 0), Range("t", 1, 0, 0))
     mixed = Rows(pa.table({"n": [0, 0]}), ranges, np.array([0, 0]))
     (insert,) = plan_ranges([mixed], "g", {})
-    (poisoned,) = insert.poisoned({1: "bad"})
+    (poisoned,) = insert.refusals({1: "bad"})
     assert poisoned.rows.ranges == ranges
     assert poisoned.rows.offsets is None
 
@@ -128,7 +128,7 @@ def test_refused_rows_are_named_by_the_offsets_of_the_rows_they_were_added_with(
         first += size
     refused = {row for row in refused if row < first}
     (insert,) = plan_ranges(added, "g", {})
-    poisoned = list(insert.poisoned({row: f"reason {row % reasons}" for row in refused}))
+    poisoned = list(insert.refusals({row: f"reason {row % reasons}" for row in refused}))
     found: list[int] = []
     for poison in poisoned:
         assert poison.rows.offsets is not None
@@ -143,7 +143,7 @@ def test_refused_rows_are_named_by_the_offsets_of_the_rows_they_were_added_with(
 def test_refused_rows_without_offsets_refuse_all_offsets_of_their_part_once() -> None:
     made = rows("t", 0, 0, 9, origin=False)
     (insert,) = plan_ranges([made], "g", {})
-    (poisoned,) = insert.poisoned({2: "bad", 5: "worse"})
+    (poisoned,) = insert.refusals({2: "bad", 5: "worse"})
     assert poisoned.rows.ranges == made.ranges
     assert poisoned.reason == "bad (and 1 more rows)"
     assert poisoned.rows.table.num_rows == 2

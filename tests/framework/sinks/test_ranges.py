@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,13 +11,14 @@ import pytest
 from kmr.delivery.announcement import Announcement
 from kmr.errors import SinkError, StrategyError, UnexpectedDuplicate
 from kmr.record import Range, Rows
-from kmr.reducers.reducer import Context, Empty, Flushed, Retry
+from kmr.reducers.reducer import Context, Retry
+from kmr.reducers.sink import Write
 from kmr.sinks import RangeRows, RangeWriter
+
+from ..flushes import Flushed, outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from kmr.reducers.reducer import FlushResult
 
 
 class Store:
@@ -27,7 +27,7 @@ class Store:
     def __init__(self) -> None:
         self.ranges: dict[str, list[int | None]] = {}
         self.calls: list[str] = []
-        self.faults: list[Exception | Retry] = []
+        self.faults: list[Exception] = []
 
 
 class StoreWriter(RangeWriter):
@@ -43,11 +43,9 @@ class StoreWriter(RangeWriter):
         self.store.calls.append(f"has {rows.token}")
         return rows.token in self.store.ranges
 
-    async def write(self, rows: RangeRows) -> Mapping[int, str] | Retry:
+    async def write(self, rows: RangeRows) -> Mapping[int, str]:
         self.store.calls.append(f"write {rows.token}")
         fault = self.store.faults.pop(0) if self.store.faults else None
-        if isinstance(fault, Retry):
-            return fault
         if fault is not None:
             raise fault
         refused = await self.refused(rows)
@@ -61,7 +59,7 @@ class StoreWriter(RangeWriter):
         return {at: "unlucky" for at, offset in enumerate(offsets) if offset == 13}
 
 
-CONTEXT = Context(group="g", bootstrap_servers="", stage="reduce-1", client={})
+CONTEXT = Context(group="g", stage="reduce-1")
 
 
 def rows(first: int, last: int, partition: int = 0) -> Rows:
@@ -77,7 +75,7 @@ async def opened(store: Store, **options: Any) -> StoreWriter:
 
 async def flush(
     writer: StoreWriter, *added: Rows, replayed: bool | None = None, generation: int = 0
-) -> FlushResult:
+) -> Flushed | Retry:
     """One round of calls; an announced one if `replayed` is given."""
     writer.reset()
     for each in added:
@@ -86,15 +84,15 @@ async def flush(
         first, last = added[0].ranges[0].first, added[-1].ranges[-1].last
         token = f"g:t:0:{first}-{last}" + (f"@{generation}" if generation else "")
         announced = Announcement(first, last, token, "me", generation=generation)
-        writer.announce(announced, replayed=replayed)
-    return await writer.flush()
+        return await outcome(writer, Write(announced, repeated=replayed))
+    return await outcome(writer)
 
 
 async def test_only_the_first_range_of_a_partition_is_asked_for_before_it_is_written() -> None:
     store = Store()
     writer = await opened(store)
-    assert await flush(writer, rows(0, 4), replayed=False) == Flushed(poisoned=[])
-    assert await flush(writer, rows(5, 9), replayed=False) == Flushed(poisoned=[])
+    assert await flush(writer, rows(0, 4), replayed=False) == Flushed()
+    assert await flush(writer, rows(5, 9), replayed=False) == Flushed()
     assert store.calls == ["has g:t:0:0-4", "write g:t:0:0-4", "write g:t:0:5-9"]
 
 
@@ -109,7 +107,7 @@ async def test_a_replayed_range_that_is_there_is_not_written_and_its_refused_row
     assert store.ranges == {"g:t:0:10-14": [10, 11, 12, 14]}
     for each in (result, again):
         assert isinstance(each, Flushed)
-        assert [(p.rows.ranges, p.reason) for p in each.poisoned] == [
+        assert [(p.rows.ranges, p.reason) for p in each.refusals] == [
             ((Range("t", 0, 13, 13),), "unlucky")
         ]
 
@@ -120,7 +118,7 @@ async def test_a_replayed_range_that_is_not_there_is_written() -> None:
     assert store.calls == ["has g:t:0:0-4", "write g:t:0:0-4"]
 
 
-@pytest.mark.parametrize("fault", [OSError("lost"), Retry(None, "lost")])
+@pytest.mark.parametrize("fault", [OSError("lost"), Retry("lost")])
 async def test_a_retry_asks_for_what_it_may_have_written_and_leaves_out_what_it_has(
     fault: Exception | Retry,
 ) -> None:
@@ -135,10 +133,10 @@ async def test_a_retry_asks_for_what_it_may_have_written_and_leaves_out_what_it_
             await flush(writer, *added)
     assert store.ranges.keys() == {"g:t:1:0-4"}, "the other range goes on"
     store.calls.clear()
-    assert await writer.flush() == Flushed(poisoned=[])
+    assert await outcome(writer) == Flushed()
     assert store.calls == ["has g:t:0:0-4", "write g:t:0:0-4"]
     store.calls.clear()
-    assert await flush(writer, rows(5, 9)) == Flushed(poisoned=[])
+    assert await flush(writer, rows(5, 9)) == Flushed()
     assert store.calls == ["write g:t:0:5-9"]
 
 
@@ -159,17 +157,11 @@ async def test_copies_in_the_lanes_of_partitions_know_together_which_partitions_
     store = Store()
     opened_once = await opened(store)
     lane = StoreWriter(store)
-    await lane.open(replace(CONTEXT, opened=opened_once))
+    await lane.open(CONTEXT.with_sinks(opened=opened_once))
     await flush(lane, rows(0, 4), replayed=False)
     store.calls.clear()
     await flush(opened_once, rows(5, 9), replayed=False)
     assert store.calls == ["write g:t:0:5-9"]
-
-
-async def test_a_flush_without_rows_writes_nothing() -> None:
-    store = Store()
-    assert await flush(await opened(store)) == Empty()
-    assert store.calls == []
 
 
 async def test_arguments_and_the_order_of_calls_are_checked() -> None:
@@ -179,6 +171,6 @@ async def test_arguments_and_the_order_of_calls_are_checked() -> None:
         StoreWriter(Store(), concurrency=0)
     with pytest.raises(SinkError, match="StoreWriter is used before it was opened"):
         await StoreWriter(Store()).flush()
-    assert StoreWriter(Store()).guarantee_on_spark("task") == (
-        "exactly once, by one entry per range of offsets"
+    assert StoreWriter(Store()).capabilities.on_spark == (
+        "exactly once, by one entry per range of offsets; in the driver, per micro-batch"
     )

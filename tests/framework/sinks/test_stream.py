@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import pickle
@@ -14,13 +15,13 @@ import pytest
 
 from kmr.errors import SinkError, StrategyError
 from kmr.record import Range, Rows
-from kmr.reducers.reducer import Context, Empty, Flushed, Retry
+from kmr.reducers.reducer import Context, Retry
 from kmr.sinks.stream import StreamWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-CONTEXT = Context(group="g", bootstrap_servers="", stage="reduce-err", client={})
+CONTEXT = Context(group="g", stage="reduce-err")
 
 
 def rows_of(table: pa.Table | None = None, **columns: Any) -> Rows:
@@ -32,7 +33,7 @@ def test_rows_of_all_batches_become_one_line_each() -> None:
     writer = StreamWriter(stream)
     writer.add(rows_of(a=[1, 2]))
     writer.add(rows_of(b=["x\ny"]))
-    assert writer.flush() == Flushed()
+    writer.flush()
     assert stream.getvalue().splitlines() == [
         '{"a":1,"b":null}',
         '{"a":2,"b":null}',
@@ -48,18 +49,12 @@ def test_pretty_is_indented_for_people() -> None:
     assert stream.getvalue() == '{\n  "a": 1\n}\n'
 
 
-def test_nothing_collected_writes_nothing() -> None:
-    stream = io.StringIO()
-    assert StreamWriter(stream).flush() == Empty()
-    assert stream.getvalue() == ""
-
-
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
 def test_a_standard_stream_is_kept_by_name_and_can_be_pickled(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for writer in (StreamWriter(getattr(sys, name)), StreamWriter(name)):
-        travelled: StreamWriter = pickle.loads(pickle.dumps(writer.spawn()))
+        travelled: StreamWriter = pickle.loads(pickle.dumps(copy.deepcopy(writer)))
         travelled.add(rows_of(a=["é"]))
         travelled.flush()
         assert getattr(capsys.readouterr(), name[3:]) == '{"a":"é"}\n'
@@ -69,7 +64,7 @@ def test_copies_write_to_the_same_stream_but_collect_apart() -> None:
     stream = io.StringIO()
     writer = StreamWriter(stream, max_age=0.5)
     writer.add(rows_of(a=[1]))
-    other = writer.spawn()
+    other = copy.deepcopy(writer)
     other.add(rows_of(a=[2]))
     other.flush()
     writer.flush()
@@ -96,9 +91,9 @@ async def test_a_file_that_cannot_be_written_is_refused_at_start(tmp_path: Path)
 def test_a_full_disk_is_retried() -> None:
     writer = StreamWriter("/dev/full")
     writer.add(rows_of(a=[1]))
-    assert writer.flush() == Retry(
-        None, "cannot write to /dev/full: No space left on device", may_double=False
-    )
+    with pytest.raises(Retry, match="cannot write to /dev/full: No space left on device") as caught:
+        writer.flush()
+    assert not caught.value.may_double
 
 
 def test_a_write_that_stops_half_way_leaves_no_torn_line(tmp_path: Path) -> None:
@@ -109,12 +104,13 @@ def test_a_write_that_stops_half_way_leaves_no_torn_line(tmp_path: Path) -> None
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50, limits[1]))
     try:
-        result = writer.flush()
+        with pytest.raises(Retry, match=f"cannot write to {path}: File too large") as caught:
+            writer.flush()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert result == Retry(None, f"cannot write to {path}: File too large", may_double=False)
+    assert not caught.value.may_double
     assert path.read_text() == "before\n"
-    assert writer.flush() == Flushed()
+    writer.flush()
     assert len(path.read_text().splitlines()) == 101
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ async def open_writer(clickhouse_url: str, context: Context) -> AsyncIterator[Op
 
         async def open_writer(table: str, **arguments: Any) -> ClickHouseWriter:
             arguments.setdefault("url", clickhouse_url)
-            writer = ClickHouseWriter(table, **arguments).spawn()
+            writer = copy.deepcopy(ClickHouseWriter(table, **arguments))
             stack.push_async_callback(writer.close)
             await writer.open(context)
             return writer

@@ -12,9 +12,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from kmr.errors import StrategyError
-from kmr.reducers.reducer import Flushed
 from kmr.sinks.clickhouse.ddl import Layout, add_columns, column_type, create_table
 
+from ...flushes import Flushed
 from .writing import OpenWriter, flush, poisoned_offsets, rows
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ async def test_values_and_nulls_of_every_type_fit_the_table_that_is_made_for_the
     }
     writer = await open_writer(name, create=pa.schema([*COORDINATES, *fields]))
     part = rows(0, 2, **columns)
-    assert await flush(writer, part) == Flushed(poisoned=[])
+    assert await flush(writer, part) == Flushed()
     found = client.query(f"SELECT * FROM {name} ORDER BY offset").result_rows
     assert len(found) == 2
     by_name = dict(zip(part.table.column_names, found[0], strict=True))

@@ -6,8 +6,9 @@ that a plain table is replicated, and behaves as ClickHouse's documentation says
 
 from __future__ import annotations
 
+import copy
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlencode
 
@@ -17,12 +18,14 @@ from structlog.testing import capture_logs
 from kmr.delivery.announcement import Announcement
 from kmr.errors import SinkError
 from kmr.record import TopicPartition
-from kmr.reducers.reducer import Context, Flushed, Retry
+from kmr.reducers.reducer import Context, Retry
+from kmr.reducers.sink import Write
 from kmr.sinks.clickhouse import deduplication
 from kmr.sinks.clickhouse.deduplication import ENOUGH_SECONDS, InsertMemory, target_of
 from kmr.sinks.clickhouse.writer import ClickHouseWriter
 from tests.framework.sinks.conftest import Proxy, serving
 
+from ...flushes import Flushed, outcome
 from .writing import OFFSETS, OpenWriter, flush, rows, written
 
 if TYPE_CHECKING:
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
     from kmr.record import Rows
-    from kmr.reducers.reducer import FlushResult
     from tests.framework.sinks.conftest import CreateTable
 
 TARGET = "`partition` UInt32, `offset` UInt64"
@@ -50,9 +52,9 @@ async def test_a_small_deduplication_window_is_logged_with_the_statement_that_en
         assert logs == []
         small = create_table(OFFSETS, window=5)
         writer = ClickHouseWriter(small, url=clickhouse_url)
-        for copy in (writer.spawn(), writer.spawn()):
-            await copy.open(context)
-            await copy.close()
+        for each in (copy.deepcopy(writer), copy.deepcopy(writer)):
+            await each.open(context)
+            await each.close()
         await open_writer(create_table(OFFSETS, engine="Memory"))
     advice = [entry["advice"] for entry in logs]
     assert len(advice) == 2, "the copies of a stage warn once"
@@ -113,14 +115,13 @@ async def replica(clickhouse_url: str, client: Client) -> AsyncIterator[Replica]
         yield server
 
 
-async def replay(writer: ClickHouseWriter, part: Rows, generation: int = 0) -> FlushResult:
+async def replay(writer: ClickHouseWriter, part: Rows, generation: int = 0) -> Flushed | Retry:
     """One round of calls for a range that another process announced, and may have written."""
     writer.reset()
     last = part.ranges[0].last
     announced = Announcement(0, last, f"g:topic:0:0-{last}", "dead", generation=generation)
-    writer.announce(announced, replayed=True)
     writer.add(part)
-    return await writer.flush()
+    return await outcome(writer, Write(announced, repeated=True))
 
 
 async def test_a_range_that_a_replica_has_is_not_written_again_though_its_token_is_forgotten(
@@ -130,7 +131,7 @@ async def test_a_range_that_a_replica_has_is_not_written_again_though_its_token_
     writer = await open_writer(table, url=replica.url)
     await flush(writer, rows(0, 10))
     replica.forgets = True
-    assert await replay(writer, rows(0, 10)) == Flushed(poisoned=[])
+    assert await replay(writer, rows(0, 10)) == Flushed()
     assert written(client, table) == list(range(10))
     assert replica.statements == [f"SYSTEM SYNC REPLICA `default`.`{table}` LIGHTWEIGHT"]
 
@@ -140,9 +141,9 @@ async def test_after_a_reset_old_rows_do_not_keep_a_range_from_being_written(
 ) -> None:
     table = create_table(OFFSETS)
     client.command(f"INSERT INTO {table} SELECT 0, number FROM numbers(10)")
-    writer = ClickHouseWriter(table, url=replica.url).spawn()
-    await writer.open(replace(context, generations={TopicPartition("topic", 0): 7}))
-    assert await replay(writer, rows(0, 10), generation=7) == Flushed(poisoned=[])
+    writer = copy.deepcopy(ClickHouseWriter(table, url=replica.url))
+    await writer.open(context.with_sinks(generations={TopicPartition("topic", 0): 7}))
+    assert await replay(writer, rows(0, 10), generation=7) == Flushed()
     await writer.close()
     assert written(client, table) == sorted([*range(10)] * 2)
 
@@ -154,7 +155,7 @@ async def test_a_range_that_only_another_replica_has_is_fetched_before_it_is_cou
     writer = await open_writer(table, url=replica.url)
     replica.unfetched = f"INSERT INTO {table} SELECT 0, number FROM numbers(10)"
     replica.forgets = True
-    assert await replay(writer, rows(0, 10)) == Flushed(poisoned=[])
+    assert await replay(writer, rows(0, 10)) == Flushed()
     assert written(client, table) == list(range(10))
 
 
@@ -163,7 +164,7 @@ async def test_a_range_that_no_replica_has_is_written_with_its_token(
 ) -> None:
     table = create_table(OFFSETS)
     writer = await open_writer(table, url=replica.url)
-    assert await replay(writer, rows(0, 10)) == Flushed(poisoned=[])
+    assert await replay(writer, rows(0, 10)) == Flushed()
     assert replica.tokens == ["g:topic:0:0-9"]
     assert written(client, table) == list(range(10))
 
@@ -178,7 +179,7 @@ async def test_rows_that_do_not_fit_are_poison_also_where_the_others_are_there_a
     replica.forgets = True
     assert await replay(writer, part) == first
     assert isinstance(first, Flushed)
-    assert len(first.poisoned) == 1
+    assert len(first.refusals) == 1
     assert written(client, table) == [0, 2]
 
 
@@ -190,7 +191,7 @@ async def test_in_clickhouse_cloud_the_count_itself_is_consistent(
     writer = await open_writer(table, url=replica.url)
     await flush(writer, rows(0, 10))
     replica.forgets = True
-    assert await replay(writer, rows(0, 10)) == Flushed(poisoned=[])
+    assert await replay(writer, rows(0, 10)) == Flushed()
     assert written(client, table) == list(range(10))
     assert replica.statements == ["select_sequential_consistency = 1"]
 
@@ -232,9 +233,9 @@ async def test_a_replicated_table_must_remember_inserts_long_enough_too(
     table = create_table(OFFSETS)
     remedy = f"MODIFY SETTING replicated_deduplication_window_seconds = {ENOUGH_SECONDS}"
     for prepare, warnings in ((False, 1), (True, 0)):
-        writer = ClickHouseWriter(table, url=replica.url).spawn()
+        writer = copy.deepcopy(ClickHouseWriter(table, url=replica.url))
         with capture_logs() as logs:
-            await writer.open(replace(context, prepare=prepare))
+            await writer.open(context.with_sinks(prepare=prepare))
         await writer.close()
         advice = [log["advice"] for log in logs if log["log_level"] == "warning"]
         assert len(advice) == warnings
@@ -279,7 +280,7 @@ async def test_a_repeated_insert_doubles_nothing_in_the_target_of_a_materialized
     assert logs == []
     proxy.faults = ["lose"]
     assert isinstance(await flush(writer, rows(0, 10)), Retry)
-    assert await writer.flush() == Flushed(poisoned=[])
+    assert await outcome(writer) == Flushed()
     assert written(client, table) == written(client, target) == list(range(10))
 
 
@@ -288,9 +289,9 @@ async def test_a_view_whose_target_remembers_nothing_is_named_with_the_remedy(
 ) -> None:
     table, target = views_of(client, create_table, window=0)
     for prepare, warnings in ((False, 1), (True, 0)):
-        writer = ClickHouseWriter(table, url=clickhouse_url).spawn()
+        writer = copy.deepcopy(ClickHouseWriter(table, url=clickhouse_url))
         with capture_logs() as logs:
-            await writer.open(replace(context, prepare=prepare))
+            await writer.open(context.with_sinks(prepare=prepare))
         await writer.close()
         advice = [log["advice"] for log in logs if log["log_level"] == "warning"]
         assert len(advice) == warnings
@@ -315,14 +316,14 @@ async def test_a_view_or_a_target_that_the_user_must_not_see_is_named(
         monkeypatch.setattr(
             deduplication, name, f"{getattr(deduplication, name)} AND name != '{unseen}'"
         )
-    writer = ClickHouseWriter(table, url=clickhouse_url).spawn()
+    writer = copy.deepcopy(ClickHouseWriter(table, url=clickhouse_url))
     with capture_logs() as logs:
         await writer.open(context)
     await writer.close()
     (advice,) = [log["advice"] for log in logs if log["log_level"] == "warning"]
     assert f"our user does not see default.{unseen}: whether an INSERT" in advice
     assert advice.endswith(f"; run GRANT SHOW ON `default`.`{unseen}` TO our user")
-    assert writer.delivery == "exactly-once"
+    assert writer.capabilities.delivery == "exactly-once"
 
 
 UUID = "ec144310-72a7-4c26-8650-5e5d780cf47c"

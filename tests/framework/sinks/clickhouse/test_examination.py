@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,7 +23,7 @@ DECLARED = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 
 @pytest.fixture
 def declaring(context: Context) -> Context:
-    return replace(context, schema_of=lambda _: DECLARED)
+    return context.with_sinks(schema_of=lambda _: DECLARED)
 
 
 async def examined(
@@ -66,7 +65,7 @@ async def test_a_window_that_is_too_small_is_a_warning_or_will_be_mended(
     (warning,) = (await examined(clickhouse_url, declaring, table))["warning"]
     assert "remembers the last 5 inserts only" in warning.text
     assert f"run ALTER TABLE `default`.`{table}` MODIFY SETTING" in warning.remedy
-    prepared = await examined(clickhouse_url, replace(declaring, prepare=True), table)
+    prepared = await examined(clickhouse_url, declaring.with_sinks(prepare=True), table)
     assert prepared["warning"] == []
     assert "= 5" in str(client.command(f"SHOW CREATE TABLE {table}"))
 
@@ -95,8 +94,8 @@ async def test_columns_that_evolve_will_add_are_told(
     clickhouse_url: str, create_table: CreateTable, declaring: Context
 ) -> None:
     table = create_table("x Nullable(Int64)")
-    context = replace(
-        declaring, schema_of=lambda _: pa.schema([("x", pa.int64()), ("y", pa.int64())])
+    context = declaring.with_sinks(
+        schema_of=lambda _: pa.schema([("x", pa.int64()), ("y", pa.int64())])
     )
     found = await examined(clickhouse_url, context, table, evolve="add")
     assert found["problem"] == []
@@ -139,7 +138,7 @@ async def test_a_window_that_the_user_must_not_mend_is_a_problem(
 ) -> None:
     table = create_table("n Int64", window=5)
     url = f"{clickhouse_url}?allow_ddl=0"
-    (problem,) = (await examined(url, replace(declaring, prepare=True), table))["problem"]
+    (problem,) = (await examined(url, declaring.with_sinks(prepare=True), table))["problem"]
     assert "must not ALTER SETTINGS" in problem.text
 
 
@@ -159,7 +158,7 @@ async def test_exactly_once_needs_to_read_the_columns_that_it_counts(
 
     monkeypatch.setattr(Connection, "is_granted", without_select)
     columns = pa.schema([(name, pa.int64()) for name in ("partition", "offset")])
-    context = replace(declaring, schema_of=lambda _: columns)
+    context = declaring.with_sinks(schema_of=lambda _: columns)
     table = create_table("topic String DEFAULT '', partition Int64, offset Int64")
     (problem,) = (await examined(clickhouse_url, context, table))["problem"]
     assert "must not SELECT(partition, offset)" in problem.text

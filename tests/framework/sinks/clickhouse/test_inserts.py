@@ -14,15 +14,16 @@ from structlog.testing import capture_logs
 from kmr.delivery.announcement import Announcement
 from kmr.errors import StrategyError
 from kmr.record import Range
-from kmr.reducers.reducer import Flushed, Retry
+from kmr.reducers.reducer import Retry
+from kmr.reducers.sink import Write
 
+from ...flushes import Flushed, outcome
 from .writing import OFFSETS, OpenWriter, flush, poisoned_offsets, reasons, rows, written
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
     from kmr.record import Rows
-    from kmr.reducers.reducer import FlushResult
     from kmr.sinks.clickhouse.writer import ClickHouseWriter
     from tests.framework.sinks.conftest import CreateTable, Proxy
 
@@ -43,8 +44,8 @@ async def test_values_that_do_not_fit_are_poison_and_the_rest_is_written(
         "column age (UInt8) cannot hold 'six'",
     ]
     assert isinstance(result, Flushed)
-    assert result.poisoned[0].rows.ranges == (Range("topic", 0, 1, 1),)
-    assert result.poisoned[0].rows.table.column("age").to_pylist() == [300]
+    assert result.refusals[0].rows.ranges == (Range("topic", 0, 1, 1),)
+    assert result.refusals[0].rows.table.column("age").to_pylist() == [300]
 
 
 async def test_all_rows_of_a_flush_can_be_poison(
@@ -109,7 +110,7 @@ async def test_new_columns_of_the_rows_are_added_to_the_table_once_by_all_writer
 ) -> None:
     table = create_table(OFFSETS)
     writers = [await open_writer(table, evolve="add") for _ in range(4)]
-    results: list[FlushResult] = []
+    results: list[Flushed | Retry] = []
 
     async def write(at: int, writer: ClickHouseWriter) -> None:
         part = rows(
@@ -120,7 +121,7 @@ async def test_new_columns_of_the_rows_are_added_to_the_table_once_by_all_writer
     async with anyio.create_task_group() as tasks:
         for at, writer in enumerate(writers):
             tasks.start_soon(write, at, writer)
-    assert results == [Flushed(poisoned=[])] * 4
+    assert results == [Flushed()] * 4
     described = {row[0]: row[1] for row in client.query(f"DESCRIBE TABLE {table}").result_rows}
     assert described == {
         "partition": "UInt32",
@@ -148,7 +149,7 @@ async def test_a_new_field_of_a_nested_object_is_not_written_and_named_once_in_t
     new = {"zip": "2", "geo": [{"lat": 2.0, "lon": 3.0}], "city": "Bern"}
     with capture_logs() as logs:
         for first, value in enumerate((old, new, new)):
-            assert await flush(writer, rows(first, 1, at=[value])) == Flushed(poisoned=[])
+            assert await flush(writer, rows(first, 1, at=[value])) == Flushed()
     found = client.query(f"SELECT at FROM {table} ORDER BY offset").result_rows
     assert [row[0]["geo"] for row in found] == [[{"lat": 1.0}], [{"lat": 2.0}], [{"lat": 2.0}]]
     (warning,) = [log for log in logs if log["log_level"] == "warning"]
@@ -160,8 +161,8 @@ async def test_a_new_field_of_a_nested_object_is_not_written_and_named_once_in_t
         "Tuple(zip String, geo Array(Tuple(lat Float64)), city Nullable(String))"
     )
     restarted = await open_writer(table, evolve="add")
-    assert await flush(restarted, rows(3, 1, at=[new])) == Flushed(poisoned=[])
-    assert await flush(restarted, rows(4, 1, at=[old])) == Flushed(poisoned=[])
+    assert await flush(restarted, rows(3, 1, at=[new])) == Flushed()
+    assert await flush(restarted, rows(4, 1, at=[old])) == Flushed()
     found = client.query(f"SELECT at FROM {table} ORDER BY offset").result_rows
     assert [row[0]["city"] for row in found] == [None, None, None, "Bern", None]
 
@@ -202,7 +203,7 @@ async def test_an_alter_that_fails_for_now_is_repeated_and_one_without_an_effect
     proxy.alter_faults = [341, 517, "lose"]
     for _ in range(3):
         assert isinstance(await flush(writer, rows(0, 2, new=["a", "b"])), Retry)
-    assert await writer.flush() == Flushed(poisoned=[])
+    assert await outcome(writer) == Flushed()
     assert written(client, table, "new") == ["a", "b"]
     assert proxy.tokens == ["g:topic:0:0-1"]
     with pytest.raises(StrategyError, match=r"has no column made to write to"):
@@ -251,8 +252,7 @@ async def deliver(
 ) -> bool:
     """Flush an announced range once; False if its outcome is unknown."""
     writer.reset()
-    writer.announce(announcement, replayed=replayed)
     writer.add(part)
-    result = await writer.flush()
-    assert isinstance(result, Retry) or result == Flushed(poisoned=[])
+    result = await outcome(writer, Write(announcement, repeated=replayed))
+    assert isinstance(result, Retry) or result == Flushed()
     return not isinstance(result, Retry)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kmr.errors import StrategyError
-from kmr.reducers.reducer import Flushed
 
+from ...flushes import Flushed
 from .writing import OFFSETS, OpenWriter, flush, rows, written
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ async def test_a_column_that_the_table_lacks_is_an_error_unless_it_is_ignored(
     with pytest.raises(StrategyError, match=rf"default\.{table} has no column colour"):
         await flush(writer, more)
     writer = await open_writer(table, extra_columns="ignore")
-    assert await flush(writer, more) == Flushed(poisoned=[])
+    assert await flush(writer, more) == Flushed()
     assert written(client, table) == [0, 1]
 
 
@@ -41,20 +41,20 @@ async def test_a_column_that_the_rows_lack_needs_a_default(
     client: Client, create_table: CreateTable, open_writer: OpenWriter
 ) -> None:
     table = create_table(OFFSETS + ", `a` UInt8 DEFAULT 42, `b` Nullable(UInt8), `c` UInt8 ALIAS a")
-    assert await flush(await open_writer(table), rows(0, 1)) == Flushed(poisoned=[])
+    assert await flush(await open_writer(table), rows(0, 1)) == Flushed()
     assert client.query(f"SELECT a, b FROM {table}").result_rows == [(42, None)]
     table = create_table(OFFSETS + ", `needed` UInt8")
     with pytest.raises(StrategyError, match="no column needed, which has no DEFAULT"):
         await flush(await open_writer(table), rows(0, 1))
     writer = await open_writer(table, columns=["partition", "offset"])
-    assert await flush(writer, rows(0, 1, other=["x"])) == Flushed(poisoned=[])
+    assert await flush(writer, rows(0, 1, other=["x"])) == Flushed()
 
 
 async def test_null_becomes_the_default_of_a_column_that_has_one(
     client: Client, create_table: CreateTable, open_writer: OpenWriter
 ) -> None:
     table = create_table(OFFSETS + ", `a` UInt8 DEFAULT 42")
-    assert await flush(await open_writer(table), rows(0, 2, a=[1, None])) == Flushed(poisoned=[])
+    assert await flush(await open_writer(table), rows(0, 2, a=[1, None])) == Flushed()
     assert written(client, table, "a") == [1, 42]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import clickhouse_connect
@@ -12,10 +11,12 @@ import pytest
 
 from kmr.errors import SinkError, StrategyError
 from kmr.record import Range, Rows
-from kmr.reducers.reducer import Context, Empty, Flushed, Retry
+from kmr.reducers.reducer import Context, Retry
+from kmr.reducers.sink import Write
 from kmr.sinks.clickhouse.writer import ClickHouseWriter
 from tests.framework.sinks.conftest import Proxy, serving
 
+from ...flushes import Flushed, outcome
 from .writing import OFFSETS, OpenWriter, flush, poisoned_offsets, reasons, rows, written
 
 if TYPE_CHECKING:
@@ -31,9 +32,8 @@ async def test_rows_are_written_and_nothing_is_written_without_rows(
 ) -> None:
     table = create_table(OFFSETS + ", `timestamp` DateTime")
     writer = await open_writer(table)
-    assert await flush(writer) == Empty()
     stamps = pa.array([1_700_000_000_123_456] * 3, pa.timestamp("us", "UTC"))
-    assert await flush(writer, rows(5, 3, timestamp=stamps)) == Flushed(poisoned=[])
+    assert await flush(writer, rows(5, 3, timestamp=stamps)) == Flushed()
     assert written(client, table) == [5, 6, 7]
     assert (
         client.command(f"SELECT DISTINCT toUnixTimestamp(timestamp) FROM {table}") == 1_700_000_000
@@ -60,7 +60,7 @@ async def test_after_a_lost_answer_only_that_insert_is_sent_again_and_no_row_is_
     result = await flush(writer, rows(0, 10), rows(0, 5, partition=1))
     assert isinstance(result, Retry)
     assert table in result.reason
-    assert await writer.flush() == Flushed(poisoned=[])
+    assert await outcome(writer) == Flushed()
     lost, *others = proxy.tokens
     assert sorted(others) == sorted({"g:topic:0:0-9", "g:topic:1:0-4"})
     assert others.count(lost) == 1
@@ -80,7 +80,7 @@ async def test_rows_that_the_server_lost_in_a_crash_are_written_again_although_i
     proxy.faults = ["forget"]
     assert isinstance(await flush(writer, rows(0, 10)), Retry)
     assert written(client, table) == []
-    assert await writer.flush() == Flushed(poisoned=[])
+    assert await outcome(writer) == Flushed()
     assert written(client, table) == list(range(10))
     assert proxy.tokens == ["g:topic:0:0-9", "g:topic:0:0-9", "g:topic:0:0-9/again-1"]
 
@@ -95,8 +95,7 @@ async def test_rows_of_other_offsets_are_not_taken_for_those_of_a_repeated_inser
     client.command(f"ALTER TABLE {table} DELETE WHERE 1 SETTINGS mutations_sync = 2")
     await flush(await open_writer(table), *(rows(offset, 1) for offset in range(1, 2_000, 2)))
     writer = await open_writer(table)
-    writer.replayed = True
-    assert await flush(writer, *ours) == Flushed(poisoned=[])
+    assert await flush(writer, *ours, write=Write(repeated=True)) == Flushed()
     assert written(client, table) == list(range(2_000))
 
 
@@ -109,10 +108,8 @@ async def test_written_rows_are_remembered_when_the_stage_adds_them_again(
     first, second = rows(0, 10), rows(0, 5, partition=1)
     assert isinstance(await flush(writer, first, second), Retry)
     proxy.faults = [202]
-    assert isinstance(await writer.flush(), Retry)
-    assert await flush(writer, first, second) == Flushed(
-        poisoned=[]
-    )  # with a reset, as for a revoke
+    assert isinstance(await outcome(writer), Retry)
+    assert await flush(writer, first, second) == Flushed()  # with a reset, as for a revoke
     assert client.command(f"SELECT count() FROM {table}") == 15
 
 
@@ -122,7 +119,7 @@ async def test_the_same_range_written_by_another_writer_is_not_doubled(
     table = create_table(OFFSETS)
     for _ in range(2):
         writer = await open_writer(table)
-        assert await flush(writer, rows(0, 100)) == Flushed(poisoned=[])
+        assert await flush(writer, rows(0, 100)) == Flushed()
     assert client.command(f"SELECT count() FROM {table}") == 100
 
 
@@ -136,7 +133,7 @@ async def test_a_request_that_hangs_ends_in_a_retry(
     assert isinstance(result, Retry)
     assert "no answer in time" in result.reason
     writer = await open_writer(table, url=proxy.url)
-    assert await flush(writer, rows(0, 3)) == Flushed(poisoned=[])
+    assert await flush(writer, rows(0, 3)) == Flushed()
     assert written(client, table) == [0, 1, 2]
 
 
@@ -170,7 +167,7 @@ async def test_a_server_at_its_limit_is_tried_again_later(
     assert isinstance(result, Retry)
     assert "a fault of the test" in result.reason
     assert result.after == (5.0 if code == 252 else None)
-    assert await writer.flush() == Flushed(poisoned=[])
+    assert await outcome(writer) == Flushed()
 
 
 async def test_a_failing_materialized_view_stops_instead_of_doubling_rows(
@@ -195,9 +192,9 @@ async def test_a_table_that_is_altered_while_rows_flow_is_read_again(
 ) -> None:
     table = create_table(OFFSETS + ", `x` UInt8")
     writer = await open_writer(table)
-    assert await flush(writer, rows(0, 1, x=[1])) == Flushed(poisoned=[])
+    assert await flush(writer, rows(0, 1, x=[1])) == Flushed()
     client.command(f"ALTER TABLE {table} MODIFY COLUMN x UInt16, ADD COLUMN y String")
-    assert await flush(writer, rows(1, 1, x=[300], y=["new"])) == Flushed(poisoned=[])
+    assert await flush(writer, rows(1, 1, x=[300], y=["new"])) == Flushed()
     client.command(f"ALTER TABLE {table} DROP COLUMN y")
     with pytest.raises(StrategyError, match="has no column y"):
         await flush(writer, rows(2, 1, x=[1], y=["gone"]))
@@ -219,7 +216,7 @@ async def test_a_missing_table_is_created_at_start_for_the_columns_of_the_strate
 ) -> None:
     types = {"offset": pa.int64(), "partition": pa.int32(), "text": pa.string()}
     declared = pa.schema([pa.field(name, kind) for name, kind in types.items()])
-    context = replace(context, schema_of=lambda _: declared)
+    context = context.with_sinks(schema_of=lambda _: declared)
     with pytest.raises(
         StrategyError,
         match=r"no table default\.made_at_start\. Create it, or set create=True: CREATE .* `text` Nullable",
@@ -235,7 +232,7 @@ async def test_a_missing_table_is_created_at_start_for_the_columns_of_the_strate
     try:
         for _ in range(2):
             await writer.open(context)
-            assert writer.delivery == "exactly-once"
+            assert writer.capabilities.delivery == "exactly-once"
             await writer.close()
         columns, key = client.query(
             "SELECT (SELECT groupArray(name) FROM system.columns WHERE table = 'made_at_start'), sorting_key "
@@ -268,7 +265,7 @@ async def test_rows_of_several_partitions_at_once_have_a_token_over_all_of_them(
     assert proxy.tokens == ["g:topic:0:0-9,topic:1:5-7"]
     assert written(client, table, "carrier") == ["AA"]
     assert isinstance(result, Flushed)
-    assert [p.rows.ranges for p in result.poisoned] == [ranges]
+    assert [p.rows.ranges for p in result.refusals] == [ranges]
     assert reasons(result) == ["column flights (UInt8) cannot hold 400 (and 1 more rows)"]
 
 
@@ -294,9 +291,7 @@ async def test_a_database_can_be_named_in_the_table_the_url_or_an_argument(
     for first, (table, arguments) in enumerate(
         [("other.t", {}), ("t", {"url": f"{clickhouse_url}/other"}), ("t", {"database": "other"})]
     ):
-        assert await flush(await open_writer(table, **arguments), rows(first, 1)) == Flushed(
-            poisoned=[]
-        )
+        assert await flush(await open_writer(table, **arguments), rows(first, 1)) == Flushed()
     assert written(client, "other.t") == [0, 1, 2]
     with pytest.raises(SinkError, match="nosuch does not exist"):
         await open_writer("nosuch.t")
@@ -319,7 +314,7 @@ async def test_the_url_comes_from_the_environment(
     monkeypatch.setenv("KMR_CLICKHOUSE_URL", clickhouse_url)
     writer = ClickHouseWriter(create_table(OFFSETS))
     await writer.open(context)
-    assert await flush(writer, rows(0, 1)) == Flushed(poisoned=[])
+    assert await flush(writer, rows(0, 1)) == Flushed()
     await writer.close()
 
 
@@ -373,7 +368,7 @@ async def test_a_writer_that_was_not_opened_says_so() -> None:
     writer = ClickHouseWriter("t")
     writer.add(rows(0, 1))
     with pytest.raises(SinkError, match="before it was opened"):
-        await writer.flush()
+        await outcome(writer)
 
 
 async def test_a_setting_that_the_server_cannot_read_is_an_error_at_start(

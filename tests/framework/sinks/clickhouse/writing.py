@@ -9,11 +9,15 @@ import numpy as np
 import pyarrow as pa
 
 from kmr.record import Range, Rows
-from kmr.reducers.reducer import Flushed, FlushResult
+from kmr.reducers.sink import NEW, Write
 from kmr.sinks.clickhouse.writer import ClickHouseWriter
+
+from ...flushes import Flushed, outcome
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
+
+    from kmr.reducers.reducer import Retry
 
 
 OFFSETS = "`partition` UInt32, `offset` UInt64"
@@ -27,12 +31,12 @@ def rows(first: int, count: int, *, partition: int = 0, **columns: Any) -> Rows:
     return Rows(table, (Range("topic", partition, first, first + count - 1),), offsets)
 
 
-async def flush(writer: ClickHouseWriter, *added: Rows) -> FlushResult:
+async def flush(writer: ClickHouseWriter, *added: Rows, write: Write = NEW) -> Flushed | Retry:
     """One round of calls, as the reduce stage makes it."""
     writer.reset()
     for part in added:
         writer.add(part)
-    return await writer.flush()
+    return await outcome(writer, write)
 
 
 def written(client: Client, table: str, column: str = "offset") -> list[Any]:
@@ -40,15 +44,15 @@ def written(client: Client, table: str, column: str = "offset") -> list[Any]:
     return [row[0] for row in client.query(query).result_rows]
 
 
-def poisoned_offsets(result: FlushResult) -> list[int]:
+def poisoned_offsets(result: Flushed | Retry) -> list[int]:
     assert isinstance(result, Flushed)
     offsets: list[int] = []
-    for poisoned in result.poisoned:
+    for poisoned in result.refusals:
         assert poisoned.rows.offsets is not None
         offsets += poisoned.rows.offsets.tolist()
     return sorted(offsets)
 
 
-def reasons(result: FlushResult) -> list[str]:
+def reasons(result: Flushed | Retry) -> list[str]:
     assert isinstance(result, Flushed)
-    return [poisoned.reason for poisoned in result.poisoned]
+    return [poisoned.reason for poisoned in result.refusals]

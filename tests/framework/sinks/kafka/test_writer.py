@@ -14,9 +14,10 @@ from kmr import Avro, Registry
 from kmr.broker import Broker, BrokerSettings
 from kmr.delivery.failures import FAILED_SCHEMA
 from kmr.errors import SinkError, StrategyError
-from kmr.reducers.reducer import Empty, Flushed, Retry
+from kmr.reducers.reducer import Retry
 from kmr.sinks.kafka.writer import DeadLetterWriter, KafkaWriter
 
+from ...flushes import Flushed, outcome
 from .topics import TOPIC, consumed, context, create, flushed, opened, rows_of
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ async def test_a_row_is_a_message_with_the_row_as_json(broker: Broker) -> None:
     async with opened(broker, KafkaWriter(TOPIC)) as writer:
         writer.add(rows_of(carrier=["UA", None], delay=[5, 7]))
         writer.add(rows_of(first=2, carrier=["DL"], delay=[1]))
-        assert await flushed(writer) == Flushed(poisoned=[])
+        assert await flushed(writer) == Flushed()
     records = await consumed(broker)
     assert [record.value for record in records] == [
         b'{"carrier":"UA","delay":5}',
@@ -70,7 +71,7 @@ async def test_a_format_with_a_registry_registers_the_schema_and_encodes_the_row
     writer = KafkaWriter(TOPIC, key="k", value=Avro(registry=registry))
     async with opened(broker_with_registry, writer) as writer:
         writer.add(rows_of(k=["a", "b"], n=[1, None]))
-        assert await flushed(writer) == Flushed(poisoned=[])
+        assert await flushed(writer) == Flushed()
     values = pa.array([each.value for each in await consumed(broker_with_registry)], pa.binary())
     decoded = await run_sync(Avro(registry=registry, subject=f"{TOPIC}-value").decode, values)
     assert decoded.failures == {}
@@ -82,7 +83,7 @@ async def test_a_registry_that_does_not_answer_is_asked_again(broker: Broker) ->
     value = Avro(registry=Registry("http://127.0.0.1:9", retries=0))
     async with opened(broker, KafkaWriter(TOPIC, value=value)) as writer:
         writer.add(rows_of(n=[1]))
-        result = await writer.flush()
+        result = await outcome(writer)
     assert isinstance(result, Retry)
     assert "registry http://127.0.0.1:9: no answer" in str(result.reason)
 
@@ -135,7 +136,7 @@ async def test_a_partition_may_be_given_or_come_from_a_column(broker: Broker) ->
         writer.reset()
         writer.add(rows_of(v=["x"], p=[3]))
         with pytest.raises(SinkError, match="topic out has no partition 3, only 0 to 2"):
-            await writer.flush()
+            await outcome(writer)
     found = {record.value: record.partition for record in await consumed(broker, partitions=3)}
     assert found == {b"fixed": 2, b"one": 1, b"zero": 0}
 
@@ -168,14 +169,7 @@ async def test_a_missing_column_is_named(broker: Broker) -> None:
     async with opened(broker, KafkaWriter(TOPIC, key="k")) as writer:
         writer.add(rows_of(v=["a"]))
         with pytest.raises(StrategyError, match=r"no column 'k', only \['v'\]"):
-            await writer.flush()
-
-
-async def test_nothing_collected_sends_nothing(broker: Broker) -> None:
-    await create(broker)
-    async with opened(broker, KafkaWriter(TOPIC)) as writer:
-        assert await writer.flush() == Empty()
-    assert await consumed(broker) == []
+            await outcome(writer)
 
 
 async def test_a_dead_letter_is_the_unchanged_record_with_the_reason(broker: Broker) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,9 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from kmr.record import Range, Rows
-from kmr.reducers.reducer import Context, Flushed
+from kmr.reducers.reducer import Context
+
+from ...flushes import Flushed, outcome
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -20,7 +23,6 @@ if TYPE_CHECKING:
     from aiokafka import ConsumerRecord
 
     from kmr.broker import Broker
-    from kmr.reducers.reducer import FlushResult
     from kmr.sinks.kafka.writer import KafkaWriter
 
 
@@ -28,7 +30,7 @@ TOPIC = "out"
 
 
 def context(bootstrap_servers: str) -> Context:
-    return Context("g", bootstrap_servers, "reduce-1", {"client_id": "test"})
+    return Context("g", "reduce-1", bootstrap_servers).with_sinks(client={"client_id": "test"})
 
 
 def rows_of(table: pa.Table | None = None, first: int = 0, **columns: Any) -> Rows:
@@ -80,15 +82,15 @@ async def consumed(broker: Broker, partitions: int = 1) -> list[ConsumerRecord[b
 
 @asynccontextmanager
 async def opened(broker: Broker, writer: KafkaWriter) -> AsyncIterator[KafkaWriter]:
-    copy = writer.spawn()
-    await copy.open(context(broker.bootstrap_servers))
+    copied = copy.deepcopy(writer)
+    await copied.open(context(broker.bootstrap_servers))
     try:
-        yield copy
+        yield copied
     finally:
-        await copy.close()
+        await copied.close()
 
 
 async def flushed(writer: KafkaWriter) -> Flushed:
-    result: FlushResult = await writer.flush()
+    result = await outcome(writer)
     assert isinstance(result, Flushed), result
     return result

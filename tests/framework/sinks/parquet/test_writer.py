@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
-from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +18,18 @@ from pyarrow import fs
 from kmr.delivery.announcement import Announcement
 from kmr.errors import StrategyError
 from kmr.record import Range, Rows, TopicPartition
-from kmr.reducers.reducer import Flushed, Retry
+from kmr.reducers.reducer import Retry
+from kmr.reducers.sink import Write
 from kmr.sinks import ParquetWriter
 from kmr.sinks.parquet.files import Directory
+
+from ...flushes import Flushed, outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from kmr.reducers.reducer import Context, FlushResult
+    from kmr.reducers.reducer import Context
 
 NAME = "g~t~0~{:019d}-{:019d}"
 
@@ -38,22 +41,21 @@ def rows(first: int, last: int, **columns: Any) -> Rows:
 
 
 async def opened(url: object, context: Context, **options: Any) -> ParquetWriter:
-    writer = ParquetWriter(str(url), **options).spawn()
+    writer = copy.deepcopy(ParquetWriter(str(url), **options))
     await writer.open(context)
     return writer
 
 
 async def flush(
     writer: ParquetWriter, added: Rows, *, replayed: bool = False, generation: int = 0
-) -> FlushResult:
+) -> Flushed | Retry:
     """One round of calls for an announced range."""
     writer.reset()
     writer.add(added)
     of = added.ranges[0]
     token = f"g:t:0:{of.first}-{of.last}"
     announced = Announcement(of.first, of.last, token, "w", generation=generation)
-    writer.announce(announced, replayed=replayed)
-    return await writer.flush()
+    return await outcome(writer, Write(announced, repeated=replayed))
 
 
 def offsets_in(directory: Path) -> list[Any]:
@@ -75,8 +77,8 @@ async def test_a_range_is_a_file_and_a_reset_of_the_offsets_makes_another(
     tmp_path: Path, context: Context
 ) -> None:
     writer = await opened(tmp_path, context)
-    assert await flush(writer, rows(0, 4)) == Flushed(poisoned=[])
-    assert await flush(writer, rows(0, 4), generation=7) == Flushed(poisoned=[])
+    assert await flush(writer, rows(0, 4)) == Flushed()
+    assert await flush(writer, rows(0, 4), generation=7) == Flushed()
     assert files_in(tmp_path) == [NAME.format(0, 4) + ".parquet", NAME.format(0, 4) + "~7.parquet"]
     assert offsets_in(tmp_path) == sorted([*range(5)] * 2)
 
@@ -120,10 +122,10 @@ async def test_a_kill_at_any_step_loses_and_doubles_nothing(
                 killed = True
         assert set(offsets_in(target)) <= set(range(5))
         heir = await opened(target, context, partition_by=partition_by)
-        assert await flush(heir, rows(0, 4, **days), replayed=True) == Flushed(poisoned=[])
+        assert await flush(heir, rows(0, 4, **days), replayed=True) == Flushed()
         late = await opened(target, context, partition_by=partition_by)  # was suspended meanwhile
         late._proven.add(TopicPartition("t", 0))
-        assert await flush(late, rows(0, 4, **days)) == Flushed(poisoned=[])
+        assert await flush(late, rows(0, 4, **days)) == Flushed()
         assert offsets_in(target) == list(range(5))
         steps += 1
         if not killed:
@@ -144,7 +146,7 @@ async def test_rows_that_do_not_fit_fail_again_when_their_range_is_there_already
     )
     for result in (first, again):
         assert isinstance(result, Flushed)
-        assert [(p.rows.ranges, p.reason) for p in result.poisoned] == [
+        assert [(p.rows.ranges, p.reason) for p in result.refusals] == [
             ((Range("t", 0, 1, 1),), "column n (int64) cannot hold 'x'")
         ]
     assert offsets_in(tmp_path) == [0, 2]
@@ -153,7 +155,7 @@ async def test_rows_that_do_not_fit_fail_again_when_their_range_is_there_already
 async def test_columns_are_those_that_are_declared_else_those_of_a_file(
     tmp_path: Path, context: Context
 ) -> None:
-    declared = replace(context, schema_of=lambda _: pa.schema({"offset": pa.int32()}))
+    declared = context.with_sinks(schema_of=lambda _: pa.schema({"offset": pa.int32()}))
     await flush(await opened(tmp_path, declared), rows(0, 4))
     await flush(await opened(tmp_path, context), rows(5, 9))
     assert {pq.read_schema(p).field("offset").type for p in found(tmp_path)} == {pa.int32()}
@@ -177,7 +179,7 @@ async def test_on_an_object_store_of_fsspec_a_file_is_one_put(
     writer = await opened(url, context, **options)
     await flush(writer, rows(0, 4))
     heir = await opened(url, context, **options)
-    assert await flush(heir, rows(0, 4), replayed=True) == Flushed(poisoned=[])
+    assert await flush(heir, rows(0, 4), replayed=True) == Flushed()
     assert puts == [f"{where}/{NAME.format(0, 4)}.parquet"]
     assert memory.find(where) == puts
     with memory.open(puts[0]) as file:
@@ -198,7 +200,7 @@ async def test_a_failing_file_system_is_tried_again_without_doubles(
     assert isinstance(result, Retry)
     assert not result.may_double
     assert "No space left" in result.reason
-    assert await writer.flush() == Flushed(poisoned=[])
+    assert await outcome(writer) == Flushed()
     assert offsets_in(tmp_path) == list(range(5))
     assert files_in(tmp_path) == [NAME.format(0, 4) + ".parquet"]
 
@@ -228,9 +230,12 @@ async def test_a_broken_file_that_would_show_the_columns_is_named(
 def test_a_writer_can_be_pickled_before_it_is_opened(tmp_path: Path) -> None:
     writer = ParquetWriter(tmp_path, filesystem=fs.LocalFileSystem(), partition_by="day")
     again = pickle.loads(pickle.dumps(writer))
-    assert (again.url, again.partition_by, again.delivery) == (
+    assert (again.url, again.partition_by, again.capabilities.delivery) == (
         os.fspath(tmp_path),
         ("day",),
         "exactly-once",
     )
-    assert again.guarantee_on_spark("task") == "exactly once, by one file per range of offsets"
+    assert (
+        again.capabilities.on_spark
+        == "exactly once, by one file per range of offsets; in the driver, per micro-batch"
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from kmr.reducers.reducer import Flushed, Retry
+from kmr.reducers.reducer import Retry
 from kmr.sinks.postgres.ranges import Ranges
 from tests.framework.sinks.postgres.writing import (
     execute,
@@ -17,8 +17,10 @@ from tests.framework.sinks.postgres.writing import (
     rows,
 )
 
+from ...flushes import Flushed, outcome
+
 if TYPE_CHECKING:
-    from kmr.reducers.reducer import Context, FlushResult
+    from kmr.reducers.reducer import Context
 
 pytestmark = pytest.mark.usefixtures("closed_at_the_end")
 
@@ -27,12 +29,12 @@ async def test_a_writer_that_was_suspended_cannot_write_its_range_after_a_later_
     postgres_url: str, context: Context
 ) -> None:
     owner, late = [await opened(postgres_url, context) for _ in range(2)]
-    assert await flush(late, rows(0, 4)) == Flushed(poisoned=[])
+    assert await flush(late, rows(0, 4)) == Flushed()
     execute(postgres_url, "TRUNCATE hits, kmr_ranges")  # it was suspended before it wrote that
     for first in (0, 5, 10):
-        assert await flush(owner, rows(first, first + 4), replayed=True) == Flushed(poisoned=[])
+        assert await flush(owner, rows(first, first + 4), replayed=True) == Flushed()
     assert query(postgres_url, "SELECT first_offset FROM kmr_ranges") == [10], "others are pruned"
-    assert await flush(late, rows(0, 4)) == Flushed(poisoned=[])
+    assert await flush(late, rows(0, 4)) == Flushed()
     assert query(postgres_url) == list(range(15))
 
 
@@ -49,7 +51,7 @@ async def test_while_a_suspended_writer_has_its_transaction_open_the_next_owner_
         await prune(*arguments)
 
     monkeypatch.setattr(Ranges, "prune", pause)
-    late: list[FlushResult] = []
+    late: list[Flushed | Retry] = []
     async with anyio.create_task_group() as tasks:
 
         async def write() -> None:
@@ -63,7 +65,7 @@ async def test_while_a_suspended_writer_has_its_transaction_open_the_next_owner_
             result, Retry
         ):  # until the server ends the transaction that waits for its client
             assert not result.may_double
-            result = await owner.flush()
+            result = await outcome(owner)
         on.set()
     assert isinstance(late[0], Retry)
     assert query(postgres_url) == list(range(5))
@@ -75,10 +77,9 @@ async def test_ranges_that_are_not_announced_are_known_by_their_names_for_a_day(
     """As the tasks of Spark write them, in any order."""
     one, other = [await opened(postgres_url, context) for _ in range(2)]
     for first in (5, 0):
-        assert await flush(one, rows(first, first + 4), announced=False) == Flushed(poisoned=[])
-    other.replayed = True
+        assert await flush(one, rows(first, first + 4), announced=False) == Flushed()
     for first in (0, 5, 10):
-        await flush(other, rows(first, first + 4), announced=False)
+        await flush(other, rows(first, first + 4), announced=False, replayed=True)
     assert query(postgres_url) == list(range(15))
     assert len(query(postgres_url, "SELECT token FROM kmr_ranges")) == 3
     old = "UPDATE kmr_ranges SET written_at = written_at - interval '2 days' WHERE first_offset = 0"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import count
@@ -18,7 +17,7 @@ import pytest
 
 from kmr.errors import SinkError, StrategyError, UnexpectedDuplicate
 from kmr.record import Range, Rows
-from kmr.reducers.reducer import Flushed, Retry
+from kmr.reducers.reducer import Retry
 from kmr.sinks import PostgresWriter
 from tests.framework.sinks.postgres.writing import (
     OFFSETS,
@@ -29,6 +28,8 @@ from tests.framework.sinks.postgres.writing import (
     refused,
     rows,
 )
+
+from ...flushes import Flushed, outcome
 
 if TYPE_CHECKING:
     from chaos.postgres import PostgresServer
@@ -57,7 +58,7 @@ async def test_values_of_every_type_arrive_as_they_are(postgres_url: str, contex
     table = pa.table(values)
     writer = await opened(postgres_url, context, create=table.schema)
     added = Rows(table, (Range("t", 0, 0, 1),), np.arange(2))
-    assert await flush(writer, added) == Flushed(poisoned=[])
+    assert await flush(writer, added) == Flushed()
     assert query(postgres_url, "SELECT * FROM hits") == [
         (
             *(1, Decimal(2**64 - 1), 1.5, True, 'comma, "quote"\nline', "a", b"\x00\xff", moment),
@@ -145,7 +146,7 @@ async def test_a_reset_of_the_offsets_writes_again_and_another_tool_is_found_out
     again = await opened(postgres_url, context)
     with pytest.raises(UnexpectedDuplicate, match=r"t-0\[0..4\].*run kmr offsets reset"):
         await flush(again, rows(0, 4))
-    assert await flush(again, rows(0, 4), generation=7) == Flushed(poisoned=[])
+    assert await flush(again, rows(0, 4), generation=7) == Flushed()
     assert query(postgres_url) == sorted([*range(10), *range(5)])
 
 
@@ -186,7 +187,7 @@ async def test_a_column_that_is_added_while_the_worker_runs_is_written(
     with pytest.raises(StrategyError, match=r"has no column n; its columns are offset. Add it"):
         await flush(writer, rows(0, 1, n=[1, 2]))
     execute(postgres_url, "ALTER TABLE hits ADD n int")
-    assert await writer.flush() == Flushed(poisoned=[])
+    assert await outcome(writer) == Flushed()
     assert query(postgres_url, "SELECT n FROM hits ORDER BY 1") == [1, 2]
 
 
@@ -194,7 +195,7 @@ async def test_a_server_that_dies_is_waited_for_and_nothing_is_doubled(
     postgres_server: PostgresServer, postgres_url: str, context: Context
 ) -> None:
     writer = await opened(postgres_url, context)
-    assert await flush(writer, rows(0, 4)) == Flushed(poisoned=[])
+    assert await flush(writer, rows(0, 4)) == Flushed()
     postgres_server.kill()
     try:
         result = await flush(writer, rows(5, 9))
@@ -202,9 +203,9 @@ async def test_a_server_that_dies_is_waited_for_and_nothing_is_doubled(
         assert not result.may_double
     finally:
         postgres_server.start()
-    result = await writer.flush()
+    result = await outcome(writer)
     while isinstance(result, Retry):
-        result = await writer.flush()
+        result = await outcome(writer)
     assert query(postgres_url) == list(range(10))
 
 
@@ -220,14 +221,14 @@ async def test_a_server_that_says_nothing_any_more_is_given_up_and_asked_again(
     assert isinstance(result, Retry)
     assert result.reason == "PostgreSQL table hits: the server does not answer"
     writer.timeout = 60.0
-    assert await writer.flush() == Flushed(poisoned=[])
+    assert await outcome(writer) == Flushed()
     assert query(postgres_url) == list(range(5))
 
 
 async def test_what_is_missing_is_one_clear_message_without_secrets(
     postgres_server: PostgresServer, postgres_url: str, context: Context
 ) -> None:
-    declared = replace(context, schema_of=lambda _: OFFSETS)
+    declared = context.with_sinks(schema_of=lambda _: OFFSETS)
     with pytest.raises(
         StrategyError, match=r'create=True: CREATE TABLE .*"hits" .*"offset" bigint'
     ):
@@ -272,8 +273,8 @@ async def test_an_address_is_needed(context: Context, monkeypatch: pytest.Monkey
     with pytest.raises(StrategyError, match="timeouts must be above 0"):
         PostgresWriter("hits", timeout=0)
     writer = pickle.loads(pickle.dumps(PostgresWriter("hits")))
-    assert writer.guarantee_on_spark("task") == (
-        "exactly once, by one row of kmr_ranges per range of offsets"
+    assert writer.capabilities.on_spark == (
+        "exactly once, by one row of kmr_ranges per range of offsets; in the driver, per micro-batch"
     )
 
 
@@ -286,13 +287,13 @@ async def test_doctor_finds_what_is_missing_and_creates_nothing(
     assert "PostgreSQL table hits will be created: CREATE TABLE" in texts
     with pytest.raises(StrategyError, match="There is no PostgreSQL table hits"):
         await PostgresWriter("hits", url=postgres_url).examine(
-            replace(context, schema_of=lambda _: OFFSETS)
+            context.with_sinks(schema_of=lambda _: OFFSETS)
         )
     assert query(
         postgres_url, "SELECT count(*) FROM pg_tables WHERE schemaname = current_schema()"
     ) == [0]
     await opened(postgres_url, context)
-    found = await writer.examine(replace(context, schema_of=lambda _: OFFSETS))
+    found = await writer.examine(context.with_sinks(schema_of=lambda _: OFFSETS))
     assert [each.text for each in found][1:] == [
         "its clock agrees with ours",
         "PostgreSQL table hits exists, and may be written to",
@@ -301,7 +302,7 @@ async def test_doctor_finds_what_is_missing_and_creates_nothing(
     ]
     wider = pa.schema([*OFFSETS, pa.field("more", pa.int64())])
     with pytest.raises(StrategyError, match="more"):
-        await writer.examine(replace(context, schema_of=lambda _: wider))
+        await writer.examine(context.with_sinks(schema_of=lambda _: wider))
 
 
 async def test_doctor_finds_privileges_that_are_missing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,11 +11,13 @@ import pyarrow as pa
 
 from kmr.delivery.announcement import Announcement
 from kmr.record import Range, Rows
-from kmr.reducers.reducer import Flushed
+from kmr.reducers.sink import Write
 from kmr.sinks import PostgresWriter
 
+from ...flushes import Flushed, outcome
+
 if TYPE_CHECKING:
-    from kmr.reducers.reducer import Context, FlushResult
+    from kmr.reducers.reducer import Context, Retry
 
 WRITERS: list[PostgresWriter] = []
 OFFSETS = pa.schema([pa.field("offset", pa.int64(), nullable=False)])
@@ -28,7 +31,7 @@ def rows(first: int, last: int, **columns: Any) -> Rows:
 
 async def opened(url: str, context: Context, **options: Any) -> PostgresWriter:
     options = {"create": OFFSETS, **options}
-    writer = PostgresWriter("hits", url=url, **options).spawn()
+    writer = copy.deepcopy(PostgresWriter("hits", url=url, **options))
     await writer.open(context)
     WRITERS.append(writer)
     return writer
@@ -40,7 +43,7 @@ async def flush(
     replayed: bool = False,
     generation: int = 0,
     announced: bool = True,
-) -> FlushResult:
+) -> Flushed | Retry:
     """One round of calls for a range."""
     writer.reset()
     for each in added:
@@ -49,10 +52,9 @@ async def flush(
         first, last = added[0].ranges[0].first, added[-1].ranges[-1].last
         at = f"@{generation}" if generation else ""
         token = f"g:t:0:{first}-{last}{at}"
-        writer.announce(
-            Announcement(first, last, token, "w", generation=generation), replayed=replayed
-        )
-    return await writer.flush()
+        announcement = Announcement(first, last, token, "w", generation=generation)
+        return await outcome(writer, Write(announcement, repeated=replayed))
+    return await outcome(writer, Write(repeated=replayed))
 
 
 def query(url: str, sql: str = 'SELECT "offset" FROM hits ORDER BY 1') -> list[Any]:
@@ -66,6 +68,6 @@ def execute(url: str, *statements: str) -> None:
             connection.execute(statement.encode())
 
 
-def refused(result: FlushResult) -> list[tuple[int, str]]:
+def refused(result: Flushed | Retry) -> list[tuple[int, str]]:
     assert isinstance(result, Flushed)
-    return [(r.first, p.reason) for p in result.poisoned for r in p.rows.ranges]
+    return [(r.first, p.reason) for p in result.refusals for r in p.rows.ranges]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections import Counter
 from itertools import count
@@ -13,10 +14,12 @@ import pytest
 
 from kmr.errors import SinkError
 from kmr.record import Range, Rows
-from kmr.reducers.reducer import Context, Flushed
+from kmr.reducers.reducer import Context
 from kmr.sinks.parquet.files import Directory
 from kmr.sinks.spark.compact import compact_path, compact_table
 from kmr.sinks.spark.writer import SparkWriter
+
+from ...flushes import Flushed, outcome_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,8 +32,8 @@ EVERYTHING: dict[str, Any] = {"min_age": 0.0, "target_bytes": 1 << 30}
 
 async def write(path: Path | None, flushes: int, *, size: int = 3, **options: Any) -> None:
     """Write flushes of two partitions with `size` offsets each; only the later ones have all columns."""
-    writer = SparkWriter(path=path, **options).spawn()
-    await writer.open(Context("g", "", "reduce-1", {}))
+    writer = copy.deepcopy(SparkWriter(path=path, **options))
+    await writer.open(Context("g", "reduce-1"))
     for number in range(flushes):
         for partition in (0, 1):
             offsets = list(range(number * size, number * size + size))
@@ -44,7 +47,7 @@ async def write(path: Path | None, flushes: int, *, size: int = 3, **options: An
             writer.add(
                 Rows(pa.table(columns), (Range("t", partition, offsets[0], offsets[-1]),), None)
             )
-        assert isinstance(writer.flush(), Flushed)
+        assert outcome_now(writer) == Flushed()
         writer.reset()
     await writer.close()
 
@@ -87,13 +90,13 @@ async def test_a_range_that_is_written_again_after_compaction_is_in_the_files_on
     await write(tmp_path, 5)
     compact_path(str(tmp_path), **EVERYTHING)
     before = rows_in(tmp_path)
-    writer = SparkWriter(path=tmp_path).spawn()
-    await writer.open(Context("g", "", "reduce-1", {}))
+    writer = copy.deepcopy(SparkWriter(path=tmp_path))
+    await writer.open(Context("g", "reduce-1"))
     newest = pa.table(
         {"partition": [0] * 3, "offset": [12, 13, 14], "carrier": ["AA", "UA", "AA"]}
     ).append_column("delay", pa.array([1.5] * 3))
     writer.add(Rows(newest, (Range("t", 0, 12, 14),), None))
-    assert isinstance(writer.flush(), Flushed)
+    assert outcome_now(writer) == Flushed()
     assert rows_in(tmp_path) == before
 
 

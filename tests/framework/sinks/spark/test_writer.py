@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
-from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
@@ -15,9 +15,11 @@ import pytest
 
 from kmr.errors import StrategyError
 from kmr.record import Range, Rows
-from kmr.reducers.reducer import Flushed, Retry
+from kmr.reducers.reducer import Retry
 from kmr.sinks.parquet.files import open_directory
 from kmr.sinks.spark.writer import SparkWriter
+
+from ...flushes import Flushed, outcome_now
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +34,7 @@ def rows_of(first: int, last: int, partition: int = 0, **columns: Any) -> Rows:
 
 
 async def opened(context: Context, path: Path, **options: Any) -> SparkWriter:
-    writer = SparkWriter(path=path, **options).spawn()
+    writer = copy.deepcopy(SparkWriter(path=path, **options))
     await writer.open(context)
     return writer
 
@@ -40,7 +42,7 @@ async def opened(context: Context, path: Path, **options: Any) -> SparkWriter:
 def flush(writer: SparkWriter, *rows: Rows) -> Flushed:
     for each in rows:
         writer.add(each)
-    result = writer.flush()
+    result = outcome_now(writer)
     assert isinstance(result, Flushed)
     writer.reset()
     return result
@@ -116,12 +118,12 @@ async def test_after_a_disk_error_only_the_missing_parts_are_written(
         rename(directory, old, new)
 
     monkeypatch.setattr("kmr.sinks.parquet.files.Directory.rename", fail_second)
-    result = writer.flush()
+    result = outcome_now(writer)
     assert isinstance(result, Retry)
     assert "No space left" in result.reason
     assert not result.may_double
     assert len(names_in(tmp_path)) == 1, "the hidden file is removed"
-    assert isinstance(writer.flush(), Flushed)
+    assert outcome_now(writer) == Flushed()
     assert [name.rpartition("/")[2][:6] for name in renamed] == ["g~t~0~", "g~t~1~", "g~t~1~"]
     assert offsets_in(tmp_path) == sorted([*range(10)] * 2)
 
@@ -141,12 +143,12 @@ async def test_a_retry_says_that_rows_may_be_doubled_where_spark_appends_without
     session = MagicMock()
     session.createDataFrame.side_effect = OSError("the connection is lost")
     writer = SparkWriter(path="hdfs://h/x", format=format_)
-    await writer.open(replace(context, session=session))
+    await writer.open(context.with_sinks(session=session))
     rows = rows_of(0, 4)
     if aggregated:
         rows = Rows(rows.table, (*rows.ranges, Range("t", 1, 0, 4)), None)
     writer.add(rows)
-    result = writer.flush()
+    result = outcome_now(writer)
     assert isinstance(result, Retry)
     assert result.may_double is doubles
 
@@ -170,7 +172,7 @@ async def test_values_that_do_not_fit_existing_columns_are_poisoned_with_their_o
     flush(await opened(context, tmp_path), rows_of(0, 1, delay=[1, 2]))
     writer = await opened(context, tmp_path)  # learns the types from the file
     result = flush(writer, rows_of(2, 4, delay=[3.0, 3.5, 4.0]))
-    (poisoned,) = result.poisoned
+    (poisoned,) = result.refusals
     assert poisoned.rows.offsets is not None
     assert poisoned.rows.offsets.tolist() == [3]
     assert poisoned.reason == "column delay (int64) cannot hold 3.5"
@@ -182,15 +184,15 @@ async def test_a_schema_sets_the_types_from_the_first_row_on(
 ) -> None:
     schema = pa.schema({"delay": pa.float64()})
     writer = await opened(context, tmp_path, schema=schema)
-    assert not flush(writer, rows_of(0, 1, delay=[1, 2])).poisoned
-    assert not flush(writer, rows_of(2, 3, delay=[1.5, None])).poisoned
+    assert not flush(writer, rows_of(0, 1, delay=[1, 2])).refusals
+    assert not flush(writer, rows_of(2, 3, delay=[1.5, None])).refusals
 
 
 async def test_copies_of_a_writer_have_their_own_rows_and_can_be_pickled(
     context: Context, tmp_path: Path
 ) -> None:
     template = pickle.loads(pickle.dumps(SparkWriter(path=tmp_path)))
-    one, other = template.spawn(), template.spawn()
+    one, other = copy.deepcopy(template), copy.deepcopy(template)
     for writer in (one, other):
         await writer.open(context)
     one.add(rows_of(0, 4))

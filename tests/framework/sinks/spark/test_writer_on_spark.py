@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,11 @@ from structlog.testing import capture_logs
 
 from kmr.errors import StrategyError
 from kmr.record import Range, Rows
-from kmr.reducers.reducer import Context, Flushed, Poisoned
+from kmr.reducers.reducer import Context
 from kmr.sinks.spark.writer import SparkWriter
 from kmr.spark.runtime.session import SparkUnavailable
+
+from ...flushes import Flushed, outcome_now
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,12 +25,14 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from kmr.reducers.sink import Refusal
+
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def context() -> Context:
-    return Context(group="g", bootstrap_servers="", stage="reduce-1", client={})
+    return Context(group="g", stage="reduce-1")
 
 
 @pytest.fixture
@@ -43,18 +48,18 @@ def rows_of(first: int, last: int, partition: int = 0, **columns: Any) -> Rows:
     return Rows(table, (Range("t", partition, first, last),), offsets)
 
 
-async def write(context: Context, *flushes: list[Rows], **options: Any) -> list[Poisoned]:
+async def write(context: Context, *flushes: list[Rows], **options: Any) -> list[Refusal]:
     """Run a writer as a worker does: open, flush after flush, close."""
-    writer = SparkWriter(**options).spawn()
-    poisoned: list[Poisoned] = []
+    writer = copy.deepcopy(SparkWriter(**options))
+    poisoned: list[Refusal] = []
     try:
         await writer.open(context)
         for flush in flushes:
             for rows in flush:
                 writer.add(rows)
-            result = writer.flush()
+            result = outcome_now(writer)
             assert isinstance(result, Flushed)
-            poisoned += result.poisoned
+            poisoned += result.refusals
             writer.reset()
     finally:
         await writer.close()
@@ -163,9 +168,9 @@ async def test_a_transform_may_write_and_the_log_says_that_this_is_at_least_once
 
     writer = SparkWriter(transform=append)
     with capture_logs() as logs:
-        for copy in (writer.spawn(), writer.spawn()):
-            await copy.open(context)
-            await copy.close()
+        for each in (copy.deepcopy(writer), copy.deepcopy(writer)):
+            await each.open(context)
+            await each.close()
     reason = "the transform writes"
     assert [(line["event"], line["reason"]) for line in logs] == [
         ("delivers at least once", reason)
@@ -203,7 +208,7 @@ async def test_a_format_that_does_not_detect_repeated_writes_is_at_least_once(
     context: Context, spark: SparkSession, table: str
 ) -> None:
     spark.sql(f"CREATE TABLE {table} (partition INT, offset BIGINT) USING orc")
-    writer = SparkWriter(table=table).spawn()
+    writer = copy.deepcopy(SparkWriter(table=table))
     await writer.open(context)
     assert writer.at_least_once is not None
     assert "orc" in writer.at_least_once
@@ -266,12 +271,12 @@ async def test_writers_share_one_session_and_do_not_stop_a_foreign_one(
     context: Context, spark: SparkSession, tmp_path: Path
 ) -> None:
     writer = SparkWriter(transform=lambda frame: frame, path=tmp_path)
-    copies = [writer.spawn(), writer.spawn()]
-    for copy in copies:
-        await copy.open(context)
-    assert {id(copy.session.get()) for copy in copies} == {id(spark)}
-    for copy in copies:
-        await copy.close()
+    copies = [copy.deepcopy(writer), copy.deepcopy(writer)]
+    for each in copies:
+        await each.open(context)
+    assert {id(each.session.get()) for each in copies} == {id(spark)}
+    for each in copies:
+        await each.close()
     assert spark.range(3).count() == 3
 
 

@@ -42,7 +42,6 @@ import pathlib
 import threading
 import pyarrow as pa
 from kmr import Strategy, map_batch, map_record
-from kmr.types import Flushed
 from kmr.reducers.collect import one_table
 from kmr.sinks import ClickHouseWriter, StreamWriter
 from kmr.sinks.spark.writer import SparkWriter
@@ -59,11 +58,9 @@ def picky(record):
 
 class Files(SparkWriter):
     '''Writes files, and hands the rows on.'''
-    def flush(self):
-        result = super().flush()
-        if isinstance(result, Flushed):
-            result = Flushed(out=one_table(self.rows), poisoned=result.poisoned)
-        return result
+    def flush(self, write):
+        super().flush(write)
+        return one_table(self.rows)
 
 class HungOpen(StreamWriter):
     async def open(self, context):

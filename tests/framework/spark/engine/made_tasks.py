@@ -10,7 +10,8 @@ from kmr import Aggregate, Strategy, map_record
 from kmr.delivery.failures import FAILED_SCHEMA
 from kmr.record import Range
 from kmr.reducers.collect import Collecting, one_table
-from kmr.reducers.reducer import Context, Flushed, Poisoned
+from kmr.reducers.reducer import Context
+from kmr.reducers.sink import Refusal, RowsRefused
 from kmr.spark.engine.strategy_source import TaskPlan
 from kmr.spark.engine.task import run_task
 from kmr.testing import batch_of
@@ -19,10 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kmr.record import Record
-    from kmr.reducers.reducer import FlushResult
 
 SCHEMA = pa.schema([*FAILED_SCHEMA, pa.field("rows", pa.binary()), pa.field("report", pa.binary())])
-CONTEXT = Context(group="g", bootstrap_servers="", stage="", client={})
+CONTEXT = Context(group="g", stage="")
 COUNT = Aggregate(["value"], {"n": ("*", "count")})
 
 
@@ -37,13 +37,12 @@ def parse(record: Record) -> dict[str, Any] | None:
 class PickySink(Collecting):
     """Refuses the value `bad`; an error of its own is a wrong sink."""
 
-    def flush(self) -> FlushResult:
+    def flush(self) -> None:
         values = one_table(self.rows)["value"].to_pylist()
         if "broken" in values:
             raise OSError("the disk is full")
         if "bad" in values:
-            return Flushed(poisoned=[Poisoned(self.rows[0], "refused")])
-        return Flushed()
+            raise RowsRefused([Refusal(self.rows[0], "refused")])
 
 
 def task(strategy: Strategy, values: Sequence[bytes | None], *, partition: int = 0) -> pa.Table:

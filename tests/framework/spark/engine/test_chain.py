@@ -10,7 +10,8 @@ import pytest
 
 from kmr.errors import SinkError, StrategyError
 from kmr.record import Range, Rows
-from kmr.reducers.reducer import Flushed, Poisoned, Retry
+from kmr.reducers.reducer import Retry
+from kmr.reducers.sink import Capabilities, Refusal, RowsRefused
 from kmr.spark.engine.chain import Chain
 from kmr.testing import Journal, MemoryWriter, VirtualTimeLoop, batch_of
 
@@ -71,7 +72,7 @@ async def test_a_sink_that_names_ranges_gets_a_whole_chunk_whatever_its_limits(
     clock: VirtualClock,
 ) -> None:
     class Naming(MemoryWriter):
-        names_ranges = True
+        capabilities = Capabilities(names_ranges=True)
 
     journal = Journal()
     await Chain({"reduce-1": Naming(journal, max_rows=2)}).deliver([chunk(0, 5)], "count")
@@ -81,7 +82,7 @@ async def test_a_sink_that_names_ranges_gets_a_whole_chunk_whatever_its_limits(
 async def test_refused_records_come_out_as_their_original_records(clock: VirtualClock) -> None:
     journal, rows = Journal(), chunk(0, 3)
     refused = Rows(rows.table.slice(1, 1), rows.ranges, np.array([1]), rows.sources)
-    journal.outcomes.append(Flushed(poisoned=[Poisoned(refused, "too odd")]))
+    journal.outcomes.append(RowsRefused([Refusal(refused, "too odd")]))
     chain = Chain({"reduce-1": MemoryWriter(journal)})
     (failed,) = (await chain.deliver([rows], "trigger")).failed
     assert failed.table.select(["offset", "reason", "stage"]).to_pylist() == [
@@ -91,7 +92,7 @@ async def test_refused_records_come_out_as_their_original_records(clock: Virtual
 
 async def test_a_retry_is_counted_and_has_the_same_rows(clock: VirtualClock) -> None:
     journal = Journal()
-    journal.outcomes.extend([Retry(0.0, "busy"), Retry(0.0, "busy")])
+    journal.outcomes.extend([Retry("busy", after=0.0), Retry("busy", after=0.0)])
     chain = Chain({"reduce-1": MemoryWriter(journal)})
     outcome = await chain.deliver([chunk(0, 3)], "trigger")
     assert counts(journal) == [3]

@@ -57,9 +57,9 @@ import msgspec
 import pyarrow as pa
 from google.protobuf.wrappers_pb2 import StringValue
 from kmr import Aggregate, Batcher, Collect, ErrorLimit, Reducer, Retry, Strategy
-from kmr.types import Flushed, Poisoned
 from kmr import Avro, Json, Protobuf, Record, Retries, TopicMap, map_batch, map_record
 from kmr.reducers.collect import one_table
+from kmr.reducers.sink import Refusal, RowsRefused, Sink
 from kmr.sinks import ClickHouseWriter, StreamWriter
 from kmr.sinks.spark.writer import SparkWriter
 
@@ -103,28 +103,29 @@ class Picky(Reducer):
     def flush(self):
         self.calls += 1
         if self.calls == 1:
-            return Retry(0.0, "not yet")
-        refused = [Poisoned(rows.cut(1)[0], "too early") for rows in self.added if len(rows) > 1]
+            raise Retry("not yet", after=0.0)
+        refused = [Refusal(rows.cut(1)[0], "too early") for rows in self.added if len(rows) > 1]
         sizes = " ".join(str(len(rows)) for rows in self.added)
         with (HERE / "picky").open("a") as file:
             file.write(sizes + "\\n")
-        return Flushed(poisoned=refused[:1])
+        if refused:
+            raise RowsRefused(refused[:1])
 
-class Witness(Picky):
+class Witness(Picky, Sink):
     '''Says whether the rows may have been written before, and hands them on.'''
     def __init__(self, name):
         super().__init__()
         self.name = name
-    def flush(self):
+    def flush(self, write=None):
         with (HERE / f"witness-{self.name}").open("a") as file:
-            file.write(f"{self.replayed} ")
-        return Flushed(out=one_table(self.added))
+            file.write(f"{write.repeated} ")
+        return one_table(self.added)
 
 class Stuck(Picky):
     '''Never succeeds.'''
     def flush(self):
         (HERE / "stuck").touch()
-        return Retry(0.1, "never")
+        raise Retry("never", after=0.1)
 
 released = threading.Event()
 
@@ -146,7 +147,7 @@ class HungLoop(Picky):
 
 class HungClose(Picky):
     def flush(self):
-        return Flushed()
+        pass
     async def close(self):
         (HERE / "stuck").touch()
         await anyio.to_thread.run_sync(released.wait)

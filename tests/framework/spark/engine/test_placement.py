@@ -10,7 +10,7 @@ import pytest
 from kmr import Aggregate, Batcher, Strategy, map_batch
 from kmr.cli.root import run_command
 from kmr.errors import StrategyError
-from kmr.reducers.reducer import FlushResult, Reducer, SparkPlace
+from kmr.reducers.sink import NEW, Capabilities, Sink, Write
 from kmr.sinks import ClickHouseWriter, KafkaWriter, StreamWriter
 from kmr.sinks.spark.writer import SparkWriter
 from kmr.spark.engine.aggregation import FinalAggregate, PartialAggregate
@@ -88,29 +88,23 @@ def test_the_driver_runs_reducers_that_need_all_rows_or_the_session_and_those_af
     assert place_reducers(Strategy(same, [table]).stages) == ({}, {"reduce-1": table})
 
 
-class ThirdPartySink(Reducer):
+class ThirdPartySink(Sink):
     """A sink of a user, which the engine knows only by its attributes."""
-
-    names_ranges = True
 
     def __init__(self, *, needs_session: bool = False) -> None:
         super().__init__(max_rows=5)
-        self._needs_session = needs_session
-
-    @property
-    def needs_session(self) -> bool:
-        return self._needs_session
-
-    def guarantee_on_spark(self, place: SparkPlace) -> str:
-        return f"exactly once, by names, in {place}"
-
-    def difference_on_spark(self, place: SparkPlace) -> str:
-        return f"differs in {place}"
+        self.capabilities = Capabilities(
+            names_ranges=True,
+            needs_session=needs_session,
+            on_spark="exactly once, by names",
+            errors_on_spark="exactly once, by names of errors",
+            difference_on_spark="differs",
+        )
 
     def add(self, rows: Rows) -> None:
         raise NotImplementedError
 
-    def flush(self) -> FlushResult:
+    def flush(self, write: Write = NEW) -> None:
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -125,24 +119,24 @@ def test_the_attributes_of_a_third_party_sink_decide_its_place_and_its_findings(
         {"reduce-2": in_driver},
     )
     said = texts(in_tasks, in_driver)
-    assert "guarantee: ThirdPartySink: exactly once, by names, in task" in said
-    assert "difference: ThirdPartySink: differs in task" in said
+    assert "guarantee: ThirdPartySink: exactly once, by names\n" in said
+    assert "difference: ThirdPartySink: differs" in said
     assert "at the end of a micro-batch; never at max_age" in said  # its max_rows has no effect
     said = texts(in_tasks, in_driver, stage="reduce-2")
-    assert "guarantee: ThirdPartySink: exactly once, by names, in driver" in said
+    assert "guarantee: ThirdPartySink: exactly once, by names\n" in said
     assert "from here on the driver runs the strategy" in said
     said = texts(COUNT, stage="reduce-err", reduce_err=in_tasks)
-    assert "exactly once, by names, in reduce_err; runs in the driver" in said
+    assert "exactly once, by names of errors; runs in the driver" in said
 
 
 def test_an_aggregate_and_the_reducers_after_it_run_once_for_a_micro_batch() -> None:
     chain = (COUNT, ClickHouseWriter("t"))
     assert "one result for each micro-batch, with all of its partitions" in texts(*chain)
     assert texts(*chain, stage="reduce-2") == (
-        "guarantee: ClickHouseWriter: exactly once, by one token per micro-batch"
+        "guarantee: ClickHouseWriter: exactly once, by one token per range of offsets; "
+        "in the driver, per micro-batch"
     )
     assert "executor" in texts(StreamWriter("stdout"))
-    assert "executor" not in texts(COUNT, StreamWriter("stdout"), stage="reduce-2")
 
 
 def test_limits_have_an_effect_only_without_names_of_ranges() -> None:
@@ -182,7 +176,10 @@ def test_validate_prints_the_guarantees_and_fails_for_an_error(
     command = EntryPoint("validate", "kmr.cli.validate:validate", "kmr.commands")
     assert run_command(["validate", "checked_strategies:good", "--engine", "spark"], [command]) == 0
     shown = capsys.readouterr().out
-    assert "reduce-2    ClickHouseWriter: exactly once, by one token per micro-batch" in shown
+    assert (
+        "reduce-2    ClickHouseWriter: exactly once, by one token per range of offsets; in the driver"
+        in shown
+    )
     assert "reduce-1    differs: Aggregate: one result for each micro-batch" in shown
     assert run_command(["validate", "checked_strategies:bad", "--engine", "spark"], [command]) == 1
     assert "strategy    CANNOT BE: delivery='at-most-once'" in capsys.readouterr().out

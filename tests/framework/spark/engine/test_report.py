@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 
 from kmr.record import Batch, Range, Rows, with_schema
-from kmr.reducers.collect import Batcher
-from kmr.reducers.flushing import Buffer, outcome_of
-from kmr.reducers.reducer import Flushed, Poisoned
+from kmr.reducers.collect import Collecting
+from kmr.reducers.flushing import Buffer, attempt_flush
+from kmr.reducers.sink import NEW, Refusal, RowsRefused
 from kmr.spark.engine.report import pack_rows, unpack_rows
 
 
@@ -53,6 +53,17 @@ def test_rows_arrive_in_order_in_pieces_that_keep_records_whole(single: bool) ->
         assert {piece.ranges for piece in pieces} == {rows.ranges}
 
 
+class Picky(Collecting):
+    """Refuses a row, the second time."""
+
+    calls = 0
+
+    def flush(self) -> None:
+        self.calls += 1
+        if self.calls > 1:
+            raise RowsRefused([Refusal(self.rows[0].cut(2)[0], "too early")])
+
+
 async def test_the_records_of_rows_are_read_again_only_when_rows_are_refused() -> None:
     asked: list[Range] = []
 
@@ -62,12 +73,11 @@ async def test_the_records_of_rows_are_read_again_only_when_rows_are_refused() -
 
     (value,) = pack_rows(mapped(10, single=True))
     rows = unpack_rows(value, read)
-    buffer = Buffer(Batcher())
+    buffer = Buffer(Picky())
     buffer.add(rows)
-    assert outcome_of(buffer, Flushed(), "reduce-1", 1).failed == []
+    assert (await attempt_flush(buffer, "reduce-1", 1, NEW)).failed == []
     assert asked == []
-    refused = Poisoned(rows.cut(2)[0], "too early")
-    (failed,) = outcome_of(buffer, Flushed(poisoned=[refused]), "reduce-1", 1).failed
+    (failed,) = (await attempt_flush(buffer, "reduce-1", 2, NEW)).failed
     assert failed.table.select(["offset", "value", "reason"]).to_pylist() == [
         {"offset": 5, "value": b"5", "reason": "too early"}
     ]

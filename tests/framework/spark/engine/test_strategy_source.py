@@ -22,7 +22,7 @@ def keep(record: Any) -> dict[str, Any]:
 
 
 def test_a_plan_and_its_source_are_pickled_by_value() -> None:
-    context = Context(group="g", bootstrap_servers="", stage="", client={})
+    context = Context(group="g", stage="")
     plan = TaskPlan.of(Strategy(keep, [StreamWriter("stdout")]), context)
     strategy, found = cloudpickle.loads(plan.payload)
     assert found == context

@@ -11,6 +11,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from kmr.reducers.sink import NEW, Sink, Write
+
 pytest.importorskip("pyspark")
 
 from pyspark import TaskContext
@@ -18,7 +20,6 @@ from pyspark import TaskContext
 from kmr import Json, Record, Strategy, Text, TopicMap, map_batch, map_record
 from kmr.record import Range
 from kmr.reducers.collect import Collecting
-from kmr.reducers.reducer import Flushed
 from kmr.sinks import StreamWriter
 from kmr.spark.engine.report import read_failures, read_reports
 from kmr.spark.engine.strategy_source import TaskPlan
@@ -29,8 +30,6 @@ from tests.framework.spark.engine.made_tasks import CONTEXT, SCHEMA, parse, task
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
-
-    from kmr.reducers.reducer import FlushResult
 
 
 def test_a_task_reports_what_it_read_and_the_records_that_failed(tmp_path: Path) -> None:
@@ -113,14 +112,13 @@ def test_a_batch_with_another_type_than_the_others_fails_only_its_records(tmp_pa
     assert lines == ['{"value":1}', '{"value":3}']
 
 
-class Witness(Collecting):
+class Witness(Collecting, Sink):
     """Notes whether its rows may have been written before."""
 
     seen: ClassVar[list[bool]] = []
 
-    def flush(self) -> FlushResult:
-        self.seen.append(self.replayed)
-        return Flushed()
+    def flush(self, write: Write = NEW) -> None:
+        self.seen.append(write.repeated)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +144,8 @@ CLOSED: Queue[str] = Queue()
 
 
 class ClosedSink(Collecting):
-    def flush(self) -> FlushResult:
-        return Flushed()
+    def flush(self) -> None:
+        pass
 
     async def close(self) -> None:
         CLOSED.put("sink")

@@ -24,10 +24,10 @@ pytestmark = pytest.mark.slow
 
 CLIENT = """
 import sys
-import anyio, numpy as np, pyarrow as pa, pytest
+import anyio, copy, numpy as np, pyarrow as pa, pytest
 from kmr.errors import StrategyError
 from kmr.record import Range, Rows
-from kmr.reducers.reducer import Context, Flushed
+from kmr.reducers.reducer import Context
 from kmr.sinks.spark.writer import SparkWriter
 
 url, out = sys.argv[1:]
@@ -40,13 +40,13 @@ async def sessions():
     from pyspark.sql import SparkSession
     users_own = SparkSession.builder.remote(url).create()
     first, second = (SparkWriter(master=url, path=out, transform=even) for _ in range(2))
-    context = Context("g", "", "reduce-1", {})
+    context = Context("g", "reduce-1")
     await first.open(context)
-    copies = [second.spawn() for _ in range(5)]
+    copies = [copy.deepcopy(second) for _ in range(5)]
     async with anyio.create_task_group() as tasks:
-        for copy in copies:
-            tasks.start_soon(copy.open, context)
-    ids = {copy.session.get().session_id for copy in (first, *copies)}
+        for each in copies:
+            tasks.start_soon(each.open, context)
+    ids = {each.session.get().session_id for each in (first, *copies)}
     ids.add((await anyio.to_thread.run_sync(second.session.get)).session_id)
     assert len(ids) == 1
     assert users_own.session_id not in ids
@@ -54,35 +54,35 @@ async def sessions():
         await SparkWriter(master="sc://elsewhere:1", path=out, transform=even).open(context)
     await first.close()
     assert second.session.get().range(2).count() == 2
-    for copy in copies:
-        await copy.close()
+    for each in copies:
+        await each.close()
     assert users_own.range(3).count() == 3
     users_own.stop()
 
 async def main():
     await sessions()
     writer = SparkWriter(master=url, path=out, transform=even)
-    copies = [writer.spawn(), writer.spawn()]
-    for copy in copies:
-        await copy.open(Context("g", "", "reduce-1", {}))
+    copies = [copy.deepcopy(writer), copy.deepcopy(writer)]
+    for each in copies:
+        await each.open(Context("g", "reduce-1"))
     assert copies[0].session.get() is copies[1].session.get()
-    for number, copy in enumerate([*copies, *copies]):
+    for number, each in enumerate([*copies, *copies]):
         offsets = np.arange(number * 10, number * 10 + 10)
         rows = Rows(pa.table({"offset": offsets}), (Range("t", 0, *map(int, offsets[[0, -1]])),), offsets)
-        copy.add(rows)
+        each.add(rows)
         if number == 2:
             print("restart", flush=True)
             sys.stdin.readline()
             try:
-                copy.flush()
+                each.flush()
             except Exception:  # the server has forgotten the session; the reduce stage retries
                 pass
-        assert isinstance(copy.flush(), Flushed)
-        copy.reset()
+        each.flush()
+        each.reset()
     found = sorted(row.offset for row in copies[0].session.get().read.parquet(out).collect())
     assert found == list(range(0, 40, 2)), found
-    for copy in copies:
-        await copy.close()
+    for each in copies:
+        await each.close()
     print("done", flush=True)
 
 anyio.run(main)

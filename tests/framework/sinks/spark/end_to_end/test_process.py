@@ -27,7 +27,6 @@ pytestmark = pytest.mark.slow
 CHUNK = 1_000
 STRATEGIES = f"""
 from kmr import Strategy, map_batch
-from kmr.types import Flushed
 from kmr.sinks.spark.writer import SparkWriter
 
 @map_batch
@@ -35,10 +34,9 @@ def locate(batch):
     return batch.select(["partition", "offset", "timestamp"])
 
 class Loud(SparkWriter):
-    def flush(self):
-        result = super().flush()
+    def flush(self, write):
+        super().flush(write)
         print("flushed", flush=True)
-        return result
 
 def even(frame):
     return frame.where("offset % 2 = 0")

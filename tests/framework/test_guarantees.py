@@ -11,12 +11,15 @@ import pytest
 
 from kmr.commit import Committer
 from kmr.delivery.announcement import Announcement, Generation, read_announcement
-from kmr.delivery.guarantees import AtMostOnce, ExactlyOnce
 from kmr.delivery.ledger import Ledgers
+from kmr.guarantees import AtMostOnce, ExactlyOnce, Guarantee
+from kmr.intake.backpressure import Gate
 from kmr.kafka.consumer import CommitOffset
 from kmr.observe.metrics import Metrics
 from kmr.record import Range, Rows, TopicPartition
-from kmr.reducers.flushing import Buffer
+from kmr.reducers.flushing import Buffer, FlushOutcome
+from kmr.reducers.reducer import Retry
+from kmr.reducers.sink import NEW, Capabilities, Write
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop, batch_of
 
 if TYPE_CHECKING:
@@ -30,17 +33,6 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
     return "asyncio", {"loop_factory": VirtualTimeLoop}
 
 
-class AnnouncedWriter(MemoryWriter):
-    """Remembers its announcements."""
-
-    def __init__(self) -> None:
-        super().__init__(Journal())
-        self.announced: list[tuple[Announcement, bool]] = []
-
-    def announce(self, announcement: Announcement, *, replayed: bool) -> None:
-        self.announced.append((announcement, replayed))
-
-
 class Bench:
     """A partition from offset 0 on, and a buffer of its rows."""
 
@@ -48,18 +40,33 @@ class Bench:
         self.consumer = MemoryConsumer()
         self.ledgers = Ledgers()
         self.ledger = self.ledgers.open(P0, 0)
-        self.committer = Committer(self.consumer, self.ledgers, interval=1.0, metrics=Metrics())
+        self.committer = Committer(
+            self.consumer, self.ledgers, delivery="exactly-once", interval=1.0, metrics=Metrics()
+        )
         self.committer.begin(P0, CommitOffset(0))
         self.waiting: list[bool] = []
-        self.writer = AnnouncedWriter()
+        self.gate = Gate()
+        self.gate.open()
+        self.writer = MemoryWriter(Journal())
         self.buffer = Buffer(self.writer)
+        self.written: list[Write] = []
 
     def exactly_once(self, replayed: Announcement | None = None) -> ExactlyOnce:
-        parts = (self.ledgers, self.committer, self.waiting.append, P0)
-        return ExactlyOnce(*parts, "g", "writer", replayed)
+        parts = (self.ledgers, self.gate, self.waiting.append, self.committer)
+        return ExactlyOnce(*parts, P0, "g", "writer", replayed)
 
     def at_most_once(self) -> AtMostOnce:
-        return AtMostOnce(self.ledgers, self.committer, self.waiting.append, P0)
+        return AtMostOnce(self.ledgers, self.gate, self.waiting.append, self.committer)
+
+    async def deliver(self, guarantee: Guarantee) -> None:
+        """Deliver the buffer, and clear it."""
+
+        async def write(write: Write = NEW, *, may_repeat: bool = True) -> FlushOutcome:
+            self.written.append(write)
+            return FlushOutcome(None, self.buffer.ranges(), [])
+
+        assert await guarantee.deliver(self.buffer, write) is not None
+        self.buffer.clear()
 
     def collect(self, count: int) -> None:
         position = self.ledger.position
@@ -79,10 +86,10 @@ async def test_exactly_once_commits_the_announcement_and_tells_the_sink(
 ) -> None:
     bench = Bench()
     bench.collect(5)
-    assert await bench.exactly_once().before_write(bench.buffer) is None
+    await bench.deliver(bench.exactly_once())
     announcement = read_announcement(P0, await bench.committed())
     assert announcement == Announcement(0, 4, "g:t:0:0-4", "writer", rows=5)
-    assert bench.writer.announced == [(announcement, False)]
+    assert bench.written == [Write(announcement)]
 
 
 async def test_the_generation_of_the_offsets_is_a_part_of_the_token_and_of_the_announcement(
@@ -91,7 +98,7 @@ async def test_the_generation_of_the_offsets_is_a_part_of_the_token_and_of_the_a
     bench = Bench()
     bench.committer.begin(P0, CommitOffset(0, Generation(7).metadata))
     bench.collect(5)
-    assert await bench.exactly_once().before_write(bench.buffer) is None
+    await bench.deliver(bench.exactly_once())
     announcement = read_announcement(P0, await bench.committed())
     assert announcement == Announcement(0, 4, "g:t:0:0-4@7", "writer", rows=5, generation=7)
 
@@ -100,9 +107,9 @@ async def test_without_the_commit_nothing_may_be_written(clock: VirtualClock) ->
     bench = Bench()
     bench.collect(5)
     bench.consumer.fenced = True
-    refusal = await bench.exactly_once().before_write(bench.buffer)
-    assert refusal == "cannot announce t-0[0..4]: the commit was refused"
-    assert bench.writer.announced == []
+    with pytest.raises(Retry, match=r"cannot announce t-0\[0..4\]: the commit was refused"):
+        await bench.deliver(bench.exactly_once())
+    assert bench.written == []
 
 
 async def test_a_replayed_range_keeps_its_announcement_and_the_next_gets_its_own(
@@ -112,36 +119,33 @@ async def test_a_replayed_range_keeps_its_announcement_and_the_next_gets_its_own
     before = Announcement(0, 4, "token of another process", "it", rows=5)
     guarantee = bench.exactly_once(before)
     bench.collect(5)
-    assert await guarantee.before_write(bench.buffer) is None
-    bench.ledgers.settle(bench.buffer.ranges())
-    bench.buffer.clear()
+    await bench.deliver(guarantee)
     bench.collect(3)
-    assert await guarantee.before_write(bench.buffer) is None
+    await bench.deliver(guarantee)
     after = Announcement(5, 7, "g:t:0:5-7", "writer", rows=3)
-    assert bench.writer.announced == [(before, True), (after, False)]
+    assert bench.written == [Write(before, repeated=True), Write(after)]
 
 
 async def test_a_flush_larger_than_a_block_announces_the_size_of_its_blocks(
     clock: VirtualClock,
 ) -> None:
     bench = Bench()
-    bench.writer.block_rows = 2
+    bench.writer.capabilities = Capabilities(block_rows=2)
     bench.collect(5)
-    await bench.exactly_once().before_write(bench.buffer)
-    assert [announcement.chunk for announcement, _ in bench.writer.announced] == [2]
+    await bench.deliver(bench.exactly_once())
+    assert [each.announcement and each.announcement.chunk for each in bench.written] == [2]
 
 
 async def test_at_most_once_settles_and_commits_before_the_write(clock: VirtualClock) -> None:
     bench = Bench()
     bench.collect(5)
-    assert await bench.at_most_once().before_write(bench.buffer) is None
+    await bench.deliver(bench.at_most_once())
     assert await bench.committed() == CommitOffset(5)
     bench.consumer.fenced = True
-    bench.buffer.clear()
     bench.collect(5)
-    assert await bench.at_most_once().before_write(bench.buffer) == (
-        "cannot commit t-0[5..9] before it is written"
-    )
+    with pytest.raises(Retry, match=r"cannot commit t-0\[5..9\] before it is written"):
+        await bench.deliver(bench.at_most_once())
+    assert bench.written == [NEW], "and without the commit nothing is written"
 
 
 async def test_a_range_waits_until_the_failed_records_below_it_are_settled(
@@ -155,7 +159,7 @@ async def test_a_range_waits_until_the_failed_records_below_it_are_settled(
     done = anyio.Event()
 
     async def wait() -> None:
-        await bench.exactly_once().wait_turn(bench.buffer)
+        await bench.deliver(bench.exactly_once())
         done.set()
 
     async with anyio.create_task_group() as tasks:

@@ -1,0 +1,254 @@
+"""Delivery guarantees: the steps of the last stage of a lane around each attempt to write, in order.
+
+Exactly once by announcements and at most once write the ranges of a partition in order, from the watermark
+on. Exactly once by transactions writes all partitions together. At least once settles what is written.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from .delivery.announcement import Announcement, token_of
+from .errors import CommitRefused, ConsumerError, UnexpectedDuplicate
+from .reducers.flushing import FlushOutcome
+from .reducers.reducer import Retry
+from .reducers.sink import NEW, Write, capabilities_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from .commit import Committer, TransactionalCommitter
+    from .delivery.ledger import Ledgers
+    from .intake.backpressure import Gate
+    from .record import Range, TopicPartition
+    from .reducers.flushing import Buffer
+
+_COMMIT_RETRY: Final = 0.5
+"""Seconds after which a refused commit is tried again: a rebalance has usually ended by then."""
+
+
+class WriteRows(Protocol):
+    """Writes the rows of the buffer once."""
+
+    def __call__(self, write: Write = NEW, *, may_repeat: bool = True) -> Awaitable[FlushOutcome]:
+        """Write. Raises as `attempt_flush`, whose arguments it has."""
+
+
+@dataclass(slots=True)
+class Guarantee(ABC):
+    """The guarantee of a lane.
+
+    Attributes:
+        gate: while it is closed, nothing is written.
+    """
+
+    ledgers: Ledgers
+    gate: Gate
+
+    @abstractmethod
+    async def deliver(self, buffer: Buffer, write: WriteRows) -> FlushOutcome | None:
+        """Try once to write the rows of a buffer, and settle them.
+
+        Returns:
+            None if no row is left to write: their partitions are lost.
+
+        Raises:
+            Retry: call it again later.
+            Exception: what `write` raises.
+        """
+
+    @asynccontextmanager
+    async def _begun(self, buffer: Buffer) -> AsyncIterator[bool]:
+        """Hold the gate, so that the commit of a rebalance includes what is settled in the block.
+
+        Its value: whether the buffer has rows, without those of lost partitions.
+        """
+        async with self.gate:
+            buffer.drop_stale(self.ledgers.is_current)
+            yield bool(buffer.held)
+
+
+class AtLeastOnce(Guarantee):
+    """Settles rows when they are written. It is that of all stages that hand rows on, too."""
+
+    async def deliver(self, buffer: Buffer, write: WriteRows) -> FlushOutcome | None:
+        """See `Guarantee.deliver`; rows for the next stage are not settled."""
+        async with self._begun(buffer) as has_rows:
+            if not has_rows:
+                return None
+            outcome = await write()
+            if outcome.forward is None:
+                self.ledgers.settle(outcome.ranges)
+            return outcome
+
+
+@dataclass(slots=True)
+class _AfterErrors(Guarantee):
+    """A guarantee that writes only when the failed records before the rows are settled.
+
+    Attributes:
+        awaiting_errors: called with True while a write waits for failed records, and with False after it.
+    """
+
+    awaiting_errors: Callable[[bool], None]
+
+    async def _wait(self, is_turn: Callable[[], bool]) -> None:
+        if is_turn():
+            return
+        self.awaiting_errors(True)  # noqa: FBT003  a callback
+        try:
+            await self.ledgers.wait_until(is_turn)
+        finally:
+            self.awaiting_errors(False)  # noqa: FBT003
+
+
+@dataclass(slots=True)
+class AtMostOnce(_AfterErrors):
+    """Settles and commits each range before it is written. Rows that are lost then stay lost."""
+
+    committer: Committer
+
+    async def deliver(self, buffer: Buffer, write: WriteRows) -> FlushOutcome | None:
+        """See `Guarantee.deliver`."""
+        await self._wait(lambda: self.ledgers.complete(buffer.ranges()))
+        async with self._begun(buffer) as has_rows:
+            if not has_rows:
+                return None
+            ranges = buffer.ranges()
+            self.ledgers.hold(buffer, buffer.bytes)
+            self.ledgers.settle(ranges)
+            if not await self.committer.commit():
+                raise _refused(f"cannot commit {ranges[0]} before it is written")
+            return await write(may_repeat=False)
+
+
+@dataclass(slots=True)
+class ExactlyOnce(_AfterErrors):
+    """Announces each range before it is written. A replayed range keeps its announcement.
+
+    Attributes:
+        group: the consumer group, a part of the token.
+        writer: identifies this process.
+        replayed: a range that another process announced and may have written.
+    """
+
+    committer: Committer
+    partition: TopicPartition
+    group: str
+    writer: str
+    replayed: Announcement | None
+    _announced: tuple[Announcement, int] | None = None
+
+    async def deliver(self, buffer: Buffer, write: WriteRows) -> FlushOutcome | None:
+        """See `Guarantee.deliver`."""
+        await self._wait(lambda: self._is_next(buffer.ranges()))
+        async with self._begun(buffer) as has_rows:
+            if not has_rows:
+                return None
+            ranges = buffer.ranges()
+            announcement = self._announcement(ranges, buffer)
+            if not await self.committer.announce(self.partition, announcement):
+                raise _refused(f"cannot announce {ranges[0]}: the commit was refused")
+            try:
+                outcome = await write(Write(announcement, self._is_repeated(announcement)))
+            except UnexpectedDuplicate:
+                await self._withdraw()
+                raise
+            self.ledgers.settle(outcome.ranges)
+            return outcome
+
+    def _is_next(self, ranges: tuple[Range, ...]) -> bool:
+        """Return whether everything before the rows is settled, or the partition is lost."""
+        ledger = self.ledgers.get(self.partition)
+        return not ranges or ledger is None or (ledger.watermark or 0) >= ranges[0].first
+
+    def _announcement(self, ranges: tuple[Range, ...], buffer: Buffer) -> Announcement:
+        if self.replayed is not None and ranges[0].first > self.replayed.last:
+            self.replayed = None
+        if self.replayed is not None:
+            return self.replayed
+        generations = self.committer.generations
+        block_rows = capabilities_of(buffer.reducer).block_rows
+        return Announcement(
+            first=ranges[0].first,
+            last=ranges[-1].last,
+            token=token_of(self.group, ranges, generations),
+            writer=self.writer,
+            rows=buffer.rows,
+            chunk=block_rows if buffer.rows > block_rows else 0,
+            generation=generations.get(self.partition, 0),
+        )
+
+    def _is_repeated(self, announcement: Announcement) -> bool:
+        """Return whether another process may have written the range.
+
+        If we have rejoined since we announced it, another owner may have, and ended before it committed.
+        """
+        rejoins = self.committer.rejoins
+        if self._announced is None or self._announced[0] != announcement:
+            self._announced = announcement, rejoins
+        return self.replayed is not None or self._announced[1] != rejoins
+
+    async def _withdraw(self) -> None:
+        """Take the announcement back, because the sink has the rows: the next owner announces them anew.
+
+        Only if the group accepts the commit, no other member can have read the announcement before.
+        """
+        self.committer.withdraw(self.partition)
+        if not await self.committer.commit():
+            raise _refused(
+                f"{self.partition} may have another owner, who has written the announced range"
+            )
+
+
+@dataclass(slots=True)
+class Transactional(_AfterErrors):
+    """Writes rows of any partitions and commits their offsets in one transaction.
+
+    A transaction covers everything up to the last offset of each partition. So a record that fails is settled
+    before: also one that the sink refuses, for which the transaction is aborted and tried without it.
+    """
+
+    committer: TransactionalCommitter
+
+    async def deliver(self, buffer: Buffer, write: WriteRows) -> FlushOutcome | None:
+        """See `Guarantee.deliver`."""
+        await self._wait(lambda: self.ledgers.complete(buffer.ranges()))
+        async with self._begun(buffer) as has_rows:
+            if not has_rows:
+                return None
+            outcome = await self._in_transaction(buffer, write)
+            if outcome is not None:
+                self.ledgers.settle(outcome.ranges)
+            return outcome
+
+    async def _in_transaction(self, buffer: Buffer, write: WriteRows) -> FlushOutcome | None:
+        async with AsyncExitStack() as stack:
+            try:
+                transaction = await stack.enter_async_context(self.committer.transaction())
+            except CommitRefused:
+                raise
+            except ConsumerError as error:
+                raise _refused(str(error)) from error
+            # If the answer to the last commit was lost, we know only now what was committed.
+            buffer.drop_stale(lambda ranges: not ranges or not self.ledgers.are_settled(ranges))
+            if not buffer.held:
+                return None
+            outcome = await write(Write(transaction=transaction))
+            if outcome.failed:
+                buffer.remove(outcome.failed)
+                return FlushOutcome(None, (), outcome.failed, again=True)
+            ranges = buffer.ranges()
+            if not self.ledgers.complete(ranges):
+                raise _refused("transaction aborted: a record below its last offset is not settled")
+            if not await self.committer.commit_transaction(ranges):
+                shown = ", ".join(map(str, ranges[:3]))
+                raise _refused(f"transaction aborted or not acknowledged: {shown}")
+            return outcome
+
+
+def _refused(reason: str) -> Retry:
+    return Retry(reason, after=_COMMIT_RETRY, may_double=False)

@@ -1,0 +1,154 @@
+"""The contract of sinks: each says what it can do, and is told what the engine knows of the rows to write."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from .finding import Finding
+from .reducer import Reducer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Sequence
+
+    import pyarrow as pa
+
+    from ..delivery.announcement import Announcement
+    from ..kafka.transactions import Transactions
+    from ..record import Rows
+    from .reducer import Context
+
+Delivery = Literal["at-most-once", "at-least-once", "exactly-once"]
+
+AT_LEAST_ONCE_ON_SPARK: Final = (
+    "at least once: a task or micro-batch that is repeated writes its rows again"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a sink can do. The engines ask for this, never for a class.
+
+    Attributes:
+        delivery: the guarantee of a strategy that ends with the sink. With `exactly-once` each flush has
+            the rows of one partition only, and is announced before (`Write.announcement`).
+        names_ranges: the sink writes under a name made of the rows' offsets (a deduplication token, a
+            file name), so that writing them again does not double them. A task of the Spark engine
+            flushes a whole chunk into it: its limits have no effect there.
+        commits_offsets: the sink writes in transactions that commit the input's offsets with the rows: that
+            is its `exactly-once`. A flush has rows of all partitions, nothing is announced, and rows that
+            are refused make the stage flush again without them.
+        block_rows: the most rows that the sink writes atomically; larger flushes announce this size.
+        needs_session: the sink writes with a `SparkSession`: the Spark engine runs it in the driver.
+        on_spark: what holds when a task or a micro-batch is repeated, for `kmr validate`.
+        errors_on_spark: the same, as `reduce_err`.
+        difference_on_spark: what differs from the worker; empty if nothing does.
+    """
+
+    delivery: Delivery = "at-least-once"
+    names_ranges: bool = False
+    commits_offsets: bool = False
+    block_rows: int = 2**31
+    needs_session: bool = False
+    on_spark: str = AT_LEAST_ONCE_ON_SPARK
+    errors_on_spark: str = "at least once"
+    difference_on_spark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """What the engine knows of the rows that a sink is about to write.
+
+    Attributes:
+        announcement: the range that the group's committed offset announces; None: nothing is announced.
+            Another process may have received the same one: the sink must recognise by its token the rows
+            that it has.
+        repeated: another process, or an earlier attempt of a task, may have written the rows.
+        transaction: the transactions to write in, of a sink that commits offsets; None elsewhere.
+    """
+
+    announcement: Announcement | None = None
+    repeated: bool = False
+    transaction: Transactions | None = None
+
+
+NEW: Final = Write()
+"""Rows that nobody has written before, and of which nothing is announced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Rows that a sink refuses for good, though it accepts the others.
+
+    Attributes:
+        rows: the rows; their `offsets`, or else their `ranges`, name the records.
+        reason: why, in one line, for the error sink.
+        error: the exception behind it, if there was one.
+    """
+
+    rows: Rows
+    reason: str
+    error: Exception | None = None
+
+
+class RowsRefused(Exception):
+    """Raised by `Sink.flush`: all rows are delivered but for these, which go to `reduce_err`."""
+
+    def __init__(self, refusals: Sequence[Refusal]) -> None:
+        super().__init__(refusals[0].reason)
+        self.refusals = refusals
+
+
+class Sink(Reducer):
+    """A reducer that writes its rows somewhere. It takes the arguments of `Reducer`.
+
+    Attributes:
+        capabilities: what the sink can do, as it is configured; final after `open`.
+    """
+
+    capabilities: Capabilities = Capabilities()
+
+    @abstractmethod
+    def flush(self, write: Write = NEW) -> pa.Table | Awaitable[pa.Table | None] | None:
+        """Write all rows that were added since `reset`, as `Reducer.flush`.
+
+        Args:
+            write: the same in each call after a `Retry`, but for `repeated`.
+
+        Raises:
+            RowsRefused: the sink refuses some of the rows for good; the others are delivered.
+            UnexpectedDuplicate: the sink has rows that were never announced.
+        """
+
+    def transactions(self, context: Context) -> Transactions:
+        """Return new transactions for all copies of the sink; called where it `commits_offsets`."""
+        raise NotImplementedError
+
+    def topic_written(self, bootstrap_servers: str) -> str | None:
+        """Return the topic that the sink writes to, if it is on the cluster with these addresses."""
+        return None
+
+    async def examine(self, context: Context) -> Sequence[Finding]:
+        """Check for `kmr doctor` what a worker would meet; called on a copy that is not opened.
+
+        By default it calls `open`, so a sink whose `open` creates or alters something overrides it.
+
+        Raises:
+            KmrError: becomes a `problem`.
+        """
+        return [await opens(self, context)]
+
+
+async def opens(reducer: Reducer, context: Context) -> Finding:
+    """Open a reducer and close it. Raises what `open` raises."""
+    try:
+        await reducer.open(context)
+    finally:
+        await reducer.close()
+    return Finding("ok", context.stage, f"{type(reducer).__name__} opens")
+
+
+def capabilities_of(reducer: Reducer) -> Capabilities:
+    """Return what a reducer can do at the end of a chain; one that is no sink can do nothing special."""
+    return reducer.capabilities if isinstance(reducer, Sink) else Sink.capabilities
