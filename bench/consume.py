@@ -24,13 +24,14 @@ from kmr.record import Record  # noqa: TC001
 from kmr.service.process import freeze_modules, keep_freed_memory
 from kmr.settings import Settings
 from kmr.sinks import ClickHouseWriter
-from kmr.types import Rows
 from kmr.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from arroyo.types import BaseValue, Message
+
+    from kmr.types import Rows
 
 
 FLUSH_ROWS = 131_072

@@ -30,11 +30,12 @@ from kmr import Reducer, Strategy, map_batch
 from kmr.broker.client import BatchProducer
 from kmr.service.process import freeze_modules, keep_freed_memory
 from kmr.settings import Settings
-from kmr.types import Rows
 from kmr.worker import Worker
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from kmr.types import Rows
 
 
 TOPIC = "fairness"
