@@ -112,7 +112,8 @@ def _api() -> str:
         block = next(n for n in ast.parse(path.read_text("utf-8")).body if isinstance(n, ast.If))
         names = [node for node in block.body if isinstance(node, ast.ImportFrom)]
         for node in sorted(names, key=_rank):
-            source = ".".join([*package.split(".")[: 2 - node.level or None], node.module or ""])
+            parents = package.split(".")
+            source = ".".join([*parents[: len(parents) + 1 - node.level], node.module or ""])
             out += [f"::: {source}.{alias.name}" for alias in node.names]
     for module, about in (
         ("kmr.settings", "The settings of a worker."),
