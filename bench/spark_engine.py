@@ -1,9 +1,7 @@
-"""`python -m bench.spark_engine`: the Spark engine on one topic, with our Kafka source and with Spark's own.
+"""`python -m bench.spark_engine`: the Spark engine on one topic.
 
 Four partitions of 100-byte records, a session on `local[2]`. Rates are records over the seconds of the
-micro-batches that read them (planning and checkpoint included), medians of several rounds; each source
-has a session of its own. Spark's own source is fetched by Spark from Maven Central, or given as
-JARs; without it the table says so.
+micro-batches that read them (planning and checkpoint included), medians of several rounds.
 """
 
 from __future__ import annotations
@@ -46,7 +44,6 @@ DDL: Final = (
     "ENGINE = MergeTree PRIMARY KEY (partition, offset, timestamp) "
     "SETTINGS non_replicated_deduplication_window = 10000"
 )
-CONNECTOR: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 
 
 @dataclass(frozen=True)
@@ -78,17 +75,13 @@ class Bench:
         client.command(DDL)
         client.close()
 
-    def session(
-        self, source: str, queries: Sequence[str], rounds: int, settings: Sequence[str] = ()
-    ) -> dict[str, Any]:
+    def session(self, queries: Sequence[str], rounds: int) -> dict[str, Any]:
         """One session with its rounds, in a process of its own. Raises CalledProcessError."""
-        command = [sys.executable, "-m", "bench.spark_runs", "--source", source, "--master", MASTER]
+        command = [sys.executable, "-m", "bench.spark_runs", "--master", MASTER]
         command += ["--bootstrap-servers", self.servers, "--clickhouse-url", self.clickhouse_url]
         command += ["--topic", TOPIC, "--small-topic", SMALL_TOPIC, "--rounds", str(rounds)]
         command += ["--directory", str(self.directory), "--records", str(self.records)]
         command += ["--queries", *queries]
-        for setting in settings:
-            command += ["--conf", setting]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         if done.returncode:
             raise subprocess.CalledProcessError(
@@ -103,7 +96,6 @@ async def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.spark_engine", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="rounds; the medians count")
     parser.add_argument("--scale", type=float, default=1.0, help="fewer or more records")
-    parser.add_argument("--jars", help="Spark's Kafka connector and what it needs, with commas")
     options = parser.parse_args()
     console = Console(width=110)
     try:
@@ -111,14 +103,11 @@ async def main() -> None:
     except JvmNotFound as error:
         console.print(f"Spark is not measured: {error}", soft_wrap=True)
         return
-    connector = f"spark.jars.packages={CONNECTOR}:{pyspark.__version__}"
-    if options.jars:
-        connector = f"spark.jars={options.jars}"
     directory = Path(tempfile.mkdtemp(prefix="kmr-bench-"))
     try:
         async with Children(directory / "logs") as children:
             bench = await start(children, directory, round(2_000_000 * options.scale))
-            await anyio.to_thread.run_sync(measure, bench, console, options.rounds, connector)
+            await anyio.to_thread.run_sync(measure, bench, console, options.rounds)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -143,35 +132,17 @@ async def start(children: Children, directory: Path, records: int) -> Bench:
     return bench
 
 
-def measure(bench: Bench, console: Console, rounds: int, connector: str) -> None:
-    """Both sources, a session each."""
-    console.print("[dim]our source[/dim]")
-    ours = bench.session("python", ["null", "clickhouse", "small"], rounds)
+def measure(bench: Bench, console: Console, rounds: int) -> None:
+    """Measure in one session; the start of a session in several."""
+    ours = bench.session(QUERIES, rounds)
     starts = [ours["session"]]
-    starts += [bench.session("python", ["null"], 0)["session"] for _ in range(rounds - 1)]
-    ours["source"] = bench.session("python", ["source"], rounds)["source"]
-    console.print("[dim]Spark's own source[/dim]")
-    theirs: dict[str, Any] | None = None
-    try:
-        theirs = bench.session("jvm", QUERIES, rounds, [connector])
-    except subprocess.CalledProcessError as error:
-        reasons = [
-            line for line in error.stderr.splitlines() if "rror" in line or "xception" in line
-        ]
-        console.print(
-            f"Spark's own source is not measured: it does not run here with {connector} "
-            f"({reasons[-1] if reasons else 'no reason given'})",
-            markup=False,
-            soft_wrap=True,
-        )
-    report(console, bench.records, ours, theirs)
+    starts += [bench.session(["null"], 0)["session"] for _ in range(rounds - 1)]
+    report(console, bench.records, ours)
     console.print(f"start of a session, {MASTER}: {statistics.median(starts):.1f} s")
 
 
-def report(
-    console: Console, records: int, ours: dict[str, Any], theirs: dict[str, Any] | None
-) -> None:
-    """The table: rates, the cost of a micro-batch, and how many times faster or cheaper ours is."""
+def report(console: Console, records: int, ours: dict[str, Any]) -> None:
+    """Print the table: rates, and the cost of a micro-batch."""
     shown = Table(
         title=f"{records:,} records of 100 bytes, {PARTITIONS} partitions, {MASTER}, Spark "
         f"{pyspark.__version__}, {platform.python_implementation()} {platform.python_version()}, "
@@ -179,18 +150,14 @@ def report(
         title_justify="left",
         header_style="dim",
     )
-    for heading in ("what", "kmr-kafka", "min .. max", "Spark's own source", "ours is"):
+    for heading in ("what", "median", "min .. max"):
         shown.add_column(heading, justify="left" if heading == "what" else "right")
     for name, label in (
-        ("source", "source -> noop, records/s"),
         ("null", "engine -> null sink, records/s"),
         ("clickhouse", "engine -> ClickHouse, records/s"),
     ):
         rates = [records / seconds for seconds in ours[name]]
         cells = [f"{statistics.median(rates):,.0f}", f"{min(rates):,.0f} .. {max(rates):,.0f}"]
-        if theirs is not None:
-            other = statistics.median(records / seconds for seconds in theirs[name])
-            cells += [f"{other:,.0f}", f"{statistics.median(rates) / other:.1f} x as fast"]
         shown.add_row(label, *cells)
     for name, label in (
         ("empty", "micro-batch of 0 records, ms"),
@@ -198,9 +165,6 @@ def report(
     ):
         costs = [seconds * 1000 for seconds in ours[name]]
         cells = [f"{statistics.median(costs):,.0f}", f"{min(costs):,.0f} .. {max(costs):,.0f}"]
-        if theirs is not None and theirs[name]:
-            other = statistics.median(theirs[name]) * 1000
-            cells += [f"{other:,.0f}", f"{statistics.median(costs) / other:.1f} x as dear"]
         shown.add_row(label, *cells)
     console.print(shown)
 

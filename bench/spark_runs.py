@@ -23,7 +23,6 @@ from kmr.sinks import ClickHouseWriter
 from kmr.spark.engine.engine import SparkEngine
 from kmr.spark.engine.engine_settings import EngineSettings
 from kmr.spark.runtime.session import open_session
-from kmr.spark.source.data_source import FORMAT, register
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,13 +36,12 @@ if TYPE_CHECKING:
     )
 
     from kmr.reducers.reducer import Reducer
-    from kmr.spark.engine.engine_settings import SourceKind
 
 FLUSH_ROWS = 131_072
 SMALL = 1_000  # records of a micro-batch whose cost is all its own
 SMALL_BATCHES = 12
 TIMEOUT = 300.0
-QUERIES = ["source", "null", "clickhouse", "small"]
+QUERIES = ["null", "clickhouse", "small"]
 
 
 class MicroBatch(NamedTuple):
@@ -91,21 +89,8 @@ class Runs:
     def __init__(self, session: SparkSession, options: argparse.Namespace) -> None:
         self._session = session
         self._options = options
-        self._source: SourceKind = options.source
         self._watch = Watch()
         session.streams.addListener(self._watch)
-        register(session)
-
-    def source(self) -> float:
-        """Seconds to read all records and do nothing: the source alone, with its rows in the JVM."""
-        name = FORMAT if self._source == "python" else "kafka"
-        reader = self._session.readStream.format(name)
-        reader = reader.option("kafka.bootstrap.servers", self._options.bootstrap_servers)
-        reader = reader.option("subscribe", self._options.topic)
-        frame = reader.option("startingOffsets", "earliest").load()
-        writer = frame.writeStream.format("noop").trigger(availableNow=True)
-        writer.option("checkpointLocation", self._checkpoint()).start().awaitTermination()
-        return self._reading()
 
     def null(self) -> float:
         """Seconds of the engine: a map per batch, and a reducer that only counts."""
@@ -134,7 +119,6 @@ class Runs:
         engine = EngineSettings(
             checkpoint=self._checkpoint(),
             master=self._options.master,
-            source=self._source,
             trigger="available-now",
             **limits,
         )
@@ -156,17 +140,13 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--records", type=int, required=True)
     parser.add_argument("--rounds", type=int, required=True, help="0: only start a session")
-    parser.add_argument("--source", choices=["python", "jvm"], default="python")
     parser.add_argument("--queries", nargs="+", default=QUERIES, choices=QUERIES)
-    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE")
     options = parser.parse_args()
-    settings = dict(setting.split("=", 1) for setting in options.conf)
     begun = time.perf_counter()
     session = open_session(
         options.master,
-        settings={"spark.log.level": "ERROR", **settings},
-        # Only `kmr run` does this; a query with Spark's own operators would not.
-        planning_only=options.source == "python" and "source" not in options.queries,
+        settings={"spark.log.level": "ERROR"},
+        planning_only=True,
     )
     results: dict[str, Any] = {"session": time.perf_counter() - begun}
     if options.rounds:

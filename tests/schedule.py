@@ -21,7 +21,7 @@ _SPARK: Final = "Spark's session"
 
 _ON_SPARK: Final = (
     "tests/framework/spark/engine/test_engine.py",
-    "tests/framework/spark/source/test_data_source.py",
+    "tests/framework/spark/source/test_stream.py",
     "tests/framework/spark/runtime/test_session.py",
     "tests/framework/sinks/spark/test_writer_on_spark.py",
     "tests/framework/sinks/spark/test_compact.py",

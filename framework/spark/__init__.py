@@ -1,4 +1,4 @@
-"""Spark: a Kafka source in Python, and strategies as queries of Structured Streaming.
+"""Spark: strategies as queries of Structured Streaming.
 
 Three rooms: `source/` (how Spark reads Kafka), `engine/` (how one micro-batch runs), `runtime/` (the JVM
 and the session). Importing this package loads neither PySpark nor a JVM.
@@ -12,7 +12,6 @@ from .._lazy import lazy_exports
 if TYPE_CHECKING:
     from .engine.engine import SparkEngine as SparkEngine
     from .engine.engine_settings import EngineSettings as EngineSettings
-    from .source.data_source import register as register
 
 _import_name, __dir__ = lazy_exports(__name__)
 

@@ -5,27 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ...delivery.announcement import next_generation
 from ...errors import SettingsError
 from ...record import TopicPartition
-from ..source.offsets import read_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
 
-    from ..source.offsets import Offsets
-
-__all__ = [
-    "CheckpointGeneration",
-    "keep_group",
-    "newest_logged",
-    "read_generation",
-    "read_logged_offsets",
-]
 
 _GENERATION = "kmr-generation-"
 _GROUP = "kmr-group"
@@ -74,16 +62,6 @@ def newest_logged(session: SparkSession, checkpoint: str) -> int:
     Spark logs the offsets of a micro-batch before it runs, and runs it again if it was not completed.
     """
     return _newest(session, checkpoint, "offsets")
-
-
-def read_logged_offsets(session: SparkSession, checkpoint: str) -> Offsets:
-    """Return the end offsets of the newest micro-batch that has begun; none before the first."""
-    newest = newest_logged(session, checkpoint)
-    if newest < 0:
-        return {}
-    # A version, the query's state, and a line for each source; a Kafka source writes JSON.
-    *_, source = _read(session, checkpoint, "offsets", str(newest)).splitlines()
-    return read_offsets(msgspec.json.decode(source, type=dict[str, dict[str, int]]))
 
 
 def keep_group(session: SparkSession, checkpoint: str, group: str) -> None:

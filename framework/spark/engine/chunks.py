@@ -14,14 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...record import Batch, with_schema
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
-__all__ = ["CHUNK_BYTES", "GRID", "Chunk", "batches_of_rows", "cut_chunks"]
+    from ...record import Batch
 
 GRID: Final = 131_072
 """Offsets. A change makes other tokens for a micro-batch that is replayed after it."""
@@ -104,17 +102,3 @@ def _lengths(column: Any) -> NDArray[np.int64]:
     lengths = pc.fill_null(pc.binary_length(column), 0)
     found: NDArray[np.int64] = lengths.to_numpy(zero_copy_only=False).astype(np.int64)
     return found
-
-
-def batches_of_rows(rows: Iterable[pa.RecordBatch]) -> Iterator[Batch]:
-    """Convert the rows of one partition, from Spark's own source, to batches without gaps between them.
-
-    An offset without a row, between two batches, belongs to the later one.
-    """
-    following: int | None = None
-    for records in rows:
-        if len(records):
-            batch = Batch.of(with_schema(records))
-            batch.first = batch.first if following is None else following
-            following = batch.last + 1
-            yield batch

@@ -12,7 +12,6 @@ import threading
 import time
 from concurrent.futures import CancelledError
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -34,21 +33,13 @@ from ...service.process_end import ExitCode, ProcessEnd, exit_now
 from ..runtime.session import explain_error, is_slow_start, silence_spark
 from ..runtime.shipping import ship_modules
 from ..source.blocking_client import shared_client
-from ..source.data_source import arrow_schema
-from ..source.offsets import check_topics, read_offsets
-from ..source.options import SourceOptions
+from ..source.offsets import read_offsets
 from ..source.reader import read_range
-from .checkpoint import (
-    CheckpointGeneration,
-    keep_group,
-    newest_logged,
-    read_generation,
-    read_logged_offsets,
-)
+from .checkpoint import CheckpointGeneration, keep_group, newest_logged, read_generation
 from .driver import DriverReducers
-from .engine_settings import source_options
+from .engine_settings import source_settings
 from .progress import MicroBatchGate, ProgressListener, source_end
-from .strategy_source import REPORT_SCHEMA, TaskPlan, strategy_function, strategy_source
+from .strategy_source import TaskPlan, strategy_source
 from .task import warm_up
 
 if TYPE_CHECKING:
@@ -63,12 +54,9 @@ if TYPE_CHECKING:
     from ...strategy import Strategy
     from .engine_settings import EngineSettings
 
-__all__ = ["SparkEngine", "run_engine"]
-
 _log = structlog.get_logger(__name__)
 
 _FORMAT: Final = "kmr-strategy"
-JVM_FORMAT: Final = "kafka"  # Spark's own connector
 _MOST_STARTS: Final = 5
 
 
@@ -116,9 +104,7 @@ class SparkEngine:
         self.metrics.begin(
             settings.group, settings.strategy or "", strategy.stages, settings.topics
         )
-        # Those of the Python source: it reads records again also where the JVM's source reads Kafka.
-        ours = source_options(settings, replace(engine, source="python"))
-        self._source = SourceOptions.parse(ours, streaming=True)
+        self._source = source_settings(settings, engine)
         self._given = session
         self._generation = CheckpointGeneration()
         self._context = Context(
@@ -219,8 +205,6 @@ class SparkEngine:
         self._opened = True
         if self._stop.is_set():
             return
-        if engine.source == "jvm":  # ours checks it itself; Spark's own reports lost data
-            check_topics(self._source, read_logged_offsets(session, engine.checkpoint))
         keep_group(session, engine.checkpoint, self._settings.group)
         silence_spark(session)
         ship_modules(session, self._strategy, Path(modules))
@@ -286,8 +270,7 @@ class SparkEngine:
         self._generation.value = read_generation(session, checkpoint)
         self._logged = newest_logged(session, checkpoint)
         plan = TaskPlan.of(self._strategy, self._context, logged=self._logged)
-        if self._engine.source == "python":
-            self._warm_ups.callback(warm_up(session, plan, self._source.client))
+        self._warm_ups.callback(warm_up(session, plan, self._source.client))
         try:
             writer: Any = self._frame(session, plan).writeStream.foreachBatch(self._micro_batch)
             writer = writer.queryName(self._engine.name).trigger(**self._engine.trigger_arguments())
@@ -299,13 +282,8 @@ class SparkEngine:
         return query
 
     def _frame(self, session: SparkSession, plan: TaskPlan) -> DataFrame:
-        options = source_options(self._settings, self._engine)
-        if self._engine.source == "jvm":
-            schema = arrow_schema(session.createDataFrame([], REPORT_SCHEMA).schema)
-            frame = session.readStream.format(JVM_FORMAT).options(**options).load()
-            return frame.mapInArrow(strategy_function(plan, schema), REPORT_SCHEMA)
-        session.dataSource.register(strategy_source(_FORMAT, plan))
-        return session.readStream.format(_FORMAT).options(**options).load()
+        session.dataSource.register(strategy_source(_FORMAT, plan, self._source))
+        return session.readStream.format(_FORMAT).load()
 
     def _micro_batch(self, frame: DataFrame, number: int) -> None:
         """Run a micro-batch by a single action: each further one would run the tasks again."""
@@ -318,7 +296,7 @@ class SparkEngine:
             raise
 
     def _reread(self, wanted: Range) -> pa.RecordBatch:
-        """Read the records of a range again, for the error sink; always by the Python source."""
+        """Read the records of a range again, for the error sink."""
         client = shared_client(self._source.client)
         try:
             batches = read_range(
@@ -372,12 +350,11 @@ class SparkEngine:
         """Commit the last micro-batch to the group: the source commits when it plans the next one."""
         last = query.lastProgress
         offsets = source_end(last) if last is not None else {}
-        group = self._source.group
-        if not offsets or group is None or self._engine.source != "python":
+        if not offsets:
             return
         client = shared_client(self._source.client)
         try:
-            client.commit(group, read_offsets(offsets))
+            client.commit(self._source.group, read_offsets(offsets))
         except ConsumerError as error:
             _log.warning("group offsets not committed; the checkpoint has them", reason=str(error))
         finally:

@@ -1,19 +1,20 @@
-"""The settings that only the Spark engine has, and a worker's settings as options of a Kafka source."""
+"""The settings that only the Spark engine has, and those of its source."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping  # noqa: TC003  cyclopts reads the annotations
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
-import msgspec
 from cyclopts import Group, Parameter
 
 from ...errors import SettingsError
-from ...kafka.connection import oauth_config
+from ...kafka.connection import connection_config
+from ...kafka.subscription import Subscription
 from ...reducers.sink import capabilities_of
 from ..runtime.session import is_connect, open_session
+from ..source.source_settings import ClientConfig, SourceSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from ...settings import Settings
     from ...strategy import Strategy
 
-__all__ = ["EngineSettings", "OnStop", "SourceKind", "source_options"]
-
-SourceKind = Literal["python", "jvm"]
 OnStop = Literal["finish", "abandon"]
 
 _AVAILABLE_NOW: Final = "available-now"
@@ -54,8 +52,6 @@ class EngineSettings:
         deliveries; the group's committed offsets only follow it.
     master
         local[N] or spark://host:port; default: that of spark-submit, else local[*].
-    source
-        Source: ours (python), or Spark's own connector (jvm) if it is on the class path.
     trigger
         Time between micro-batches; available-now: read to the current end, then exit.
     max_offsets_per_trigger
@@ -74,7 +70,6 @@ class EngineSettings:
 
     checkpoint: Annotated[str, Parameter(show_default=False)] = ""
     master: str | None = None
-    source: Annotated[SourceKind, Parameter(name="--spark-source")] = "python"
     trigger: str = "2s"
     max_offsets_per_trigger: int = 2_000_000
     min_partitions: int | None = None
@@ -101,8 +96,6 @@ class EngineSettings:
                 f"the engine cannot run on Spark Connect ({self.master}): it watches its query from the "
                 "driver; use local[N] or spark://host:port, or spark-submit (see `kmr spark package`)"
             )
-        if self.source not in get_args(SourceKind):
-            raise SettingsError(f"--spark-source must be python or jvm, not {self.source!r}")
         if self.on_stop not in get_args(OnStop):
             raise SettingsError(f"--on-stop must be finish or abandon, not {self.on_stop!r}")
         for name, number in (
@@ -130,94 +123,33 @@ class EngineSettings:
 
     def open_session(self, strategy: Strategy) -> SparkSession:
         """Open the session for a strategy; for errors see `kmr.spark.runtime.session.open_session`."""
-        # With the Python source, only failures and reports go through the JVM, unless Spark writes.
-        by_spark = any(capabilities_of(reducer).needs_session for reducer in strategy.reducers)
-        planning_only = self.source == "python" and not by_spark
+        # Only failures and reports go through the JVM, unless Spark writes.
+        planning_only = not any(capabilities_of(reducer).needs_session for reducer in strategy.reducers)
         return open_session(
             self.master, name=self.name, settings=self.spark, planning_only=planning_only
         )
 
 
-def source_options(settings: Settings, engine: EngineSettings) -> dict[str, str]:
-    """Convert a worker's settings to options of a Kafka source, ours or Spark's own.
-
-    Raises:
-        SettingsError: the source does not support a setting.
-    """
+def source_settings(settings: Settings, engine: EngineSettings) -> SourceSettings:
+    """Return what the query reads. Raises SettingsError for a setting that Spark cannot have."""
     if settings.auto_offset_reset == "error":
         raise SettingsError(
             "auto_offset_reset=error is not supported on Spark: a query without a checkpoint must begin "
             "somewhere; set earliest or latest"
         )
-    options = {
-        **(
-            {"subscribe": ",".join(settings.topics)}
-            if settings.topic_pattern is None
-            else {"subscribePattern": settings.topic_pattern}
-        ),
-        "startingOffsets": settings.auto_offset_reset,
-        "maxOffsetsPerTrigger": str(engine.max_offsets_per_trigger),
-        "failOnDataLoss": str(engine.fail_on_data_loss).lower(),
-        "kafka.bootstrap.servers": settings.bootstrap_servers,
-        "kafka.client.id": settings.client_id,
-        "kafka.isolation.level": settings.isolation_level,
-        "kafka.fetch.max.wait.ms": str(round(settings.fetch.max_wait * 1000)),
-    }
-    if settings.client_rack is not None:
-        options["kafka.client.rack"] = settings.client_rack
-    if engine.source == "python":
-        options["kafka.group.id"] = settings.group
-    else:
-        options["includeHeaders"] = "true"
-        options["groupIdPrefix"] = f"{settings.group}-spark"
-    if engine.min_partitions is not None:
-        options["minPartitions"] = str(engine.min_partitions)
-    if settings.fetch != type(settings.fetch)():
-        options["kafka.max.partition.fetch.bytes"] = str(settings.fetch.max_partition_bytes)
-    return options | _security(settings, engine)
-
-
-def _security(settings: Settings, engine: EngineSettings) -> dict[str, str]:
-    security = settings.security
-    if not security.ssl_check_hostname:
-        raise SettingsError(
-            "security.ssl_check_hostname=false is not supported: trust the broker's certificate with "
-            "security.ssl_cafile, and use a host name of that certificate"
-        )
-    options: dict[str, str | None] = {"kafka.security.protocol": security.protocol}
-    if security.protocol.startswith("SASL"):
-        options["kafka.sasl.mechanism"] = security.sasl_mechanism
-        oauth = oauth_config(security)
-        if oauth is not None and engine.source != "python":
-            raise SettingsError(
-                "security.sasl_mechanism OAUTHBEARER needs --spark-source python: Java's client cannot call "
-                "our provider of tokens"
-            )
-        if oauth is not None:
-            options["kafka.kmr.oauth.token"] = msgspec.json.encode(oauth).decode()
-        elif engine.source == "python":
-            options["kafka.sasl.username"] = security.sasl_user
-            options["kafka.sasl.password"] = security.sasl_password
-        else:
-            options["kafka.sasl.jaas.config"] = _jaas(settings)
-    if security.protocol.endswith("SSL"):
-        options["kafka.ssl.truststore.location"] = security.ssl_cafile
-        options["kafka.ssl.keystore.location"] = security.ssl_certfile
-        if engine.source == "python":
-            options["kafka.ssl.key.location"] = security.ssl_keyfile
-        options["kafka.ssl.truststore.type"] = "PEM" if security.ssl_cafile else None
-        options["kafka.ssl.keystore.type"] = "PEM" if security.ssl_certfile else None
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _jaas(settings: Settings) -> str:
-    security = settings.security
-    plain = security.sasl_mechanism == "PLAIN"
-    module = "plain.PlainLoginModule" if plain else "scram.ScramLoginModule"
-    user, password = (
-        msgspec.json.encode(text or "").decode()
-        for text in (security.sasl_user, security.sasl_password)
+    client = ClientConfig(
+        **vars(connection_config(settings)),
+        isolation_level=settings.isolation_level,
+        fetch_max_wait=settings.fetch.max_wait,
     )
-    return (
-        f"org.apache.kafka.common.security.{module} required username={user} password={password};"
+    if settings.fetch != type(settings.fetch)():
+        client = replace(client, max_partition_fetch_bytes=settings.fetch.max_partition_bytes)
+    return SourceSettings(
+        subscription=Subscription(settings.topics, settings.topic_pattern),
+        client=client,
+        group=settings.group,
+        from_end=settings.auto_offset_reset == "latest",
+        max_offsets_per_trigger=engine.max_offsets_per_trigger,
+        min_partitions=engine.min_partitions,
+        fail_on_data_loss=engine.fail_on_data_loss,
     )

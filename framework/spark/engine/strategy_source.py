@@ -1,6 +1,6 @@
-"""The strategy inside a query: as a Kafka source of its own, or as a function behind another source.
+"""The strategy inside a query: a Kafka source of its own, whose tasks also map and write.
 
-Either way only failed records, rows for the driver and reports leave a task, in `REPORT_SCHEMA`. Planner
+Only failed records, rows for the driver and reports leave a task, in `REPORT_SCHEMA`. Planner
 processes import this module, so it imports what runs a strategy (`task.py`) only inside functions.
 """
 
@@ -11,12 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark import cloudpickle
-
-from ..source.data_source import COLUMNS, HEADERS, KafkaDataSource, arrow_schema
-from ..source.options import SourceOptions
+from pyspark.sql.datasource import DataSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     import pyarrow as pa
     from pyspark.sql.types import StructType
@@ -25,11 +23,12 @@ if TYPE_CHECKING:
     from ...reducers.reducer import Context
     from ...strategy import Strategy
     from ..source.reader import KafkaStreamReader
-
-__all__ = ["REPORT_SCHEMA", "TaskPlan", "strategy_function", "strategy_source"]
+    from ..source.source_settings import SourceSettings
 
 REPORT_SCHEMA = (
-    f"{COLUMNS}, {HEADERS}, reason string, stage string, attempt int, "
+    "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, "
+    "timestampType int, headers array<struct<key string, value binary>>, "
+    "reason string, stage string, attempt int, "
     "exception string, traceback string, rows binary, report binary"
 )
 """The rows of a task, as DDL. A row is one of three kinds; its other columns are null: the columns of a
@@ -55,11 +54,11 @@ class TaskPlan:
         return cls(payload, logged)
 
 
-def strategy_source(name: str, plan: TaskPlan) -> type[KafkaDataSource]:
+def strategy_source(name: str, plan: TaskPlan, settings: SourceSettings) -> type[DataSource]:
     """Make a data source whose tasks fetch, map and write."""
 
-    class StrategySource(KafkaDataSource):
-        """Pickled by value, with the plan in it."""
+    class StrategySource(DataSource):
+        """Pickled by value, with plan and settings in it."""
 
         @classmethod
         def name(cls) -> str:
@@ -69,12 +68,15 @@ def strategy_source(name: str, plan: TaskPlan) -> type[KafkaDataSource]:
             return REPORT_SCHEMA
 
         def streamReader(self, schema: StructType) -> KafkaStreamReader:  # noqa: N802
+            from pyspark.sql.pandas.types import to_arrow_schema
+
             from ..source.reader import KafkaStreamReader
             from .chunks import GRID
 
-            options = SourceOptions.parse(self.options, streaming=True)
+            # Spark expects exactly these types of batches, including nullability.
+            expected = to_arrow_schema(schema, timezone="UTC")
             process = partial(_run_task, plan)
-            return KafkaStreamReader(options, arrow_schema(schema), process=process, grid=GRID)
+            return KafkaStreamReader(settings, expected, process=process, grid=GRID)
 
     return StrategySource
 
@@ -85,12 +87,3 @@ def _run_task(
     from .task import run_task
 
     return run_task(plan, wanted, batches, schema)
-
-
-def strategy_function(
-    plan: TaskPlan, schema: pa.Schema
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Make a function for `mapInArrow` that maps and writes the rows of Spark's own Kafka source."""
-    from .task import run_rows
-
-    return partial(run_rows, plan, schema)

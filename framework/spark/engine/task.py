@@ -13,7 +13,6 @@ from bisect import bisect_left
 from collections import Counter
 from contextlib import suppress
 from functools import partial
-from itertools import chain as chained
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
@@ -34,7 +33,7 @@ from ...strategy import MAP_STAGE
 from ..runtime.session import is_local
 from ..source.blocking_client import shared_client
 from .chain import Chain, ChainResult
-from .chunks import batches_of_rows, cut_chunks
+from .chunks import cut_chunks
 from .placement import place_reducers
 from .report import TaskReport, failure_rows, gathered_rows, report_row
 
@@ -49,11 +48,9 @@ if TYPE_CHECKING:
     from ...record import Batch
     from ...reducers.reducer import Context
     from ...strategy import Strategy
-    from ..source.options import ClientConfig
+    from ..source.source_settings import ClientConfig
     from .chunks import Chunk
     from .strategy_source import TaskPlan
-
-__all__ = ["run_rows", "run_task", "warm_up"]
 
 _log = structlog.get_logger(__name__)
 
@@ -179,20 +176,6 @@ def run_task(
     except KmrError as caught:
         report.error = (type(caught).__name__, str(caught))
     yield report_row(report, schema)
-
-
-def run_rows(
-    plan: TaskPlan, schema: pa.Schema, rows: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Run a task on the rows of Spark's own Kafka source; one of its partitions is one range.
-
-    As `run_task` otherwise. The report's range begins at the first row: offsets before it are unknown here.
-    """
-    batches = batches_of_rows(rows)
-    first = next(batches, None)
-    if first is not None:
-        wanted = Range(first.topic, first.partition, first.first, first.last)
-        yield from run_task(plan, wanted, chained([first], batches), schema)
 
 
 class _Work:

@@ -394,11 +394,6 @@ def explain_error(error: BaseException) -> KmrError:
     if isinstance(error, KmrError):
         return error
     text = str(error)
-    if "KAFKA_DATA_SOURCE_NOT_ENABLED" in text:
-        return SparkUnavailable(
-            "--spark-source jvm needs Spark's Kafka connector on the class path: --spark-conf "
-            "spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:VERSION, or leave it out"
-        )
     _log.debug("the query failed", error=text)
     # The text of a Python error inside Spark ends with its traceback: its last line is the error.
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -18,7 +18,7 @@ import aiokafka.errors
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.fetch import FetchRequest
 
-from ...kafka.admin import explain_refusal, log_offsets, offsets_at_times
+from ...kafka.admin import explain_refusal, log_offsets
 from ...kafka.connection import connect
 from ...kafka.fetching import unpack_response
 from ...service.threads import background_loop
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
     from ...kafka.fetching import FetchedPartition
     from ...record import TopicPartition
-    from .options import ClientConfig
-
-__all__ = ["BlockingClient", "shared_client"]
+    from .source_settings import ClientConfig
 
 T = TypeVar("T")
 
@@ -66,14 +64,6 @@ class BlockingClient:
     def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the offset after the last readable record of each partition. Raises ConsumerError."""
         return self._run(partial(log_offsets, end="end", partitions=partitions), "the end offsets")
-
-    def at_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """Return the first offset at or after each timestamp (milliseconds), None after the last record.
-
-        Raises:
-            ConsumerError: no broker answers, or it refuses the client.
-        """
-        return self._run(partial(offsets_at_times, times=times), "offsets by time")
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit for a group without members. Raises ConsumerError, also for a group with members."""

@@ -1,4 +1,4 @@
-"""Offsets of a query: their JSON, where it begins and ends, and how a micro-batch is divided.
+"""Offsets of a query: their JSON, where it begins, and how a micro-batch is divided.
 
 Spark's maps name the *next* offset to read, so their end is exclusive: `{"topic": {"partition": offset}}`.
 Everything else here works with `Range`, which is inclusive. `ranges_between` is where the one becomes the
@@ -7,14 +7,12 @@ other.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-import msgspec
 import structlog
 
-from ...errors import ConsumerError, OffsetOutOfRange, SettingsError
+from ...errors import ConsumerError, OffsetOutOfRange
 from ...kafka.connection import no_such_topic
 from ...record import Range, TopicPartition
 
@@ -22,38 +20,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from .blocking_client import BlockingClient
-    from .options import Boundary, SourceOptions
-
-__all__ = [
-    "DATA_LOSS_ADVICE",
-    "EARLIEST",
-    "LATEST",
-    "OffsetPlanner",
-    "Offsets",
-    "by_topic",
-    "check_topics",
-    "divide_ranges",
-    "limit_offsets",
-    "parse_offsets",
-    "parse_partitions",
-    "ranges_between",
-    "read_offsets",
-    "show_offsets",
-]
+    from .source_settings import SourceSettings
 
 _log = structlog.get_logger(__name__)
 
 Offsets: TypeAlias = dict[TopicPartition, int]
 """The offset of the next record to read, by partition."""
 
-LATEST: Final = -1
-"""In an option: the end of the partition."""
-EARLIEST: Final = -2
-"""In an option: the first record of the partition."""
-
 DATA_LOSS_ADVICE: Final = (
     "Records may have been lost: retention deleted them before they were read, or the topic was deleted or "
-    "truncated. To go on without them, set the option failOnDataLoss to false"
+    "truncated. To go on without them, use --no-fail-on-data-loss"
 )
 
 
@@ -72,35 +48,6 @@ def read_offsets(shown: Mapping[str, Mapping[str, int]]) -> Offsets:
         for topic, partitions in shown.items()
         for partition, offset in partitions.items()
     }
-
-
-def parse_offsets(option: str, text: str) -> Offsets:
-    """Parse the offsets (or timestamps) of an option. Raises SettingsError with the option's name."""
-    try:
-        return read_offsets(msgspec.json.decode(text, type=dict[str, dict[str, int]]))
-    except (msgspec.DecodeError, ValueError) as error:
-        raise SettingsError(
-            f'{option} must be JSON such as {{"topic": {{"0": 23, "1": -2}}}}, not {text!r} ({error})'
-        ) from error
-
-
-def parse_partitions(option: str, text: str) -> tuple[TopicPartition, ...]:
-    """Parse the partitions of the option `assign`. Raises SettingsError."""
-    try:
-        found = msgspec.json.decode(text, type=dict[str, list[int]])
-    except msgspec.DecodeError as error:
-        raise SettingsError(
-            f'{option} must be JSON such as {{"topic": [0, 1]}}, not {text!r} ({error})'
-        ) from error
-    return tuple(sorted(TopicPartition(t, p) for t, numbers in found.items() for p in numbers))
-
-
-def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[Any]]:
-    """Return the partition numbers of each topic, for messages."""
-    numbers: dict[str, list[Any]] = defaultdict(list)
-    for topic, partition in sorted(partitions):
-        numbers[topic].append(partition)
-    return dict(numbers)
 
 
 def ranges_between(
@@ -165,91 +112,34 @@ def divide_ranges(
 class OffsetPlanner:
     """Finds partitions and offsets of a subscription: the driver's questions to the cluster."""
 
-    def __init__(self, client: BlockingClient, options: SourceOptions) -> None:
+    def __init__(self, client: BlockingClient, settings: SourceSettings) -> None:
         self._client = client
-        self._options = options
+        self._settings = settings
 
     def partitions(self) -> list[TopicPartition]:
         """Return the subscribed partitions that exist, sorted. Raises ConsumerError."""
-        subscription = self._options.subscription
+        subscription = self._settings.subscription
         existing = self._client.partitions()
-        if subscription.partitions:
-            return [p for p in subscription.partitions if p.partition in existing.get(p.topic, ())]
         topics = [topic for topic in existing if topic in subscription]
         return sorted(TopicPartition(topic, p) for topic in topics for p in existing[topic])
 
     def required_partitions(self) -> list[TopicPartition]:
-        """Return the same for a query that begins: every named topic and partition must exist.
-
-        Raises:
-            ConsumerError: a topic or partition does not exist.
-        """
+        """Return the same for a query that begins. Raises ConsumerError if a named topic does not exist."""
         found = self.partitions()
-        subscription = self._options.subscription
+        settings = self._settings
         topics = {partition.topic for partition in found}
-        client = self._options.client
-        if unknown := [topic for topic in subscription.topics if topic not in topics]:
-            raise no_such_topic(unknown, self._client.partitions(), client)
-        if missing := [str(p) for p in subscription.partitions if p not in found]:
-            raise ConsumerError(
-                f"{', '.join(missing)} does not exist at {client.bootstrap_servers}; create it first"
-            )
+        if unknown := [topic for topic in settings.subscription.topics if topic not in topics]:
+            raise no_such_topic(unknown, self._client.partitions(), settings.client)
         return found
 
-    def resolve(self, boundary: Boundary, partitions: list[TopicPartition]) -> Offsets:
-        """Return a boundary as offsets between the first and the end offset of each partition.
+    def first(self, partitions: list[TopicPartition]) -> Offsets:
+        """Return where a query without a checkpoint begins. Raises ConsumerError."""
+        ask = self._client.ends if self._settings.from_end else self._client.beginnings
+        return ask(partitions)
 
-        Raises:
-            SettingsError: the option names other partitions than exist, or a time after the last record
-                of one.
-            OffsetOutOfRange: the broker does not have an offset, and `failOnDataLoss` is set.
-        """
-        if boundary.offsets or boundary.timestamps:
-            self._check_names(boundary, partitions)
-        beginnings, ends = self._client.beginnings(partitions), self._client.ends(partitions)
-        if boundary.timestamp is not None or boundary.timestamps:
-            return self._by_time(boundary, partitions, ends)
-        by_word = {EARLIEST: beginnings, LATEST: ends}
-        found: Offsets = {}
-        for partition in partitions:
-            offset = boundary.offsets.get(partition, boundary.default)
-            if offset < 0:
-                offset = by_word[offset][partition]
-            inside = min(max(offset, beginnings[partition]), ends[partition])
-            if inside != offset:
-                self._report_loss(
-                    f"{boundary.option}: {partition}: offset {offset} is not there; the broker has "
-                    f"{beginnings[partition]} to {ends[partition] - 1}"
-                )
-            found[partition] = inside
-        return found
-
-    def _by_time(
-        self,
-        boundary: Boundary,
-        partitions: list[TopicPartition],
-        ends: Mapping[TopicPartition, int],
-    ) -> Offsets:
-        wanted = boundary.timestamps
-        if boundary.timestamp is not None:
-            wanted = dict.fromkeys(partitions, boundary.timestamp)
-        found: Offsets = {}
-        for partition, offset in self._client.at_times(wanted).items():
-            if offset is None and boundary.unmatched == "error":
-                raise SettingsError(
-                    f"{boundary.option}: {partition} has no record at or after {wanted[partition]}; "
-                    "set startingOffsetsByTimestampStrategy to latest to begin at its end"
-                )
-            found[partition] = ends[partition] if offset is None else offset
-        return found
-
-    def _check_names(self, boundary: Boundary, partitions: Iterable[TopicPartition]) -> None:
-        named, existing = set(boundary.offsets or boundary.timestamps), set(partitions)
-        if named != existing:
-            raise SettingsError(
-                f"{boundary.option} must name every partition of {self._options.subscription}, and no "
-                f"other: it names {by_topic(named)}, there are {by_topic(existing)}"
-            )
+    def ends(self) -> Offsets:
+        """Return the end offset of each partition. Raises ConsumerError."""
+        return self._client.ends(self.partitions())
 
     def latest(self, start: Mapping[TopicPartition, int]) -> Offsets:
         """Return the end offsets of all partitions, for a query that stands at `start`.
@@ -258,14 +148,14 @@ class OffsetPlanner:
         begins before any of its records is read.
 
         Raises:
-            ConsumerError: `start` has other topics, and `failOnDataLoss` is set.
-            OffsetOutOfRange: records or partitions are gone, and `failOnDataLoss` is set.
+            ConsumerError: `start` has other topics, and `fail_on_data_loss` is set.
+            OffsetOutOfRange: records or partitions are gone, and `fail_on_data_loss` is set.
         """
         partitions = self.partitions()
-        check_topics(self._options, start)
-        own = {p for p in start if p.topic in self._options.subscription}
+        check_topics(self._settings, start)
+        own = {p for p in start if p.topic in self._settings.subscription}
         if gone := own - set(partitions):
-            self._report_loss(f"partitions are gone: {by_topic(gone)}")
+            self._report_loss(f"partitions are gone: {', '.join(map(str, sorted(gone)))}")
         beginnings, ends = self._client.beginnings(partitions), self._client.ends(partitions)
         found: Offsets = {}
         for partition in partitions:
@@ -288,19 +178,19 @@ class OffsetPlanner:
         return found
 
     def _report_loss(self, what: str) -> None:
-        """Log that records may be lost; with `failOnDataLoss`, raise OffsetOutOfRange instead."""
-        if self._options.fail_on_data_loss:
+        """Log that records may be lost; with `fail_on_data_loss`, raise OffsetOutOfRange instead."""
+        if self._settings.fail_on_data_loss:
             raise OffsetOutOfRange(f"{what}. {DATA_LOSS_ADVICE}")
         _log.warning("records may be lost", what=what)
 
 
-def check_topics(options: SourceOptions, offsets: Iterable[TopicPartition]) -> None:
+def check_topics(settings: SourceSettings, offsets: Iterable[TopicPartition]) -> None:
     """Check that offsets of a checkpoint are of topics that the query reads.
 
     Raises:
-        ConsumerError: they are of other topics, and `failOnDataLoss` is set.
+        ConsumerError: they are of other topics, and `fail_on_data_loss` is set.
     """
-    subscription = options.subscription
+    subscription = settings.subscription
     others = sorted({p.topic for p in offsets if p.topic not in subscription})
     if not others:
         return
@@ -309,9 +199,9 @@ def check_topics(options: SourceOptions, offsets: Iterable[TopicPartition]) -> N
         f"the checkpoint belongs to another topic: it has offsets of {names}, and the query reads "
         f"{subscription}"
     )
-    if options.fail_on_data_loss:
+    if settings.fail_on_data_loss:
         raise ConsumerError(
             f"{what}. Give the query a checkpoint of its own, or read {names} too. To go on with this "
-            f"checkpoint and without {names}, set the option failOnDataLoss to false"
+            f"checkpoint and without {names}, use --no-fail-on-data-loss"
         )
     _log.warning("the checkpoint belongs to another topic", what=what)

@@ -1,6 +1,6 @@
-"""The readers of the Kafka source: one for a stream of micro-batches, one for a batch query.
+"""The reader of the Kafka source: a stream of micro-batches.
 
-Spark's planner processes and its tasks both unpickle these classes. The decoder, which loads a compiler,
+Spark's planner process and its tasks both unpickle it. The decoder, which loads a compiler,
 is imported by tasks only.
 """
 
@@ -11,10 +11,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import aiokafka.errors
-import pyarrow as pa
 import structlog
 from aiokafka.errors import KafkaError
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -23,7 +22,6 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from ...errors import ConsumerError, OffsetOutOfRange
-from ...service.process import keep_freed_memory
 from .blocking_client import shared_client
 from .offsets import (
     DATA_LOSS_ADVICE,
@@ -41,17 +39,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import TypeAlias
 
+    import pyarrow as pa
+
     from ...formats.batch_decoder import BatchDecoder
     from ...kafka.fetching import FetchedPartition
     from ...record import Batch, Range
     from .blocking_client import BlockingClient
-    from .options import ClientConfig, SourceOptions
+    from .source_settings import ClientConfig, SourceSettings
 
     RangeProcessor: TypeAlias = Callable[
         [Range, Iterator[Batch], pa.Schema], Iterator[pa.RecordBatch]
     ]
-
-__all__ = ["KafkaBatchReader", "KafkaStreamReader", "RangePartition", "read_range"]
 
 _log = structlog.get_logger(__name__)
 
@@ -119,9 +117,7 @@ def _decoder(config: ClientConfig) -> BatchDecoder:
     """Return the decoder that tasks of this process share: it learns how far a topic's batches expand."""
     from ...formats.batch_decoder import BatchDecoder
 
-    return BatchDecoder(
-        read_committed=config.isolation_level == "read_committed", check_crcs=config.check_crcs
-    )
+    return BatchDecoder(read_committed=config.isolation_level == "read_committed")
 
 
 def _after_loss(client: BlockingClient, wanted: Range, position: int, *, fail: bool) -> int:
@@ -152,76 +148,25 @@ class RangePartition(InputPartition):
         self.range = wanted
 
 
-def _read(
-    partition: InputPartition, options: SourceOptions, schema: pa.Schema, process: RangeProcessor
-) -> Iterator[pa.RecordBatch]:
-    if not isinstance(partition, RangePartition):
-        raise TypeError(f"not a partition of this source: {partition!r}")
-    batches = read_range(
-        shared_client(options.client),
-        partition.range,
-        fail_on_data_loss=options.fail_on_data_loss,
-        timeout=options.poll_timeout,
-    )
-    return process(partition.range, batches, schema)
-
-
-def _rows(_wanted: Range, batches: Iterator[Batch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the records as rows of exactly `schema`; without a cast where the types are equal."""
-    keep_freed_memory()
-    for batch in batches:
-        records = batch.records
-        if len(records):
-            columns: list[Any] = [
-                column if column.type.equals(field.type) else column.cast(field.type)
-                for field, column in ((field, records.column(field.name)) for field in schema)
-            ]
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-class KafkaBatchReader(DataSourceReader):
-    """Reads from the starting to the ending offsets, once."""
-
-    def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
-        self._options = options
-        self._schema = schema
-
-    def partitions(self) -> list[InputPartition]:
-        """Plan the ranges, one task each."""
-        options = self._options
-        planner = OffsetPlanner(shared_client(options.client), options)
-        found = planner.required_partitions()
-        start = planner.resolve(options.starting, found)
-        end = planner.resolve(options.ending, found)
-        ranges = divide_ranges(ranges_between(start, end), options.min_partitions)
-        return [RangePartition(wanted) for wanted in ranges]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one range. (Without any range, Spark still wants one empty partition read.)"""
-        if not isinstance(partition, RangePartition):
-            return iter(())
-        return _read(partition, self._options, self._schema, _rows)
-
-
 class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches in one long-lived process beside the driver, and reads them inside tasks.
 
-    The two halves share only the options: each task has a copy of this object.
+    The two halves share only the settings: each task has a copy of this object.
 
     Args:
-        process: turns the batches of a range into the rows for Spark; by default the records themselves.
+        process: turns the batches of a range into the rows for Spark.
         grid: divide ranges only at multiples of this offset.
     """
 
     def __init__(
         self,
-        options: SourceOptions,
+        settings: SourceSettings,
         schema: pa.Schema,
         *,
-        process: RangeProcessor = _rows,
+        process: RangeProcessor,
         grid: int | None = None,
     ) -> None:
-        self._options = options
+        self._settings = settings
         self._schema = schema
         self._process = process
         self._grid = grid
@@ -232,7 +177,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _planner(self) -> OffsetPlanner:
-        return OffsetPlanner(shared_client(self._options.client), self._options)
+        return OffsetPlanner(shared_client(self._settings.client), self._settings)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's names from here on
         """Return no offsets: a query without a checkpoint begins with an empty micro-batch.
@@ -243,21 +188,20 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit of the option `maxOffsetsPerTrigger`."""
-        limit = self._options.max_offsets_per_trigger
+        """Return `max_offsets_per_trigger`."""
+        limit = self._settings.max_offsets_per_trigger
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Take note of the current end offsets: this query reads no further."""
         planner = self._planner
-        self._target = planner.resolve(self._options.ending, planner.partitions())
+        self._target = planner.ends()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end of the next micro-batch; `start` itself when there is nothing new."""
         planner = self._planner
         if not start:
-            first = planner.resolve(self._options.starting, planner.required_partitions())
-            return show_offsets(first)
+            return show_offsets(planner.first(planner.required_partitions()))
         position = read_offsets(start)
         self._commit_to_group(
             start
@@ -280,15 +224,24 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Plan the ranges of a micro-batch, one task each; the same whenever it is planned again."""
-        check_topics(self._options, read_offsets(end))  # one that is repeated may have others
+        check_topics(self._settings, read_offsets(end))  # one that is repeated may have others
         # A partition that only `end` has is new: `latest` gave it its first offset, so it has no range yet.
         ranges = ranges_between(read_offsets(start), read_offsets(end))
-        parts = divide_ranges(ranges, self._options.min_partitions, grid=self._grid)
+        parts = divide_ranges(ranges, self._settings.min_partitions, grid=self._grid)
         return [RangePartition(wanted) for wanted in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range; runs inside a task."""
-        return _read(partition, self._options, self._schema, self._process)
+        if not isinstance(partition, RangePartition):
+            raise TypeError(f"not a partition of this source: {partition!r}")
+        settings = self._settings
+        batches = read_range(
+            shared_client(settings.client),
+            partition.range,
+            fail_on_data_loss=settings.fail_on_data_loss,
+            timeout=settings.poll_timeout,
+        )
+        return self._process(partition.range, batches, self._schema)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Commit `end` to the group; Spark no longer needs earlier offsets."""
@@ -296,12 +249,12 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _commit_to_group(self, offsets: dict[str, Any]) -> None:
         """Commit for lag tools. A failure is only logged: the checkpoint is what counts."""
-        group = self._options.group
-        if group is None or offsets == self._committed:
+        if offsets == self._committed:
             return
         self._committed = offsets
         try:
-            shared_client(self._options.client).commit(group, read_offsets(offsets))
+            client = shared_client(self._settings.client)
+            client.commit(self._settings.group, read_offsets(offsets))
         except ConsumerError as error:
             if not self._commit_failed:
                 _log.warning("group offsets not committed; reading goes on", reason=str(error))
@@ -311,4 +264,4 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Disconnect."""
-        shared_client(self._options.client).close()
+        shared_client(self._settings.client).close()

@@ -19,8 +19,6 @@ from kmr.broker.client import BatchProducer
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
 
-    from pyspark.sql import SparkSession
-
 
 @dataclass
 class Kafka:
@@ -127,14 +125,6 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
         finally:
             server.terminate()
             server.wait(30)
-
-
-@pytest.fixture(scope="session")
-def source(spark: SparkSession) -> str:
-    """Register the Kafka source; return its format."""
-    register = pytest.importorskip("kmr.spark.source.data_source").register
-    register(spark)
-    return "kmr-kafka"
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ import kmr.spark.engine.engine_settings, kmr.spark.engine.placement, kmr.spark.r
 from kmr.sinks import SparkWriter
 SparkWriter(path="p")
 try:
-    from kmr.spark import register
+    from kmr.spark import SparkEngine
 except Exception as error:
     print(f"{type(error).__name__}: {error}")
 try:
@@ -61,7 +61,7 @@ def test_without_pyspark_only_its_users_fail_and_say_how_to_install_it() -> None
         [sys.executable, "-c", WITHOUT_PYSPARK], stdout=subprocess.PIPE, text=True, check=True
     )
     source, writer = done.stdout.splitlines()
-    assert source.startswith("MissingExtra: kmr.spark.register needs pyspark: pip install ")
+    assert source.startswith("MissingExtra: kmr.spark.SparkEngine needs pyspark: pip install ")
     assert writer.startswith("MissingExtra: Spark needs pyspark: pip install ")
 
 
@@ -69,7 +69,7 @@ def test_every_public_name_can_be_imported_and_no_other() -> None:
     for package, example in (
         (kmr, "Strategy"),
         (kmr.sinks, "SparkWriter"),
-        (kmr.spark, "register"),
+        (kmr.spark, "SparkEngine"),
     ):
         names = [name for name in dir(package) if not name.startswith("_")]
         assert example in names

@@ -16,7 +16,6 @@ from kmr.spark.engine.checkpoint import (
     keep_group,
     newest_logged,
     read_generation,
-    read_logged_offsets,
 )
 
 if TYPE_CHECKING:
@@ -63,15 +62,14 @@ def test_every_partition_has_the_generation_of_the_checkpoint_also_in_a_task() -
     assert copy.get(TopicPartition("t", 3), 0) == 7
 
 
-def test_the_offsets_of_the_newest_micro_batch_are_read(
+def test_the_newest_micro_batch_that_has_begun_is_that_of_the_highest_number(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    assert read_logged_offsets(spark, str(tmp_path)) == {}
+    assert newest_logged(spark, str(tmp_path)) == -1
     (tmp_path / "offsets").mkdir()
-    for number, offset in ((9, 1), (10, 2)):
-        log = f'v1\n{{"batchWatermarkMs":0}}\n{{"t":{{"3":{offset}}}}}'
-        (tmp_path / "offsets" / str(number)).write_text(log)
-    assert read_logged_offsets(spark, str(tmp_path)) == {TopicPartition("t", 3): 2}
+    for number in (9, 10):
+        (tmp_path / "offsets" / str(number)).write_text("v1")
+    assert newest_logged(spark, str(tmp_path)) == 10
 
 
 def test_the_group_of_a_checkpoint_changes_only_when_its_micro_batches_are_complete(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from kmr.spark.engine.chunks import batches_of_rows, cut_chunks
+from kmr.spark.engine.chunks import cut_chunks
 from kmr.testing import batch_of
 
 if TYPE_CHECKING:
@@ -47,13 +47,3 @@ def test_chunks_do_not_depend_on_how_records_were_fetched(
         assert before[1] + 1 == after[0]
         assert (before[2] == "count") == (after[0] % 16 == 0)
     assert all(sum(map(len, part)) <= 100 or len(part) == 1 for *_, part in found)
-
-
-def test_rows_of_sparks_own_source_become_batches_without_gaps() -> None:
-    first = batch_of("t", 1, 10, [b"a", b"b"]).records
-    empty = first.slice(0, 0)
-    later = batch_of("t", 1, 15, [b"c"]).records.drop_columns(["headers"])
-    found = list(batches_of_rows([empty, first, later]))
-    assert [(batch.first, batch.last) for batch in found] == [(10, 11), (12, 15)]
-    assert found[1].offsets().tolist() == [15]
-    assert found[1].records["headers"].null_count == 1

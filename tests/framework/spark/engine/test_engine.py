@@ -1,4 +1,4 @@
-"""The engine in the test's process: reducers, failures, limits, both sources, metrics."""
+"""The engine in the test's process: reducers, failures, limits, metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from kmr import Strategy, map_batch
 from kmr.errors import (
-    ConsumerError,
     DeadlineExceeded,
     RecordFailed,
     SettingsError,
@@ -33,7 +32,6 @@ from kmr.sinks import KafkaWriter
 from kmr.sinks.clickhouse.client import Target, connect
 from kmr.spark.engine.engine import SparkEngine
 from kmr.spark.engine.engine_settings import EngineSettings
-from kmr.spark.source.data_source import FORMAT, register
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -284,22 +282,11 @@ def sample(runner: SparkEngine, name: str, **labels: str) -> float | None:
     return runner.metrics.registry.get_sample_value(f"kmr_{name}", labels)
 
 
-@pytest.fixture
-def source(
-    request: pytest.FixtureRequest, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> str:
-    """With `jvm`, our source stands in for Spark's own: its rows go through `mapInArrow`."""
-    register(spark)
-    monkeypatch.setattr("kmr.spark.engine.engine.JVM_FORMAT", FORMAT)
-    return str(request.param)
-
-
-@pytest.mark.parametrize("source", ["python", "jvm"], indirect=True)
 def test_rows_filtered_records_and_failures_reach_their_sinks(
-    runner: Runner, kafka: Kafka, topic: str, source: str
+    runner: Runner, kafka: Kafka, topic: str
 ) -> None:
     kafka.produce(topic, [b"a", b"skip", b"poison", b"b", b"poison"])
-    done = runner.run("files", source=source)
+    done = runner.run("files")
     assert [(row["offset"], row["value"]) for row in runner.rows()] == [(0, "a"), (3, "b")]
     first, second = runner.failed()
     assert '"offset":2' in first
@@ -345,15 +332,14 @@ def test_an_async_map_and_a_chain_of_reducers_deliver_every_row_once(
 
 
 @pytest.mark.parametrize("runner", [2], indirect=True)
-@pytest.mark.parametrize("source", ["python", "jvm"], indirect=True)
 def test_an_aggregate_has_one_result_for_each_micro_batch_with_all_its_partitions(
-    runner: Runner, kafka: Kafka, topic: str, source: str
+    runner: Runner, kafka: Kafka, topic: str
 ) -> None:
     kafka.produce_to(topic, 0, [b"a", b"b"])
     kafka.produce_to(topic, 1, [b"a", b"poison"])
-    runner.run("counted", source=source)
+    runner.run("counted")
     kafka.produce_to(topic, 1, [b"a"])
-    done = runner.run("counted", source=source)
+    done = runner.run("counted")
     found = sorted((row["value"], row["n"], row["last"]) for row in runner.rows())
     assert found == [("a", 1, 2), ("a", 2, 0), ("b", 1, 1)]
     assert len(runner.failed()) == 1
@@ -410,15 +396,14 @@ def test_records_that_a_new_checkpoint_reads_again_are_written_again(
         assert client.command(f"SELECT countIf(value = 'x') FROM {runner.table}") == 20
 
 
-@pytest.mark.parametrize("source", ["python", "jvm"], indirect=True)
 def test_a_reducer_knows_that_its_rows_may_have_been_written_only_in_a_repeated_micro_batch(
-    runner: Runner, kafka: Kafka, topic: str, tmp_path: Path, source: str
+    runner: Runner, kafka: Kafka, topic: str, tmp_path: Path
 ) -> None:
     kafka.produce(topic, [b"a", b"poison"])
-    runner.run("witness", source=source)
+    runner.run("witness")
     runner.forget_last()
     kafka.produce(topic, [b"a", b"poison"])
-    runner.run("witness", source=source)
+    runner.run("witness")
     for name in ("task", "driver", "error"):
         said = (tmp_path / f"witness-{name}").read_text().split()
         assert said == ["False", "True", "False"], name
@@ -560,16 +545,6 @@ def test_a_micro_batch_that_is_repeated_is_counted_and_its_lag_is_known(
     assert len(runner.rows()) == 15
     assert sample(done, "commits_total", result="checkpoint") == 2
     assert sample(done, "consumer_lag_records", topic=topic, partition="0") == 0
-
-
-@pytest.mark.parametrize("source", ["jvm"], indirect=True)
-def test_a_checkpoint_of_another_topic_is_named_before_sparks_own_source_reports_lost_data(
-    runner: Runner, topic: str, tmp_path: Path, source: str
-) -> None:
-    (tmp_path / "checkpoint" / "offsets").mkdir(parents=True)
-    (tmp_path / "checkpoint" / "offsets" / "0").write_text('v1\n{}\n{"old":{"0":5}}')
-    with pytest.raises(ConsumerError, match=f"it has offsets of old, and the query reads {topic}"):
-        runner.run("files", source=source)
 
 
 def test_metrics_and_readiness_are_served_while_the_query_runs(

@@ -1,4 +1,4 @@
-"""The engine's settings, and a worker's settings as options of the source."""
+"""The engine's settings, and those of its source."""
 
 from __future__ import annotations
 
@@ -10,34 +10,31 @@ from kmr.errors import SettingsError
 from kmr.kafka.subscription import Subscription
 from kmr.kafka.tokens import OAuthConfig
 from kmr.settings import SecuritySettings, Settings
-from kmr.spark.engine.engine_settings import EngineSettings, source_options
-from kmr.spark.source.options import SourceOptions
+from kmr.spark.engine.engine_settings import EngineSettings, source_settings
 
 
 def settings(**more: Any) -> Settings:
     return Settings(topics=("a", "b"), group="g", bootstrap_servers="k:9092", **more)
 
 
-def test_a_workers_settings_become_options_that_the_source_takes() -> None:
-    found = source_options(settings(), EngineSettings(checkpoint="c", min_partitions=4))
-    parsed = SourceOptions.parse(found, streaming=True)
-    assert parsed.subscription.topics == ("a", "b")
-    assert (parsed.group, parsed.min_partitions) == ("g", 4)
-    by_pattern = Settings(topic_pattern="a.*", group="g")
-    parsed = SourceOptions.parse(
-        source_options(by_pattern, EngineSettings(checkpoint="c")), streaming=True
-    )
-    assert parsed.subscription == Subscription(pattern="a.*")
+def test_a_workers_settings_become_those_of_the_source() -> None:
+    ours = settings(isolation_level="read_committed")
+    found = source_settings(ours, EngineSettings(checkpoint="c", min_partitions=4))
+    assert found.subscription == Subscription(("a", "b"))
+    assert (found.group, found.min_partitions, found.from_end) == ("g", 4, False)
+    assert found.client.isolation_level == "read_committed"
+    by_pattern = Settings(topic_pattern="a.*", group="g", auto_offset_reset="latest")
+    found = source_settings(by_pattern, EngineSettings(checkpoint="c"))
+    assert found.subscription == Subscription(pattern="a.*")
+    assert found.from_end
 
 
-def test_tokens_need_the_python_source() -> None:
+def test_tokens_reach_the_source() -> None:
     security = SecuritySettings(
         protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER", oauth_token_provider="a:b"
     )
-    found = source_options(settings(security=security), EngineSettings(checkpoint="c"))
-    assert SourceOptions.parse(found, streaming=True).client.oauth == OAuthConfig(provider="a:b")
-    with pytest.raises(SettingsError, match="needs --spark-source python"):
-        source_options(settings(security=security), EngineSettings(checkpoint="c", source="jvm"))
+    found = source_settings(settings(security=security), EngineSettings(checkpoint="c"))
+    assert found.client.oauth == OAuthConfig(provider="a:b")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from kmr.reducers.collect import Collecting
 from kmr.sinks import StreamWriter
 from kmr.spark.engine.report import read_failures, read_reports
 from kmr.spark.engine.strategy_source import TaskPlan
-from kmr.spark.engine.task import run_rows, run_task
+from kmr.spark.engine.task import run_task
 from kmr.testing import batch_of
 from tests.framework.spark.engine.made_tasks import CONTEXT, SCHEMA, parse, task
 
@@ -168,12 +168,3 @@ def test_tasks_of_another_plan_close_what_the_last_one_opened() -> None:
     assert CLOSED.empty(), "tasks of one plan share them"
     task(Strategy(parse, [Witness()]), [b"a"])
     assert {CLOSED.get(timeout=10) for _ in range(2)} == {"sink", "resources"}
-
-
-def test_rows_of_sparks_own_source_are_a_task_too(tmp_path: Path) -> None:
-    plan = TaskPlan.of(Strategy(parse, [StreamWriter(str(tmp_path / "out"))]), CONTEXT)
-    rows = [batch_of("t", 0, 3, [b"a"]).records, batch_of("t", 0, 7, [b"b"]).records]
-    table = pa.Table.from_batches(run_rows(plan, SCHEMA, iter(rows)), SCHEMA)
-    (report,) = read_reports(table)
-    assert (report.first, report.last, report.records) == (3, 7, 2)
-    assert list(run_rows(plan, SCHEMA, iter([]))) == []

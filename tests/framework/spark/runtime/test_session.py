@@ -92,7 +92,6 @@ TRACEBACK = """[STREAM_FAILED] Query terminated with exception: Job aborted
         ),
         ("[X] no more\nmemory", QueryFailed, "the query failed: [X] no more"),
         ("", QueryFailed, "the query failed: RuntimeError"),
-        ("[KAFKA_DATA_SOURCE_NOT_ENABLED] ...", SparkUnavailable, "needs Spark's Kafka connector"),
     ],
 )
 def test_the_most_specific_line_is_the_message(

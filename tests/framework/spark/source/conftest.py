@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kmr.spark.source.blocking_client import BlockingClient
-from kmr.spark.source.options import ClientConfig
+from kmr.spark.source.source_settings import ClientConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from kmr.errors import ConsumerError
 from kmr.record import TopicPartition
 from kmr.service.threads import background_loop
 from kmr.spark.source.blocking_client import BlockingClient, shared_client
-from kmr.spark.source.options import ClientConfig
+from kmr.spark.source.source_settings import ClientConfig
 
 if TYPE_CHECKING:
     from tests.framework.spark.conftest import Kafka
@@ -26,7 +26,6 @@ def test_offsets_are_those_of_the_log_and_of_the_group(
     assert client.partitions()[topic] == (0, 1)
     assert client.beginnings([first, second]) == {first: 0, second: 0}
     assert client.ends([first, second]) == {first: 0, second: 2}
-    assert client.at_times({second: 1500, first: 0}) == {first: None, second: 1}
     client.commit("lag-tools", {second: 2})
     assert kafka.committed("lag-tools", topic, 1) == 2
 
