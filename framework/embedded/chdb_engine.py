@@ -28,16 +28,13 @@ if TYPE_CHECKING:
 
     from .query import ExternalTable, Query
 
-__all__ = ["ChdbEngine"]
-
 _MAX_RESULT_BYTES = 1 << 30
-_ENCODINGS = {"gzip", "deflate", "br", "zstd", "lz4", "xz"}
+_SESSION_TIMEOUT = 60.0  # seconds without a query
 
 
 @dataclass(slots=True)
 class _Session:
     handle: Any
-    timeout: float
     lock: threading.Lock = field(default_factory=threading.Lock)
     used: float = field(default_factory=time.monotonic)
 
@@ -74,15 +71,11 @@ class ChdbEngine:
         )
 
     def run(self, query: Query) -> Answer:
-        """Run one statement. Raises ClickHouseError: it failed, or its session is in use or has ended."""
+        """Run one statement. Raises ClickHouseError. Statements of a session run one after the other."""
         settings = {name: v for name, v in query.settings.items() if name in self._known_settings}
         settings.setdefault("max_result_bytes", str(_MAX_RESULT_BYTES))
         if query.tag:
             settings.setdefault("log_comment", query.tag)
-        if query.encoding is not None and query.encoding not in _ENCODINGS:
-            raise ClickHouseError(
-                89, "UNKNOWN_COMPRESSION_METHOD", f"Unknown compression method {query.encoding!r}"
-            )
         try:
             with self._handle_for(query) as handle, _settings(handle, settings, query.session):
                 if query.database:
@@ -134,52 +127,41 @@ class ChdbEngine:
             finally:
                 handle.close()
             return
-        session = self._session(query.session, query)
-        try:
+        session = self._session(query.session)
+        with session.lock:
             yield session.handle
-        finally:
             session.used = time.monotonic()
-            session.lock.release()
 
-    def _session(self, name: str, query: Query) -> _Session:
-        """Return the session `name`, locked for the caller; end those that were idle for too long."""
+    def _session(self, name: str) -> _Session:
+        """Return the session `name`; end those that were idle for too long."""
         now = time.monotonic()
         with self._sessions_lock:
             for other, session in list(self._sessions.items()):
-                if now - session.used > session.timeout and session.lock.acquire(blocking=False):
+                if now - session.used > _SESSION_TIMEOUT and not session.lock.locked():
                     del self._sessions[other]
                     session.handle.close()
             found = self._sessions.get(name)
             if found is None:
-                if query.session_must_exist:
-                    raise ClickHouseError(372, "SESSION_NOT_FOUND", f"Session {name!r} not found")
-                found = self._sessions[name] = _Session(self._open(), query.session_timeout)
-            if not found.lock.acquire(blocking=False):
-                raise ClickHouseError(
-                    373, "SESSION_IS_LOCKED", f"Session {name!r} is locked by a concurrent client"
-                )
-            found.timeout = query.session_timeout
+                found = self._sessions[name] = _Session(self._open())
+            found.used = now
             return found
 
 
 def _answer(query: Query, result: Any) -> Answer:
-    statement = query.statement
-    body = result.bytes()
+    statement, body = query.statement, result.bytes()
     summary = {
         "read_rows": result.storage_rows_read(),
         "read_bytes": result.storage_bytes_read(),
         "written_rows": result.rows_written(),
         "written_bytes": result.bytes_written(),
-        "total_rows_to_read": "0",
         "result_rows": result.rows_read() if statement.kind == "read" else result.rows_written(),
-        "result_bytes": len(body),
         "elapsed_ns": int(result.elapsed() * 1_000_000_000),
     }
     answers = statement.answers or (bool(body) and statement.kind != "insert")
     return Answer(
-        body=body,
-        format=(statement.format or query.default_format) if answers else None,
-        summary={name: str(value) for name, value in summary.items()},
+        body,
+        (statement.format or query.default_format) if answers else None,
+        {name: str(value) for name, value in summary.items()},
     )
 
 

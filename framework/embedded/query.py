@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from ..errors import KmrError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-
-__all__ = [
-    "Answer",
-    "ClickHouseError",
-    "ExternalTable",
-    "Query",
-    "ServerError",
-    "Spool",
-    "Statement",
-    "parse_statement",
-]
 
 _CODE = re.compile(r"Code: (\d+)\. DB::Exception: ")
 _NAME = re.compile(r"\(([A-Z][A-Z0-9_]+)\)")
@@ -228,12 +216,8 @@ class Spool:
     """A file in memory that the engine reads by path; freed when closed."""
 
     def __init__(self) -> None:
-        if hasattr(os, "memfd_create"):
-            self._file: Any = os.fdopen(os.memfd_create("clickhouse-insert"), "wb", buffering=0)
-            self.path = f"/proc/self/fd/{self._file.fileno()}"
-        else:
-            self._file = tempfile.NamedTemporaryFile(buffering=0)  # noqa: SIM115
-            self.path = self._file.name
+        self._file = os.fdopen(os.memfd_create("clickhouse-insert"), "wb", buffering=0)
+        self.path = f"/proc/self/fd/{self._file.fileno()}"
 
     def write(self, data: bytes | memoryview) -> None:
         """Append; a write to memory is never partial."""
@@ -264,8 +248,7 @@ class Query:
         text: the SQL; of an INSERT with data only its head.
         data: the rows of an INSERT, compressed with `encoding`.
         tag: identifies the query for `ChdbEngine.kill`.
-        session: keeps temporary tables and settings between queries; it ends after `session_timeout`
-            idle seconds.
+        session: keeps temporary tables and settings between queries.
     """
 
     text: bytes
@@ -279,8 +262,6 @@ class Query:
     external: Sequence[ExternalTable] = ()
     tag: str = ""
     session: str | None = None
-    session_timeout: float = 60.0
-    session_must_exist: bool = False
 
     def sql(self) -> bytes:
         """Return the SQL for the engine."""
@@ -299,7 +280,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of a statement; `format` is None without a result set."""
+    """The result of a statement, and what it did; `format` is None without a result set."""
 
     body: bytes
     format: str | None

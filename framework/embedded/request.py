@@ -7,7 +7,6 @@ INSERT follow it, and the body may be compressed. Rows are spooled as they arriv
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import TYPE_CHECKING, Any
 
 import cramjam
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-__all__ = ["COMPRESSIONS", "read_query"]
-
 COMPRESSIONS: dict[str, Any] = {
     "lz4": cramjam.lz4,
     "zstd": cramjam.zstd,
@@ -32,21 +29,14 @@ COMPRESSIONS: dict[str, Any] = {
 }
 """The modules of cramjam by the names of HTTP content encodings."""
 
-_HEAD_BYTES = 262_144  # ClickHouse's own max_query_size: how much of an INSERT it looks at
-_MAX_QUERY_BYTES = 16 * 1024 * 1024
 _CHUNK = 1024 * 1024
 
-# Parameters of a request that are not settings of the engine.
 _TRANSPORT = frozenset((
-    "query", "database", "default_format", "session_id", "session_timeout", "session_check",
-    "query_id", "user", "password", "quota_key", "role", "compress", "decompress",
-    "close_session", "stacktrace",
-    # about the HTTP response, which this server sends when the query is done
-    "wait_end_of_query", "buffer_size", "send_progress_in_http_headers",
-    "http_headers_progress_interval_ms", "enable_http_compression", "http_zlib_compression_level",
-    "http_write_exception_in_output_format", "cancel_http_readonly_queries_on_client_close",
+    "query", "database", "default_format", "session_id", "query_id", "enable_http_compression",
+    "wait_end_of_query", "send_progress_in_http_headers", "http_headers_progress_interval_ms",
     "client_protocol_version",
 ))  # fmt: skip
+"""Parameters of a request that are not settings of the engine."""
 
 
 async def read_query(
@@ -58,13 +48,6 @@ async def read_query(
         ClickHouseError: the body is too large or damaged, or a parameter is not valid.
     """
     parameters = dict(request.query)
-    if parameters.get("compress") == "1" or parameters.get("decompress") == "1":
-        raise ClickHouseError(
-            48,
-            "NOT_IMPLEMENTED",
-            "The embedded ClickHouse has no compress=1 and decompress=1 (compressed blocks): "
-            "use Accept-Encoding with enable_http_compression=1, and Content-Encoding",
-        )
     body = _Body(request, max_body_bytes)
     external: list[ExternalTable] = []
     if request.content_type == "multipart/form-data":
@@ -93,8 +76,6 @@ async def read_query(
         external=external,
         tag=query_id,
         session=parameters.get("session_id") or None,
-        session_timeout=_session_timeout(parameters),
-        session_must_exist=parameters.get("session_check") == "1",
     )
 
 
@@ -103,6 +84,9 @@ class _Body:
 
     def __init__(self, request: web.Request, limit: int) -> None:
         self.encoding = request.headers.get("Content-Encoding", "").lower() or None
+        if self.encoding not in (None, *COMPRESSIONS):
+            what = f"Unknown compression method {self.encoding!r}"
+            raise ClickHouseError(89, "UNKNOWN_COMPRESSION_METHOD", what)
         self._content = request.content
         self._limit = limit
         self._size = 0
@@ -115,12 +99,11 @@ class _Body:
         self.count(len(data))
         return data
 
-    async def read(self, at_least: int = sys.maxsize) -> bytes:
-        """Read so many bytes, or all until the end."""
+    async def read(self) -> bytes:
+        """Read all bytes until the end."""
         chunks = []
-        while at_least > 0 and (chunk := await self.chunk()):
+        while chunk := await self.chunk():
             chunks.append(chunk)
-            at_least -= len(chunk)
         return b"".join(chunks)
 
     async def spool(self, spool: Spool) -> None:
@@ -154,26 +137,14 @@ async def _read_statement(
             data = resources.enter_context(Spool())
             await body.spool(data)
             return prefix, statement, data, body.encoding
-    if body.encoding is None:
-        text = prefix + await body.read(_HEAD_BYTES)
-    else:
-        compressed = await body.read()
-        text = prefix + await asyncio.to_thread(_decompress, compressed, body.encoding)
+    text = prefix + await body.read()
+    if body.encoding is not None:
+        text = prefix + await asyncio.to_thread(_decompress, text[len(prefix) :], body.encoding)
     statement = parse_statement(text)
-    if statement.kind == "insert":
-        text, data = _inline(text, statement, resources)
-        await body.spool(data)
-        return text, statement, data, None
-    rest = await body.read(_MAX_QUERY_BYTES)
-    if len(text) + len(rest) > _MAX_QUERY_BYTES:
-        raise ClickHouseError(
-            229, "QUERY_IS_TOO_LARGE", f"The statement is longer than {_MAX_QUERY_BYTES} bytes"
-        )
-    return (
-        (text + rest, parse_statement(text + rest), None, None)
-        if rest
-        else (text, statement, None, None)
-    )
+    if statement.kind != "insert":
+        return text, statement, None, None
+    text, data = _inline(text, statement, resources)
+    return text, statement, data, None
 
 
 def _inline(text: bytes, statement: Statement, resources: ExitStack) -> tuple[bytes, Spool]:
@@ -206,26 +177,9 @@ async def _read_form(
 def _external_table(name: str, parameters: Mapping[str, str], data: Spool) -> ExternalTable:
     structure = parameters.get(f"{name}_structure")
     if structure is None:
-        types = parameters.get(f"{name}_types")
-        if types is None:
-            raise ClickHouseError(
-                36,
-                "BAD_ARGUMENTS",
-                f"The external table {name!r} needs the parameter {name}_structure or {name}_types",
-            )
-        structure = ", ".join(
-            f"_{number} {type_}" for number, type_ in enumerate(types.split(","), 1)
-        )
+        what = f"The external table {name!r} needs the parameter {name}_structure"
+        raise ClickHouseError(36, "BAD_ARGUMENTS", what)
     return ExternalTable(name, structure, parameters.get(f"{name}_format", "TabSeparated"), data)
-
-
-def _session_timeout(parameters: Mapping[str, str]) -> float:
-    text = parameters.get("session_timeout", "60")
-    if not text.isdigit() or not 0 < int(text) <= 3600:
-        raise ClickHouseError(
-            374, "INVALID_SESSION_TIMEOUT", f"Invalid session timeout: {text!r} (1 to 3600 seconds)"
-        )
-    return float(text)
 
 
 def _split_parameters(parameters: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -241,14 +195,9 @@ def _split_parameters(parameters: Mapping[str, str]) -> tuple[dict[str, str], di
 
 
 def _decompress(body: bytes, encoding: str) -> bytes:
-    """Decompress a body. Raises ClickHouseError: the encoding is not known, or the body is damaged."""
-    codec = COMPRESSIONS.get(encoding)
-    if codec is None:
-        raise ClickHouseError(
-            89, "UNKNOWN_COMPRESSION_METHOD", f"Unknown compression method {encoding!r}"
-        )
+    """Decompress a body. Raises ClickHouseError: it is damaged."""
     try:
-        return bytes(codec.decompress(body))
+        return bytes(COMPRESSIONS[encoding].decompress(body))
     except cramjam.DecompressionError as error:
         raise ClickHouseError(
             271, "CANNOT_DECOMPRESS", f"Cannot decompress the body: {error}"

@@ -1,7 +1,7 @@
 """Serve the embedded ClickHouse on ClickHouse's HTTP interface (port 8123).
 
-Unmodified clients work with it (clickhouse-connect, curl): queries, inserts in every format, parameters,
-sessions, external tables, compression both ways, deduplication tokens. A response is sent when the query
+It has what clickhouse-connect and curl send: queries, inserts in every format, parameters, sessions,
+external tables, compression both ways, deduplication tokens. A response is sent when the query
 is done, so that an error always has its own status code.
 
 It is made for one machine: no users, no TLS, loopback by default.
@@ -28,40 +28,12 @@ from .request import COMPRESSIONS, read_query
 if TYPE_CHECKING:
     from .query import Answer, Query
 
-__all__ = ["EmbeddedClickHouse"]
-
 _MAX_BODY_BYTES = 1024 * 1024 * 1024
 _CONCURRENT_QUERIES = 16
 _KEEP_ALIVE = 3600.0  # seconds; long, because clients handle a closed idle connection badly
 
-_BAD_REQUEST = frozenset((
-    "SYNTAX_ERROR", "INCORRECT_DATA", "TYPE_MISMATCH", "TOO_DEEP_AST", "TOO_BIG_AST",
-    "UNEXPECTED_AST_STRUCTURE", "UNKNOWN_ELEMENT_IN_AST", "UNKNOWN_TYPE_OF_AST_NODE",
-    "VALUE_IS_OUT_OF_RANGE_OF_DATA_TYPE", "BAD_REQUEST_PARAMETER", "INVALID_SESSION_TIMEOUT",
-))  # fmt: skip
-_NOT_FOUND = frozenset((
-    "UNKNOWN_TABLE", "UNKNOWN_DATABASE", "UNKNOWN_FUNCTION", "UNKNOWN_AGGREGATE_FUNCTION",
-    "UNKNOWN_IDENTIFIER", "UNKNOWN_TYPE", "UNKNOWN_STORAGE", "UNKNOWN_SETTING", "UNKNOWN_FORMAT",
-    "UNKNOWN_DATABASE_ENGINE", "UNKNOWN_TYPE_OF_QUERY", "UNKNOWN_DIRECTION_OF_SORTING",
-    "SESSION_NOT_FOUND",
-))  # fmt: skip
-_STATUS = {
-    "NOT_IMPLEMENTED": 501,
-    "QUERY_IS_TOO_LARGE": 413,
-    "TIMEOUT_EXCEEDED": 408,
-    "SESSION_IS_LOCKED": 423,
-}
-
-_CONTENT_TYPES = {
-    "json": "application/json; charset=UTF-8",
-    "jsoneachrow": "application/x-ndjson; charset=UTF-8",
-    "csv": "text/csv; charset=UTF-8; header=absent",
-    "csvwithnames": "text/csv; charset=UTF-8; header=present",
-    "tabseparated": "text/tab-separated-values; charset=UTF-8",
-    "tsv": "text/tab-separated-values; charset=UTF-8",
-    "xml": "application/xml; charset=UTF-8",
-}
-_BINARY = ("native", "rowbinary", "arrow", "parquet", "orc", "avro", "msgpack", "protobuf")
+_STATUS = {"SYNTAX_ERROR": 400, "UNKNOWN_TABLE": 404, "QUERY_IS_TOO_LARGE": 413}
+"""HTTP statuses of errors that a person with curl meets; clients read the code in the header."""
 
 
 class EmbeddedClickHouse:
@@ -130,7 +102,6 @@ class EmbeddedClickHouse:
     async def _listen(self, stack: AsyncExitStack) -> None:
         app = web.Application()
         app.router.add_get("/ping", self._ping)
-        app.router.add_get("/replicas_status", self._ping)
         app.router.add_get("/", self._query)
         app.router.add_post("/", self._query)
         runner = web.AppRunner(
@@ -172,7 +143,7 @@ class EmbeddedClickHouse:
             return await self._answer(request, query_id, headers)
         except ClickHouseError as error:
             return web.Response(
-                status=_status_of(error),
+                status=_STATUS.get(error.name, 500),
                 text=error.body(self._engine.version),
                 headers={**headers, "X-ClickHouse-Exception-Code": str(error.code)},
             )
@@ -195,13 +166,12 @@ class EmbeddedClickHouse:
         answer = await self._in_thread(query, held)
         body = answer.body
         if answer.format is not None:
-            headers["X-ClickHouse-Format"] = answer.format
+            headers["X-ClickHouse-Format"] = answer.format  # clickhouse-connect: there is a result
         compression = _compression(request)
         if compression is not None and body:
             headers["Content-Encoding"] = compression
             body = bytes(await asyncio.to_thread(COMPRESSIONS[compression].compress, body))
         headers["X-ClickHouse-Summary"] = msgspec.json.encode(answer.summary).decode()
-        headers["Content-Type"] = _content_type(answer.format)
         return web.Response(body=body, headers=headers)
 
     def _refuse_web_pages(self, request: web.Request) -> None:
@@ -259,20 +229,3 @@ def _compression(request: web.Request) -> str | None:
             if name in COMPRESSIONS:
                 return name
     return None
-
-
-def _status_of(error: ClickHouseError) -> int:
-    """Return the HTTP status that a ClickHouse server sends for an error."""
-    if error.name in _BAD_REQUEST or error.name.startswith("CANNOT_PARSE"):
-        return 400
-    if error.name in _NOT_FOUND:
-        return 404
-    return _STATUS.get(error.name, 500)
-
-
-def _content_type(result_format: str | None) -> str:
-    """Return the media type of a ClickHouse format."""
-    name = (result_format or "").lower()
-    if name.startswith(_BINARY):
-        return "application/octet-stream"
-    return _CONTENT_TYPES.get(name, "text/plain; charset=UTF-8")
