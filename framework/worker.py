@@ -20,7 +20,7 @@ from .events import EventHandler, Failed, Shutdown
 from .kafka.connection import consumer_config
 from .kafka.kafka_consumer import KafkaConsumer
 from .kafka.subscription import Subscription
-from .observe.health import HealthServer, OneWorker, SourceServer
+from .observe.health import HealthServer
 from .observe.liveness import IdlePartition, Liveness
 from .observe.metrics import Metrics
 from .observe.progress import CatchUp, DrainTime, ProgressLog
@@ -34,16 +34,16 @@ from .service.process import freeze_modules, keep_freed_memory
 from .service.process_end import ExitCode, ProcessEnd, exit_now
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Awaitable, Callable
+
+    from prometheus_client import CollectorRegistry
 
     from .kafka.consumer import Consumer
     from .observe.tracing import Tracing
-    from .service.http import HttpServer
     from .settings import Settings
     from .strategy import Strategy
 
-__all__ = ["Seat", "Worker", "run_worker"]
+__all__ = ["SupervisorLink", "Worker", "run_worker"]
 
 _ANSWER_TIMEOUT: Final = 0.2  # seconds
 _RETRY_AFTER: Final = 1.0  # seconds
@@ -52,12 +52,12 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Seat:
-    """The place of a worker among several that one process supervises.
+class SupervisorLink:
+    """What the supervisor of several workers hears of one, and decides for it.
 
     Attributes:
         name: `worker 1`, for messages.
-        listen: opens the socket of its HTTP server, instead of `http.host` and `http.port`.
+        report: called when status and metrics can be asked for; there is no HTTP server of its own.
         admitted: returns when it may join the group. Until then it does everything that takes long.
         joined: called when it has joined the group.
         left: called when it uses the group no more: another may take its place.
@@ -66,7 +66,7 @@ class Seat:
     """
 
     name: str
-    listen: Callable[[], socket.socket]
+    report: Callable[[Callable[[], WorkerStatus], CollectorRegistry], None]
     admitted: Callable[[], Awaitable[None]]
     joined: Callable[[], None]
     left: Callable[[], None]
@@ -82,7 +82,7 @@ class Worker:
         settings: the connection, the topics and the limits.
         metrics: the metrics to record in; with a registry of their own by default.
         consumer: the Kafka client; made from the settings by default.
-        seat: its place among several workers; None if it is the only one of its process.
+        supervisor: of several workers; None if this is the only one.
         tracing: makes a span of each batch and each flush.
 
     Raises:
@@ -101,7 +101,7 @@ class Worker:
         *,
         metrics: Metrics | None = None,
         consumer: Consumer | None = None,
-        seat: Seat | None = None,
+        supervisor: SupervisorLink | None = None,
         tracing: Tracing = OFF,
     ) -> None:
         self._subscription = Subscription(settings.topics, settings.topic_pattern)
@@ -110,7 +110,7 @@ class Worker:
         strategy.refuse_loop(self._subscription, settings.bootstrap_servers)
         self._strategy = strategy
         self._settings = settings
-        self._seat = seat
+        self._supervisor = supervisor
         self.metrics = metrics or Metrics()
         self.metrics.begin(
             settings.group, settings.strategy or "", strategy.stages, settings.topics
@@ -185,6 +185,8 @@ class Worker:
         self.metrics.count_tasks_of(asyncio.get_running_loop())
         async with AsyncExitStack() as stack:
             server = self._server()
+            if self._supervisor is not None:
+                self._supervisor.report(self.status, self.metrics.registry)
             if server is not None:
                 self.health_url = (await stack.enter_async_context(server)).url
             try:
@@ -204,11 +206,9 @@ class Worker:
             seconds=took,
         )
 
-    def _server(self) -> HttpServer | None:
-        http, seat = self._settings.http, self._seat
-        if seat is not None:
-            return SourceServer(OneWorker(self.status, self.metrics), seat.listen)
-        if http.port is None:
+    def _server(self) -> HealthServer | None:
+        http = self._settings.http
+        if http.port is None or self._supervisor is not None:
             return None
         return HealthServer(http.host, http.port, self.status, self.metrics)
 
@@ -219,17 +219,17 @@ class Worker:
             with self._starting:
                 await self._start()
             if not self._starting.cancelled_caught:
-                if self._seat is not None:
-                    tasks.start_soon(self._report_joined, self._seat)
+                if self._supervisor is not None:
+                    tasks.start_soon(self._report_joined, self._supervisor)
                 tasks.start_soon(self._committer.run)
                 tasks.start_soon(self._observe)
                 await self._pipeline.run()
                 await self._committer.commit()
             tasks.cancel_scope.cancel()
 
-    async def _report_joined(self, seat: Seat) -> None:
+    async def _report_joined(self, supervisor: SupervisorLink) -> None:
         await self.ready()
-        seat.joined()
+        supervisor.joined()
 
     def _fail(self, error: BaseException) -> None:
         """Note an error, and stop everything if it is the first one: that has caused the others."""
@@ -265,8 +265,8 @@ class Worker:
 
     async def _admitted(self) -> None:
         """Return when this process may join the group: it ends what an earlier one may have left open."""
-        if self._seat is not None:
-            await self._seat.admitted()
+        if self._supervisor is not None:
+            await self._supervisor.admitted()
         await self._until_answered(self._committer.take_over)
 
     async def _until_answered(self, ask: Callable[[], Awaitable[None]]) -> None:
@@ -329,7 +329,9 @@ class Worker:
             if self.failure is not None:
                 await self._attempt("commit", self._commit_reached)
             # A worker that failed is expected back.
-            leaves = self.failure is None and self._seat is not None and self._seat.leaves()
+            leaves = (
+                self.failure is None and self._supervisor is not None and self._supervisor.leaves()
+            )
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._attempt, "leave the group", partial(self._leave, leaves))
                 tasks.start_soon(self._attempt, "close the sinks", self._pipeline.close)
@@ -340,8 +342,8 @@ class Worker:
 
     async def _leave(self, leaves: bool) -> None:
         await self._consumer.stop(leave=leaves)
-        if self._seat is not None:
-            self._seat.left()
+        if self._supervisor is not None:
+            self._supervisor.left()
 
     async def _commit_reached(self) -> None:
         """Commit the watermarks, so that fewer records are delivered again."""
@@ -454,55 +456,61 @@ class Worker:
         )
 
 
-def run_worker(strategy: Strategy, settings: Settings, seat: Seat | None = None) -> int:
+def run_worker(
+    strategy: Strategy, settings: Settings, supervisor: SupervisorLink | None = None
+) -> int:
     """Run a worker as a process: the first SIGTERM, SIGINT or SIGHUP drains it, a second one ends it.
 
     A `KmrError` is printed as one message on stderr. When `shutdown_deadline` has passed since the first
     signal or the first failure, the process ends, whatever hangs in it.
 
     Args:
-        seat: of one of several workers; a second signal has no effect on it.
+        supervisor: of several workers; a second signal has no effect on one of them.
 
     Returns:
         The exit code (`ExitCode`).
     """
     keep_freed_memory(settings.worker_count)
     freeze_modules()
-    return anyio.run(partial(_run_process, strategy, settings, seat))
+    return anyio.run(partial(_run_process, strategy, settings, supervisor))
 
 
-async def _run_process(strategy: Strategy, settings: Settings, seat: Seat | None) -> int:
+async def _run_process(
+    strategy: Strategy, settings: Settings, supervisor: SupervisorLink | None
+) -> int:
     metrics = Metrics()
     async with telemetry(settings, metrics) as tracing:
-        worker = Worker(strategy, settings, metrics=metrics, seat=seat, tracing=tracing)
-        return await _run_until_signal(worker, seat)
+        worker = Worker(strategy, settings, metrics=metrics, supervisor=supervisor, tracing=tracing)
+        return await _run_until_signal(worker, supervisor)
 
 
-async def _run_until_signal(worker: Worker, seat: Seat | None) -> int:
+async def _run_until_signal(worker: Worker, supervisor: SupervisorLink | None) -> int:
     loop = asyncio.get_running_loop()
 
     def request(name: str) -> None:
         loop.call_soon_threadsafe(worker.shutdown, name)
 
-    name = "" if seat is None else f"{seat.name}: "
+    name = "" if supervisor is None else f"{supervisor.name}: "
 
     def undone() -> str:
         return name + _undone(worker, loop)
 
-    end = ProcessEnd(worker.deadline, request, undone, once=seat is not None)
+    end = ProcessEnd(worker.deadline, request, undone, once=supervisor is not None)
     end.arm()
     freezing = asyncio.create_task(freeze_when_ready(worker))
     try:
         # Only the first process of a unit speaks for it.
-        async with notifying(partial(_service_state, worker)) if seat is None else nullcontext():
+        async with (
+            notifying(partial(_service_state, worker)) if supervisor is None else nullcontext()
+        ):
             await worker.run()
     except DeadlineExceeded as error:
         exit_now(ExitCode.DEADLINE_EXCEEDED, f"{name}{error}")
     except KmrError as error:
-        if seat is None:
+        if supervisor is None:
             print(f"kmr: {error}", file=sys.stderr)  # noqa: T201  the user's message
         else:
-            seat.failed(str(error))
+            supervisor.failed(str(error))
         return ExitCode.FAILED
     finally:
         freezing.cancel()

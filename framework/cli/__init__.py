@@ -3,14 +3,16 @@
 import sys
 from typing import NoReturn
 
-__all__ = ["main"]
+from ..service.hangups import hold_hangups
 
 
 def main() -> NoReturn:
-    """Run the command line of this process and exit; see `kmr.cli.root.main`.
+    """Run the command line of this process and exit.
 
-    It is imported here, because Ctrl-C may come while it is: imports are most of the start.
+    Everything is imported here, because signals may come meanwhile: imports are most of the start.
     """
+    if sys.argv[1:2] == ["run"]:
+        hold_hangups()
     try:
         from .root import main as run
 

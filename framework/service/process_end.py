@@ -12,6 +12,8 @@ import time
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from .hangups import take_hangup
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -70,16 +72,22 @@ class ProcessEnd:
         # A signal handler may interrupt anything: `SimpleQueue.put` is the one thing it may do.
         self._events: SimpleQueue[signal.Signals | None] = SimpleQueue()
 
-    def arm(self) -> None:
-        """Take over the signals for the rest of the process. Call it in the main thread."""
+    def arm(self, *, hangup: bool = True) -> None:
+        """Take over the signals for the rest of the process. Call it in the main thread.
+
+        Args:
+            hangup: False: the caller has taken over SIGHUP.
+        """
         self._deadline.on_begin = lambda: self._events.put(None)
         numbers = [signal.SIGTERM, signal.SIGINT]
         if self._once:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+        elif hangup and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
             numbers.append(signal.SIGHUP)
         for number in numbers:
             signal.signal(number, lambda number, _: self._events.put(signal.Signals(number)))
+        if signal.SIGHUP in numbers and take_hangup():
+            self._events.put(signal.SIGHUP)
         threading.Thread(target=self._watch, name="process end", daemon=True).start()
 
     def _watch(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from ..service.hangups import take_hangup
 from ..service.notify import notifying
 from ..service.process_end import ExitCode, ProcessEnd
 from .supervisor import Supervisor
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..settings import Settings
-
-__all__ = ["run_workers"]
 
 
 def run_workers(settings: Settings, config: Path | None, flags: Mapping[str, object]) -> int:
@@ -45,8 +44,10 @@ async def _run(settings: Settings, config: Path | None, flags: Mapping[str, obje
     def request(name: str) -> None:
         loop.call_soon_threadsafe(supervisor.shutdown, name)
 
-    ProcessEnd(supervisor.deadline, request, supervisor.kill).arm()
     loop.add_signal_handler(signal.SIGHUP, supervisor.roll)
+    if take_hangup():
+        supervisor.roll()
+    ProcessEnd(supervisor.deadline, request, supervisor.kill).arm(hangup=False)
     async with notifying(supervisor.service_state):
         code, message = await supervisor.run()
     if code != ExitCode.CLEAN:

@@ -14,8 +14,6 @@ from .messages import Served
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["Directories"]
-
 
 class Directories:
     """Serves a directory from the first request for it until the end of the context."""

@@ -9,7 +9,6 @@ import anyio
 import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from ..observe.failures import latest
@@ -18,33 +17,26 @@ from ..observe.status import WorkerState, WorkerStatus
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    import aiohttp
-
     from ..observe.status import StageStatus
     from ..settings import Settings
-    from .slot import Slot
-
-__all__ = ["Whole", "metrics_of_slots"]
+    from .messages import MetricFamily
+    from .supervised_worker import SupervisedWorker
 
 _WORST_FIRST: Final[tuple[WorkerState, ...]] = (
     *("failed", "stopped", "draining", "starting", "suspended", "running"),
 )
 
 
-class Whole:
+class FleetStatus:
     """The source of the endpoints that are about all workers.
 
     Args:
-        slots: the workers.
-        session: to ask them.
+        workers: all of them.
     """
 
-    def __init__(
-        self, settings: Settings, slots: Sequence[Slot], session: aiohttp.ClientSession
-    ) -> None:
+    def __init__(self, settings: Settings, workers: Sequence[SupervisedWorker]) -> None:
         self._settings = settings
-        self._slots = slots
-        self._session = session
+        self._workers = workers
         self._started = time.monotonic()
 
     async def status(self) -> WorkerStatus:
@@ -54,12 +46,12 @@ class Whole:
         live.
         """
         async with anyio.create_task_group() as tasks:
-            for slot in self._slots:
-                tasks.start_soon(slot.ask, self._session)
-        summaries = tuple(slot.summary() for slot in self._slots)
+            for worker in self._workers:
+                tasks.start_soon(worker.ask)
+        summaries = tuple(worker.summary() for worker in self._workers)
         states = {summary.state for summary in summaries}
         problems = [f"worker {each.index}: {each.problem}" for each in summaries if each.problem]
-        known = [(slot.index, slot.status) for slot in self._slots if slot.status is not None]
+        known = [(each.index, each.status) for each in self._workers if each.status is not None]
         return WorkerStatus(
             state=next(state for state in _WORST_FIRST if state in states),
             live=all(summary.live for summary in summaries),
@@ -82,9 +74,9 @@ class Whole:
             settled=sum(summary.settled for summary in summaries),
             uptime=time.monotonic() - self._started,
             workers=summaries,
-            failed=sum(slot.failed for slot in self._slots),
-            repeated=sum(slot.repeated for slot in self._slots),
-            failures=latest(each for slot in self._slots for each in slot.failures()),
+            failed=sum(worker.failed for worker in self._workers),
+            repeated=sum(worker.repeated for worker in self._workers),
+            failures=latest(each for worker in self._workers for each in worker.failures()),
         )
 
     async def registry(self) -> CollectorRegistry:
@@ -93,22 +85,26 @@ class Whole:
         Nothing is summed: a counter of one worker begins anew when that one restarts, which Prometheus sees
         in its own series only. `sum without (worker) (rate(...))` is the whole.
         """
-        texts: dict[int, str] = {}
+        answers: dict[int, tuple[MetricFamily, ...]] = {}
 
-        async def ask(slot: Slot) -> None:
-            body = await slot.get(self._session, "/metrics")
-            if body is not None:
-                texts[slot.index] = body.decode()
+        async def ask(worker: SupervisedWorker) -> None:
+            families = await worker.ask(metrics=True)
+            if families is not None:
+                answers[worker.index] = families
 
         async with anyio.create_task_group() as tasks:
-            for slot in self._slots:
-                tasks.start_soon(ask, slot)
+            for worker in self._workers:
+                tasks.start_soon(ask, worker)
         registry = CollectorRegistry()
-        registry.register(_Families([*metrics_of_slots(self._slots, texts), *_labelled(texts)]))
+        registry.register(
+            _Families([*metrics_of_supervisor(self._workers, answers), *_labelled(answers)])
+        )
         return registry
 
 
-def metrics_of_slots(slots: Iterable[Slot], answered: Collection[int]) -> tuple[Metric, ...]:
+def metrics_of_supervisor(
+    workers: Iterable[SupervisedWorker], answered: Collection[int]
+) -> tuple[Metric, ...]:
     """Return the metrics that only the supervisor has.
 
     Args:
@@ -122,9 +118,9 @@ def metrics_of_slots(slots: Iterable[Slot], answered: Collection[int]) -> tuple[
         "Times that a worker was started again after it had ended by itself.",
         labels=["worker"],
     )
-    for slot in slots:
-        up.add_metric([str(slot.index)], float(slot.index in answered))
-        restarts.add_metric([str(slot.index)], slot.restarts.total)
+    for worker in workers:
+        up.add_metric([str(worker.index)], float(worker.index in answered))
+        restarts.add_metric([str(worker.index)], worker.restarts.total)
     return up, restarts
 
 
@@ -135,22 +131,17 @@ def _of_worker(stage: StageStatus, index: int) -> StageStatus:
     return msgspec.structs.replace(stage, name=f"{stage.name} worker {index}")
 
 
-def _labelled(texts: Mapping[int, str]) -> Iterable[Metric]:
-    """Return the metrics of all workers, with the label `worker`.
-
-    Args:
-        texts: by worker, its metrics in the text format.
-    """
-    families: dict[str, Metric] = {}
-    for index, text in sorted(texts.items()):
-        for family in text_string_to_metric_families(text):
-            whole = families.setdefault(
+def _labelled(answers: Mapping[int, Iterable[MetricFamily]]) -> Iterable[Metric]:
+    """Return the metrics of all workers, with the label `worker`."""
+    merged: dict[str, Metric] = {}
+    for index, families in sorted(answers.items()):
+        for family in families:
+            metric = merged.setdefault(
                 family.name, Metric(family.name, family.documentation, family.type)
             )
-            for sample in family.samples:
-                labels = {"worker": str(index), **sample.labels}
-                whole.samples.append(sample._replace(labels=labels))
-    return families.values()
+            for name, labels, value in family.samples:
+                metric.add_sample(name, {"worker": str(index), **labels}, float(value))
+    return merged.values()
 
 
 class _Families(Collector):

@@ -4,23 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = [
-    "Admit",
-    "Failed",
-    "FromSupervisor",
-    "FromWorker",
-    "Job",
-    "Joined",
-    "Left",
-    "Prepared",
-    "Serve",
-    "Served",
-    "Serving",
-    "Stay",
-    "decode_from_supervisor",
-    "decode_from_worker",
-    "encode",
-]
+from ..observe.status import WorkerStatus  # noqa: TC001  msgspec reads the annotation
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):
@@ -56,8 +40,32 @@ class Served(msgspec.Struct, frozen=True, tag="served"):
     problem: str = ""
 
 
-class Serving(msgspec.Struct, frozen=True, tag="serving"):
-    """The worker's HTTP server begins to answer."""
+class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    """Ask for a `Report`; with `metrics` also for those."""
+
+    number: int
+    metrics: bool
+
+
+class Reports(msgspec.Struct, frozen=True, tag="reports"):
+    """The worker answers `Ask` from now on."""
+
+
+class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
+    """A metric with its samples: name, labels, and value as text, because JSON has no infinity."""
+
+    name: str
+    documentation: str
+    type: str
+    samples: tuple[tuple[str, dict[str, str], str], ...]
+
+
+class Report(msgspec.Struct, frozen=True, tag="report"):
+    """The answer to the `Ask` of this number. An event loop that stands still sends none."""
+
+    number: int
+    status: WorkerStatus
+    metrics: tuple[MetricFamily, ...] = ()
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
@@ -72,6 +80,10 @@ class Left(msgspec.Struct, frozen=True, tag="left"):
     """The worker has drained and uses the group no more: another may take its place."""
 
 
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """The worker has drained and ends with exit code 0; user code that ends the process does not say so."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The worker ends, with this error."""
 
@@ -84,8 +96,8 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     path: str
 
 
-FromSupervisor = Job | Admit | Stay | Served
-FromWorker = Serving | Prepared | Joined | Left | Failed | Serve
+FromSupervisor = Job | Admit | Stay | Served | Ask
+FromWorker = Reports | Report | Prepared | Joined | Left | Done | Failed | Serve
 
 _from_supervisor: msgspec.json.Decoder[FromSupervisor] = msgspec.json.Decoder(FromSupervisor)
 _from_worker: msgspec.json.Decoder[FromWorker] = msgspec.json.Decoder(FromWorker)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from itertools import count
 from typing import TYPE_CHECKING, Final, Self
 
 import anyio
@@ -16,13 +17,16 @@ from anyio.lowlevel import checkpoint
 
 from .messages import (
     Admit,
+    Ask,
+    Done,
     Failed,
     Joined,
     Left,
     Prepared,
+    Report,
+    Reports,
     Serve,
     Served,
-    Serving,
     Stay,
     decode_from_worker,
     encode,
@@ -35,14 +39,13 @@ if TYPE_CHECKING:
 
     from .messages import FromSupervisor, Job
 
-__all__ = ["COMMAND", "WorkerProcess"]
-
-COMMAND: Final = (sys.executable, "-P", "-c", "from kmr.supervisor.seat import main; main()")
+COMMAND: Final = (sys.executable, "-P", "-c", "from kmr.supervisor.supervised import main; main()")
 """What a worker's process is started with. `-P`: the user's folder must not hide modules of Python. Not by
 `-m`: the processes of its executor would run the module as a file, which cannot import its neighbours."""
 
 _LAST_WORDS_TIMEOUT: Final = 1.0  # seconds
 _READ_BYTES: Final = 64 * 1024
+_LONGEST_MESSAGE: Final = 64 * 1024 * 1024  # bytes: metrics of thousands of partitions
 _TURNS_TO_READ: Final = 3  # of the event loop, until it has read what has arrived
 
 
@@ -52,12 +55,12 @@ class WorkerProcess:
     Attributes:
         index: of the worker.
         pid: its process id.
-        url: the address of its HTTP server.
-        serving: set when its HTTP server answers.
+        reports: set when it can be asked for a report.
         prepared: set when it waits to be admitted.
         joined: set when it has joined the group.
         left: set when it has drained and uses the group no more.
         ended: set when the process is gone.
+        done: whether it has said that it has drained, and ends.
         code: the exit code, once it has ended; negative: the number of the signal that killed it.
     """
 
@@ -65,18 +68,17 @@ class WorkerProcess:
         self,
         index: int,
         process: Process,
-        url: str,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
         self.index = index
         self.pid = process.pid
-        self.url = url
-        self.serving = anyio.Event()
+        self.reports = anyio.Event()
         self.prepared = anyio.Event()
         self.joined = anyio.Event()
         self.left = anyio.Event()
         self.ended = anyio.Event()
+        self.done = False
         self.code = 0
         self._process = process
         self._reader = reader
@@ -84,6 +86,8 @@ class WorkerProcess:
         self._failure = ""
         self._killed_for = ""
         self._admitted = False
+        self._numbers = count()
+        self._asked: dict[int, asyncio.Future[Report | None]] = {}
 
     @classmethod
     async def start(cls, job: Job, command: Sequence[str] = COMMAND) -> Self:
@@ -92,18 +96,21 @@ class WorkerProcess:
         `run` must be called afterwards. Raises OSError if there are no more processes or sockets.
         """
         ours, theirs = socket.socketpair()
-        listener = socket.create_server(("127.0.0.1", 0))
-        with theirs, listener:
-            process = await anyio.open_process(
-                [*command, str(theirs.fileno()), str(listener.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=None,
-                stderr=None,
-                pass_fds=(theirs.fileno(), listener.fileno()),
-                start_new_session=True,
-            )
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        started = cls(job.index, process, url, *await _connect(ours))
+        with theirs:
+            # The child inherits the block, until it ignores the signal.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+            try:
+                process = await anyio.open_process(
+                    [*command, str(theirs.fileno()), str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=None,
+                    stderr=None,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        started = cls(job.index, process, *await connect(ours))
         started.tell(job)
         return started
 
@@ -123,23 +130,42 @@ class WorkerProcess:
         self._writer.close()
         self._reader.feed_eof()
         await self._listen(serve)  # to what had arrived when the time was up
+        for asked in self._asked.values():
+            asked.set_result(None)
         self.ended.set()
 
     async def _listen(self, serve: Callable[[str], Awaitable[Served]]) -> None:
         async for line in self._reader:
             match decode_from_worker(line):
-                case Serving():
-                    self.serving.set()
+                case Reports():
+                    self.reports.set()
+                case Report(number) as report if number in self._asked:
+                    self._asked.pop(number).set_result(report)
                 case Prepared():
                     self.prepared.set()
                 case Joined():
                     self.joined.set()
                 case Left():
                     self.left.set()
+                case Done():
+                    self.done = True
                 case Failed(reason):
                     self._failure = reason
                 case Serve(path):
                     self.tell(await serve(path))
+
+    async def ask(self, timeout: float, *, metrics: bool = False) -> Report | None:
+        """Return the worker's report; None if it has sent none within `timeout` seconds."""
+        number = next(self._numbers)
+        asked: asyncio.Future[Report | None] = asyncio.get_running_loop().create_future()
+        self._asked[number] = asked
+        self.tell(Ask(number, metrics))
+        try:
+            with anyio.move_on_after(timeout):
+                return await asked
+        finally:
+            self._asked.pop(number, None)
+        return None
 
     def tell(self, message: FromSupervisor) -> None:
         """Send a message; nothing happens if the process has ended."""
@@ -209,9 +235,9 @@ class _ReadToTheEnd(asyncio.StreamReaderProtocol):
         super().connection_lost(None)
 
 
-async def _connect(connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connect(connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader()
+    reader = asyncio.StreamReader(limit=_LONGEST_MESSAGE)
     protocol = _ReadToTheEnd(reader, connection)
     transport, _ = await loop.create_connection(lambda: protocol, sock=connection)
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-__all__ = ["Restarts"]
-
 _FIRST_DELAY: Final = 0.5  # seconds
 _LONGEST_DELAY: Final = 30.0  # seconds
 

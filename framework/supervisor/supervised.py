@@ -1,13 +1,14 @@
-"""The process of one worker under a supervisor; its arguments are two file descriptors and a process id.
+"""The process of one worker under a supervisor; its arguments are a file descriptor and a process id.
 
 It has the settings of the command line, with what the supervisor decides: its own member id, its part of the
-memory, its own address for HTTP. Signals of a terminal do not reach it, and it ends with its supervisor.
+memory. Signals of a terminal do not reach it, and it ends with its supervisor.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import sys
 import threading
@@ -22,14 +23,18 @@ from ..service.process import end_with_parent
 from ..service.process_end import ExitCode
 from .messages import (
     Admit,
+    Ask,
+    Done,
     Failed,
     Job,
     Joined,
     Left,
+    MetricFamily,
     Prepared,
+    Report,
+    Reports,
     Serve,
     Served,
-    Serving,
     Stay,
     decode_from_supervisor,
     encode,
@@ -38,9 +43,10 @@ from .messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .messages import FromWorker
+    from prometheus_client import CollectorRegistry
 
-__all__ = ["Channel", "main"]
+    from ..observe.status import WorkerStatus
+    from .messages import FromWorker
 
 
 class Channel:
@@ -58,6 +64,8 @@ class Channel:
         self._admitted: Future[None] = Future()
         self._served: Future[Served] = Future()
         self._asking = threading.Lock()
+        self._sending = threading.Lock()
+        self._answer: Callable[[Ask], object]
         self.leaves = False
 
     def job(self) -> Job:
@@ -70,12 +78,30 @@ class Channel:
 
     def tell(self, message: FromWorker) -> None:
         """Send a message, from any thread."""
-        self._connection.sendall(encode(message))
+        with self._sending:
+            self._connection.sendall(encode(message))
 
     async def admitted(self) -> None:
         """Say that the worker is prepared, and return when it may join the group."""
         self.tell(Prepared())
         await asyncio.wrap_future(self._admitted)
+
+    def report(self, status: Callable[[], WorkerStatus], registry: CollectorRegistry) -> None:
+        """Answer each `Ask` from now on. Both are read on the event loop that runs now."""
+        loop = asyncio.get_running_loop()
+
+        def answer(asked: Ask) -> None:
+            metrics = tuple(_families(registry)) if asked.metrics else ()
+            report = Report(asked.number, status(), metrics)
+            # A supervisor that is suspended does not read: the event loop must not wait for it.
+            threading.Thread(target=self._try_to_tell, args=[report], daemon=True).start()
+
+        self._answer = lambda asked: loop.call_soon_threadsafe(answer, asked)
+        self.tell(Reports())
+
+    def _try_to_tell(self, message: FromWorker) -> None:
+        with suppress(OSError):  # the supervisor has ended
+            self.tell(message)
 
     def serve(self, path: Path) -> str:
         """Ask for the URL of the server of a ClickHouse directory. Blocks. Raises SinkError."""
@@ -101,39 +127,51 @@ class Channel:
                     self.leaves = False
                 case Served() as served:
                     self._served.set_result(served)
+                case Ask() as asked:
+                    with suppress(RuntimeError):  # the event loop has ended
+                        self._answer(asked)
         self._on_end()
+
+
+def _families(registry: CollectorRegistry) -> Iterator[MetricFamily]:
+    for family in registry.collect():
+        samples = ((each.name, each.labels, str(each.value)) for each in family.samples)
+        yield MetricFamily(family.name, family.documentation, family.type, tuple(samples))
 
 
 def main() -> None:
     """Run the worker and exit with its code."""
-    channel_number, listener_number, parent = map(int, sys.argv[1:])
+    # A hangup is for the supervisor. It has blocked the signal, so that none ends us before this line.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
+    channel_number, parent = map(int, sys.argv[1:])
     end_with_parent(parent)
-    listener = socket.socket(fileno=listener_number)
     connection = socket.socket(fileno=channel_number)
-    for each in (listener, connection):
-        each.set_inheritable(False)
+    connection.set_inheritable(False)
     # Where the kernel can kill us with our supervisor, it was faster.
     channel = Channel(connection, on_end=lambda: os._exit(ExitCode.FAILED))
     try:
-        code = _run(channel, listener)
+        code = _run(channel)
     except KmrError as error:
         channel.tell(Failed(str(error)))
         code = ExitCode.USAGE if isinstance(error, SettingsError) else ExitCode.FAILED
-    except Exception as error:  # noqa: BLE001  the supervisor shows it
+    except BaseException as error:  # noqa: BLE001  the supervisor shows it
         traceback.print_exc()
         channel.tell(Failed(f"{type(error).__name__}: {error}"))
         code = ExitCode.FAILED
+    if code == ExitCode.CLEAN:
+        channel.tell(Done())
     sys.exit(code)
 
 
-def _run(channel: Channel, listener: socket.socket) -> int:
+def _run(channel: Channel) -> int:
     job = channel.job()
     # Imported only now: from here on the process ends with its supervisor.
     from ..loading import load_strategy
     from ..observe.logs import setup_logs
     from ..settings import WORKER
     from ..sinks.clickhouse import client
-    from ..worker import Seat, run_worker
+    from ..worker import SupervisorLink, run_worker
 
     config = None if job.config is None else Path(job.config)
     settings = WORKER.load(config, os.environ, {**job.flags, "strategy": job.strategy})
@@ -142,17 +180,13 @@ def _run(channel: Channel, listener: socket.socket) -> int:
     strategy = load_strategy(settings.strategy or "")
     strategy.validate()
 
-    def listen() -> socket.socket:
-        channel.tell(Serving())
-        return listener
-
-    seat = Seat(
+    link = SupervisorLink(
         name=f"worker {job.index}",
-        listen=listen,
+        report=channel.report,
         admitted=channel.admitted,
         joined=lambda: channel.tell(Joined()),
         left=lambda: channel.tell(Left()),
         leaves=lambda: channel.leaves,
         failed=lambda reason: channel.tell(Failed(reason)),
     )
-    return run_worker(strategy, settings, seat)
+    return run_worker(strategy, settings, link)

@@ -1,10 +1,9 @@
-"""The place of one of several workers, whichever process has it."""
+"""One of several workers, whichever process it has."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import aiohttp
 import msgspec
 
 from ..observe.failures import FailureLog, latest
@@ -12,17 +11,16 @@ from ..observe.status import WorkerStatus, WorkerSummary
 
 if TYPE_CHECKING:
     from ..observe.failures import Failure
+    from .messages import MetricFamily
     from .process import WorkerProcess
     from .restarts import Restarts
 
-__all__ = ["Slot"]
-
-_ASK_TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)  # seconds
+_ASK_TIMEOUT: Final = 2.0  # seconds
 _COUNTS: Final = ("consumed", "settled", "failed", "repeated")
 
 
-class Slot:
-    """One worker: its process, the processes before it, and its latest status.
+class SupervisedWorker:
+    """Its process, the processes before it, and its latest status.
 
     Attributes:
         process: the one that is, or will be, a member of the group; None while there is none.
@@ -46,7 +44,7 @@ class Slot:
         self._latest: WorkerStatus | None = None
 
     def begin(self, process: WorkerProcess) -> None:
-        """Note that a process has the place from now on."""
+        """Note the process that the worker has from now on."""
         self.process, self.problem, self._silent = process, "", False
 
     def end(self) -> None:
@@ -85,30 +83,21 @@ class Slot:
             for name, before in self._before.items()
         }
 
-    async def ask(self, session: aiohttp.ClientSession) -> None:
-        """Ask the process for its status; it has two seconds."""
+    async def ask(self, *, metrics: bool = False) -> tuple[MetricFamily, ...] | None:
+        """Ask the process for its status; it has two seconds. Return its metrics; None without an answer."""
         process = self.process
-        body = await self.get(session, "/status")
+        if process is None or not process.reports.is_set():
+            self.status = None
+            return None
+        report = await process.ask(_ASK_TIMEOUT, metrics=metrics)
         if process is self.process:
-            self.status = None if body is None else msgspec.json.decode(body, type=WorkerStatus)
+            self._silent = report is None
+            self.status = None if report is None else report.status
             self._latest = self.status or self._latest
-
-    async def get(self, session: aiohttp.ClientSession, path: str) -> bytes | None:
-        """Return what the process answers; None if it does not, or does not serve yet."""
-        process = self.process
-        if process is None or not process.serving.is_set():
-            return None
-        try:
-            async with session.get(f"{process.url}{path}", timeout=_ASK_TIMEOUT) as response:
-                body = await response.read()
-        except (aiohttp.ClientError, TimeoutError):
-            self._silent = True
-            return None
-        self._silent = False
-        return body
+        return None if report is None else report.metrics
 
     def summary(self) -> WorkerSummary:
-        """Return the state of the worker at the latest `ask`."""
+        """Return the state at the latest `ask`."""
         process, status = self.process, self.status
         counts = self._counts()
         problem: str | None = self.problem

@@ -22,7 +22,6 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import aiohttp
 import anyio
 import structlog
 
@@ -32,20 +31,18 @@ from ..service.deadline import Deadline
 from ..service.notify import ServiceState
 from ..service.process_end import ExitCode
 from .directories import Directories
+from .fleet_status import FleetStatus
 from .messages import Job
 from .process import COMMAND, WorkerProcess
 from .restarts import Restarts
-from .slot import Slot
+from .supervised_worker import SupervisedWorker
 from .watch import wait_until_hung
-from .whole import Whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ..settings import Settings
-
-__all__ = ["Supervisor"]
 
 _MARGIN: Final = 1.0
 """Seconds, or a tenth of the deadline, that a worker ends before the supervisor's own deadline."""
@@ -79,8 +76,10 @@ class Supervisor:
         self._config = config
         self._flags = flags or {}
         self._command = command
-        self.slots = [
-            Slot(index, Restarts(settings.worker_restarts, settings.worker_restart_period))
+        self.workers = [
+            SupervisedWorker(
+                index, Restarts(settings.worker_restarts, settings.worker_restart_period)
+            )
             for index in range(settings.worker_count)
         ]
         # Without a name that the user gave, no later process takes the members' places: they leave.
@@ -136,15 +135,14 @@ class Supervisor:
         _log.info(
             "starting workers",
             version=installed_version(),
-            workers=len(self.slots),
+            workers=len(self.workers),
             group=settings.group,
             members=self._prefix,
         )
         async with AsyncExitStack() as stack:
-            self._session = await stack.enter_async_context(aiohttp.ClientSession())
             if settings.http.port is not None:
                 server = SourceServer(
-                    Whole(settings, self.slots, self._session),
+                    FleetStatus(settings, self.workers),
                     partial(listen_on, settings.http.host, settings.http.port),
                 )
                 self.url = (await stack.enter_async_context(server)).url
@@ -153,8 +151,8 @@ class Supervisor:
                 self._watching = watching
                 async with anyio.create_task_group() as keeping:
                     watching.start_soon(self._roll_when_asked)
-                    for slot in self.slots:
-                        keeping.start_soon(self._keep, slot)
+                    for worker in self.workers:
+                        keeping.start_soon(self._keep, worker)
                 self._ending.set()
                 for process in self._processes:  # successors that were not needed any more
                     process.stop()
@@ -168,13 +166,13 @@ class Supervisor:
     def service_state(self) -> ServiceState:
         """Return how the workers are, for systemd. A worker that hangs is killed here, not by systemd."""
         joined = sum(
-            slot.process is not None and slot.process.joined.is_set() for slot in self.slots
+            worker.process is not None and worker.process.joined.is_set() for worker in self.workers
         )
         return ServiceState(
-            ready=joined == len(self.slots),
+            ready=joined == len(self.workers),
             live=True,
             stopping=self._ending.is_set(),
-            text=f"{joined} of {len(self.slots)} workers are members of the group",
+            text=f"{joined} of {len(self.workers)} workers are members of the group",
         )
 
     def _outcome(self) -> tuple[int, str]:
@@ -186,17 +184,17 @@ class Supervisor:
             return ExitCode.DEADLINE_EXCEEDED, "; ".join(self._late)
         return ExitCode.CLEAN, ""
 
-    async def _start(self, slot: Slot) -> WorkerProcess:
-        """Start a process for a slot; it waits to be admitted."""
+    async def _start(self, worker: SupervisedWorker) -> WorkerProcess:
+        """Start a process for a worker; it waits to be admitted."""
         settings, seconds = self._settings, self._settings.shutdown_deadline
         flags = {
             **self._flags,
-            "workers": len(self.slots),
-            "group_instance_id": f"{self._prefix}-{slot.index}",
+            "workers": len(self.workers),
+            "group_instance_id": f"{self._prefix}-{worker.index}",
             "shutdown_deadline": seconds - min(_MARGIN, seconds / 10),
         }
         job = Job(
-            index=slot.index,
+            index=worker.index,
             strategy=settings.strategy,
             config=None if self._config is None else str(self._config),
             flags=flags,
@@ -217,27 +215,27 @@ class Supervisor:
         self._processes.discard(process)
 
     async def _kill_if_hung(self, process: WorkerProcess) -> None:
-        reason = await wait_until_hung(process, self._session, self._settings.worker_live_timeout)
+        reason = await wait_until_hung(process, self._settings.worker_live_timeout)
         if not self._ending.is_set():  # a drain has its own deadline
             _log.error("a worker hangs and is killed", worker=process.index, reason=reason)
             process.kill(reason)
 
-    async def _keep(self, slot: Slot) -> None:
-        """Keep a worker running in its slot, one process after the other."""
+    async def _keep(self, worker: SupervisedWorker) -> None:
+        """Keep a worker running, one process after the other."""
         while not self._ending.is_set():
-            process = slot.successor or await self._start(slot)
-            slot.successor = None
-            slot.begin(process)
+            process = worker.successor or await self._start(worker)
+            worker.successor = None
+            worker.begin(process)
             process.admit()
             await process.ended.wait()
             self._any_joined = self._any_joined or process.joined.is_set()
-            slot.end()
+            worker.end()
             if self._ending.is_set():
                 self._note_drain(process)
-            elif slot.successor is None:
-                if process.code == ExitCode.CLEAN and self._settings.until_caught_up:
+            elif worker.successor is None:
+                if process.done and self._settings.until_caught_up:
                     return
-                await self._wait_for_restart(slot, process)
+                await self._wait_for_restart(worker, process)
 
     def _note_drain(self, process: WorkerProcess) -> None:
         """Note how a process ended that was told to. SIGTERM itself ends one that has not begun."""
@@ -248,26 +246,26 @@ class Supervisor:
         elif process.code and self._failure is None:
             self._failure = (ExitCode.FAILED, f"worker {process.index}: {process.ending}")
 
-    async def _wait_for_restart(self, slot: Slot, process: WorkerProcess) -> None:
+    async def _wait_for_restart(self, worker: SupervisedWorker, process: WorkerProcess) -> None:
         """Wait until a worker may be started again, or end all of them."""
-        reason, name = process.ending, f"worker {slot.index}"
-        slot.note_end(reason)
+        reason, name = process.ending, f"worker {worker.index}"
+        worker.note_end(reason)
         joined = self._any_joined or any(each.joined.is_set() for each in self._processes)
-        delay = slot.restarts.delay(time.monotonic(), reason)
+        delay = worker.restarts.delay(time.monotonic(), reason)
         if process.code == ExitCode.USAGE:
             self._give_up(ExitCode.USAGE, reason)
         elif process.code == ExitCode.FAILED and not joined:
             self._give_up(ExitCode.FAILED, reason)
         elif delay is None:
-            restarts = slot.restarts
+            restarts = worker.restarts
             self._give_up(
                 ExitCode.FAILED,
                 f"{name} has ended {restarts.most + 1} times within {restarts.period:g} s "
                 f"(worker_restarts, worker_restart_period), at first: {restarts.first_reason}",
             )
         else:
-            slot.problem = f"{reason}; restarts in {delay:g} s"
-            _log.error("a worker has ended", worker=slot.index, reason=reason, restarts_in=delay)
+            worker.problem = f"{reason}; restarts in {delay:g} s"
+            _log.error("a worker has ended", worker=worker.index, reason=reason, restarts_in=delay)
             with anyio.move_on_after(delay):
                 await self._ending.wait()
 
@@ -280,14 +278,14 @@ class Supervisor:
         while True:
             await self._rolls.wait()
             self._rolls = anyio.Event()
-            _log.info("rolling restart", workers=len(self.slots))
-            for slot in self.slots:
-                if not await self._replace(slot):
+            _log.info("rolling restart", workers=len(self.workers))
+            for worker in self.workers:
+                if not await self._replace(worker):
                     break
             else:
                 _log.info("rolling restart ended")
 
-    async def _replace(self, slot: Slot) -> bool:
+    async def _replace(self, worker: SupervisedWorker) -> bool:
         """Prepare a new process, end the present one, and wait until the new one has joined.
 
         Returns:
@@ -295,18 +293,18 @@ class Supervisor:
         """
         if self._ending.is_set():
             return False
-        successor = await self._start(slot)
+        successor = await self._start(worker)
         await _first_of(successor.prepared, successor.ended)
         if self._ending.is_set():
             return False
         if successor.ended.is_set():
             _log.error(
                 "rolling restart given up: the new process of a worker has ended; the present one goes on",
-                worker=slot.index,
+                worker=worker.index,
                 reason=successor.ending,
             )
             return False
-        slot.successor, present = successor, slot.process
+        worker.successor, present = successor, worker.process
         if present is not None:
             present.stop(stay=True)
             await _first_of(present.left, present.ended)

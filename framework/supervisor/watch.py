@@ -1,16 +1,13 @@
-"""Whether the process of a worker still works, for its supervisor: asked by HTTP until it ends."""
+"""Whether the process of a worker still works, for its supervisor: asked until it ends."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import aiohttp
 import anyio
 
 if TYPE_CHECKING:
     from .process import WorkerProcess
-
-__all__ = ["NotLive", "wait_until_hung"]
 
 _LONGEST_INTERVAL: Final = 5.0  # seconds
 
@@ -42,32 +39,23 @@ class NotLive:
         return f"not live for {now - self._since:.0f} s (worker_live_timeout): {problem}"
 
 
-async def wait_until_hung(
-    process: WorkerProcess, session: aiohttp.ClientSession, timeout: float
-) -> str:
+async def wait_until_hung(process: WorkerProcess, timeout: float) -> str:
     """Return when the worker has not been live for `timeout` seconds: the reason, as a part of a message.
 
-    A worker that does not serve HTTP yet (it imports) is not asked.
+    A worker that does not report yet (it imports) is not asked.
     """
-    await process.serving.wait()
+    await process.reports.wait()
     interval = min(_LONGEST_INTERVAL, timeout / 4)
     not_live = NotLive(timeout)
     while True:
-        problem = await _problem(process, session, interval)
-        reason = not_live.note(problem, anyio.current_time())
+        reason = not_live.note(await _problem(process, interval), anyio.current_time())
         if reason is not None:
             return reason
         await anyio.sleep(interval)
 
 
-async def _problem(
-    process: WorkerProcess, session: aiohttp.ClientSession, timeout: float
-) -> str | None:
-    limit = aiohttp.ClientTimeout(total=timeout)
-    try:
-        async with session.get(f"{process.url}/live", timeout=limit) as response:
-            return None if response.ok else (await response.text()).strip()
-    except TimeoutError:
-        return "/live does not answer"
-    except aiohttp.ClientError as error:
-        return f"/live does not answer ({type(error).__name__})"
+async def _problem(process: WorkerProcess, timeout: float) -> str | None:
+    report = await process.ask(timeout)
+    if report is None:
+        return "it does not answer"
+    return None if report.status.live else report.status.problem or "no progress"

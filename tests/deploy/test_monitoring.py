@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from kmr.observe.metrics import Metrics
-from kmr.supervisor.whole import metrics_of_slots
+from kmr.supervisor.fleet_status import metrics_of_supervisor
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus" / "rules.yml"
@@ -35,7 +35,7 @@ def series() -> dict[str, set[str]]:
         (family,) = collector.describe()
         for suffix in SERIES[family.type]:
             found[f"{family.name}{suffix}"] = {*collector._labelnames}
-    for family in metrics_of_slots([], []):
+    for family in metrics_of_supervisor([], []):
         found[f"{family.name}{SERIES[family.type][0]}"] = {"worker"}
     return found
 

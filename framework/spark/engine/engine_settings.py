@@ -124,7 +124,9 @@ class EngineSettings:
     def open_session(self, strategy: Strategy) -> SparkSession:
         """Open the session for a strategy; for errors see `kmr.spark.runtime.session.open_session`."""
         # Only failures and reports go through the JVM, unless Spark writes.
-        planning_only = not any(capabilities_of(reducer).needs_session for reducer in strategy.reducers)
+        planning_only = not any(
+            capabilities_of(reducer).needs_session for reducer in strategy.reducers
+        )
         return open_session(
             self.master, name=self.name, settings=self.spark, planning_only=planning_only
         )

@@ -6,7 +6,6 @@ Proven by counting what a reader with `read_committed` sees: each record's resul
 from __future__ import annotations
 
 import random
-import socket
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -23,7 +22,7 @@ from kmr.mapping.functions import map_record
 from kmr.settings import Settings
 from kmr.sinks import DeadLetterWriter, KafkaWriter
 from kmr.strategy import Strategy
-from kmr.worker import Seat, Worker
+from kmr.worker import SupervisorLink, Worker
 from tests.framework.guarantees.working import working
 
 if TYPE_CHECKING:
@@ -218,16 +217,16 @@ async def test_a_process_that_waits_for_its_predecessor_does_not_fence_it(
         prepared.set()
         await admission.wait()
 
-    seat = Seat(
+    link = SupervisorLink(
         name="worker 0",
-        listen=lambda: socket.create_server(("127.0.0.1", 0)),
+        report=lambda status, registry: None,
         admitted=admitted,
         joined=lambda: None,
         left=admission.set,
         leaves=lambda: False,
         failed=lambda _: None,
     )
-    successor = Worker(strategy(), settings, seat=seat)
+    successor = Worker(strategy(), settings, supervisor=link)
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             async with working(strategy(), settings) as worker:

@@ -12,7 +12,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from kmr.observe.metrics import Metrics
 from kmr.observe.status import PartitionStatus
-from kmr.supervisor.whole import metrics_of_slots
+from kmr.supervisor.fleet_status import metrics_of_supervisor
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
 BLOCK = re.compile(r"(?<=test_metrics.py -->\n).*(?=<!-- end -->)", re.DOTALL)
@@ -73,7 +73,7 @@ def table() -> str:
         name = f"`{family.name}{suffixes.get(family.type, '')}`"
         labels = ", ".join(f"`{each}`" for each in collector._labelnames)
         rows.append(f"| {name} | {family.type} | {labels} | {family.documentation} |")
-    for family in metrics_of_slots([], []):
+    for family in metrics_of_supervisor([], []):
         name = f"`{family.name}{suffixes.get(family.type, '')}`"
         rows.append(f"| {name} | {family.type} | `worker` | {family.documentation} |")
     return "\n" + "\n".join(rows) + "\n\n"

@@ -61,20 +61,27 @@ if end == "fails":
 if end == "serves":
     tell(type="serve", path=flags["journal"])
     note("served " + str(json.loads(next(lines))["problem"]))
-if end in ("not live", "silent"):  # a silent one listens, and answers nothing
-    tell(type="serving")
+if end in ("not live", "silent"):  # a silent one answers nothing
+    tell(type="reports")
 note("joined")
 tell(type="joined")
 while end == "not live":
-    with socket.socket(fileno=os.dup(int(sys.argv[2]))) as listener, listener.accept()[0] as request:
-        request.recv(65536)
-        request.sendall(b"HTTP/1.1 503 x\r\nConnection: close\r\nContent-Length: 10\r\n\r\nmap hangs\n")
+    asked = json.loads(next(lines))
+    if asked["type"] == "ask":
+        status = dict(
+            state="running", live=False, ready=True, problem="map hangs", group="g", topics=[], stages=[],
+            partitions=[], inflight_bytes=0, inflight_limit=0, consumed=0, settled=0, uptime=1,
+        )
+        tell(type="report", number=asked["number"], status=status)
 if end == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 if end == "breaks":
     tell(type="failed", reason=f"broken {earlier}")
     sys.exit(1)
 if end == "done":
+    tell(type="done")
+    sys.exit(0)
+if end == "exits":  # as user code may, with sys.exit(0)
     sys.exit(0)
 while not stopped:
     time.sleep(0.01)

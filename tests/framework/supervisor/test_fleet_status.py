@@ -1,11 +1,13 @@
-"""Several workers as one: status and metrics from their real endpoints."""
+"""Several workers as one: status and metrics over their real channels."""
 
 from __future__ import annotations
 
+import math
+import socket
+import threading
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
-import aiohttp
 import anyio
 import msgspec
 from prometheus_client import generate_latest
@@ -13,47 +15,73 @@ from prometheus_client.openmetrics.exposition import generate_latest as openmetr
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from kmr.observe.failures import Failure
-from kmr.observe.health import HealthServer
 from kmr.observe.metrics import Metrics
 from kmr.settings import Settings
+from kmr.supervisor.directories import Directories
+from kmr.supervisor.fleet_status import FleetStatus
+from kmr.supervisor.messages import Job, encode
+from kmr.supervisor.process import WorkerProcess, connect
 from kmr.supervisor.restarts import Restarts
-from kmr.supervisor.slot import Slot
-from kmr.supervisor.whole import Whole
+from kmr.supervisor.supervised import Channel
+from kmr.supervisor.supervised_worker import SupervisedWorker
 from tests.framework.cli.watched_worker import STUCK
-from tests.framework.supervisor.test_slot import Process
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from kmr.observe.status import WorkerStatus
-    from kmr.supervisor.process import WorkerProcess
+
+
+class Supervised:
+    """A worker's end of the channel, in this process: it reports a status and metrics until `end`."""
+
+    def __init__(self, index: int, status: WorkerStatus) -> None:
+        self.pid = 100 + index
+        self.returncode = None
+        self.connection, self._ours = socket.socketpair()
+        self._ended = anyio.Event()
+        self._closed = threading.Event()
+        channel = Channel(self._ours, self._closed.set)
+        self.connection.sendall(encode(Job(index, "flow", None, {}, leaves=True)))
+        channel.job()
+        metrics = Metrics()
+        metrics.settled.labels("flights").inc(status.settled)
+        metrics.flush_records.labels("reduce-1").observe(5)
+        metrics.drain_seconds.set(math.inf)
+        channel.report(lambda: status, metrics.registry)
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        return 0
+
+    def end(self) -> None:
+        self._ours.shutdown(socket.SHUT_RDWR)
+        assert self._closed.wait(30)
+        self._ours.close()
+        self._ended.set()
 
 
 @asynccontextmanager
-async def workers(*statuses: WorkerStatus | None) -> AsyncIterator[Whole]:
-    """Serve the endpoints of workers; one without a status has no process."""
-    slots = [Slot(index, Restarts(5, 300)) for index in range(len(statuses))]
-    async with aiohttp.ClientSession() as session, anyio.create_task_group() as tasks:
-        for slot, status in zip(slots, statuses, strict=True):
+async def workers(*statuses: WorkerStatus | None) -> AsyncIterator[FleetStatus]:
+    """Workers that report over real channels; one without a status has no process."""
+    made = [SupervisedWorker(index, Restarts(5, 300)) for index in range(len(statuses))]
+    channels = []
+    async with anyio.create_task_group() as tasks:
+        for worker, status in zip(made, statuses, strict=True):
             if status is not None:
-                await tasks.start(serve, slot, status)
-        yield Whole(Settings(topics=("flights",), group="flights-group"), slots, session)
-        tasks.cancel_scope.cancel()
-
-
-async def serve(
-    slot: Slot, status: WorkerStatus, *, task_status: anyio.abc.TaskStatus[None]
-) -> None:
-    metrics = Metrics()
-    metrics.settled.labels("flights").inc(status.settled)
-    metrics.flush_records.labels("reduce-1").observe(5)
-    async with HealthServer("127.0.0.1", 0, lambda: status, metrics) as server:
-        process = Process(100 + slot.index)
-        process.url = server.url
-        process.serving.set()
-        slot.begin(cast("WorkerProcess", process))
-        task_status.started()
-        await anyio.sleep_forever()
+                channel = Supervised(worker.index, status)
+                channels.append(channel)
+                process = WorkerProcess(
+                    worker.index,
+                    cast("anyio.abc.Process", channel),
+                    *await connect(channel.connection),
+                )
+                tasks.start_soon(process.run, Directories().serve)
+                await process.reports.wait()
+                worker.begin(process)
+        yield FleetStatus(Settings(topics=("flights",), group="flights-group"), made)
+        for channel in channels:
+            channel.end()
 
 
 OTHER = msgspec.structs.replace(
@@ -65,8 +93,8 @@ OTHER = msgspec.structs.replace(
 
 
 async def test_the_status_of_several_workers_is_that_of_one_with_sums() -> None:
-    async with workers(OTHER, STUCK) as whole:
-        status = await whole.status()
+    async with workers(OTHER, STUCK) as fleet:
+        status = await fleet.status()
     assert (status.state, status.live, status.ready) == ("running", True, True)
     assert status.problem == "worker 1: reduce-1: no answer from the database"
     assert (status.settled, status.consumed) == (57, 180)
@@ -84,23 +112,23 @@ async def test_failures_of_all_workers_are_summed_and_say_whose_they_are() -> No
     failing = msgspec.structs.replace(OTHER, failed=2, repeated=1, failures=(failure,))
     later = msgspec.structs.replace(failure, time=10.0)
     other = msgspec.structs.replace(STUCK, failed=3, repeated=4, failures=(later,))
-    async with workers(failing, other) as whole:
-        status = await whole.status()
+    async with workers(failing, other) as fleet:
+        status = await fleet.status()
     assert (status.failed, status.repeated) == (5, 5)
     assert [(each.time, each.worker) for each in status.failures] == [(10.0, 1), (9.0, 0)]
 
 
-async def test_one_worker_that_is_not_live_or_not_there_is_seen_in_the_whole() -> None:
+async def test_one_worker_that_is_not_live_or_not_there_is_seen_in_the_status_of_all() -> None:
     dead = msgspec.structs.replace(STUCK, live=False, problem="map flights-0: hangs")
-    async with workers(OTHER, dead, None) as whole:
-        status = await whole.status()
+    async with workers(OTHER, dead, None) as fleet:
+        status = await fleet.status()
     assert (status.state, status.live, status.ready) == ("starting", False, False)
     assert status.problem == "worker 1: map flights-0: hangs"
 
 
 async def test_metrics_of_all_workers_have_a_label_and_are_not_summed() -> None:
-    async with workers(OTHER, STUCK, None) as whole:
-        registry = await whole.registry()
+    async with workers(OTHER, STUCK, None) as fleet:
+        registry = await fleet.registry()
     lines = generate_latest(registry).decode().splitlines()
     assert 'kmr_settled_records_total{topic="flights",worker="0"} 7.0' in lines
     assert 'kmr_settled_records_total{topic="flights",worker="1"} 50.0' in lines
@@ -109,6 +137,7 @@ async def test_metrics_of_all_workers_have_a_label_and_are_not_summed() -> None:
         'kmr_worker_up{worker="1"} 1.0',
         'kmr_worker_up{worker="2"} 0.0',
     ]
+    assert 'kmr_consumer_drain_seconds{worker="0"} +Inf' in lines
     assert lines.count("# TYPE kmr_settled_records_total counter") == 1
     text = openmetrics(registry).decode()  # type: ignore[no-untyped-call]
     families = text_string_to_metric_families(text)  # type: ignore[no-untyped-call]

@@ -125,7 +125,22 @@ async def test_a_process_that_asks_for_a_directory_is_answered(tmp_path: Path) -
 
 def test_a_process_that_is_started_so_can_start_those_of_its_executor() -> None:
     *interpreter, code = COMMAND
-    assert code.startswith("from kmr.supervisor.seat import main;")
+    assert code.startswith("from kmr.supervisor.supervised import main;")
     code = "import os, anyio, anyio.to_process as each; anyio.run(each.run_sync, os.getpid)"
     done = subprocess.run([*interpreter, code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+async def test_a_hangup_does_not_end_a_process_that_begins(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    job = Job(0, None, None, {"plan": [["runs"]], "journal": str(journal)}, leaves=False)
+    begin = f"import signal, time\ntime.sleep(0.2)\n{WORKER}"
+    process = await WorkerProcess.start(job, (sys.executable, "-I", "-S", "-c", begin))
+    os.kill(process.pid, signal.SIGHUP)
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(process.run, nothing_is_served)
+            process.admit()
+            await process.joined.wait()
+            process.stop()
+    assert process.code == 0

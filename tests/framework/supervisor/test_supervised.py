@@ -27,9 +27,9 @@ from kmr.supervisor.messages import (
     encode,
 )
 from kmr.supervisor.process import COMMAND
-from kmr.supervisor.seat import Channel
+from kmr.supervisor.supervised import Channel
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter
-from kmr.worker import Seat, Worker
+from kmr.worker import SupervisorLink, Worker
 from tests.framework.workers import P0, locate, put
 
 if TYPE_CHECKING:
@@ -105,19 +105,17 @@ def test_a_worker_asks_where_a_directory_is_served(
 
 def test_a_worker_whose_supervisor_ends_before_its_job_ends() -> None:
     ours, theirs = socket.socketpair()
-    listener = socket.create_server(("127.0.0.1", 0))
-    numbers = (theirs.fileno(), listener.fileno())
-    with ours, theirs, listener:
+    with ours, theirs:
         worker = subprocess.Popen(
-            [*COMMAND, *map(str, numbers), "1"],
-            pass_fds=numbers,
+            [*COMMAND, str(theirs.fileno()), "1"],
+            pass_fds=[theirs.fileno()],
             stderr=subprocess.PIPE,
         )
         _, errors = worker.communicate(timeout=60)
     assert (worker.returncode, errors) == (1, b"")
 
 
-async def test_a_worker_with_a_seat_joins_when_it_is_admitted_and_says_when_it_has_left() -> None:
+async def test_a_worker_of_several_joins_when_it_is_admitted_and_says_when_it_has_left() -> None:
     consumer, journal = MemoryConsumer(), Journal()
     prepared, admission, said = anyio.Event(), anyio.Event(), list[str]()
 
@@ -125,12 +123,9 @@ async def test_a_worker_with_a_seat_joins_when_it_is_admitted_and_says_when_it_h
         prepared.set()
         await admission.wait()
 
-    def listen() -> socket.socket:
-        return socket.create_server(("127.0.0.1", 0))
-
-    seat = Seat(
+    link = SupervisorLink(
         name="worker 1",
-        listen=listen,
+        report=lambda status, registry: said.append("reports"),
         admitted=admitted,
         joined=lambda: said.append("joined"),
         left=lambda: said.append("left"),
@@ -138,12 +133,14 @@ async def test_a_worker_with_a_seat_joins_when_it_is_admitted_and_says_when_it_h
         failed=said.append,
     )
     strategy = Strategy(locate, [MemoryWriter(journal, max_rows=1)])
-    worker = Worker(strategy, Settings(topics=("t",), group="g"), consumer=consumer, seat=seat)
+    worker = Worker(
+        strategy, Settings(topics=("t",), group="g"), consumer=consumer, supervisor=link
+    )
     async with anyio.create_task_group() as tasks:
         tasks.cancel_scope.deadline = anyio.current_time() + 30
         tasks.start_soon(worker.run)
         await prepared.wait()
-        assert worker.health_url is not None
+        assert said == ["reports"]
         assert not consumer.started.is_set()
         admission.set()
         await consumer.started.wait()
@@ -151,4 +148,4 @@ async def test_a_worker_with_a_seat_joins_when_it_is_admitted_and_says_when_it_h
         put(consumer, 0, 0, b"a")
         await journal.until(lambda j: j.count == 1)
         worker.shutdown("the test is over")
-    assert said == ["joined", "left"]
+    assert said == ["reports", "joined", "left"]

@@ -8,87 +8,59 @@ import anyio
 import msgspec
 
 from kmr.observe.failures import Failure
+from kmr.supervisor.messages import Report
 from kmr.supervisor.restarts import Restarts
-from kmr.supervisor.slot import Slot
+from kmr.supervisor.supervised_worker import SupervisedWorker
 from tests.framework.cli.watched_worker import STUCK
 
 if TYPE_CHECKING:
-    from typing import Self
-
-    import aiohttp
-
+    from kmr.observe.status import WorkerStatus
     from kmr.supervisor.process import WorkerProcess
 
 
 class Process:
-    """Of a process only what a slot looks at."""
+    """Of a process only what its worker looks at; it answers with a status, or not at all."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, status: WorkerStatus | None) -> None:
         self.pid = pid
-        self.url = "http://worker"
-        self.serving = anyio.Event()
+        self.status = status
+        self.reports = anyio.Event()
+
+    async def ask(self, _timeout: float, *, metrics: bool) -> Report | None:
+        return None if self.status is None else Report(0, self.status)
 
 
-class Session:
-    """Answers like a worker's server, or not at all."""
-
-    def __init__(self) -> None:
-        self.settled: int | None = 50
-        self.failures: tuple[Failure, ...] = ()
-
-    def get(self, *_: object, **__: object) -> Session:
-        return self
-
-    async def __aenter__(self) -> Self:
-        if self.settled is None:
-            raise TimeoutError
-        return self
-
-    async def __aexit__(self, *_: object) -> None: ...
-
-    async def read(self) -> bytes:
-        failed = sum(each.count for each in self.failures)
-        return msgspec.json.encode(
-            msgspec.structs.replace(
-                STUCK, settled=self.settled, failed=failed, failures=self.failures
-            )
-        )
-
-
-def begin(slot: Slot, pid: int, *, serving: bool = True) -> None:
-    process = Process(pid)
-    if serving:
-        process.serving.set()
-    slot.begin(cast("WorkerProcess", process))
+def begin(worker: SupervisedWorker, pid: int, status: WorkerStatus | None = STUCK) -> Process:
+    process = Process(pid, status)
+    process.reports.set()
+    worker.begin(cast("WorkerProcess", process))
+    return process
 
 
 async def test_counts_of_a_worker_never_go_back() -> None:
-    slot, session = Slot(0, Restarts(5, 300)), Session()
-    asking = cast("aiohttp.ClientSession", session)
-    begin(slot, 7)
-    await slot.ask(asking)
-    assert slot.summary().settled == 50
-    slot.end()
-    assert slot.summary().settled == 50
-    begin(slot, 8)
-    session.settled = 3
-    await slot.ask(asking)
-    assert (slot.summary().settled, slot.summary().pid) == (53, 8)
+    worker = SupervisedWorker(0, Restarts(5, 300))
+    begin(worker, 7)
+    await worker.ask()
+    assert worker.summary().settled == 50
+    worker.end()
+    assert worker.summary().settled == 50
+    begin(worker, 8, msgspec.structs.replace(STUCK, settled=3))
+    await worker.ask()
+    assert (worker.summary().settled, worker.summary().pid) == (53, 8)
 
 
 async def test_failures_outlive_the_process_and_its_end_is_one_of_them() -> None:
-    slot, session = Slot(3, Restarts(5, 300)), Session()
-    asking = cast("aiohttp.ClientSession", session)
-    session.failures = (Failure(5.0, "record failed", "map", "no number", 2),)
-    begin(slot, 7)
-    await slot.ask(asking)
-    slot.end()
-    slot.note_end("killed by SIGKILL")
-    session.failures = (Failure(6.0, "record failed", "map", "no date"),)
-    begin(slot, 8)
-    await slot.ask(asking)
-    assert slot.failed == 3
-    found = [(each.kind, each.reason, each.count, each.worker) for each in slot.failures()]
+    worker = SupervisedWorker(3, Restarts(5, 300))
+    failures = (Failure(5.0, "record failed", "map", "no number", 2),)
+    begin(worker, 7, msgspec.structs.replace(STUCK, failed=2, failures=failures))
+    await worker.ask()
+    worker.end()
+    worker.note_end("killed by SIGKILL")
+    failures = (Failure(6.0, "record failed", "map", "no date"),)
+    begin(worker, 8, msgspec.structs.replace(STUCK, failed=1, failures=failures))
+    await worker.ask()
+    assert worker.failed == 3
+    found = [(each.kind, each.reason, each.count, each.worker) for each in worker.failures()]
     assert found == [
         ("worker ended", "killed by SIGKILL", 1, 3),
         ("record failed", "no date", 1, 3),
@@ -97,25 +69,24 @@ async def test_failures_outlive_the_process_and_its_end_is_one_of_them() -> None
 
 
 async def test_a_process_that_begins_is_live_and_not_ready() -> None:
-    slot = Slot(0, Restarts(5, 300))
-    begin(slot, 7, serving=False)
-    await slot.ask(cast("aiohttp.ClientSession", Session()))
-    summary = slot.summary()
+    worker = SupervisedWorker(0, Restarts(5, 300))
+    worker.begin(cast("WorkerProcess", Process(7, STUCK)))
+    await worker.ask()
+    summary = worker.summary()
     assert (summary.live, summary.ready, summary.state) == (True, False, "starting")
 
 
 async def test_a_process_that_does_not_answer_is_not_live() -> None:
-    slot, session = Slot(0, Restarts(5, 300)), Session()
-    begin(slot, 7)
-    session.settled = None
-    await slot.ask(cast("aiohttp.ClientSession", session))
-    summary = slot.summary()
+    worker = SupervisedWorker(0, Restarts(5, 300))
+    begin(worker, 7, None)
+    await worker.ask()
+    summary = worker.summary()
     assert (summary.live, summary.problem) == (False, "process 7 does not answer")
 
 
 async def test_a_worker_without_a_process_says_why_and_is_live() -> None:
-    slot = Slot(0, Restarts(5, 300))
-    slot.problem = "killed; restarts in 2 s"
-    summary = slot.summary()
+    worker = SupervisedWorker(0, Restarts(5, 300))
+    worker.problem = "killed; restarts in 2 s"
+    summary = worker.summary()
     assert (summary.live, summary.ready) == (True, False)
     assert (summary.pid, summary.problem) == (None, "killed; restarts in 2 s")

@@ -100,6 +100,14 @@ async def test_workers_that_have_caught_up_are_not_started_again(tmp_path: Path)
     assert planned.lines().count("0 begins") == 1
 
 
+async def test_a_worker_whose_own_code_ends_it_has_not_caught_up(tmp_path: Path) -> None:
+    planned = Planned(tmp_path, ["done"], ["exits"], until_caught_up=True, worker_restarts=1)
+    code, message = await outcome_of(planned)
+    assert code == 1
+    assert "worker 1 has ended 2 times within 300 s" in message
+    assert message.endswith("at first: ended with exit code 0")
+
+
 async def test_a_worker_that_did_not_drain_in_time_is_named(tmp_path: Path) -> None:
     planned = Planned(tmp_path, ["runs"], ["late"])
     async with running(planned) as run:
@@ -113,7 +121,7 @@ async def test_a_worker_that_hangs_is_killed_at_the_deadline_and_named(tmp_path:
     async with running(planned):
         await planned.until("0 joined")
         await planned.until("1 joined")
-        hanging, other = (slot.process for slot in planned.supervisor.slots)
+        hanging, other = (worker.process for worker in planned.supervisor.workers)
         assert hanging is not None
         assert other is not None
         planned.supervisor.shutdown("SIGTERM")
@@ -174,7 +182,7 @@ async def test_a_rolling_restart_is_given_up_when_the_new_process_cannot_begin(
 
 
 @pytest.mark.parametrize(
-    ("end", "problem"), [("not live", "map hangs"), ("silent", "/live does not answer")]
+    ("end", "problem"), [("not live", "map hangs"), ("silent", "it does not answer")]
 )
 async def test_a_worker_that_hangs_is_killed_and_started_again_and_the_reason_is_told(
     tmp_path: Path, end: str, problem: str
