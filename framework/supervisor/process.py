@@ -45,6 +45,7 @@ COMMAND: Final = (sys.executable, "-P", "-c", "from kmr.supervisor.supervised im
 
 _LAST_WORDS_TIMEOUT: Final = 1.0  # seconds
 _READ_BYTES: Final = 64 * 1024
+_spawning: Final = anyio.Lock()  # each of them blocks a signal meanwhile
 _LONGEST_MESSAGE: Final = 64 * 1024 * 1024  # bytes: metrics of thousands of partitions
 _TURNS_TO_READ: Final = 3  # of the event loop, until it has read what has arrived
 
@@ -97,19 +98,20 @@ class WorkerProcess:
         """
         ours, theirs = socket.socketpair()
         with theirs:
-            # The child inherits the block, until it ignores the signal.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
-            try:
-                process = await anyio.open_process(
-                    [*command, str(theirs.fileno()), str(os.getpid())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=None,
-                    stderr=None,
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
-                )
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            async with _spawning:
+                # The child inherits the block, until it ignores the signal.
+                signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+                try:
+                    process = await anyio.open_process(
+                        [*command, str(theirs.fileno()), str(os.getpid())],
+                        stdin=subprocess.DEVNULL,
+                        stdout=None,
+                        stderr=None,
+                        pass_fds=(theirs.fileno(),),
+                        start_new_session=True,
+                    )
+                finally:
+                    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
         started = cls(job.index, process, *await connect(ours))
         started.tell(job)
         return started
