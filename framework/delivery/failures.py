@@ -49,13 +49,18 @@ def failed_records(batch: Batch, failures: Sequence[Failure], stage: str, genera
 
 
 def original_records(
-    rows: Rows, reason: str, stage: str, attempt: int, error: BaseException | None = None
+    rows: Rows,
+    reason: str | Sequence[str],
+    stage: str,
+    attempt: int,
+    error: BaseException | None = None,
 ) -> list[Rows]:
     """Make rows of the original records of refused rows, by batch.
 
     The records are those of the rows' `offsets`, or else of all their ranges.
 
     Args:
+        reason: for all rows, or one for each; then the rows have offsets.
         error: the exception behind the refusal, if there is one.
 
     Raises:
@@ -82,7 +87,7 @@ def original_records(
                     failed,
                     stage,
                     ranges[0].generation,
-                    [reason] * count,
+                    _reasons(rows, reason, failed),
                     [attempt] * count,
                     [exception] * count,
                     [traceback] * count,
@@ -93,6 +98,15 @@ def original_records(
             f"{stage}: refused rows of {rows.ranges} ({reason}) have no sources; keep them in Refusal.rows"
         )
     return found
+
+
+def _reasons(rows: Rows, reason: str | Sequence[str], failed: NDArray[np.int64]) -> Sequence[str]:
+    """Return the reason of each failed record: that of its first row."""
+    if isinstance(reason, str):
+        return [reason] * len(failed)
+    assert rows.offsets is not None  # noqa: S101  there is a reason for each row
+    known, first = np.unique(rows.offsets, return_index=True)
+    return [reason[at] for at in first[np.searchsorted(known, failed)].tolist()]
 
 
 def _rows(

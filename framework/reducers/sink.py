@@ -83,12 +83,12 @@ class Refusal:
 
     Attributes:
         rows: the rows; their `offsets`, or else their `ranges`, name the records.
-        reason: why, in one line, for the error sink.
+        reason: why, in one line, for the error sink; or one for each row.
         error: the exception behind it, if there was one.
     """
 
     rows: Rows
-    reason: str
+    reason: str | tuple[str, ...]
     error: Exception | None = None
 
 
@@ -96,7 +96,8 @@ class RowsRefused(Exception):
     """Raised by `Sink.flush`: all rows are delivered but for these, which go to `reduce_err`."""
 
     def __init__(self, refusals: Sequence[Refusal]) -> None:
-        super().__init__(refusals[0].reason)
+        reason = refusals[0].reason
+        super().__init__(reason if isinstance(reason, str) else reason[0])
         self.refusals = refusals
 
 

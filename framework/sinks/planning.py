@@ -17,7 +17,7 @@ from ..reducers.collect import one_table
 from ..reducers.sink import NEW, Refusal, Write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -155,23 +155,31 @@ class RangeRows:
             Section(self.token, start, min(start + size, rows)) for start in range(0, rows, size)
         ]
 
-    def refusals(self, refused: Mapping[int, str]) -> Iterator[Refusal]:
+    def refusals(self, refused: Mapping[int, str]) -> list[Refusal]:
         """Return the refused rows, given by row number, as parts of the `Rows` that were added."""
-        first = 0
-        for part in self.parts:
-            rows = sorted(row - first for row in refused if first <= row < first + len(part))
-            if rows and part.offsets is None:
-                # A row belongs to no single record: all records of this part go to the error sink.
-                more = f" (and {len(rows) - 1} more rows)" if len(rows) > 1 else ""
-                reason = refused[first + rows[0]] + more
-                yield Refusal(Rows(part.table.take(rows), part.ranges, None, part.sources), reason)
-            elif rows:
-                by_reason: dict[str, list[int]] = defaultdict(list)
-                for row in rows:
-                    by_reason[refused[first + row]].append(row)
-                for reason, alike in by_reason.items():
-                    yield Refusal(_some(part, alike), reason)
-            first += len(part)
+        return refusals_among(self.parts, refused)
+
+
+def refusals_among(parts: Iterable[Rows], refused: Mapping[int, str]) -> list[Refusal]:
+    """Return refused rows, given by their number among the rows of all parts, as parts of these."""
+    numbers = np.array(sorted(refused), dtype=np.int64)
+    refusals = []
+    begin = 0
+    for part in parts:
+        end = begin + len(part)
+        first, last = np.searchsorted(numbers, [begin, end])
+        rows = (numbers[first:last] - begin).tolist()
+        reasons = tuple(refused[begin + row] for row in rows)
+        if rows and part.offsets is None:
+            # A row belongs to no single record: all records of this part go to the error sink.
+            more = f" (and {len(rows) - 1} more rows)" if len(rows) > 1 else ""
+            some = Rows(part.table.take(rows), part.ranges, None, part.sources)
+            refusals.append(Refusal(some, reasons[0] + more))
+        elif rows:
+            same = len(set(reasons)) == 1
+            refusals.append(Refusal(_some(part, rows), reasons[0] if same else reasons))
+        begin = end
+    return refusals
 
 
 def _some(part: Rows, rows: Sequence[int]) -> Rows:

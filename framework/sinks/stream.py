@@ -11,11 +11,12 @@ from typing import Any, Literal, Self, TextIO, Unpack, get_args
 
 import msgspec
 
+from ..columns.texts import json_rows
 from ..errors import SinkError, StrategyError
 from ..reducers.collect import Collecting, one_table
 from ..reducers.reducer import Context, Retry, SizeLimits
-from ..reducers.sink import NEW, Capabilities, Sink, Write
-from .json_rows import json_lines, json_objects
+from ..reducers.sink import NEW, Capabilities, Refusal, RowsRefused, Sink, Write
+from .planning import refusals_among
 
 StreamFormat = Literal["json", "pretty"]
 
@@ -25,7 +26,8 @@ _STANDARD = ("stdout", "stderr")
 class StreamWriter(Collecting, Sink):
     """Writes rows to a text stream, or appends them to a file.
 
-    Bytes become text where they are UTF-8, else `base64:...`.
+    Bytes become text where they are UTF-8, else `base64:...`. Rows that JSON cannot hold (NaN, infinity)
+    go to `reduce_err`.
 
     Example:
         ```python
@@ -99,10 +101,15 @@ class StreamWriter(Collecting, Sink):
                 ) from error
 
     def flush(self, write: Write = NEW) -> None:
-        lines = self._encode()
+        lines, refusals = self._encode()
         if self._path is not None:
             _append(self._path, lines)
-            return
+        else:
+            self._write(lines)
+        if refusals:
+            raise RowsRefused(refusals)
+
+    def _write(self, lines: bytes) -> None:
         stream: Any = self._stream if self._name is None else getattr(sys, self._name)
         where = self._name or getattr(stream, "name", "the stream")
         try:
@@ -111,11 +118,13 @@ class StreamWriter(Collecting, Sink):
             # It is unknown how much was written: a retry might write rows twice.
             raise SinkError(f"StreamWriter: cannot write to {where} any more: {error}") from error
 
-    def _encode(self) -> bytes:
-        table = one_table(self.rows)
-        if self.format == "json":
-            return json_lines(table)
-        return b"".join(msgspec.json.format(row) + b"\n" for row in json_objects(table))
+    def _encode(self) -> tuple[bytes, list[Refusal]]:
+        rows = json_rows(one_table(self.rows))
+        written = [each for row, each in enumerate(rows.objects) if row not in rows.refused]
+        if self.format == "pretty":
+            written = list(map(msgspec.json.format, written))
+        lines = b"".join(each + b"\n" for each in written)
+        return lines, list(refusals_among(self.rows, rows.refused))
 
 
 def _write(stream: Any, lines: bytes) -> None:

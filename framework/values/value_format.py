@@ -10,9 +10,23 @@ import numpy as np
 from ..errors import StrategyError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pyarrow as pa
 
-__all__ = ["Decoded", "DecodedObjects", "ValueFormat"]
+__all__ = ["Decoded", "DecodedObjects", "RowsDoNotFit", "ValueFormat"]
+
+
+class RowsDoNotFit(StrategyError):
+    """Rows have values that a format cannot encode; the others can be encoded without them.
+
+    Args:
+        failures: the reason for each row (from 0); it names the field and the value.
+    """
+
+    def __init__(self, failures: Mapping[int, str]) -> None:
+        super().__init__(next(iter(failures.values())))
+        self.failures = failures
 
 
 class Decoded(NamedTuple):
@@ -96,6 +110,7 @@ class ValueFormat(ABC):
             topic: where they are written; registries derive the name of a schema from it.
 
         Raises:
+            RowsDoNotFit: some rows have values that cannot be encoded.
             StrategyError: the format cannot be written, which is the default, or not these columns.
         """
         raise StrategyError(f"{type(self).__name__} cannot be written: it has no `encode`")

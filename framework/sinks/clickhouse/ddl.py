@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 from clickhouse_connect.driver.binding import quote_identifier
 
+from ...columns.kinds import is_bytes, is_list, is_text
+from ...columns.texts import UNITS
 from ...errors import StrategyError
-from ..casts import is_list, is_text
 from .deduplication import REPLICATED, needed_settings
-from .types import FLOATS, INTEGERS, UNITS
+from .types import FLOATS, INTEGERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -157,22 +158,17 @@ def _scalar(kind: pa.DataType) -> str:
     if kind in _TYPES:
         return _TYPES[kind]
     if pa.types.is_timestamp(kind):
-        return f"DateTime64({3 * UNITS.index(kind.unit)}, 'UTC')"
+        return f"DateTime64({3 * tuple(UNITS).index(kind.unit)}, 'UTC')"
     if pa.types.is_decimal(kind):
         scale = max(0, kind.scale)
         return f"Decimal({max(kind.precision + scale - kind.scale, scale)}, {scale})"
     if pa.types.is_fixed_size_binary(kind):
         return f"FixedString({kind.byte_width})"
-    if _is_bytes(kind) or pa.types.is_time(kind):
+    if is_text(kind) or is_bytes(kind) or pa.types.is_time(kind) or pa.types.is_interval(kind):
         return "String"
     if pa.types.is_duration(kind):
         return "Int64"
     raise StrategyError(f"ClickHouse has no type for Arrow's {kind}")
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-    return is_text(kind) or binary or pa.types.is_binary_view(kind)
 
 
 def _of_field(field: pa.Field[pa.DataType]) -> str:

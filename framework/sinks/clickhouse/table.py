@@ -10,8 +10,10 @@ import numpy as np
 import pyarrow as pa
 from clickhouse_connect.driver.binding import quote_identifier
 
+from ...columns.casting import Misfit
+from ...columns.kinds import either
+from ...columns.reasons import reasons
 from ...errors import StrategyError
-from ..casts import Misfit, either, excerpt
 from .ddl import Layout, create_table, one_line
 from .deduplication import REPLICATED
 from .types import cast_to, type_of
@@ -19,7 +21,7 @@ from .types import cast_to, type_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..casts import Mask
+    from ...columns.kinds import Mask
     from .client import Connection
     from .types import ColumnType
 
@@ -30,8 +32,6 @@ ExtraColumns = Literal["error", "ignore"]
 
 SCHEMA_ID = "schema_id"
 """A column of the rows with this name is quoted in the reasons of refused rows."""
-
-_QUOTED_ROWS = 1000  # of each column; further rows share one reason
 
 _COLUMNS_SQL = """
 SELECT name, type, default_kind FROM system.columns
@@ -214,10 +214,9 @@ class Table:
                 bad = either(bad, wrong)
                 array = pa.nulls(rows.num_rows)
                 cast = cast_to(array, column.type, has_default=column.has_default)
-            if cast.bad is not None:
-                new = np.flatnonzero(cast.bad if bad is None else cast.bad & ~bad)
-                _explain(column, array, new, at, refused)
-                bad = either(bad, cast.bad)
+            found = reasons(column.name, column.type_name, array, cast, skip=bad)
+            refused.update((row + at, reason) for row, reason in found.items())
+            bad = either(bad, cast.bad)
             arrays.append(cast.array)
         if bad is not None and SCHEMA_ID in rows.column_names:
             ids = rows.column(SCHEMA_ID)
@@ -231,22 +230,6 @@ def _array(rows: pa.Table, name: str) -> Any:
         return pa.nulls(rows.num_rows)
     column = rows.column(name)
     return column.chunk(0) if column.num_chunks == 1 else pa.array([], column.type)
-
-
-def _explain(column: Column, array: Any, bad: Any, at: int, refused: dict[int, str]) -> None:
-    """Add the reason, with the value, for each row that does not fit."""
-    quoted = bad[:_QUOTED_ROWS]
-    values = array.take(pa.array(quoted)).to_pylist()
-    for row, value in zip(quoted.tolist(), values, strict=True):
-        refused[at + row] = _reason(column, value)
-    for row in bad[_QUOTED_ROWS:].tolist():
-        refused[at + row] = f"column {column.name} ({column.type_name}): the value does not fit"
-
-
-def _reason(column: Column, value: object) -> str:
-    if value is None:
-        return f"column {column.name} ({column.type_name}) cannot be null"
-    return f"column {column.name} ({column.type_name}) cannot hold {excerpt(value)}"
 
 
 def _names(names: Sequence[str]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -13,23 +14,16 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError
 from aiokafka.partitioner import murmur2
 
+from ...columns.fitted import Target, fit_columns
+from ...columns.fitting import fit, raw_or_text
+from ...columns.texts import json_rows
 from ...errors import StrategyError
-from ...values.value_format import ValueFormat
-from ..json_rows import json_objects
+from ...values.value_format import RowsDoNotFit, ValueFormat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
-
-__all__ = [
-    "JSON",
-    "Header",
-    "Messages",
-    "message_limit",
-    "messages_of",
-    "partitions_by_key",
-]
 
 JSON: Final = "json"
 """In place of the name of a column: the whole row as a JSON object."""
@@ -43,13 +37,15 @@ _LIMIT_TIMEOUT: Final = 5.0  # seconds
 class Messages:
     """Messages as columns; timestamps in milliseconds since 1970, None for the time of sending.
 
-    Headers are lists, because the client accepts nothing else.
+    Headers are lists, because the client accepts nothing else. `refused` are the rows that have a value that
+    cannot be sent, with the reasons.
     """
 
     keys: Sequence[bytes | None]
     values: Sequence[bytes | None]
     headers: Sequence[list[Header]]
     timestamps: Sequence[int | None]
+    refused: Mapping[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -81,20 +77,43 @@ def messages_of(
         StrategyError: there is no such column, or its type cannot be sent.
         RegistryError: the format's registry does not answer.
     """
-    rows = table.num_rows
-    none: list[None] = [None] * rows
+    none: list[None] = [None] * table.num_rows
+    refused: dict[int, str] = {}
+    values = _values(table, value, topic, refused)
     return Messages(
-        keys=none if key is None else _bytes(table, key),
-        values=_values(table, value, topic),
-        headers=_headers(table, headers),
-        timestamps=none if timestamp is None else _milliseconds(table, timestamp),
+        keys=none if key is None else _bytes(table, key, refused),
+        values=values,
+        headers=_headers(table, headers, refused),
+        timestamps=none if timestamp is None else _milliseconds(table, timestamp, refused),
+        refused=refused,
     )
 
 
-def _values(table: pa.Table, value: str | ValueFormat, topic: str) -> Sequence[bytes | None]:
+def _values(
+    table: pa.Table, value: str | ValueFormat, topic: str, refused: dict[int, str]
+) -> Sequence[bytes | None]:
     if isinstance(value, ValueFormat):
+        return _encoded(value, table, topic, refused)
+    if value != JSON:
+        return _bytes(table, value, refused)
+    rows = json_rows(table)
+    refused.update(rows.refused)
+    return rows.objects
+
+
+def _encoded(
+    value: ValueFormat, table: pa.Table, topic: str, refused: dict[int, str]
+) -> Sequence[bytes | None]:
+    """Encode rows; those that do not fit have an empty value."""
+    try:
         return value.encode(table, topic).to_pylist()
-    return json_objects(table) if value == JSON else _bytes(table, value)
+    except RowsDoNotFit as error:
+        refused.update(error.failures)
+    fits = np.ones(table.num_rows, dtype=np.bool_)
+    fits[list(refused)] = False
+    values = np.full(table.num_rows, None, dtype=object)
+    values[fits] = value.encode(table.filter(pa.array(fits)), topic).to_pylist()
+    return values.tolist()
 
 
 def partitions_by_key(
@@ -141,45 +160,44 @@ async def message_limit(client: Mapping[str, Any], topic: str) -> int | None:
     return None
 
 
-def column_of(table: pa.Table, name: str) -> pa.ChunkedArray[Any]:
-    """Return one column. Raises StrategyError, with the existing ones, if it is missing."""
+def column_of(table: pa.Table, name: str) -> pa.Table:
+    """Return a table with one column. Raises StrategyError, with the existing ones, if it is missing."""
     if name not in table.column_names:
         raise StrategyError(
             f"KafkaWriter: the rows have no column {name!r}, only {table.column_names}"
         )
-    return table.column(name)
+    return table.select([name])
 
 
-def _bytes(table: pa.Table, name: str) -> list[bytes | None]:
-    column = column_of(table, name)
-    try:
-        if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
-            column = column.cast(pa.string()).cast(pa.binary())
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
-        raise StrategyError(
-            f"KafkaWriter: column {name!r} of type {column.type} cannot be sent as bytes; "
-            "make it binary or text"
-        ) from error
-    return column.to_pylist()
+def _bytes(table: pa.Table, name: str, refused: dict[int, str]) -> list[bytes | None]:
+    fitted = fit_columns(column_of(table, name), [Target(name, "bytes", raw_or_text)])
+    refused.update(fitted.refused)
+    column: Any = fitted.table.column(0)
+    return column.cast(pa.large_binary()).to_pylist()  # type: ignore[no-any-return]
 
 
-def _headers(table: pa.Table, headers: Mapping[str, str]) -> Sequence[list[Header]]:
+def _headers(
+    table: pa.Table, headers: Mapping[str, str], refused: dict[int, str]
+) -> Sequence[list[Header]]:
     if not headers:
         return [[]] * table.num_rows
-    columns = [_bytes(table, column) for column in headers.values()]
+    columns = [_bytes(table, column, refused) for column in headers.values()]
     return [
         [(name, value) for name, value in zip(headers, row, strict=True) if value is not None]
         for row in zip(*columns, strict=True)
     ]
 
 
-def _milliseconds(table: pa.Table, name: str) -> list[int | None]:
-    column = column_of(table, name)
-    if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
-    elif not pa.types.is_integer(column.type):
+def _milliseconds(table: pa.Table, name: str, refused: dict[int, str]) -> list[int | None]:
+    array = column_of(table, name).column(0)
+    if not (pa.types.is_timestamp(array.type) or pa.types.is_integer(array.type)):
         raise StrategyError(
-            f"KafkaWriter: column {name!r} of type {column.type} is not a time: use a timestamp, or "
+            f"KafkaWriter: column {name!r} of type {array.type} is not a time: use a timestamp, or "
             "milliseconds as integers"
         )
-    return column.to_pylist()
+    to = pa.timestamp("ms") if pa.types.is_timestamp(array.type) else pa.int64()
+    target = Target(name, "milliseconds", partial(fit, to=to))
+    fitted = fit_columns(column_of(table, name), [target])
+    refused.update(fitted.refused)
+    column: Any = fitted.table.column(0)
+    return column.cast(pa.int64()).to_pylist()  # type: ignore[no-any-return]

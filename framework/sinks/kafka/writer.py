@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import random
 import re
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, Unpack, get_args
 
@@ -17,7 +16,7 @@ from aiokafka import errors as kafka_errors
 
 from ...config.schema import ADDRESSES
 from ...dead_letters.letters import letter_headers
-from ...errors import BrokerUnavailable, SinkError, StrategyError
+from ...errors import BrokerUnavailable, StrategyError
 from ...kafka.connection import stop_producer
 from ...kafka.inspector import inspect_cluster
 from ...kafka.transactions import Transactions
@@ -27,6 +26,7 @@ from ...reducers.reducer import Context, Retry, SizeLimits
 from ...reducers.sink import NEW, Capabilities, Refusal, RowsRefused, Sink, Write
 from ...service.threads import run_in_thread
 from ...values.registry.registry import RegistryUnavailable
+from ..planning import refusals_among
 from .row_messages import (
     JSON,
     Messages,
@@ -167,6 +167,7 @@ class KafkaWriter(Collecting, Sink):
         self._client: dict[str, Any] = {}
         self._producer: AIOKafkaProducer | None = None
         self._state: SendState | None = None
+        self._refused: Mapping[int, str] = {}
         self._topic_limit: int | None = None
         self._check_delivery()
 
@@ -315,7 +316,7 @@ class KafkaWriter(Collecting, Sink):
             reason = f"topic {self.topic}: {type(error).__name__}: {error}"
             raise Retry(reason, may_double=False) from error
         if state.refused:
-            raise RowsRefused(self._refusals(sorted(state.refused)))
+            raise RowsRefused(self._refusals(state.refused))
 
     async def _send(self) -> SendState:
         reason = ""
@@ -363,12 +364,24 @@ class KafkaWriter(Collecting, Sink):
         limit = self.max_message_bytes
         if self.compression is None and self._topic_limit is not None:
             limit = min(limit, self._topic_limit)
-        large = [at for at in range(len(messages)) if messages.nbytes(at) > limit]
-        targets = self._partitions(table, messages, partitions)
-        return SendState(self.topic, messages, targets, refused=large)
+        refused = dict(messages.refused)
+        for at in range(len(messages)):
+            if messages.nbytes(at) > limit:
+                refused.setdefault(at, self._too_large)
+        targets = self._partitions(table, messages, partitions, refused)
+        self._refused = refused
+        return SendState(self.topic, messages, targets, refused=list(refused))
+
+    @property
+    def _too_large(self) -> str:
+        return f"the message is too large for topic {self.topic}"
 
     def _partitions(
-        self, table: pa.Table, messages: Messages, partitions: list[int]
+        self,
+        table: pa.Table,
+        messages: Messages,
+        partitions: list[int],
+        refused: dict[int, str],
     ) -> NDArray[np.int64]:
         if self.partition is None:
             keyless = random.choice(partitions)  # noqa: S311  to spread them
@@ -376,36 +389,27 @@ class KafkaWriter(Collecting, Sink):
         if isinstance(self.partition, int):
             wanted = np.full(len(messages), self.partition, dtype=np.int64)
         else:
-            column = column_of(table, self.partition)
-            if not pa.types.is_integer(column.type) or column.null_count:
+            column = column_of(table, self.partition).column(0)
+            if not pa.types.is_integer(column.type):
                 raise StrategyError(
                     f"KafkaWriter: column {self.partition!r} must hold a partition in every row"
                 )
-            wanted = column.to_numpy().astype(np.int64)
-        if len(unknown := np.setdiff1d(wanted, partitions)):
-            raise SinkError(
-                f"topic {self.topic} has no partition {unknown[0]}, only {partitions[0]} to "
+            wanted = np.array(
+                [-1 if each is None else each for each in column.to_pylist()], dtype=np.int64
+            )
+        unknown = np.flatnonzero(~np.isin(wanted, partitions)).tolist()
+        for row in unknown:
+            refused[row] = (
+                f"topic {self.topic} has no partition {wanted[row]}, only {partitions[0]} to "
                 f"{partitions[-1]}"
             )
+        wanted[unknown] = partitions[0]
         return wanted
 
     def _refusals(self, refused: list[int]) -> list[Refusal]:
         """Return the rows of refused messages, as parts of the `Rows` that were added."""
-        refusals = []
-        positions = np.array(refused, dtype=np.int64)
-        start = 0
-        for rows in self.rows:
-            mine = positions[(positions >= start) & (positions < start + len(rows))] - start
-            start += len(rows)
-            if len(mine):
-                part = replace(
-                    rows,
-                    table=rows.table.take(mine),
-                    offsets=None if rows.offsets is None else rows.offsets[mine],
-                )
-                why = f"the message is too large for topic {self.topic}"
-                refusals.append(Refusal(part, why))
-        return refusals
+        reasons = {row: self._refused.get(row, self._too_large) for row in refused}
+        return refusals_among(self.rows, reasons)
 
     async def _connect(self) -> AIOKafkaProducer:
         producer = AIOKafkaProducer(

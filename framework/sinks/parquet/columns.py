@@ -1,139 +1,146 @@
-"""Rows cast to the columns of a destination, so that all files have the same types."""
+"""The columns that files of a destination have, so that all files have the same types."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from ...columns.fitted import Fitted, Target, fit_columns
+from ...columns.fitting import fit
+from ...columns.kinds import has_values, is_list, whole
+from ...columns.reasons import count_values, fields_left_out
 from ...errors import StrategyError
-from ..casts import cast_parts, excerpt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from numpy.typing import NDArray
-
-__all__ = ["TYPE_NAME", "Columns", "Fitted", "fit", "without_nulls"]
-
-TYPE_NAME: Final = b"type"
-"""The key in the metadata of a field whose value is the destination's name of its type, for messages."""
+    from collections.abc import Callable, Iterator
 
 
-class Fitted(NamedTuple):
-    """Rows cast to a schema.
+def stored_type(kind: Any) -> Any:
+    """Return the type that a file has for an Arrow type, without what has no type yet; None if nothing has.
 
-    Attributes:
-        table: the rows that fit.
-        refused: the numbers of the rows that do not fit, with the reasons; they are not in `table`.
+    Nulls, empty lists and empty objects show no type. Parquet has no run ends, views of lists and intervals.
     """
-
-    table: pa.Table
-    refused: dict[int, str]
-
-
-def without_nulls(table: pa.Table) -> pa.Table:
-    """Leave out columns of type null: they have no value yet, and so no type."""
-    empty = [each.name for each in table.schema if pa.types.is_null(each.type)]
-    return table.drop_columns(empty) if empty else table
+    if not has_values(kind):
+        return None
+    if pa.types.is_struct(kind):
+        known = [each.with_type(stored_type(each.type)) for each in kind if has_values(each.type)]
+        return pa.struct(known)
+    if pa.types.is_map(kind):
+        return pa.map_(stored_type(kind.key_type), stored_type(kind.item_type))
+    if is_list(kind):
+        item = kind.field(0).with_type(stored_type(kind.value_type))
+        return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)
+    if pa.types.is_interval(kind):
+        return pa.string()
+    return stored_type(kind.value_type) if pa.types.is_run_end_encoded(kind) else kind
 
 
 @dataclass(slots=True)
 class Columns:
     """The columns of a destination that are known so far. Threads may share it.
 
+    A new column, or a new nested field, is added to the files that follow, with the type of its first values.
+
     Attributes:
         destination: its name, for messages.
         schema: the columns; None before the first rows.
-        reread: reads a table's columns again; rows must not have others. None: new columns are allowed.
-        types: casts rows to types that the destination has.
+        reread: reads a table's columns again; rows must not have others, and nested fields that it lacks are
+            left out. None: new ones are allowed.
+        stored: returns the type that the destination has for an Arrow type; None: it has none yet. Raises
+            StrategyError: it can have none.
     """
 
     destination: str
     schema: pa.Schema | None = None
     reread: Callable[[], pa.Schema] | None = None
-    types: Callable[[pa.Table], pa.Table] = without_nulls
+    stored: Callable[[Any], Any] = stored_type
     _lock: Lock = field(default_factory=Lock)
 
     def fit(self, rows: pa.Table) -> Fitted:
-        """Cast rows to the known columns, so that all files have the same types.
+        """Cast rows to the known columns.
 
         Raises:
-            StrategyError: a table does not have a column, or its type cannot become that of the destination.
+            StrategyError: a table does not have a column, or the destination has no type for one.
         """
-        rows = self.types(rows)
         with self._lock:
-            if self.schema is None:
-                self.schema = rows.schema
-                return Fitted(rows, {})
-            if self.reread is not None and self._unknown(rows):
-                self.schema = self.reread()
-                if unknown := self._unknown(rows):
-                    raise StrategyError(
-                        f"{self.destination} has no column {', '.join(unknown)}; its columns are "
-                        f"{', '.join(self.schema.names)}. Alter the table, or return other columns"
-                    )
-            known = self.schema
-            for name in self._unknown(rows):
-                self.schema = self.schema.append(pa.field(name, rows.schema.field(name).type))
-        return fit(rows, known, self.destination)
+            schema = self._known(rows.schema)
+            if self.reread is None:
+                self.schema = schema
+        fitted = fit_columns(
+            rows, [Target(each.name, str(each.type), partial(fit, to=each.type)) for each in schema]
+        )
+        if not len(schema):
+            reason = f"{self.destination} has no column for it yet: it has no value but empty ones"
+            return Fitted(rows, dict.fromkeys(range(rows.num_rows), reason))
+        left_out = {path: count for path, count in _left_out(rows, schema) if count}
+        return fitted._replace(table=fitted.table.cast(schema), left_out=left_out)
 
-    def _unknown(self, rows: pa.Table) -> list[str]:
-        known = () if self.schema is None else self.schema.names
-        return [name for name in rows.column_names if name not in known]
+    def _known(self, rows: pa.Schema) -> pa.Schema:
+        """Return the columns, with those that rows add."""
+        known = pa.schema([]) if self.schema is None else self.schema
+        if self.reread is not None:
+            known = self._of_table(rows, self.reread)
+        for each in rows:
+            at = known.get_field_index(each.name)
+            if at >= 0:
+                if self.reread is None:
+                    known = known.set(at, _with_fields_of(known.field(at), each.type, self.stored))
+            elif (kind := self._stored(each)) is not None:
+                known = known.append(pa.field(each.name, kind))
+        return known
 
-
-def fit(table: pa.Table, schema: pa.Schema, destination: str) -> Fitted:
-    """Cast rows to a schema, and leave out rows with values that do not fit.
-
-    A column that only the rows have stays as it is, after the others; one that only the schema has is null.
-
-    Raises:
-        StrategyError: a column's type cannot be cast, whatever the values are.
-    """
-    columns: dict[str, Any] = {}
-    reasons: dict[int, str] = {}
-    for known in schema:
-        if known.name not in table.column_names:
-            columns[known.name] = pa.nulls(table.num_rows, known.type)
-            continue
-        column = table.column(known.name)
-        if column.type == known.type:
-            columns[known.name] = column
-            continue
-        array = column.combine_chunks()
+    def _stored(self, column: pa.Field[Any]) -> Any:
         try:
-            cast = cast_parts(array, partial(pc.cast, target_type=known.type))
-        except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-            raise StrategyError(
-                f"column {known.name} of {destination} is {known.type}, but the rows have {array.type}: "
-                "return the same type always, with @map_record(schema=...)"
-            ) from error
-        columns[known.name] = cast.array
-        if cast.bad is not None:
-            reasons |= _reasons(known, array, cast.bad, reasons)
-    for name in table.column_names:
-        columns.setdefault(name, table.column(name))
-    fitted = pa.table(columns)
-    if reasons:
-        keep = np.ones(fitted.num_rows, dtype=np.bool_)
-        keep[list(reasons)] = False
-        fitted = fitted.filter(pa.array(keep))
-    return Fitted(fitted, reasons)
+            return self.stored(column.type)
+        except StrategyError as error:
+            raise StrategyError(f"column {column.name} of {self.destination}: {error}") from None
+
+    def _of_table(self, rows: pa.Schema, reread: Callable[[], pa.Schema]) -> pa.Schema:
+        if self.schema is None or self._unknown(rows):
+            self.schema = reread()
+            if unknown := self._unknown(rows):
+                raise StrategyError(
+                    f"{self.destination} has no column {', '.join(unknown)}; its columns are "
+                    f"{', '.join(self.schema.names)}. Alter the table, or return other columns"
+                )
+        return self.schema
+
+    def _unknown(self, rows: pa.Schema) -> list[str]:
+        known = () if self.schema is None else self.schema.names
+        return [each.name for each in rows if each.name not in known and has_values(each.type)]
 
 
-def _reasons(
-    field: pa.Field[Any], array: Any, bad: NDArray[np.bool_], known: Mapping[int, str]
-) -> dict[int, str]:
-    kind = (field.metadata or {}).get(TYPE_NAME, str(field.type).encode()).decode()
-    rows = [row for row in np.flatnonzero(bad).tolist() if row not in known]
-    values = array.take(pa.array(rows, pa.int64())).to_pylist()
-    return {
-        row: f"column {field.name} ({kind}) cannot hold {excerpt(value)}"
-        for row, value in zip(rows, values, strict=True)
-    }
+def _with_fields_of(known: Any, kind: Any, stored: Callable[[Any], Any]) -> Any:
+    """Return a field with the nested fields that a type of values adds; types that are known stay."""
+    to = known.type
+    if pa.types.is_struct(to) and pa.types.is_struct(kind):
+        fields = {each.name: each for each in to}
+        for each in kind:
+            if each.name in fields:
+                fields[each.name] = _with_fields_of(fields[each.name], each.type, stored)
+            elif (of := stored(each.type)) is not None:
+                fields[each.name] = pa.field(each.name, of)
+        return known.with_type(pa.struct(list(fields.values())))
+    if is_list(to) and is_list(kind) and not pa.types.is_fixed_size_list(to):
+        item = _with_fields_of(to.field(0), kind.field(0).type, stored)
+        return known.with_type(
+            pa.large_list(item) if pa.types.is_large_list(to) else pa.list_(item)
+        )
+    if pa.types.is_map(to) and pa.types.is_map(kind):
+        item = _with_fields_of(to.item_field, kind.item_type, stored)
+        return known.with_type(pa.map_(to.key_type, item))
+    return known
+
+
+def _left_out(rows: pa.Table, schema: pa.Schema) -> Iterator[tuple[str, int]]:
+    for each in rows.schema:
+        at = schema.get_field_index(each.name)
+        paths = (
+            [each.name] if at < 0 else fields_left_out(each.type, schema.field(at).type, each.name)
+        )
+        for path in paths:
+            yield path, count_values(whole(rows.column(each.name)), path.removeprefix(each.name))

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
+    from ...columns.fitted import Fitted
     from ...reducers.reducer import Context, Policies
     from ..planning import RangeRows
     from ..ranges import RangeDelivery
-    from .columns import Fitted
     from .files import Directory
 
 __all__ = ["ParquetWriter"]
@@ -173,8 +173,8 @@ class ParquetWriter(RangeWriter):
         fitted = self._fit(rows)
         metadata = {_REFUSED: msgspec.json.encode(fitted.refused)} if fitted.refused else None
         try:
-            if fitted.table.num_rows:
-                self._opened.write(rows.file_name, fitted.table, metadata)
+            if (kept := fitted.kept()).num_rows:
+                self._opened.write(rows.file_name, kept, metadata)
         except OSError as error:
             raise self._retry(error) from error
         return fitted.refused
@@ -188,8 +188,8 @@ class ParquetWriter(RangeWriter):
         return msgspec.json.decode(found, type=dict[int, str]) if found else {}
 
     def _paths(self, rows: RangeRows) -> list[str]:
-        fitted = self._fit(rows)
-        return self._opened.paths(rows.file_name, fitted.table) if fitted.table.num_rows else []
+        kept = self._fit(rows).kept()
+        return self._opened.paths(rows.file_name, kept) if kept.num_rows else []
 
     def _fit(self, rows: RangeRows) -> Fitted:
         assert self._columns is not None  # noqa: S101  `flush` has looked

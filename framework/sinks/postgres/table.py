@@ -103,7 +103,15 @@ async def read_table(connection: Connection, name: TableName) -> Table | None:
     """Read the definition of a table, without generated columns; None if there is no such table."""
     rows = await (await connection.execute(_COLUMNS, (str(name),))).fetchall()
     columns = [
-        Column(column, type_name, kind, _digits(kind, modifier), nullable, has_default)
+        Column(
+            column,
+            type_name,
+            kind,
+            _digits(kind, modifier),
+            modifier - 4 if kind in ("varchar", "bpchar") and modifier > 4 else None,
+            nullable,
+            has_default,
+        )
         for column, type_name, kind, modifier, nullable, has_default, generated in rows
         if not generated
     ]

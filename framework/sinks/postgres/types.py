@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
+from ...columns.casting import Cast, between
+from ...columns.fitted import Fitted, Target, fit_columns
+from ...columns.fitting import fit, json_cast, to_text
+from ...columns.kinds import (
+    either,
+    is_bytes,
+    is_nested,
+    is_text,
+    plain,
+    rows_unless,
+    rows_where,
+    whole,
+)
+from ...columns.numbers import decimal_text
+from ...columns.texts import POSTGRES, UNITS, text_of
 from ...errors import StrategyError
-from ..casts import is_list, is_text
-from ..json_rows import readable
-from ..parquet.columns import TYPE_NAME, Fitted, fit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-__all__ = ["Column", "column_type", "copy_text", "fit_rows"]
+    from ...columns.kinds import Array, Mask
 
 _ARROW: Final[Mapping[str, pa.DataType]] = {
     "int2": pa.int16(),
@@ -50,6 +61,14 @@ _TYPES: Final[Mapping[pa.DataType, str]] = {
     pa.date32(): "date",
     pa.date64(): "date",
 }
+_KINDS: Final[Sequence[tuple[Callable[[Any], bool], str]]] = (
+    (is_text, "text"),
+    (is_bytes, "bytea"),
+    (is_nested, "jsonb"),
+    (pa.types.is_time, "time"),
+    (pa.types.is_duration, "interval"),
+    (pa.types.is_interval, "interval"),
+)
 
 
 class Column(NamedTuple):
@@ -59,6 +78,7 @@ class Column(NamedTuple):
         type_name: with its arguments, for messages: `numeric(10,2)`.
         kind: the type's own name: `int8`, `jsonb`.
         digits: precision and scale of a `numeric` that has them.
+        length: the most characters of a `varchar` or `char` that has a limit.
         nullable: whether null fits.
         has_default: whether rows may lack it.
     """
@@ -67,14 +87,15 @@ class Column(NamedTuple):
     type_name: str
     kind: str
     digits: tuple[int, int] | None = None
+    length: int | None = None
     nullable: bool = True
     has_default: bool = False
 
     @property
     def arrow(self) -> pa.DataType:
         """The Arrow type whose values are cast here; text for types that the server casts."""
-        if self.kind == "numeric" and self.digits is not None and self.digits[0] <= 38:
-            return pa.decimal128(*self.digits)
+        if self.kind == "numeric" and self.digits is not None and self.digits[0] <= 76:
+            return (pa.decimal128 if self.digits[0] <= 38 else pa.decimal256)(*self.digits)
         return _ARROW.get(self.kind, pa.string())
 
 
@@ -88,116 +109,106 @@ def column_type(kind: Any) -> str:
         return _TYPES[kind]
     if isinstance(kind, pa.UuidType):
         return "uuid"
-    if pa.types.is_dictionary(kind):
+    if isinstance(kind, pa.BaseExtensionType):
+        return column_type(kind.storage_type)
+    if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         return column_type(kind.value_type)
-    if is_text(kind):
-        return "text"
-    if _is_bytes(kind):
-        return "bytea"
     if pa.types.is_timestamp(kind):
         return "timestamp" if kind.tz is None else "timestamptz"
-    if pa.types.is_time(kind):
-        return "time"
     if pa.types.is_decimal(kind):
         return f"numeric({kind.precision}, {kind.scale})"
-    if _is_nested(kind):
-        return "jsonb"
+    for is_kind, name in _KINDS:
+        if is_kind(kind):
+            return name
     raise StrategyError(f"PostgreSQL has no type for Arrow's {kind}")
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
-    return (
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_binary_view(kind)
-        or pa.types.is_fixed_size_binary(kind)
+# The first and the last day of a `date`, and the first second of a timestamp: 4714-11-24 BC. The last one of
+# a timestamp is beyond 64 bits of microseconds since 1970.
+_DAYS: Final = (-2_440_588, 2_145_042_905)
+_FIRST_SECOND: Final = -210_866_803_200
+
+
+def fit_rows(rows: pa.Table, columns: Sequence[Column]) -> Fitted:
+    """Cast rows to the columns of a table, as `kmr.columns` does. NUL is in no text of PostgreSQL."""
+    return fit_columns(
+        rows, [Target(each.name, each.type_name, partial(_cast, each)) for each in columns]
     )
 
 
-def _is_nested(kind: pa.DataType) -> bool:
-    return is_list(kind) or pa.types.is_struct(kind) or pa.types.is_map(kind)
+def _cast(column: Column, array: Array) -> Cast:
+    cast = _cast_values(array, column)
+    if array.null_count and not column.nullable:
+        return cast._replace(bad=either(cast.bad, rows_where(array.is_null())))
+    return cast
 
 
-def fit_rows(rows: pa.Table, columns: Sequence[Column], destination: str) -> Fitted:
-    """Cast rows to the columns of a table; rows with a value that does not fit are left out.
-
-    Integers must keep their value; times are cut to microseconds; a time without a zone is UTC.
-
-    Raises:
-        StrategyError: a column's type cannot become that of the table, whatever the values are.
-    """
-    prepared = {}
-    for column in columns:
-        array: Any = rows.column(column.name).combine_chunks()
-        target = column.arrow
-        if pa.types.is_temporal(target) and not (
-            pa.types.is_temporal(array.type) or is_text(array.type) or pa.types.is_null(array.type)
-        ):
-            raise StrategyError(
-                f"column {column.name} of {destination} is {column.type_name}, but the rows have "
-                f"{array.type}: return times, or text in ISO 8601"
-            )
-        prepared[column.name] = _prepare(array, column)
-    table = pa.table(prepared)
-    refused: dict[int, str] = {}
-    for column in columns:
-        nulls: Any = prepared[column.name]
-        if not column.nullable and nulls.null_count:
-            reason = f"column {column.name} ({column.type_name}) cannot be null"
-            for row in np.flatnonzero(nulls.is_null().to_numpy(zero_copy_only=False)).tolist():
-                refused.setdefault(row, reason)
-    left = np.arange(table.num_rows)
-    if refused:
-        left = np.delete(left, list(refused))
-        table = table.take(left)
-    schema = pa.schema(
-        [
-            pa.field(column.name, column.arrow, metadata={TYPE_NAME: column.type_name.encode()})
-            for column in columns
-        ]
-    )
-    fitted = fit(table, schema, destination)
-    refused |= {int(left[row]): reason for row, reason in fitted.refused.items()}
-    return Fitted(fitted.table, refused)
+def _cast_values(array: Array, column: Column) -> Cast:
+    kind = plain(array).type
+    if is_nested(kind):
+        return json_cast(array, nul=column.kind != "jsonb")
+    if not is_text(column.arrow):
+        cast = fit(array, column.arrow)
+        return cast._replace(bad=either(cast.bad, _beyond(cast.array)))
+    is_uuid = isinstance(array.type, pa.UuidType)
+    if not is_uuid and (is_text(kind) or is_bytes(kind) or pa.types.is_null(kind)):
+        cast = to_text(array)
+    else:
+        cast = Cast(text_of(array, POSTGRES))
+    return cast._replace(bad=either(cast.bad, _bad_text(cast.array, column)))
 
 
-def _prepare(array: Any, column: Column) -> Any:
-    """Convert to a type that `fit` casts."""
-    if isinstance(array, pa.ExtensionArray):
-        array = (
-            _hexadecimal(array.storage) if isinstance(array.type, pa.UuidType) else array.storage
-        )
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+def _bad_text(text: Array, column: Column) -> Mask:
+    bad = rows_where(pc.match_substring(text, "\0"))
+    if column.length is not None:
+        bad = either(bad, rows_where(pc.greater(pc.utf8_length(text), pa.scalar(column.length))))
+    if column.digits is not None:  # more than Arrow's 76: the server would round
+        bad = either(bad, decimal_text(text, *column.digits).bad)
+    return bad
+
+
+def _beyond(array: Array) -> Mask:
+    """Return the times that PostgreSQL has not."""
     kind = array.type
-    if _is_nested(kind):
-        encode = msgspec.json.encode
-        values = [None if v is None else encode(v).decode() for v in readable(array).to_pylist()]
-        return pa.array(values, pa.string())
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        to = pa.timestamp("us", kind.tz)
-        return array.cast(options=pc.CastOptions(to, allow_time_truncate=True))
-    if pa.types.is_decimal(column.arrow) and pa.types.is_integer(kind):
-        # Arrow refuses the whole column unless the type has room for the widest integer
-        return pc.cast(array, pa.decimal256(min(76, 20 + column.arrow.scale), column.arrow.scale))
-    if kind in (pa.string_view(), pa.binary_view()):
-        return array.cast(pa.string() if is_text(kind) else pa.binary())
-    return array
+    if pa.types.is_date32(kind):
+        return rows_unless(between(array.cast(pa.int32()), *_DAYS))
+    if pa.types.is_timestamp(kind):
+        first = _FIRST_SECOND * UNITS[kind.unit]
+        return rows_unless(between(array.cast(pa.int64()), first, 2**63 - 1))
+    return None
 
 
 def _hexadecimal(array: Any) -> Any:
-    values = array.cast(pa.binary()).to_pylist()
-    return pa.array([None if value is None else value.hex() for value in values], pa.string())
+    return pa.array([None if value is None else value.hex() for value in array.to_pylist()])
+
+
+def copy_columns(table: pa.Table) -> pa.Table:
+    """Return the columns in the form that `copy_text` writes: bytes and far times as text."""
+    columns: dict[str, Any] = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        array = whole(column)
+        if is_bytes(array.type):
+            array = pc.binary_join_element_wise("\\x", _hexadecimal(array), "")
+        elif _is_far(array):
+            array = text_of(array, POSTGRES)
+        columns[name] = array
+    return pa.table(columns)
+
+
+def _is_far(array: Array) -> bool:
+    """Return whether there are times of other years than 1 to 9999, which Arrow's CSV writer cannot write."""
+    kind: Any = array.type
+    if not (pa.types.is_timestamp(kind) or pa.types.is_date32(kind)):
+        return False
+    unit: Any = getattr(kind, "unit", None)
+    per_day = 86_400 * UNITS[unit] if unit else 1
+    bounds: Any = pc.min_max(array.cast(pa.int64() if unit else pa.int32()))
+    low, high = bounds["min"].as_py(), bounds["max"].as_py()
+    return low is not None and (low < -719_162 * per_day or high >= 2_932_897 * per_day)
 
 
 def copy_text(table: pa.Table) -> bytes:
-    """Encode rows as CSV for COPY: null is empty, text is quoted."""
-    columns: dict[str, Any] = {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        array: Any = column.combine_chunks()
-        if pa.types.is_binary(array.type):
-            array = pc.binary_join_element_wise("\\x", _hexadecimal(array), "")
-        columns[name] = array
+    """Encode rows of `copy_columns` as CSV for COPY: null is empty, text is quoted."""
     sink = pa.BufferOutputStream()
-    csv.write_csv(pa.table(columns), sink, csv.WriteOptions(include_header=False))
+    csv.write_csv(table, sink, csv.WriteOptions(include_header=False))
     return sink.getvalue().to_pybytes()

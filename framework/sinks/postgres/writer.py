@@ -19,14 +19,14 @@ from ..ranges import RangeWriter
 from .connection import Pool, classify, one_line
 from .ranges import Entry, Ranges
 from .table import TableName, create_table, quote, read_table
-from .types import copy_text, fit_rows
+from .types import copy_columns, copy_text, fit_rows
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from typing import TypeVar
 
+    from ...columns.fitted import Fitted
     from ...reducers.reducer import Context, Limits
-    from ..parquet.columns import Fitted
     from ..planning import RangeRows
     from ..ranges import RangeDelivery
     from .connection import Connection
@@ -194,7 +194,7 @@ class PostgresWriter(RangeWriter):
             declared = await run_in_thread(context.for_sinks.schema_of, stage)
             if declared is not None:
                 columns = table.choose(declared.names, self.columns, self.extra_columns)
-                fit_rows(declared.empty_table(), columns, str(self))
+                fit_rows(declared.empty_table(), columns)
                 found.append(Finding("ok", stage, f"the {len(columns)} declared columns fit"))
         ranges = self._ranges
         has_ranges = await read_table(connection, ranges.name) is not None
@@ -361,7 +361,7 @@ class PostgresWriter(RangeWriter):
                 return await ranges.find(connection, entry) or {}
             refused = dict(fitted.refused)
             numbers = np.delete(np.arange(len(rows)), list(refused))
-            for row, reason in (await self._copy(connection, fitted.table, columns)).items():
+            for row, reason in (await self._copy(connection, fitted.kept(), columns)).items():
                 refused[int(numbers[row])] = reason
             if refused:
                 await ranges.refuse(connection, entry, refused)
@@ -371,7 +371,7 @@ class PostgresWriter(RangeWriter):
     def _fit(self, table: pa.Table) -> tuple[Fitted, list[Column]]:
         assert self._found is not None  # noqa: S101  open
         columns = self._found.choose(table.column_names, self.columns, self.extra_columns)
-        return fit_rows(table, columns, str(self)), columns
+        return fit_rows(table, columns), columns
 
     async def _copy(
         self, connection: Connection, table: pa.Table, columns: Sequence[Column]
@@ -379,11 +379,12 @@ class PostgresWriter(RangeWriter):
         """Copy rows; bisect to find those that the server refuses, and return them with the reasons."""
         names = ", ".join(quote(column.name) for column in columns)
         statement = f"COPY {self._name} ({names}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')".encode()
+        copied = await run_in_thread(copy_columns, table)
         refused: dict[int, str] = {}
         todo = [(0, table.num_rows)] if table.num_rows else []
         while todo:
             start, stop = todo.pop()
-            text = await run_in_thread(copy_text, table.slice(start, stop - start))
+            text = await run_in_thread(copy_text, copied.slice(start, stop - start))
             try:
                 async with (
                     connection.transaction(),  # a savepoint

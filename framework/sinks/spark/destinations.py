@@ -17,7 +17,7 @@ from pyarrow import fs
 from ...errors import StrategyError
 from ..parquet.columns import Columns
 from ..parquet.files import HIDDEN, open_directory
-from .types import to_spark
+from .types import stored_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -65,8 +65,8 @@ class FileDestination:
     def write(self, part: RangeRows, rows: pa.Table) -> dict[int, str]:
         """Write rows; return the numbers of rows that do not fit, which are not written, with the reasons."""
         fitted = self.columns.fit(rows)
-        if fitted.table.num_rows:
-            self._new.update(self.directory.write(part.file_name, fitted.table))
+        if (kept := fitted.kept()).num_rows:
+            self._new.update(self.directory.write(part.file_name, kept))
         return fitted.refused
 
     def write_frame(self, part: RangeRows, frame: DataFrame) -> None:
@@ -110,8 +110,8 @@ class SparkDestination:
     def write(self, part: RangeRows, rows: pa.Table) -> dict[int, str]:
         """Write rows, as `FileDestination.write` does."""
         fitted = self.columns.fit(rows)
-        if fitted.table.num_rows:
-            self.write_frame(part, self.session.get().createDataFrame(fitted.table).coalesce(1))
+        if (kept := fitted.kept()).num_rows:
+            self.write_frame(part, self.session.get().createDataFrame(kept).coalesce(1))
         return fitted.refused
 
     def write_frame(self, part: RangeRows, frame: DataFrame) -> None:
@@ -157,7 +157,7 @@ def choose_table(
     """
     table = read_table(session.get(), name)
     columns = Columns(
-        f"table {name}", table.schema, lambda: read_table(session.get(), name).schema, to_spark
+        f"table {name}", table.schema, lambda: read_table(session.get(), name).schema, stored_type
     )
     doubt: str | None
     if table.provider == "delta":
@@ -204,7 +204,7 @@ def choose_path(
                 raise
         else:
             return FileDestination(
-                directory, Columns(path, schema or directory.schema(), types=to_spark)
+                directory, Columns(path, schema or directory.schema(), stored=stored_type)
             )
     if session is None:
         raise StrategyError(f"{path}: only Spark writes {format}")
@@ -214,7 +214,7 @@ def choose_path(
     return SparkDestination(
         session,
         format,
-        Columns(path, schema, types=to_spark),
+        Columns(path, schema, stored=stored_type),
         None,
         path,
         partition_by,

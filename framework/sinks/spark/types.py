@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from ...columns.kinds import is_list
 from ...errors import StrategyError
-from ..casts import is_list
+from ..parquet.columns import Columns
+from ..parquet.columns import stored_type as of_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-__all__ = ["spark_type", "to_spark"]
 
 _WIDER: Mapping[pa.DataType, pa.DataType] = {
     pa.uint8(): pa.int16(),
@@ -55,6 +54,10 @@ def spark_type(kind: Any) -> pa.DataType | None:
         return pa.decimal128(kind.precision, kind.scale) if _is_held(kind) else None
     if pa.types.is_dictionary(kind):
         return spark_type(kind.value_type)
+    if isinstance(kind, pa.UuidType):
+        return pa.string()
+    if isinstance(kind, pa.BaseExtensionType):
+        return spark_type(kind.storage_type)
     if pa.types.is_fixed_size_binary(kind):
         return pa.binary()
     return _nested(kind)
@@ -79,24 +82,27 @@ def _nested(kind: Any) -> pa.DataType | None:
     return None
 
 
-def to_spark(table: pa.Table) -> pa.Table:
-    """Cast the columns to Spark's types; leave out columns of type null, which have no value yet.
+def stored_type(kind: Any) -> Any:
+    """Return the type of Spark for an Arrow type, without what has no type yet; None if nothing has.
 
     Raises:
-        StrategyError: Spark has no type for a column.
+        StrategyError: Spark has no type for it.
     """
-    columns = {}
-    for field, column in zip(table.schema, table.columns, strict=True):
-        kind = spark_type(field.type)
-        if kind is None:
-            raise StrategyError(
-                f"column {field.name} is {field.type}, which Spark has no type for: return another one"
-            )
-        if not pa.types.is_null(kind):
-            columns[field.name] = column if kind == field.type else _cast(column, kind)
-    return pa.table(columns)
+    known = of_files(kind)
+    if known is None:
+        return None
+    if (found := spark_type(known)) is None:
+        raise StrategyError(f"Spark has no type for Arrow's {kind}: return another one")
+    return found
 
 
-def _cast(column: Any, kind: pa.DataType) -> Any:
-    # Cuts off finer timestamps; the other types of `spark_type` lose nothing.
-    return column.cast(options=pc.CastOptions(kind, allow_time_truncate=True))
+def to_spark(table: pa.Table) -> pa.Table:
+    """Cast the columns to Spark's types; leave out columns that have no type yet.
+
+    Raises:
+        StrategyError: Spark has no type for a column, or a value does not fit.
+    """
+    fitted = Columns("Spark", stored=stored_type).fit(table)
+    for reason in fitted.refused.values():
+        raise StrategyError(reason)
+    return fitted.table

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kmr.sinks.casts import Misfit
+from kmr.columns.casting import Misfit
 from kmr.sinks.clickhouse.types import cast_to, type_of
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ CASES: list[tuple[str, list[Any], pa.DataType | None, list[int]]] = [
     ("UInt8", [True, False], None, []),
     ("Int128", ["1", "x", str(2**100)], None, [1]),
     ("UInt256", [Decimal(10) ** 40], None, []),
-    ("Float64", [2**60 + 1, 1], None, []),
+    ("Float64", [2**60 + 1, 2**60, 1], None, [0]),
     ("Float32", ["1.5", "x"], None, [1]),
     ("Decimal(5, 2)", [999, 1000], None, [1]),
     ("Decimal(5, 2)", ["1.25", "1.255", "1000", "x"], None, [1, 2, 3]),

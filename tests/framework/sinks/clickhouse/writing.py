@@ -55,4 +55,5 @@ def poisoned_offsets(result: Flushed | Retry) -> list[int]:
 
 def reasons(result: Flushed | Retry) -> list[str]:
     assert isinstance(result, Flushed)
-    return [poisoned.reason for poisoned in result.refusals]
+    of_each = (each.reason for each in result.refusals)
+    return [text for of in of_each for text in ((of,) if isinstance(of, str) else of)]

@@ -38,10 +38,23 @@ def test_text_and_numbers_are_sent_as_utf8_and_a_null_header_is_left_out() -> No
     [
         (("x", "v", {}, None), r"no column 'x', only \['v'\]"),
         ((None, "json", {}, "v"), "'v' of type list.* is not a time"),
-        ((None, "v", {}, None), "'v' of type list.* cannot be sent as bytes"),
     ],
 )
 def test_columns_that_cannot_be_sent_are_named(arguments: Any, message: str) -> None:
     table = pa.table({"v": [[1], [2]]})
     with pytest.raises(StrategyError, match=message):
         messages_of(table, *arguments)
+
+
+def test_rows_with_a_value_that_cannot_be_sent_are_refused_and_the_others_are_made() -> None:
+    times = pa.array([0, 2**63], pa.uint64())
+    table = pa.table({"v": [1.5, float("nan")], "t": times, "l": [[1], None]})
+    assert dict(messages_of(table, None, "v", {}, "t").refused) == {
+        1: f"column t (milliseconds) cannot hold {2**63}"
+    }
+    assert dict(messages_of(table, None, "json", {}, None).refused) == {
+        1: "column v: JSON has no nan"
+    }
+    refused = messages_of(table, None, "l", {}, None).refused
+    assert list(refused) == [0]
+    assert refused[0].startswith("column l (bytes) cannot hold list")

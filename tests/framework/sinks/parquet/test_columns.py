@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kmr.errors import StrategyError
-from kmr.sinks.parquet.columns import Columns, fit
+from kmr.sinks.parquet.columns import Columns
 
 
 def test_a_column_keeps_the_type_of_the_first_rows_and_new_ones_follow_it() -> None:
@@ -24,19 +25,63 @@ def test_a_column_keeps_the_type_of_the_first_rows_and_new_ones_follow_it() -> N
     ]
 
 
-def test_a_type_that_can_never_fit_is_an_error() -> None:
-    schema = pa.schema({"a": pa.int64()})
-    with pytest.raises(StrategyError, match=r"column a of /x is int64, but the rows have list"):
-        fit(pa.table({"a": [[1]]}), schema, "/x")
+def test_a_type_that_can_never_fit_refuses_its_values() -> None:
+    columns = Columns("/x", pa.schema({"a": pa.int64()}))
+    fitted = columns.fit(pa.table({"a": [[1], None]}))
+    assert fitted.refused[0].startswith("column a (int64) cannot hold list<item: int64>")
+    assert fitted.general == set(fitted.refused.values())
+    assert fitted.kept().to_pylist() == [{"a": None}]
+
+
+def test_a_nested_field_that_is_new_is_added() -> None:
+    columns = Columns("/x")
+    columns.fit(pa.table({"user": [{"name": "ada"}]}))
+    rows: list[Any] = [{"user": {"name": "bob", "age": 7}}, {"user": {"age": 8}}]
+    assert columns.fit(pa.Table.from_pylist(rows)).table.to_pylist() == [
+        {"user": {"name": "bob", "age": 7}},
+        {"user": {"name": None, "age": 8}},
+    ]
+    assert columns.fit(pa.table({"user": [{"age": "x"}]})).refused == {
+        0: "column user.age (struct<name: string, age: int64>) cannot hold 'x'"
+    }
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [([], ["x"]), ({}, {"a": 1}), ({"x": None}, {"x": "y"}), ([None], [1.5]), ([{}], [{"a": 1}])],
+)
+def test_what_is_empty_fixes_no_type(first: Any, then: Any) -> None:
+    columns = Columns("/x")
+    fitted = columns.fit(pa.Table.from_pylist([{"id": 1, "new": first}]))
+    assert fitted.table.to_pylist() == [{"id": 1}]
+    assert fitted.left_out == {"new": 1}
+    fitted = columns.fit(pa.Table.from_pylist([{"id": 2, "new": then}]))
+    assert fitted.table.to_pylist() == [{"id": 2, "new": then}]
+    assert not fitted.left_out
+
+
+def test_a_nested_field_that_is_empty_is_left_out_and_counted() -> None:
+    fitted = Columns("/x").fit(
+        pa.Table.from_pylist([{"user": {"name": "ada", "tags": []}}, {"user": None}])
+    )
+    assert fitted.table.to_pylist() == [{"user": {"name": "ada"}}, {"user": None}]
+    assert fitted.left_out == {"user.tags": 1}
+
+
+def test_rows_without_any_value_are_refused() -> None:
+    fitted = Columns("/x").fit(pa.Table.from_pylist([{"props": {}}]))
+    assert fitted.refused == {0: "/x has no column for it yet: it has no value but empty ones"}
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6), st.integers(-100, 100).map(float))))
 def test_exactly_the_rows_that_do_not_fit_are_refused(values: list[float | None]) -> None:
-    table = pa.table({"a": pa.array(values, pa.float64()), "row": pa.array(range(len(values)))})
-    fitted = fit(table, pa.schema({"a": pa.int64()}), "/x")
+    table = pa.table(
+        {"a": pa.array(values, pa.float64()), "row": pa.array(range(len(values)), pa.int64())}
+    )
+    fitted = Columns("/x", pa.schema({"a": pa.int64()})).fit(table)
     bad = {row for row, value in enumerate(values) if value is not None and value % 1 != 0}
     assert set(fitted.refused) == bad
-    assert fitted.table.column("row").to_pylist() == [
+    assert fitted.kept().column("row").to_pylist() == [
         row for row in range(len(values)) if row not in bad
     ]
     assert all(repr(values[row]) in reason for row, reason in fitted.refused.items())

@@ -70,4 +70,10 @@ def execute(url: str, *statements: str) -> None:
 
 def refused(result: Flushed | Retry) -> list[tuple[int, str]]:
     assert isinstance(result, Flushed)
-    return [(r.first, p.reason) for p in result.refusals for r in p.rows.ranges]
+    found: list[tuple[int, str]] = []
+    for each in result.refusals:
+        assert each.rows.offsets is not None
+        offsets = each.rows.offsets.tolist()
+        reasons = [each.reason] * len(offsets) if isinstance(each.reason, str) else each.reason
+        found += zip(offsets, reasons, strict=True)
+    return found

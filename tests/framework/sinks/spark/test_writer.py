@@ -208,7 +208,7 @@ async def test_copies_of_a_writer_have_their_own_rows_and_can_be_pickled(
         ({"table": "t", "partition_by": "a"}, "are for a path"),
         ({"path": "p", "compression": "zip"}, "compression must be one of"),
         ({"path": "p", "max_rows": 0}, "max_rows must be above 0"),
-        ({"path": "p", "schema": pa.schema({"d": pa.duration("s")})}, "column d is duration"),
+        ({"path": "p", "schema": pa.schema({"d": pa.duration("s")})}, "column d of Spark"),
     ],
 )
 def test_invalid_arguments_are_refused(options: dict[str, Any], message: str) -> None:

@@ -1,0 +1,177 @@
+"""Kinds of Arrow types, and columns without the forms that only store them differently."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Array: TypeAlias = Any
+"""A pyarrow array of any type; the stubs distinguish item types that are only known at run time."""
+
+Mask: TypeAlias = "NDArray[np.bool_] | None"
+"""True for some rows; None for no row."""
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether the type is text."""
+    return (
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Return whether the type is bytes."""
+    return (
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Return whether the type is one of lists."""
+    return (
+        pa.types.is_list(kind)
+        or pa.types.is_large_list(kind)
+        or pa.types.is_fixed_size_list(kind)
+        or pa.types.is_list_view(kind)
+        or pa.types.is_large_list_view(kind)
+    )
+
+
+def is_nested(kind: pa.DataType) -> bool:
+    """Return whether the type is lists, structs or maps."""
+    return is_list(kind) or pa.types.is_struct(kind) or pa.types.is_map(kind)
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Return whether the type is integers, floats or decimals."""
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+
+
+def has_values(kind: Any) -> bool:
+    """Return whether values of the type say which type they have.
+
+    False for null, and for lists, structs and maps that have been empty or full of nulls so far: `list<null>`
+    fits every list that follows.
+    """
+    if pa.types.is_struct(kind):
+        return any(has_values(field.type) for field in kind)
+    if pa.types.is_map(kind):
+        return has_values(kind.item_type)
+    return has_values(kind.value_type) if is_list(kind) else not pa.types.is_null(kind)
+
+
+def plain(array: Array) -> Array:
+    """Return the same values without extension types, dictionaries, run ends, views and halves of floats."""
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain(array.storage)
+    if pa.types.is_dictionary(kind):
+        return plain(array.dictionary_decode())
+    if pa.types.is_run_end_encoded(kind):
+        return plain(pc.call_function("run_end_decode", [array]))
+    if pa.types.is_float16(kind):
+        return array.cast(pa.float32())
+    if pa.types.is_string_view(kind):
+        return array.cast(pa.large_string())
+    return array.cast(pa.large_binary()) if pa.types.is_binary_view(kind) else array
+
+
+def whole(column: pa.ChunkedArray[Any]) -> Array:
+    """Return a column as one array."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return column.combine_chunks() if column.num_chunks else pa.array([], column.type)
+
+
+def either(one: Mask, other: Mask) -> Mask:
+    """Return the rows that are in one mask or the other."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one | other
+
+
+def rows_where(condition: Array) -> Mask:
+    """Return the rows where a condition holds; null does not."""
+    if not pc.any(condition).as_py():
+        return None
+    return np.asarray(pc.fill_null(condition, pa.scalar(value=False)), dtype=np.bool_)
+
+
+def rows_unless(condition: Array) -> Mask:
+    """Return the rows where a condition does not hold; null does."""
+    return rows_where(pc.call_function("invert", [condition]))
+
+
+def without(array: Array, bad: Mask) -> Array:
+    """Replace some rows by null."""
+    if bad is None:
+        return array
+    return pc.if_else(pa.array(~bad), array, pa.scalar(None, array.type))
+
+
+def twice(kind: pa.StructType) -> str | None:
+    """Return the name of a field that a struct has twice; None if there is none."""
+    names = [field.name for field in kind]
+    return (
+        next((name for name in names if names.count(name) > 1), None)
+        if len(set(names)) < len(names)
+        else None
+    )
+
+
+class Lists:
+    """Lists of any kind: their items, and the number of items of each list.
+
+    Attributes:
+        items: those of all lists; null lists have none.
+        lengths: 0 for null.
+        null: the lists that are null; None if none is.
+    """
+
+    def __init__(self, array: Array) -> None:
+        if pa.types.is_map(array.type):
+            kind = array.type
+            pair = pa.struct(
+                [
+                    pa.field("key", kind.key_type, nullable=False),
+                    pa.field("value", kind.item_type),
+                ]
+            )
+            array = array.cast(pa.list_(pair))
+        self.items: Array = pc.list_flatten(array)
+        lengths: Any = pc.list_value_length(array)
+        self.lengths: NDArray[np.int64] = np.array(pc.fill_null(lengths, 0), dtype=np.int64)
+        self.null = array.is_null() if array.null_count else None
+
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """Where each list ends in the items."""
+        return np.cumsum(self.lengths)
+
+    def parents(self) -> NDArray[np.int64]:
+        """Return the list of each item."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    def of_items(self, mask: Mask) -> Mask:
+        """Return the lists that have one of these items."""
+        if mask is None:
+            return None
+        found = np.zeros(len(self.lengths), dtype=np.bool_)
+        found[self.parents()[mask]] = True
+        return found
+
+    def with_items(self, items: Array) -> Array:
+        """Return lists of other items, as many in each."""
+        offsets = np.concatenate([[0], self.ends])
+        if len(items) < 2**31:
+            return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), items, mask=self.null)
+        return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), items, mask=self.null)

@@ -1,0 +1,87 @@
+"""Why rows do not fit, in words that name the column and the value; and what a cast leaves out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .kinds import Lists, is_list, plain
+from .texts import excerpt, python_values
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .casting import Cast
+    from .kinds import Array, Mask
+
+_QUOTED_ROWS: Final = 1_000  # further rows of a column share one reason
+
+
+def reasons(
+    column: str, type_name: str, array: Array, cast: Cast, skip: Mask = None
+) -> dict[int, str]:
+    """Return, for each row that does not fit, the reason with the column and the value.
+
+    Args:
+        type_name: the destination's name of the column's type.
+        array: the column before the cast.
+        skip: rows whose reason is known already.
+    """
+    if cast.bad is None:
+        return {}
+    rows = np.flatnonzero(cast.bad if skip is None else cast.bad & ~skip)
+    quoted = rows[:_QUOTED_ROWS]
+    values = python_values(array.take(pa.array(quoted, pa.int64())))
+    found = {}
+    for row, value in zip(quoted.tolist(), values, strict=True):
+        place = next((name for name, where in cast.places.items() if name and where[row]), "")
+        found[row] = _reason(f"{column}{place}", type_name, _inside(value, place))
+    for row in rows[_QUOTED_ROWS:].tolist():
+        found[row] = f"column {column} ({type_name}): the value does not fit"
+    return found
+
+
+def _reason(column: str, type_name: str, value: object) -> str:
+    if value is None:
+        return f"column {column} ({type_name}) cannot be null"
+    return f"column {column} ({type_name}) cannot hold {excerpt(value)}"
+
+
+def _inside(value: Any, place: str) -> Any:
+    """Return the value at a place such as `.user.age`; the last one that can be named."""
+    for step in place.split(".")[1:]:
+        name, brackets, _ = step.partition("[]")
+        if not isinstance(value, dict) or name not in value:
+            return value
+        value = value[name]
+        if brackets:
+            return value
+    return value
+
+
+def fields_left_out(kind: Any, to: Any, path: str) -> Iterator[str]:
+    """Yield the fields of nested values for which a type has no place: `fit` leaves them out."""
+    if is_list(kind) and is_list(to):
+        yield from fields_left_out(kind.value_type, to.value_type, f"{path}[]")
+    elif pa.types.is_struct(kind) and pa.types.is_struct(to):
+        for field in kind:
+            at = to.get_field_index(field.name)
+            if at < 0:
+                yield f"{path}.{field.name}"
+            else:
+                yield from fields_left_out(field.type, to.field(at).type, f"{path}.{field.name}")
+
+
+def count_values(array: Any, path: str) -> int:
+    """Return the number of values at a path of `fields_left_out`, without its column: `[].tags`."""
+    array = plain(array)
+    if path.startswith("[]"):
+        return count_values(Lists(array).items, path[2:])
+    for at, field in enumerate(array.type if path else ()):
+        if path == f".{field.name}" or path.startswith((f".{field.name}.", f".{field.name}[]")):
+            child = pc.struct_field(array.filter(array.is_valid()), [at])
+            return count_values(child, path.removeprefix(f".{field.name}"))
+    return len(array) - int(array.null_count)
