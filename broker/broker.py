@@ -14,7 +14,6 @@ from kmr.errors import MissingExtra
 
 from .apis.api import Services
 from .apis.catalogue import SERVED, advertised_versions
-from .apis.cluster.quotas import Quotas
 from .apis.records.fetch_sessions import FetchSessions
 from .authorization.rules import Authorizer
 from .authorization.users import Users
@@ -187,7 +186,6 @@ class Broker:
                 requests=RequestMeters({api.key: api.name for api in SERVED}),
                 users=users,
                 authorizer=authorizer,
-                quotas=Quotas.of(settings),
             )
             dispatcher = Dispatcher(SERVED, services, self.faults)
             server = Server(settings, dispatcher, group_commit, self.metrics)

@@ -166,15 +166,6 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_unauthenticated_connections: Annotated[
         Count, about("Most connections at a time that are not yet authenticated.")
     ] = 1_000
-    produce_quota_bytes: Annotated[
-        Bytes | None,
-        about("Bytes per second that each user, or client id without users, may produce."),
-    ] = None
-    fetch_quota_bytes: Annotated[
-        Bytes | None,
-        about("Bytes per second that each user, or client id without users, may fetch."),
-    ] = None
-
     faults_file: Annotated[
         Path | None,
         about(

@@ -27,7 +27,7 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import BrokerId
 from kio.static.primitive import i32, i32Timedelta
 
-from ..authorization.rules import ANONYMOUS, CLUSTER, Question
+from ..authorization.rules import CLUSTER, Question
 from ..errors import RequestError, shortened
 from ..log.results import LogError, OffsetOutOfRange
 from ..protocol.cursor import MAX_ELEMENTS
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from ..topics.topic import Partition
     from ..topics.topics import Topics
     from .access import AccessRule
-    from .cluster.quotas import Quotas
     from .records.fetch_sessions import FetchSessions
     from .records.long_poll import LongPoll
 
@@ -85,7 +84,7 @@ __all__ = [
 logger = structlog.get_logger(__name__)
 
 NO_THROTTLE: Final = i32Timedelta.parse(timedelta(0))
-"""The throttle time of every API but Produce and Fetch, which set their own (see `quotas`)."""
+"""The throttle time of every response: there are no quotas."""
 
 LEADER_EPOCH: Final = i32(0)
 """The epoch of every partition: there is one node, so leadership never changes."""
@@ -133,7 +132,6 @@ class Services:
     requests: RequestMeters
     users: Users | None = None  # None: clients need not authenticate by SASL
     authorizer: Authorizer | None = None  # None: every operation is allowed
-    quotas: Quotas | None = None  # None: no limits
 
     @property
     def max_elements(self) -> int:
@@ -148,7 +146,6 @@ class RequestContext:
     Attributes:
         listener: the one that the client has connected to.
         node_host, node_port: the address by which this client reaches the broker.
-        mute: stops reading from the client's connection for a number of seconds.
         close: closes the client's connection, and logs the reason.
         sasl: the client's authentication, until it is complete.
         remembered: what a handler keeps of this client's earlier requests of this version.
@@ -163,7 +160,6 @@ class RequestContext:
     api_version: int
     principal: str
     services: Services
-    mute: Callable[[float], None]
     close: Callable[[str], None]
     sasl: SaslExchange | None = None
     remembered: dict[bytes, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -172,13 +168,6 @@ class RequestContext:
     def node_id(self) -> BrokerId:
         """The one node of this cluster: leader of every partition, coordinator of every group."""
         return BrokerId(self.services.settings.node_id)
-
-    @property
-    def quota_owner(self) -> str:
-        """The user, or the client id of a client that does not authenticate."""
-        if self.principal == ANONYMOUS:
-            return f"client {self.client_id}"
-        return self.principal
 
     def allows(self, operation: Operation, resource: Resource, name: str = CLUSTER) -> bool:
         """Whether this client may perform the operation on the resource."""

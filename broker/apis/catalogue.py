@@ -98,9 +98,13 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
     ),
     Unsupported(
         "Several log directories (KIP-113, KIP-858)",
-        "There is one, which DescribeLogDirs shows; AlterReplicaLogDirs to another one is refused with"
-        " LOG_DIR_NOT_FOUND.",
-        (73,),
+        "There is one, which DescribeLogDirs shows.",
+        (34, 73),
+    ),
+    Unsupported(
+        "Moving partitions and their leadership (KIP-455, KIP-460)",
+        "The one node leads every partition.",
+        (43, 45, 46),
     ),
     Unsupported(
         "Share groups (KIP-932)",
@@ -125,10 +129,19 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
         " SCRAM-SHA-512.",
     ),
     Unsupported(
-        "Altering client quotas (KIP-546); quotas of requests (KIP-124)",
-        "One quota for each user, or client id, by --produce-quota-bytes and --fetch-quota-bytes;"
-        " DescribeClientQuotas shows it.",
-        (49,),
+        "Administering users and access rules by clients (KIP-554, KIP-11)",
+        "`kmr broker user` and `kmr broker acl` change the files of --users and --acls; changes apply within a second.",
+        (29, 30, 31, 50, 51),
+    ),
+    Unsupported(
+        "Closing connections whose credentials are old (KIP-368, connections.max.reauth.ms)",
+        "SaslAuthenticate answers that a session has no end. A user who is removed keeps open connections;"
+        " changed rules apply to them within a second.",
+    ),
+    Unsupported(
+        "Client quotas (KIP-13, KIP-124, KIP-546)",
+        "throttle_time_ms is 0. The broker limits connections, memory and sizes of requests instead.",
+        (48, 49),
     ),
     Unsupported(
         "Finding and aborting hanging transactions (KIP-664)",

@@ -38,30 +38,6 @@ if TYPE_CHECKING:
         AlterConfigsResourceResponse,
         AlterConfigsResponse,
     )
-    from kio.schema.alter_partition_reassignments.v1.request import (
-        AlterPartitionReassignmentsRequest,
-        ReassignablePartition,
-    )
-    from kio.schema.alter_partition_reassignments.v1.response import (
-        AlterPartitionReassignmentsResponse,
-        ReassignablePartitionResponse,
-        ReassignableTopicResponse,
-    )
-    from kio.schema.alter_replica_log_dirs.v2.request import AlterReplicaLogDirsRequest
-    from kio.schema.alter_replica_log_dirs.v2.response import (
-        AlterReplicaLogDirPartitionResult,
-        AlterReplicaLogDirsResponse,
-        AlterReplicaLogDirTopicResult,
-    )
-    from kio.schema.alter_user_scram_credentials.v0.request import (
-        AlterUserScramCredentialsRequest,
-        ScramCredentialDeletion,
-        ScramCredentialUpsertion,
-    )
-    from kio.schema.alter_user_scram_credentials.v0.response import (
-        AlterUserScramCredentialsResponse,
-        AlterUserScramCredentialsResult,
-    )
     from kio.schema.api_versions.v4.request import ApiVersionsRequest
     from kio.schema.api_versions.v4.response import (
         ApiVersion,
@@ -87,8 +63,6 @@ if TYPE_CHECKING:
     from kio.schema.consumer_group_heartbeat.v1.response import (
         TopicPartitions as ConsumerTopicPartitions,
     )
-    from kio.schema.create_acls.v3.request import AclCreation, CreateAclsRequest
-    from kio.schema.create_acls.v3.response import AclCreationResult, CreateAclsResponse
     from kio.schema.create_partitions.v3.request import (
         CreatePartitionsRequest,
         CreatePartitionsTopic,
@@ -103,12 +77,6 @@ if TYPE_CHECKING:
         CreatableTopicResult,
         CreateTopicsResponse,
     )
-    from kio.schema.delete_acls.v3.request import DeleteAclsFilter, DeleteAclsRequest
-    from kio.schema.delete_acls.v3.response import (
-        DeleteAclsFilterResult,
-        DeleteAclsMatchingAcl,
-        DeleteAclsResponse,
-    )
     from kio.schema.delete_groups.v2.request import DeleteGroupsRequest
     from kio.schema.delete_groups.v2.response import DeletableGroupResult, DeleteGroupsResponse
     from kio.schema.delete_records.v2.request import DeleteRecordsPartition, DeleteRecordsRequest
@@ -120,22 +88,6 @@ if TYPE_CHECKING:
     from kio.schema.delete_topics.v5.request import DeleteTopicsRequest as DeleteTopicsRequestV5
     from kio.schema.delete_topics.v6.request import DeleteTopicsRequest, DeleteTopicState
     from kio.schema.delete_topics.v6.response import DeletableTopicResult, DeleteTopicsResponse
-    from kio.schema.describe_acls.v3.request import DescribeAclsRequest
-    from kio.schema.describe_acls.v3.response import (
-        AclDescription,
-        DescribeAclsResource,
-        DescribeAclsResponse,
-    )
-    from kio.schema.describe_client_quotas.v1.request import (
-        ComponentData,
-        DescribeClientQuotasRequest,
-    )
-    from kio.schema.describe_client_quotas.v1.response import (
-        DescribeClientQuotasResponse,
-        EntityData,
-        EntryData,
-        ValueData,
-    )
     from kio.schema.describe_cluster.v2.request import DescribeClusterRequest
     from kio.schema.describe_cluster.v2.response import (
         DescribeClusterBroker,
@@ -184,20 +136,6 @@ if TYPE_CHECKING:
         DescribeTopicPartitionsResponsePartition,
         DescribeTopicPartitionsResponseTopic,
     )
-    from kio.schema.describe_user_scram_credentials.v0.request import (
-        DescribeUserScramCredentialsRequest,
-    )
-    from kio.schema.describe_user_scram_credentials.v0.response import (
-        CredentialInfo,
-        DescribeUserScramCredentialsResponse,
-        DescribeUserScramCredentialsResult,
-    )
-    from kio.schema.elect_leaders.v2.request import ElectLeadersRequest
-    from kio.schema.elect_leaders.v2.response import (
-        ElectLeadersResponse,
-        PartitionResult,
-        ReplicaElectionResult,
-    )
     from kio.schema.end_txn.v5.request import EndTxnRequest
     from kio.schema.end_txn.v5.response import EndTxnResponse
     from kio.schema.find_coordinator.v3.request import (
@@ -231,10 +169,6 @@ if TYPE_CHECKING:
         ListOffsetsPartitionResponse,
         ListOffsetsResponse,
         ListOffsetsTopicResponse,
-    )
-    from kio.schema.list_partition_reassignments.v0.request import ListPartitionReassignmentsRequest
-    from kio.schema.list_partition_reassignments.v0.response import (
-        ListPartitionReassignmentsResponse,
     )
     from kio.schema.metadata.v10.request import MetadataRequest as MetadataRequestV10
     from kio.schema.metadata.v10.response import MetadataResponse as MetadataResponseV10

@@ -83,9 +83,10 @@ class WatchedFile(Generic[Content]):
         self._path = path
         self._format = file_format
         self._interval = interval
-        self._changing = threading.Lock()
         self._checking = threading.Lock()  # a slow reader must not overwrite newer content
         self._checked_at = time.monotonic()
+        self._reported = ""
+        """The reason of the last failure, which is logged once."""
         self._version = self._stat()
         self._content = file_format.read(path)
 
@@ -96,15 +97,6 @@ class WatchedFile(Generic[Content]):
             self.check()
         return self._content
 
-    def change(self, change: Callable[[Content], Content]) -> None:
-        """Replace the content by what `change` returns for it, in turn; see `PrivateFormat.change`.
-
-        It syncs the file: call it in a thread.
-        """
-        with self._changing:
-            self._format.change(self._path, change)
-        self.check()
-
     def check(self) -> None:
         """Check the file for changes now."""
         with self._checking:
@@ -112,13 +104,20 @@ class WatchedFile(Generic[Content]):
             version = self._stat()
             if version == self._version:
                 return
-            self._version = version
             try:
                 self._content = self._format.read(self._path)
             except BrokerError as error:
-                logger.error("file unreadable, its last content stays in force", reason=str(error))
+                if str(error) != self._reported:
+                    self._reported = str(error)
+                    logger.error(
+                        "file unreadable, its last content stays in force", reason=str(error)
+                    )
+                if isinstance(error.__cause__, OSError):
+                    return  # it may have changed all the same: the next check reads it again
             else:
+                self._reported = ""
                 logger.info("file read again", file=str(self._path))
+            self._version = version
 
     def _stat(self) -> tuple[int, int, int] | None:
         try:

@@ -17,7 +17,7 @@ import msgspec
 from .private_files import PrivateFormat, WatchedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Collection
     from pathlib import Path
 
 __all__ = [
@@ -25,19 +25,14 @@ __all__ = [
     "ANY_NAME",
     "CLUSTER",
     "EVERY_HOST",
-    "WILDCARD",
     "Authorizer",
-    "Binding",
     "Denial",
     "Operation",
     "Question",
     "Resource",
     "Rule",
-    "bindings_of",
     "change_rules",
     "read_rules",
-    "with_bindings",
-    "without_bindings",
     "write_rules",
 ]
 
@@ -221,16 +216,6 @@ class Authorizer:
         self._rules = self._file.content
         self._answers: dict[Question, bool] = {}
 
-    @property
-    def rules(self) -> Sequence[Rule]:
-        """The rules as the file has them now."""
-        self._file.check()
-        return self._file.content
-
-    def alter(self, change: Callable[[Sequence[Rule]], Sequence[Rule]]) -> None:
-        """Change the rules in the file, which apply at once; see `WatchedFile.change`."""
-        self._file.change(change)
-
     def allows(self, question: Question) -> bool:
         """Whether a rule allows the operation and none denies it; `ANY_NAME`: on any resource of the kind."""
         if question.principal in self._super_users:
@@ -254,98 +239,3 @@ class Authorizer:
         return any(rule.allows(question) for rule in rules) and not any(
             rule.denies(question) for rule in rules
         )
-
-
-# -- bindings --------------------------------------------------------------------------------------
-
-WILDCARD = "*"
-"""The name of every resource of a kind."""
-
-
-class Binding(NamedTuple):
-    """Allows (or, if `denied`, denies) a principal one operation on one resource, from one host.
-
-    If `prefixed`, it applies to every resource whose name begins with `name`.
-    """
-
-    principal: str
-    operation: Operation
-    resource: Resource
-    name: str
-    prefixed: bool = False
-    host: str = EVERY_HOST
-    denied: bool = False
-
-    @property
-    def pattern(self) -> str:
-        """The name or prefix as a rule writes it."""
-        return f"{self.name}*" if self.prefixed else self.name
-
-    def covers(self, name: str) -> bool:
-        """Whether it applies to a resource of this name."""
-        if self.prefixed:
-            return name.startswith(self.name)
-        return self.name in (name, WILDCARD)
-
-
-def bindings_of(rules: Iterable[Rule]) -> list[Binding]:
-    """Return the bindings that the rules consist of, each once, in their order."""
-    return list(dict.fromkeys(binding for rule in rules for binding in _bindings(rule)))
-
-
-def with_bindings(rules: Sequence[Rule], added: Iterable[Binding]) -> tuple[Rule, ...]:
-    """Return the rules, with additional ones for the bindings that they do not contain."""
-    known = set(bindings_of(rules))
-    fresh = [binding for binding in dict.fromkeys(added) if binding not in known]
-    return (*rules, *_rules(fresh))
-
-
-def without_bindings(rules: Sequence[Rule], removed: Collection[Binding]) -> tuple[Rule, ...]:
-    """Return the rules without these bindings; rules that contain none of them are kept unchanged."""
-    rest: list[Rule] = []
-    for rule in rules:
-        bindings = _bindings(rule)
-        kept = [binding for binding in bindings if binding not in removed]
-        rest += [rule] if len(kept) == len(bindings) else _rules(kept)
-    return tuple(rest)
-
-
-def _bindings(rule: Rule) -> list[Binding]:
-    return [
-        Binding(
-            rule.principal, operation, resource, *_split(pattern), host, isinstance(rule, Denial)
-        )
-        for resource in Resource
-        for pattern in rule.names(resource)
-        for operation in rule.operations
-        for host in rule.hosts
-    ]
-
-
-def _split(pattern: str) -> tuple[str, bool]:
-    """Return the name or prefix in a pattern, and whether it is a prefix."""
-    prefixed = pattern.endswith("*") and pattern != WILDCARD
-    return pattern[:-1] if prefixed else pattern, prefixed
-
-
-def _rules(bindings: Iterable[Binding]) -> list[Rule]:
-    """Return a rule for each principal, host and resource, with all operations."""
-    grouped: dict[Binding, list[Operation]] = {}
-    for each in bindings:
-        alike = each._replace(operation=Operation.ALL)
-        grouped.setdefault(alike, []).append(each.operation)
-    return [_rule(alike, tuple(operations)) for alike, operations in grouped.items()]
-
-
-def _rule(binding: Binding, operations: tuple[Operation, ...]) -> Rule:
-    resource, pattern = binding.resource, binding.pattern
-    kind = Denial if binding.denied else Rule
-    return kind(
-        principal=binding.principal,
-        operations=operations,
-        topics=(pattern,) if resource is Resource.TOPIC else (),
-        groups=(pattern,) if resource is Resource.GROUP else (),
-        transactional_ids=(pattern,) if resource is Resource.TRANSACTIONAL_ID else (),
-        cluster=resource is Resource.CLUSTER,
-        hosts=(binding.host,),
-    )

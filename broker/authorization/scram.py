@@ -21,13 +21,11 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_ITERATIONS",
     "HASHES",
-    "MAX_ITERATIONS",
     "MIN_ITERATIONS",
     "Credential",
     "ScramError",
     "ScramExchange",
     "ScramMechanism",
-    "credential_of",
     "hash_password",
     "password_matches",
 ]
@@ -37,9 +35,8 @@ ScramMechanism = Literal["SCRAM-SHA-256", "SCRAM-SHA-512"]
 HASHES: Final[dict[ScramMechanism, str]] = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 MIN_ITERATIONS = 4096
 """Clients refuse fewer."""
-MAX_ITERATIONS = 16_384
 """Kafka's maximum, about 10 ms of CPU on each side."""
-DEFAULT_ITERATIONS = MAX_ITERATIONS
+DEFAULT_ITERATIONS = 16_384
 
 _SALT_BYTES = 24
 
@@ -67,17 +64,10 @@ def hash_password(
     """Return the credential of a password, by default with a new random salt."""
     salt = secrets.token_bytes(_SALT_BYTES) if salt is None else salt
     salted = hashlib.pbkdf2_hmac(HASHES[mechanism], password.encode(), salt, iterations)
-    return credential_of(mechanism, salted, salt=salt, iterations=iterations)
-
-
-def credential_of(
-    mechanism: ScramMechanism, salted_password: bytes, *, salt: bytes, iterations: int
-) -> Credential:
-    """Return the credential of a salted password; the server never needs the password itself."""
     name = HASHES[mechanism]
-    client_key = hmac.digest(salted_password, b"Client Key", name)
+    client_key = hmac.digest(salted, b"Client Key", name)
     stored_key = hashlib.new(name, client_key).digest()
-    server_key = hmac.digest(salted_password, b"Server Key", name)
+    server_key = hmac.digest(salted, b"Server Key", name)
     return Credential(salt, iterations, stored_key, server_key)
 
 

@@ -1,6 +1,6 @@
 """The users who may authenticate by SASL, in a file that holds salted hashes only.
 
-`kmr broker user` and AlterUserScramCredentials change it, both by `change_users`.
+`kmr broker user` changes it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -28,10 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
-    "Alteration",
     "User",
     "Users",
-    "altered",
     "change_users",
     "is_user_name",
     "make_user",
@@ -66,13 +63,6 @@ class User(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         }
 
 
-class Alteration(NamedTuple):
-    """A user's new credential for a mechanism; None removes the credential."""
-
-    mechanism: ScramMechanism
-    credential: Credential | None
-
-
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     users: dict[str, User]
 
@@ -94,20 +84,6 @@ def make_user(password: str, *, iterations: int = DEFAULT_ITERATIONS) -> User:
         hash_password("SCRAM-SHA-256", password, iterations=iterations),
         hash_password("SCRAM-SHA-512", password, iterations=iterations),
     )
-
-
-def altered(users: Mapping[str, User], alterations: Mapping[str, Alteration]) -> dict[str, User]:
-    """Return the users after these alterations, by name; a user without credentials is removed."""
-    changed = dict(users)
-    for name, (mechanism, credential) in alterations.items():
-        user = changed.pop(name, None)
-        credentials = {} if user is None else user.credentials
-        credentials.pop(mechanism, None)
-        if credential is not None:
-            credentials[mechanism] = credential
-        if credentials:
-            changed[name] = User(**{_FIELDS[each]: kept for each, kept in credentials.items()})
-    return changed
 
 
 _FORMAT: Final = PrivateFormat[Mapping[str, User]](
@@ -134,10 +110,6 @@ class Users:
     def by_name(self) -> Mapping[str, User]:
         """The users as the file has them now."""
         return self._file.content
-
-    def alter(self, alterations: Mapping[str, Alteration]) -> None:
-        """Alter these users in the file; it applies to the next authentication. See `WatchedFile.change`."""
-        self._file.change(partial(altered, alterations=alterations))
 
     def credential(self, name: str, mechanism: ScramMechanism) -> Credential:
         """Return the credential of a user.

@@ -50,9 +50,7 @@ class RuleScope:
     ] = ()
     cluster: Annotated[
         bool,
-        _option(
-            "The cluster: create any topic, describe groups and logs, alter rules, users and replicas."
-        ),
+        _option("The cluster: create any topic, describe groups and logs, alter the broker."),
     ] = False
     host: Annotated[
         tuple[str, ...], _option("An address of clients; default: any; may be repeated.")

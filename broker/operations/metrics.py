@@ -68,11 +68,6 @@ class Metrics:
             "Failed authentications, by method: SASL or TLS.",
             "method",
         )
-        self.throttled = self._counter(
-            "throttle_seconds_total",
-            "Throttle time sent to clients that exceeded their quota, by API.",
-            "api",
-        )
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
         return Counter(f"kmr_broker_{name}", meaning, labels, registry=self.registry)

@@ -21,7 +21,6 @@ __all__ = [
     "FETCH_HEADROOM",
     "FetchResponseWriter",
     "fetch_response_overhead",
-    "set_fetch_throttle",
 ]
 
 ABORTED_TRANSACTION_BYTES = 17
@@ -61,11 +60,6 @@ def fetch_response_overhead(names: Sequence[TopicKey], partitions: int) -> int:
     return (
         _FIXED_OVERHEAD + len(names) * _TOPIC_OVERHEAD + encoded + partitions * _PARTITION_OVERHEAD
     )
-
-
-def set_fetch_throttle(response: memoryview, milliseconds: int) -> None:
-    """Set the throttle time of a response that begins with its headroom."""
-    _THROTTLE_V4.pack_into(response, FETCH_HEADROOM, milliseconds)
 
 
 class FetchResponseWriter:

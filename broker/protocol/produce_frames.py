@@ -22,7 +22,6 @@ __all__ = [
     "TopicKey",
     "divide_produce_request",
     "read_produce_request",
-    "set_produce_throttle",
     "write_produce_response",
 ]
 
@@ -174,15 +173,6 @@ def write_produce_response(
         out += _NO_THROTTLE
     if compact:
         out.append(0)
-    return out
-
-
-def set_produce_throttle(body: bytes | bytearray, version: int, milliseconds: int) -> bytearray:
-    """Return the response with a throttle time; version 0 has no field for it."""
-    out = body if isinstance(body, bytearray) else bytearray(body)
-    if version >= 1:
-        tags = 1 if version >= 9 else 0
-        _COUNT.pack_into(out, len(out) - tags - _COUNT.size, milliseconds)
     return out
 
 

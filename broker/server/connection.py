@@ -6,8 +6,7 @@ this is the backpressure in both directions. What it has received by then waits 
 Produce requests are the exception: while their appended records wait for the disk, the next request is
 handled, so that they share a sync.
 
-Before a client has authenticated, requests must be small, and only a few APIs are handled. A client that
-exceeds its quota gets its response at once; then the connection is muted for a while (KIP-219).
+Before a client has authenticated, requests must be small, and only a few APIs are handled.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._host = host
         self._transport: asyncio.Transport
-        self._client = Client(listener, host, mute=self._mute, close=self._close_for)
+        self._client = Client(listener, host, close=self._close_for)
         self._lost = False
         self._finishing = False
         self._last_progress = self._loop.time()
@@ -101,7 +100,6 @@ class Connection(asyncio.BufferedProtocol):
         self._unread: _Unread | None = None  # received requests that must wait
         self._memory: asyncio.Future[memoryview] | None = None  # a buffer that is awaited
         self._reading = True
-        self._muted: asyncio.TimerHandle | None = None  # until the quota allows more
 
         # answering
         self._task: asyncio.Future[RawResponse] | None = None  # the handler that is running
@@ -155,8 +153,6 @@ class Connection(asyncio.BufferedProtocol):
         if self._unread is not None:
             self._release(self._unread.buffer, self._unread.pool)
         self._partial = self._unread = None
-        if self._muted is not None:
-            self._muted.cancel()
         self._outbox.close()
         self._server.admission.closed(self._host, authenticated=self._client.sasl is None)
         self._server.closed(self)
@@ -229,7 +225,7 @@ class Connection(asyncio.BufferedProtocol):
                 allowed = min(allowed, self._settings.request_timeout)  # others need the memory
             if waited > allowed:
                 self.abort(f"the client did not read its response for {waited:.0f} seconds")
-        elif self._task is not None or self._muted is not None or not self._outbox.is_empty:
+        elif self._task is not None or not self._outbox.is_empty:
             pass  # the broker is at work, not the client
         elif self._partial is not None:
             self._check_partial(now - self._partial_since)
@@ -276,7 +272,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _busy(self) -> bool:
-        return self._task is not None or self._muted is not None or self._outbox.is_full
+        return self._task is not None or self._outbox.is_full
 
     @property
     def _closing(self) -> bool:
@@ -407,7 +403,7 @@ class Connection(asyncio.BufferedProtocol):
             self._reading = True
             self._transport.resume_reading()
 
-    # -- authentication and quotas -----------------------------------------------------------------
+    # -- authentication ------------------------------------------------------------------------------
 
     def _authenticated(self, user: str) -> None:
         client = self._client
@@ -423,16 +419,6 @@ class Connection(asyncio.BufferedProtocol):
         logger.warning("authentication failed", client_host=self._host, reason=reason)
         # Not now: some clients do not read the error any more once the connection is closed.
         self._loop.call_later(_REFUSAL_SECONDS, self.finish)
-
-    def _mute(self, seconds: float) -> None:
-        if self._muted is not None:
-            self._muted.cancel()
-        self._muted = self._loop.call_later(seconds, self._unmute)
-
-    def _unmute(self) -> None:
-        self._muted = None
-        self._last_progress = self._loop.time()
-        self._continue()
 
     # -- answering ---------------------------------------------------------------------------------
 

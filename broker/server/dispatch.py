@@ -1,7 +1,7 @@
 """Hand the bytes of a request to the handler of its API and version, and return those of the response.
 
 A request of an older version is converted to the handler's version, and the response back to the client's.
-Access rules and quotas are applied here, when the broker has any."""
+Access rules are applied here, when the broker has any."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from ..apis.api import (
 )
 from ..apis.catalogue import unsupported_feature
 from ..apis.cluster import handshake
-from ..apis.cluster.quotas import throttled
 from ..apis.records import produce
 from ..authorization.rules import ANONYMOUS
 from ..protocol.cursor import MalformedRequest
@@ -73,13 +72,12 @@ _MOST_HEADER_BYTES = 512  # longer ones, by their client id or tags, are read ea
 class Client:
     """The client of a connection, with the listener and the address by which it reaches this broker.
 
-    `sasl` is its authentication, until that is complete. `mute` stops reading from the connection for a
-    number of seconds, `close` closes it and logs a reason. `headers` has the last header of each API and
-    version that it used, by the bytes of the two.
+    `sasl` is its authentication, until that is complete. `close` closes its connection and logs a reason.
+    `headers` has the last header of each API and version that it used, by the bytes of the two.
     """
 
     __slots__ = (
-        *("close", "headers", "host", "listener", "mute", "node_host", "node_port", "principal"),
+        *("close", "headers", "host", "listener", "node_host", "node_port", "principal"),
         "sasl",
     )
 
@@ -88,14 +86,12 @@ class Client:
         listener: Listener,
         host: str,
         *,
-        mute: Callable[[float], None],
         close: Callable[[str], None],
     ) -> None:
         self.listener = listener
         self.host = host
         self.node_host = ""
         self.node_port = 0
-        self.mute = mute
         self.close = close
         self.principal = ANONYMOUS
         self.sasl: SaslExchange | None = None
@@ -216,7 +212,6 @@ class Dispatcher:
             principal=client.principal,
             services=self._services,
             sasl=client.sasl,
-            mute=client.mute,
             close=client.close,
         )
         header = _Header(bytes(frame[CLIENT_ID_AT:body]), body, route, context)
@@ -266,11 +261,9 @@ class Dispatcher:
 
 
 def _restricted(api: AnyApi, services: Services) -> AnyApi:
-    """Add authorization and quotas to an API."""
+    """Add authorization to an API."""
     if services.authorizer is not None and isinstance(api, Api):
         api = authorized(api)
-    if services.quotas is not None and isinstance(api, RawApi):
-        api = throttled(api, services.quotas, services.metrics)
     return api
 
 

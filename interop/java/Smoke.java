@@ -25,7 +25,6 @@ final class Smoke {
         new TopicAdminChecks(site).run(checks);
         new ConfigAdminChecks(site).run(checks);
         new GroupAdminChecks(site).run(checks);
-        new UserAdminChecks(site).run(checks);
         new RefusalChecks(site).run(checks);
         System.exit(checks.passed() ? 0 : 1);
     }

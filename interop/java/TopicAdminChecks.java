@@ -13,7 +13,6 @@ import org.apache.kafka.clients.admin.DescribeTopicsOptions;
 import org.apache.kafka.clients.admin.ListOffsetsResult.ListOffsetsResultInfo;
 import org.apache.kafka.clients.admin.ListTopicsOptions;
 import org.apache.kafka.clients.admin.LogDirDescription;
-import org.apache.kafka.clients.admin.NewPartitionReassignment;
 import org.apache.kafka.clients.admin.NewPartitions;
 import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.admin.OffsetSpec;
@@ -22,17 +21,11 @@ import org.apache.kafka.clients.admin.RecordsToDelete;
 import org.apache.kafka.clients.admin.TopicDescription;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
-import org.apache.kafka.common.ElectionType;
 import org.apache.kafka.common.TopicCollection;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.TopicPartitionReplica;
 import org.apache.kafka.common.Uuid;
-import org.apache.kafka.common.acl.AccessControlEntry;
-import org.apache.kafka.common.acl.AclBinding;
-import org.apache.kafka.common.acl.AclBindingFilter;
 import org.apache.kafka.common.acl.AclOperation;
-import org.apache.kafka.common.acl.AclPermissionType;
-import org.apache.kafka.common.errors.ElectionNotNeededException;
 import org.apache.kafka.common.errors.InvalidConfigurationException;
 import org.apache.kafka.common.errors.InvalidPartitionsException;
 import org.apache.kafka.common.errors.InvalidReplicationFactorException;
@@ -42,7 +35,6 @@ import org.apache.kafka.common.errors.SecurityDisabledException;
 import org.apache.kafka.common.errors.TopicExistsException;
 import org.apache.kafka.common.errors.UnknownTopicIdException;
 import org.apache.kafka.common.errors.UnknownTopicOrPartitionException;
-import org.apache.kafka.common.quota.ClientQuotaFilter;
 import org.apache.kafka.common.resource.PatternType;
 import org.apache.kafka.common.resource.ResourcePattern;
 import org.apache.kafka.common.resource.ResourceType;
@@ -66,12 +58,9 @@ final class TopicAdminChecks {
         site.administer(checks, "createPartitions", this::createPartitions);
         site.administer(checks, "describeCluster and describeFeatures", this::describeCluster);
         site.administer(checks, "describeMetadataQuorum", this::describeQuorum);
-        site.administer(checks, "access rules, where there are none", this::accessRules);
         site.administer(checks, "listOffsets", this::listOffsets);
         site.administer(checks, "deleteRecords", this::deleteRecords);
         site.administer(checks, "describeLogDirs and describeReplicaLogDirs", this::describeLogDirs);
-        site.administer(checks, "electLeaders", this::electLeaders);
-        site.administer(checks, "partition reassignments", this::reassignments);
     }
 
     private void createTopics(Admin admin) throws Exception {
@@ -198,22 +187,12 @@ final class TopicAdminChecks {
         Set<AclOperation> operations = Site.get(admin.describeCluster(
             new DescribeClusterOptions().includeAuthorizedOperations(true)).authorizedOperations());
         Checks.that(operations.containsAll(Set.of(AclOperation.CREATE, AclOperation.ALTER)), "everything is allowed");
-        Checks.that(Site.get(admin.describeClientQuotas(ClientQuotaFilter.all()).entities()).isEmpty(), "there are no quotas");
     }
 
     private void describeQuorum(Admin admin) throws Exception {
         QuorumInfo quorum = Site.get(admin.describeMetadataQuorum().quorumInfo());
         Checks.equal(Site.get(admin.describeCluster().controller()).id(), quorum.leaderId(), "leader");
         Checks.equal(1, quorum.voters().size(), "voters");
-    }
-
-    private void accessRules(Admin admin) {
-        AclBinding rule = new AclBinding(
-            new ResourcePattern(ResourceType.TOPIC, "any", PatternType.LITERAL),
-            new AccessControlEntry("User:alice", "*", AclOperation.READ, AclPermissionType.ALLOW));
-        Checks.raises(SecurityDisabledException.class, () -> Site.get(admin.describeAcls(AclBindingFilter.ANY).values()));
-        Checks.raises(SecurityDisabledException.class, () -> Site.get(admin.createAcls(List.of(rule)).all()));
-        Checks.raises(SecurityDisabledException.class, () -> Site.get(admin.deleteAcls(List.of(rule.toFilter())).all()));
     }
 
     private void listOffsets(Admin admin) throws Exception {
@@ -263,26 +242,5 @@ final class TopicAdminChecks {
         TopicPartitionReplica replica = new TopicPartitionReplica(partition.topic(), 0, node);
         var found = Site.get(admin.describeReplicaLogDirs(List.of(replica)).values().get(replica));
         Checks.equal(directories.keySet(), Set.of(found.getCurrentReplicaLogDir()), "where the replica is");
-    }
-
-    private void electLeaders(Admin admin) throws Exception {
-        TopicPartition partition = new TopicPartition(site.topic(1), 0);
-        var elected = Site.get(admin.electLeaders(ElectionType.PREFERRED, Set.of(partition)).partitions());
-        Checks.that(elected.get(partition).orElseThrow() instanceof ElectionNotNeededException, "it leads already");
-        TopicPartition missing = new TopicPartition(Site.name("missing"), 0);
-        var refused = Site.get(admin.electLeaders(ElectionType.PREFERRED, Set.of(missing)).partitions());
-        Checks.that(refused.get(missing).orElseThrow() instanceof UnknownTopicOrPartitionException, "there is no such topic");
-    }
-
-    private void reassignments(Admin admin) throws Exception {
-        TopicPartition partition = new TopicPartition(site.topic(1), 0);
-        int node = Site.get(admin.describeCluster().controller()).id();
-        Optional<NewPartitionReassignment> here = Optional.of(new NewPartitionReassignment(List.of(node)));
-        Site.get(admin.alterPartitionReassignments(Map.of(partition, here)).all());
-        Checks.equal(Map.of(), Site.get(admin.listPartitionReassignments(Set.of(partition)).reassignments()),
-            "reassignments under way");
-        Set<String> listed = Site.get(admin.listPartitionReassignments().reassignments()).keySet().stream()
-            .map(TopicPartition::topic).collect(Collectors.toSet());
-        Checks.that(!listed.contains(partition.topic()), "none of all is of this topic");
     }
 }

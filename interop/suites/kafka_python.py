@@ -31,7 +31,6 @@ __all__ = ["KafkaPython"]
 
 _TESTS: Final = "test/integration"
 _OWN_BROKER: Final = (f"{_TESTS}/test_sasl_integration.py", f"{_TESTS}/test_ssl_integration.py")
-_WITH_RULES: Final = f"{_TESTS}/test_admin_integration.py::test_create_describe_delete_acls"
 _PYTEST: Final = ("-o", "addopts=", "--tb=short", "-p", "no:cacheprovider", "-p", "no:warnings")
 """Their own options are made for a plugin."""
 
@@ -77,7 +76,7 @@ class KafkaPython:
             outside = await run_pytest(
                 children,
                 self.name,
-                [*_PYTEST, _TESTS, *ignored, "--deselect", _WITH_RULES],
+                [*_PYTEST, _TESTS, *ignored],
                 source,
                 name="outside",
                 environment=there | {"KAFKA_URI": f"kafka://{bootstrap_servers}"},
@@ -85,7 +84,7 @@ class KafkaPython:
             started = await run_pytest(
                 children,
                 self.name,
-                [*_PYTEST, "-p", kafka_python_fixture.__name__, *_OWN_BROKER, _WITH_RULES],
+                [*_PYTEST, "-p", kafka_python_fixture.__name__, *_OWN_BROKER],
                 source,
                 name="started",
                 environment=there,

@@ -109,13 +109,6 @@ async def test_librdkafka_alters_a_groups_offsets_and_lists_groups_by_state(
     assert [each.offset for each in found.topic_partitions] == [2]
 
 
-async def test_librdkafka_learns_that_no_leader_needs_to_be_elected(confluent: Any) -> None:
-    partitions = [ck.TopicPartition("t", 0), ck.TopicPartition("t", 7)]
-    elected = await result(confluent.elect_leaders(ck.ElectionType.PREFERRED, partitions))
-    codes = {at.partition: error.code() for at, error in elected.items()}
-    assert codes == {0: ErrorCode.election_not_needed, 7: ErrorCode.unknown_topic_or_partition}
-
-
 @pytest.mark.filterwarnings("ignore:alter_configs has been deprecated")
 async def test_librdkafka_replaces_settings_and_only_validates(
     filled: Broker, confluent: Any
@@ -164,15 +157,6 @@ async def test_kafka_python_edits_settings_and_sees_their_origin(kafka_python: A
     config = found["topic"]["t"]["cleanup.policy"]
     assert config["value"] == "delete,compact"
     assert [each["value"] for each in config["synonyms"]] == ["delete,compact", "delete"]
-
-
-async def test_kafka_python_moves_nothing_where_there_is_one_node(kafka_python: Any) -> None:
-    at = kafka.TopicPartition("t", 0)
-    assert await kafka_python.list_partition_reassignments() == {}
-    moved = await kafka_python.alter_partition_reassignments({at: [0, 1]})
-    assert moved[at].errno == ErrorCode.invalid_replica_assignment
-    elected = await kafka_python.elect_leaders(0, {"t": [0]}, raise_errors=False)
-    assert "84" in str(elected) or "ElectionNotNeeded" in str(elected)
 
 
 async def test_kafka_python_describes_topics_page_by_page(kafka_python: Any) -> None:

@@ -1,11 +1,8 @@
-"""The one node: what describes a cluster, and what would move partitions between nodes or directories.
-
-DescribeCluster 0 to 2 (KIP-700), DescribeQuorum 0 to 2 (KIP-595, KIP-836), DescribeLogDirs 1 to 5 (KIP-113,
-sizes of the volume by KIP-827), AlterReplicaLogDirs 1 to 2, ElectLeaders 0 to 2 (KIP-460),
-AlterPartitionReassignments 0 to 1 and ListPartitionReassignments 0 (KIP-455).
+"""The one node: DescribeCluster 0 to 2 (KIP-700), DescribeQuorum 0 to 2 (KIP-595, KIP-836), DescribeLogDirs 1
+to 5 (KIP-113, sizes of the volume by KIP-827).
 
 As in a Kafka cluster of one node that is its own controller, that node leads every partition, in one
-directory, and is the only voter; nothing can be moved. Differs from Kafka: there is no metadata log.
+directory, and is the only voter. Differs from Kafka: there is no metadata log.
 DescribeQuorum shows an empty one that ends at offset 0.
 """
 
@@ -23,13 +20,11 @@ from kio.schema.types import BrokerId, TopicName
 from kio.static.primitive import i32, i64, u16
 
 from ...authorization.rules import Resource
-from ...errors import RequestError
 from ...turns import in_turns
 from .. import entities
-from ..access import ALTER_CLUSTER, DESCRIBE_CLUSTER, EVERYONE, authorized_operations
+from ..access import DESCRIBE_CLUSTER, EVERYONE, authorized_operations
 from ..api import LEADER_EPOCH, NO_THROTTLE, api
 from ..slices import answer_partitions
-from ..topics.topics import check_replicas
 
 if TYPE_CHECKING:
     from ..api import RequestContext
@@ -38,7 +33,6 @@ if TYPE_CHECKING:
 _BROKERS, _CONTROLLERS = 1, 2
 _METADATA_LOG: Final = "__cluster_metadata"
 _LOG_END: Final = i64(0)
-_ELECTIONS = (0, 1)  # of the preferred leader, of any leader
 
 
 # -- DescribeCluster and DescribeQuorum ------------------------------------------------------------
@@ -193,112 +187,4 @@ async def _log_sizes(
             async for name, partitions in in_turns(found.items())
             if partitions
         ]
-    )
-
-
-@api(
-    "AlterReplicaLogDirs",
-    min_version=1,
-    max_version=2,
-    access=replace(
-        ALTER_CLUSTER, elements=lambda request: [t for e in request.dirs for t in e.topics]
-    ),
-)
-async def _alter_replica_log_dirs(
-    context: RequestContext, request: entities.AlterReplicaLogDirsRequest
-) -> entities.AlterReplicaLogDirsResponse:
-    results: dict[str, list[entities.AlterReplicaLogDirPartitionResult]] = {}
-    here = str(context.services.settings.data_dir.absolute())
-    for directory in request.dirs:
-        async for topic in in_turns(directory.topics):
-            async for index in in_turns(topic.partitions):
-                if context.services.topics.partition(topic.name, index) is None:
-                    code = ErrorCode.unknown_topic_or_partition
-                else:
-                    code = ErrorCode.none if directory.path == here else ErrorCode.log_dir_not_found
-                results.setdefault(topic.name, []).append(
-                    entities.AlterReplicaLogDirPartitionResult(
-                        partition_index=index, error_code=code
-                    )
-                )
-    return entities.AlterReplicaLogDirsResponse(
-        throttle_time=NO_THROTTLE,
-        results=tuple(
-            entities.AlterReplicaLogDirTopicResult(
-                topic_name=TopicName(name), partitions=tuple(each)
-            )
-            for name, each in results.items()
-        ),
-    )
-
-
-# -- ElectLeaders ----------------------------------------------------------------------------------
-
-
-@api("ElectLeaders", max_version=2, access=ALTER_CLUSTER)
-async def _elect_leaders(
-    context: RequestContext, request: entities.ElectLeadersRequest
-) -> entities.ElectLeadersResponse:
-    """Without a list of partitions, those whose leader changed are returned: none."""
-    known = request.election_type in _ELECTIONS
-
-    def elect(topic: str, index: i32) -> entities.PartitionResult:
-        if not known:
-            code = ErrorCode.invalid_request
-            message = f"there is no election of type {request.election_type}"
-        elif context.services.topics.partition(topic, index) is None:
-            code, message = ErrorCode.unknown_topic_or_partition, "there is no such partition"
-        else:
-            code, message = ErrorCode.election_not_needed, "the one node leads it already"
-        return entities.PartitionResult(partition_id=index, error_code=code, error_message=message)
-
-    return entities.ElectLeadersResponse(
-        throttle_time=NO_THROTTLE,
-        error_code=ErrorCode.none if known else ErrorCode.invalid_request,
-        replica_election_results=await answer_partitions(
-            entities.ReplicaElectionResult, request.topic_partitions or (), elect
-        ),
-    )
-
-
-# -- reassignments (KIP-455) -----------------------------------------------------------------------
-
-
-@api("ListPartitionReassignments", max_version=0, access=DESCRIBE_CLUSTER)
-def _list_reassignments(
-    _: RequestContext, __: entities.ListPartitionReassignmentsRequest
-) -> entities.ListPartitionReassignmentsResponse:
-    return entities.ListPartitionReassignmentsResponse(
-        throttle_time=NO_THROTTLE, error_code=ErrorCode.none, error_message=None, topics=()
-    )
-
-
-@api("AlterPartitionReassignments", max_version=1, access=ALTER_CLUSTER)
-async def _alter_reassignments(
-    context: RequestContext, request: entities.AlterPartitionReassignmentsRequest
-) -> entities.AlterPartitionReassignmentsResponse:
-    return entities.AlterPartitionReassignmentsResponse(
-        throttle_time=NO_THROTTLE,
-        error_code=ErrorCode.none,
-        error_message=None,
-        responses=await answer_partitions(
-            entities.ReassignableTopicResponse, request.topics, partial(_reassign, context)
-        ),
-    )
-
-
-def _reassign(
-    context: RequestContext, topic: str, wanted: entities.ReassignablePartition
-) -> entities.ReassignablePartitionResponse:
-    code, message = ErrorCode.none, None
-    try:
-        if context.services.topics.partition(topic, wanted.partition_index) is None:
-            raise RequestError(ErrorCode.unknown_topic_or_partition, "there is no such partition")
-        if wanted.replicas is None:
-            raise RequestError(ErrorCode.no_reassignment_in_progress, "there is nothing to cancel")
-        check_replicas(context, [wanted.replicas])
-    except RequestError as error:
-        code, message = error.code, error.message
-    return entities.ReassignablePartitionResponse(
-        partition_index=wanted.partition_index, error_code=code, error_message=message
     )

@@ -161,16 +161,6 @@ async def _fetch_many(context: RequestContext, body: bytes) -> RawResponse:
     return await Fetch(context, request).answer_in_turns()
 
 
-def postponed_fetch(context: RequestContext, body: memoryview) -> Buffered:
-    """Return a response without records, for a client that has to wait; its session goes on."""
-    request = _read(context, body)
-    if request.session_epoch == INITIAL_EPOCH:
-        request = request._replace(
-            session_epoch=FINAL_EPOCH
-        )  # the client names its partitions again
-    return Fetch(context, request).answer_without_news()
-
-
 def _read(context: RequestContext, body: memoryview) -> FetchFrame:
     reader: FetchReader | None = context.remembered.get(_READER)
     if reader is None:

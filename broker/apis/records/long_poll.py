@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...topics.topic import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ...topics.topic import Partition
     from ..api import RawResponse
@@ -30,11 +30,10 @@ class Lacking(NamedTuple):
 
 
 class LongPoll:
-    """Waits from its creation on. Cancel `response` to end it.
+    """Waits from its creation on.
 
     Attributes:
-        response: the future response.
-        finish: is applied to the response when it is there.
+        response: the future response; cancel it to end the wait.
     """
 
     def __init__(self, fetch: Fetch, lacking: Lacking) -> None:
@@ -42,7 +41,6 @@ class LongPoll:
         self._loop = asyncio.get_running_loop()
         self.response: asyncio.Future[RawResponse] = self._loop.create_future()
         self.response.add_done_callback(self._end)
-        self.finish: Callable[[RawResponse], RawResponse] | None = None
         self._timer = self._loop.call_at(fetch.deadline, self._time_is_over)
         self._watch: Watch | None = None
         self._memory: asyncio.Future[memoryview] | None = None
@@ -81,7 +79,7 @@ class LongPoll:
             if isinstance(response, Lacking):
                 self._wait(response)
             else:
-                self.response.set_result(self.finish(response) if self.finish else response)
+                self.response.set_result(response)
         except Exception as error:  # noqa: BLE001  the connection logs it
             self.response.set_exception(error)
 

@@ -24,8 +24,6 @@ AT_ONCE = {
     "SyncGroup": "the leader's assignment is given as a whole",
     "ListGroups": "its lists are filters, made sets at once",
     "ListConfigResources": "its list is a filter, made a set at once",
-    "DescribeClientQuotas": "its list is one filter",
-    "ListPartitionReassignments": "the answer is empty",
 }
 """APIs that handle the lists of a request in one step, which takes a few milliseconds at most."""
 

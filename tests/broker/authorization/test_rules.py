@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import stat
-from operator import methodcaller
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kmr.broker.authorization.rules import (
     ANY_NAME,
     Authorizer,
-    Binding,
     Denial,
     Operation,
     Question,
     Resource,
     Rule,
-    bindings_of,
     read_rules,
-    with_bindings,
-    without_bindings,
     write_rules,
 )
 from kmr.broker.errors import BrokerError
@@ -237,62 +231,3 @@ def test_an_invalid_rule_is_refused(tmp_path: Path, rule: object) -> None:
 
 
 # -- bindings ----------------------------------------------------------------------------------------
-
-
-@given(RULES, RULES)
-def test_added_bindings_are_there_and_no_others(rules: list[Rule], others: list[Rule]) -> None:
-    added = bindings_of(others)
-    expected = list(dict.fromkeys([*bindings_of(rules), *added]))
-    assert set(bindings_of(with_bindings(rules, added))) == set(expected)
-    assert with_bindings(rules, bindings_of(rules)) == tuple(rules)
-
-
-@given(RULES, st.data())
-def test_removed_bindings_are_gone_and_no_others(rules: list[Rule], data: st.DataObject) -> None:
-    bindings = bindings_of(rules)
-    removed = set(data.draw(st.lists(st.sampled_from(bindings)))) if bindings else set()
-    rest = without_bindings(rules, removed)
-    assert set(bindings_of(rest)) == set(bindings) - removed
-    assert without_bindings(rules, ()) == tuple(rules)
-
-
-@given(
-    RULES,
-    st.sampled_from(Operation),
-    st.sampled_from(["a", "ab", "abc", "b", "*"]),
-    st.sampled_from(["10.0.0.1", "10.0.0.2"]),
-)
-def test_rules_split_into_bindings_allow_and_deny_the_same(
-    rules: list[Rule], operation: Operation, name: str, host: str
-) -> None:
-    apart = with_bindings((), bindings_of(rules))
-    for resource in Resource:
-        question = Question("User:alice", operation, resource, name, host)
-        for answer in (Rule.allows, Rule.denies):
-            asked = methodcaller(answer.__name__, question)
-            assert any(map(asked, apart)) == any(map(asked, rules))
-
-
-def test_bindings_are_those_of_kafka() -> None:
-    rule = Rule(
-        principal="User:alice",
-        operations=(Operation.READ, Operation.WRITE),
-        topics=("orders*", "*"),
-        cluster=True,
-    )
-    read, write = Operation.READ, Operation.WRITE
-    assert bindings_of([rule, rule]) == [
-        Binding("User:alice", read, Resource.TOPIC, "orders", prefixed=True),
-        Binding("User:alice", write, Resource.TOPIC, "orders", prefixed=True),
-        Binding("User:alice", read, Resource.TOPIC, "*"),
-        Binding("User:alice", write, Resource.TOPIC, "*"),
-        Binding("User:alice", read, Resource.CLUSTER, "kafka-cluster"),
-        Binding("User:alice", write, Resource.CLUSTER, "kafka-cluster"),
-    ]
-    denial = Denial(
-        principal="User:alice", operations=(read,), groups=("g",), hosts=("10.0.0.1", "10.0.0.2")
-    )
-    assert bindings_of([denial]) == [
-        Binding("User:alice", read, Resource.GROUP, "g", host=host, denied=True)
-        for host in ("10.0.0.1", "10.0.0.2")
-    ]

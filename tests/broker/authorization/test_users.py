@@ -13,10 +13,8 @@ from kmr.broker.authorization.rules import (
 )
 from kmr.broker.authorization.scram import hash_password
 from kmr.broker.authorization.users import (
-    Alteration,
     User,
     Users,
-    altered,
     make_user,
     read_users,
     write_users,
@@ -141,36 +139,6 @@ def test_the_password_of_either_mechanism_is_accepted(tmp_path: Path) -> None:
         True,
         False,
     ]
-
-
-def test_users_are_altered_one_credential_at_a_time() -> None:
-    alice, bob = make_user("a", iterations=FAST), make_user("b", iterations=FAST)
-    users = {"alice": alice, "bob": bob, "carol": User(scram_sha_256=bob.scram_sha_256)}
-    alterations = {
-        "alice": Alteration("SCRAM-SHA-256", bob.scram_sha_256),
-        "bob": Alteration("SCRAM-SHA-512", None),
-        "carol": Alteration("SCRAM-SHA-256", None),
-        "dave": Alteration("SCRAM-SHA-512", alice.scram_sha_512),
-        "erin": Alteration("SCRAM-SHA-512", None),
-    }
-    assert altered(users, alterations) == {
-        "alice": User(bob.scram_sha_256, alice.scram_sha_512),
-        "bob": User(scram_sha_256=bob.scram_sha_256),
-        "dave": User(scram_sha_512=alice.scram_sha_512),
-    }
-    assert users["alice"] is alice
-
-
-def test_a_change_by_the_broker_keeps_what_others_wrote(tmp_path: Path) -> None:
-    path = tmp_path / "users.json"
-    alice, bob = make_user("a", iterations=FAST), make_user("b", iterations=FAST)
-    write_users(path, {"alice": alice})
-    users = Users(path)
-    write_users(path, {"alice": alice, "bob": bob})
-    users.alter({"alice": Alteration("SCRAM-SHA-256", None)})
-    expected = {"alice": User(scram_sha_512=alice.scram_sha_512), "bob": bob}
-    assert read_users(path) == users.by_name == expected
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"users": {"a": {}}}', '{"people": {}}'])

@@ -159,7 +159,6 @@ HOSTILE = st.sampled_from(REQUESTS).flatmap(
 SETTINGS = st.fixed_dictionaries(
     {
         "fsync": st.sampled_from(["os", "always"]),
-        "produce_quota_bytes": st.none() | st.just(10**12),
     }
 )
 

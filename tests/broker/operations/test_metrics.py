@@ -7,7 +7,6 @@ from datetime import timedelta
 from struct import pack
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,7 +87,6 @@ NAMES = {
     "kmr_broker_request_errors",
     "kmr_broker_request_seconds",
     "kmr_broker_requests_in_flight",
-    "kmr_broker_throttle_seconds",
     "kmr_broker_transaction_oldest_seconds",
     "kmr_broker_transactions",
     "kmr_broker_work_failures",
@@ -321,23 +319,6 @@ async def test_connections_that_were_let_in_refused_and_cut_off(
     assert value(broker, "connections_aborted_total") == 1
     await until(lambda: value(broker, "connections_open") == 1)
     assert value(broker, "connections_accepted_total") == 2
-
-
-async def test_throttle_time_is_counted(
-    start: Any, connect: Connect, batch: Callable[..., bytes]
-) -> None:
-    broker: Broker = await start(produce_quota_bytes=100)
-    await broker.topics.create("t", 1)
-    client = await connect(broker)
-    data = [{"index": 0, "records": batch(bytes(1000))}]
-    answer = await client.call(
-        PRODUCE, 9, acks=1, topic_data=[{"name": "t", "partition_data": data}]
-    )
-    throttle = answer.throttle_time.total_seconds()
-    assert throttle > 1
-    assert value(broker, "throttle_seconds_total", api="Produce") == pytest.approx(
-        throttle, abs=0.001
-    )
 
 
 async def test_memory_of_requests_and_responses(

@@ -24,7 +24,6 @@ from kmr.broker.protocol.produce_frames import (
     TopicKey,
     divide_produce_request,
     read_produce_request,
-    set_produce_throttle,
     write_produce_response,
 )
 
@@ -169,15 +168,6 @@ Batch = Callable[..., bytes]
 
 PRODUCE, FETCH, VERSIONS = 0, 1, 18
 KIB = 1024
-
-
-@pytest.mark.parametrize("version", range(13))
-def test_the_throttle_time_of_a_produce_response_replaces_four_bytes(version: int) -> None:
-    plain = write_produce_response([("t", [PartitionResult(0)])], version)
-    changed = set_produce_throttle(bytes(plain), version, 0x01020304)
-    assert len(changed) == len(plain)
-    differing = [at for at in range(len(plain)) if plain[at] != changed[at]]
-    assert len(differing) == (4 if version else 0)
 
 
 @given(versions, names, st.tuples(st.integers(0, 99), *[st.integers(-1, 2**63 - 1)] * 3))

@@ -43,24 +43,14 @@ ADVERTISED = {
     25: (0, 4),  # AddOffsetsToTxn
     26: (0, 5),  # EndTxn
     28: (0, 5),  # TxnOffsetCommit
-    29: (1, 3),  # DescribeAcls
-    30: (1, 3),  # CreateAcls
-    31: (1, 3),  # DeleteAcls
     32: (1, 4),  # DescribeConfigs
     33: (0, 2),  # AlterConfigs
-    34: (1, 2),  # AlterReplicaLogDirs
     35: (1, 5),  # DescribeLogDirs
     36: (0, 2),  # SaslAuthenticate
     37: (0, 3),  # CreatePartitions
     42: (0, 2),  # DeleteGroups
-    43: (0, 2),  # ElectLeaders
     44: (0, 1),  # IncrementalAlterConfigs
-    45: (0, 1),  # AlterPartitionReassignments
-    46: (0, 0),  # ListPartitionReassignments
     47: (0, 0),  # OffsetDelete
-    48: (0, 1),  # DescribeClientQuotas
-    50: (0, 0),  # DescribeUserScramCredentials
-    51: (0, 0),  # AlterUserScramCredentials
     55: (0, 2),  # DescribeQuorum
     60: (0, 2),  # DescribeCluster
     68: (0, 1),  # ConsumerGroupHeartbeat

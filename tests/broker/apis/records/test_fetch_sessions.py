@@ -449,27 +449,6 @@ async def test_sessions_outlive_connections(start: Start, connect: Connect, batc
     assert await consumer.told() == [0]
 
 
-async def test_a_session_goes_on_after_a_response_that_a_quota_has_emptied(
-    start: Start, connect: Connect, batch: Batch
-) -> None:
-    broker = await start(fetch_quota_bytes=20_000)
-    await broker.topics.create("t", PARTITIONS)
-    client = await connect(broker)
-    consumer = Consumer(await connect(broker), "t")
-    consumer.add(0)
-    await consumer.fetch()
-    begun = consumer.session_id
-    await produce(client, batch(b"x" * 30_000), batch(b"y"))
-    assert await consumer.told(most=1) == [0]
-    assert consumer.read[0] == [b"x" * 30_000]
-    consumer.client = await connect(broker)  # the other connection is muted
-    response = await consumer.fetch()
-    assert response.throttle_time > timedelta(0)
-    assert (response.responses, response.session_id) == ((), begun)
-    assert await consumer.told() == [0]
-    assert consumer.read[0][1:] == [b"y"]
-
-
 async def test_a_session_at_rest_below_an_open_transaction_wakes_for_a_reader_of_all(
     broker: Broker, client: RawClient
 ) -> None:

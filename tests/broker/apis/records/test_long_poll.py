@@ -127,11 +127,3 @@ async def test_a_failed_attempt_is_the_responses_failure(partitions: list[Partit
     partitions[0].close()
     with pytest.raises(ZeroDivisionError, match="a bug"):
         await waiting.response
-
-
-async def test_the_response_is_finished_by_its_quota(partitions: list[Partition]) -> None:
-    other = Buffered(memoryview(b"throttled"), lambda: None)
-    waiting = poll(Attempts(ANSWER), Lacking(partitions, 1))
-    waiting.finish = lambda _: other
-    partitions[0].wake()
-    assert await waiting.response is other
