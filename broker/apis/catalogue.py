@@ -130,7 +130,8 @@ UNSUPPORTED: Final[Sequence[Unsupported]] = (
     ),
     Unsupported(
         "Administering users and access rules by clients (KIP-554, KIP-11)",
-        "`kmr broker user` and `kmr broker acl` change the files of --users and --acls; changes apply within a second.",
+        "`kmr broker user` and `kmr broker acl` change the files of --users and --acls; changes apply within"
+        " a second.",
         (29, 30, 31, 50, 51),
     ),
     Unsupported(
