@@ -74,7 +74,7 @@ class View:
 
     async def _look(self, admin: Admin) -> None:
         for group, known in self.offsets.items():
-            self.groups[group] = await admin.group_members(group)
+            self.groups[group] = await admin.group(group)
             for partition, committed in (await admin.list_group_offsets(group)).items():
                 key = (partition.topic, partition.partition)
                 if known.get(key) != committed.offset:

@@ -194,7 +194,7 @@ def _settings(given: Given[GroupSettings]) -> GroupSettings:
 
 async def _look(settings: GroupSettings) -> tuple[Group, list[PartitionOffsets]]:
     async with connect_admin(connection_config(settings)) as admin:
-        group = await admin.group_members(settings.group)
+        group = await admin.group(settings.group)
         committed = await _committed(admin, settings)
         members = {at: member.name for member in group.members for at in member.partitions}
         wanted = await _partitions(admin, settings, {*committed, *members})
@@ -233,7 +233,7 @@ async def _reset(
                 f"group {settings.group} has no committed offsets; name the topics with --topic"
             )
         after = await _aim(admin, target, partitions, before)
-        members = len((await admin.group_members(settings.group)).members)
+        members = len((await admin.group(settings.group)).members)
         if not dry_run:
             metadata = Generation(next_generation(_generations(before))).metadata
             reset = {at: CommitOffset(offset, metadata) for at, offset in after.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ..kafka.admin import NotAllowed
 from ..kafka.subscription import Subscription
 from ..reducers.finding import Finding
 from ..reducers.sink import Sink
@@ -11,7 +12,7 @@ from ..reducers.sink import Sink
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..kafka.inspector import GroupFacts, Inspector, TopicFacts
+    from ..kafka.admin import Admin, Group, TopicFacts
     from ..settings import Settings
     from ..strategy import Strategy
 
@@ -32,23 +33,23 @@ class ClusterCheck:
         may_join: whether we may join the group, and so read its offsets.
     """
 
-    def __init__(self, strategy: Strategy, settings: Settings, inspector: Inspector) -> None:
+    def __init__(self, strategy: Strategy, settings: Settings, admin: Admin) -> None:
         self._strategy = strategy
         self._settings = settings
-        self._inspector = inspector
+        self._admin = admin
         self.readable: dict[str, int] = {}
         self.may_join = False
         self._largest: dict[str, int] = {}
 
     async def brokers(self) -> list[Finding]:
         """Check the brokers' limits of a member."""
-        settings, brokers = self._settings, await self._inspector.brokers()
+        settings, brokers = self._settings, await self._admin.brokers()
         security = settings.security
         how: str = security.protocol
         if how.startswith("SASL"):
             how += f", {security.sasl_mechanism}"
         found = [Finding("ok", "brokers", f"{', '.join(brokers)} ({how})")]
-        limits = await self._inspector.broker_settings()
+        limits = await self._admin.broker_settings()
         if limits is None:
             return [*found, Finding("ok", "brokers", "we may not read their limits: not compared")]
         return [*found, *self._session(limits)]
@@ -74,9 +75,9 @@ class ClusterCheck:
         settings = self._settings
         subscription = Subscription(settings.topics, settings.topic_pattern)
         if subscription.pattern is None:
-            known = await self._inspector.topics(list(settings.topics))
+            known = await self._admin.topics(list(settings.topics))
         else:
-            every = await self._inspector.topics(None)
+            every = await self._admin.topics(None)
             known = {name: facts for name, facts in every.items() if name in subscription}
         found = []
         if not known:
@@ -103,7 +104,7 @@ class ClusterCheck:
                     "start the brokers that have the replicas",
                 )
             )
-        limits = await self._inspector.topic_settings(name)
+        limits = await self._admin.topic_settings(name)
         largest = self._largest[name] = int((limits or {}).get(_LARGEST, "0"))
         if largest > settings.budget:
             found.append(
@@ -120,22 +121,24 @@ class ClusterCheck:
     async def group(self) -> list[Finding]:
         """Check the permission for the group, and its members."""
         settings, subject = self._settings, f"group {self._settings.group}"
-        facts = await self._inspector.group(settings.group)
-        if facts is None or (facts.operations is not None and "READ" not in facts.operations):
-            return [
-                Finding(
-                    "problem",
-                    subject,
-                    "we may not join it: the worker fails at its start",
-                    f"allow {self._user()} READ on the group",
-                )
-            ]
+        not_allowed = Finding(
+            "problem",
+            subject,
+            "we may not join it: the worker fails at its start",
+            f"allow {self._user()} READ on the group",
+        )
+        try:
+            facts = await self._admin.group(settings.group)
+        except NotAllowed:
+            return [not_allowed]
+        if facts.operations is not None and "READ" not in facts.operations:
+            return [not_allowed]
         self.may_join = True
         if facts.state in _ABSENT:
             return [Finding("ok", subject, "we may join it; it has no members now")]
         return [*self._protocol(facts), *self._members(facts)]
 
-    def _protocol(self, facts: GroupFacts) -> list[Finding]:
+    def _protocol(self, facts: Group) -> list[Finding]:
         subject = f"group {self._settings.group}"
         if facts.protocol_type in ("", "consumer") and facts.protocol in ("", _PROTOCOL):
             return []
@@ -150,7 +153,7 @@ class ClusterCheck:
             )
         ]
 
-    def _members(self, facts: GroupFacts) -> list[Finding]:
+    def _members(self, facts: Group) -> list[Finding]:
         settings, subject = self._settings, f"group {self._settings.group}"
         members, workers = len(facts.members), settings.worker_count
         hosts = sorted({member.host for member in facts.members})
@@ -189,7 +192,7 @@ class ClusterCheck:
         topic = sink.topic_written(servers) if isinstance(sink, Sink) else None
         if topic is None:
             return []
-        accepted = int((await self._inspector.topic_settings(topic) or {}).get(_LARGEST, "0"))
+        accepted = int((await self._admin.topic_settings(topic) or {}).get(_LARGEST, "0"))
         needed = max(self._largest.values(), default=0) + _HEADERS_OF_LETTERS
         if not accepted or accepted >= needed:
             return []

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from ..errors import KmrError, reason_of
-from ..kafka.connection import connection_config, reach_broker
-from ..kafka.inspector import inspect_cluster
+from ..kafka.admin import connect_admin
+from ..kafka.connection import connection_config
 from ..reducers.finding import Finding
 from .cluster import ClusterCheck
 from .machine import check_machine
@@ -45,17 +45,14 @@ async def examine(strategy: Strategy, settings: Settings) -> list[Finding]:
 
 async def _check_cluster(strategy: Strategy, settings: Settings) -> list[Finding]:
     config = connection_config(settings)
-    await reach_broker(config)
-    async with inspect_cluster(config.client_options()) as inspector:
-        check = ClusterCheck(strategy, settings, inspector)
+    async with connect_admin(config) as admin:
+        check = ClusterCheck(strategy, settings, admin)
         found = await _part("brokers", check.brokers)
         found += await _part("topics", check.topics)
         found += await _part(f"group {settings.group}", check.group)
         found += await _part("dead letters", check.dead_letters)
         if check.readable and check.may_join:
-            found += await _part(
-                "offsets", lambda: check_offsets(settings, config, inspector, check.readable)
-            )
+            found += await _part("offsets", lambda: check_offsets(settings, admin, check.readable))
     return found
 
 

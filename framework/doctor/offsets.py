@@ -5,15 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from ..kafka.admin import connect_admin
 from ..reducers.finding import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ..kafka.admin import Admin
-    from ..kafka.connection import ConnectionConfig
-    from ..kafka.inspector import Inspector
     from ..record import TopicPartition
     from ..settings import Settings
 
@@ -26,28 +23,25 @@ _AHEAD_MS: Final = 60_000
 """How far a record may be ahead of our clock."""
 
 
-async def check_offsets(
-    settings: Settings, config: ConnectionConfig, inspector: Inspector, topics: Iterable[str]
-) -> list[Finding]:
+async def check_offsets(settings: Settings, admin: Admin, topics: Iterable[str]) -> list[Finding]:
     """Compare committed offsets with the logs, and both with the retention and the clock."""
-    async with connect_admin(config) as admin:
-        partitions = await admin.topic_partitions(topics)
-        committed = await admin.list_group_offsets(settings.group)
-        first = await admin.beginning_offsets(partitions)
-        end = await admin.end_offsets(partitions)
-        found = []
-        reading: dict[TopicPartition, int] = {}
-        for partition in partitions:
-            if (entry := committed.get(partition)) is None:
-                continue
-            if first[partition] <= entry.offset <= end[partition]:
-                reading[partition] = entry.offset
-            else:
-                found.append(
-                    _outside(settings, partition, entry.offset, first[partition], end[partition])
-                )
-        found += await _retention(admin, inspector, reading, end)
-        found += await _clock(admin, partitions)
+    partitions = await admin.topic_partitions(topics)
+    committed = await admin.list_group_offsets(settings.group)
+    first = await admin.beginning_offsets(partitions)
+    end = await admin.end_offsets(partitions)
+    found = []
+    reading: dict[TopicPartition, int] = {}
+    for partition in partitions:
+        if (entry := committed.get(partition)) is None:
+            continue
+        if first[partition] <= entry.offset <= end[partition]:
+            reading[partition] = entry.offset
+        else:
+            found.append(
+                _outside(settings, partition, entry.offset, first[partition], end[partition])
+            )
+    found += await _retention(admin, reading, end)
+    found += await _clock(admin, partitions)
     lag = sum(end[partition] - offset for partition, offset in reading.items())
     new = sum(partition not in committed for partition in partitions)
     text = f"{len(reading)} partitions are read from committed offsets, with a lag of {lag:,}"
@@ -85,14 +79,13 @@ def _outside(
 
 async def _retention(
     admin: Admin,
-    inspector: Inspector,
     reading: dict[TopicPartition, int],
     end: dict[TopicPartition, int],
 ) -> list[Finding]:
     """Find topics whose next unread record retention will soon delete."""
     found = []
     for topic in sorted({partition.topic for partition in reading}):
-        limits = await inspector.topic_settings(topic)
+        limits = await admin.topic_settings(topic)
         retention = int((limits or {}).get("retention.ms", "-1"))
         if retention < 0 or "delete" not in (limits or {}).get("cleanup.policy", "delete"):
             continue

@@ -1,4 +1,4 @@
-"""Inspect topics and groups, and reset a group's offsets, without joining it."""
+"""Ask a cluster about topics, groups, permissions and limits; move a group's offsets without joining it."""
 # ruff: noqa: SLF001  aiokafka's internals, see kmr.kafka.fetching
 
 from __future__ import annotations
@@ -7,51 +7,102 @@ import re
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 import aiokafka
 import anyio
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import KafkaError
+from aiokafka.protocol.coordination import FindCoordinatorRequest
 
 from ..errors import ConsumerError, OffsetOutOfRange
 from ..record import TopicPartition
-from .connection import connect, no_such_topic
+from .connection import ConnectionConfig, connect, no_such_topic
 from .group_offsets import OffsetFetch, check_code, committed_offsets
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+    from collections.abc import (
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
 
-    from .connection import ConnectionConfig
     from .consumer import CommitOffset
     from .subscription import Subscription
-
-__all__ = [
-    "Admin",
-    "Group",
-    "GroupMember",
-    "connect_admin",
-    "explain_refusal",
-    "log_offsets",
-    "offsets_at_times",
-]
 
 T = TypeVar("T")
 
 _RETRY_BACKOFF: Final = 0.1  # seconds
+_ANY_REQUEST_TIMEOUT: Final = 30.0  # seconds, where only options of the client are known
+_UNKNOWN: Final = -(2**31)
+_TRANSACTION: Final = 1  # the kind of a coordinator; 0 is that of a group
+_NO_TOPIC: Final = 3
+_FORBIDDEN: Final = (29, 30, 31, 53)  # topic, group, cluster, transactional id
+_OPERATIONS: Final = {
+    3: "READ", 4: "WRITE", 5: "CREATE", 6: "DELETE", 7: "ALTER", 8: "DESCRIBE", 10: "DESCRIBE_CONFIGS",
+    11: "ALTER_CONFIGS", 12: "IDEMPOTENT_WRITE",
+}  # fmt: skip
 _UUID: Final = re.compile(r"([0-9a-f]{8})-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}$")
 """The end of a member id, after the client id; the group makes it."""
 
 
+class TopicFacts(NamedTuple):
+    """A topic.
+
+    Attributes:
+        error: that of its metadata, as a code of Kafka; 0: it exists.
+        partitions: how many.
+        leaderless: partitions without a leader.
+        lagging: partitions that lack an in-sync replica.
+        operations: what we may do with it; None if the cluster does not say.
+    """
+
+    name: str
+    error: int
+    partitions: int
+    leaderless: tuple[int, ...]
+    lagging: tuple[int, ...]
+    operations: frozenset[str] | None
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is no such topic."""
+        return self.error == _NO_TOPIC
+
+    def problem(self, operation: Literal["READ", "WRITE"], user: str) -> tuple[str, str] | None:
+        """Return why a worker cannot use the topic, and what to do; None if it can."""
+        does = {"READ": "read", "WRITE": "write to"}[operation]
+        if self.error in _FORBIDDEN or operation not in (self.operations or {operation}):
+            return (
+                f"we may not {does} topic {self.name}: the worker fails at its start",
+                f"allow {user} {operation} and DESCRIBE on the topic",
+            )
+        if self.error:
+            return f"topic {self.name} does not exist", "create it, or correct its name"
+        if self.leaderless:
+            numbers = ", ".join(map(str, self.leaderless))
+            return (
+                f"partition {numbers} of topic {self.name} has no leader: it stands still",
+                "start the brokers that have its replicas",
+            )
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A member of a group and its assignment."""
+    """A member of a group and its assignment; `instance_id` is None unless it is a static one."""
 
     member_id: str
     client_id: str
     host: str
     partitions: tuple[TopicPartition, ...]
+    instance_id: str | None = None
 
     @property
     def name(self) -> str:
@@ -66,20 +117,40 @@ class Group:
     Attributes:
         state: "Stable", "PreparingRebalance", "CompletingRebalance", "Empty" (offsets, no members) or
             "Dead" (does not exist).
+        operations: what we may do with it; None if the cluster does not say.
     """
 
     name: str
     state: str
     members: tuple[GroupMember, ...]
+    protocol_type: str = ""
+    protocol: str = ""
+    operations: frozenset[str] | None = None
+
+
+class NotAllowed(ConsumerError):
+    """Our user may not do what was asked for."""
 
 
 @asynccontextmanager
-async def connect_admin(config: ConnectionConfig) -> AsyncIterator[Admin]:
+async def connect_admin(to: ConnectionConfig | Mapping[str, Any]) -> AsyncIterator[Admin]:
     """Connect for the duration of a `with` block.
 
-    Raises `BrokerUnavailable` when no broker answers and `ConsumerError` for refused credentials.
+    Args:
+        to: a connection, or options of aiokafka's clients.
+
+    Raises:
+        BrokerUnavailable: no broker answers.
+        ConsumerError: credentials are refused.
     """
-    options = config.client_options()
+    options = to.client_options() if isinstance(to, ConnectionConfig) else to
+    config = (
+        to
+        if isinstance(to, ConnectionConfig)
+        else ConnectionConfig(
+            bootstrap_servers=options["bootstrap_servers"], request_timeout=_ANY_REQUEST_TIMEOUT
+        )
+    )
     consumer = aiokafka.AIOKafkaConsumer(**options)
     async with AsyncExitStack() as stack:
         await connect(consumer, config)
@@ -92,7 +163,7 @@ async def connect_admin(config: ConnectionConfig) -> AsyncIterator[Admin]:
 
 
 class Admin:
-    """Inspects a cluster and resets offsets. Made by `connect_admin`.
+    """Asks a cluster, and moves offsets. Made by `connect_admin`.
 
     Every method raises `ConsumerError` when the broker refuses, and when it has not answered within
     `request_timeout` seconds.
@@ -165,17 +236,106 @@ class Admin:
 
         return await self._ask_coordinator(f"offsets of group {group}", ask)
 
-    async def group_members(self, group: str) -> Group:
-        """Return the state of a group and its members."""
+    async def group(self, name: str) -> Group:
+        """Return the state of a group and its members. Raises NotAllowed if we may not describe it."""
+        from kio.schema.describe_groups.v4 import DescribeGroupsRequest
+
+        question = DescribeGroupsRequest(
+            groups=(name,),  # type: ignore[arg-type]
+            include_authorized_operations=True,
+        )
 
         async def ask() -> Any:
-            (response,) = await self._client.describe_consumer_groups([group])
-            ((code, *described),) = response.groups
-            check_code(code, group)
-            return described
+            node = await self._client.find_coordinator(name)
+            (found,) = (await self._send(question, node)).groups
+            check_code(found.error_code, name)
+            return found
 
-        name, state, _, _, members, *_ = await self._ask_coordinator(f"group {group}", ask)
-        return Group(name, state, tuple(_member(*fields) for fields in members))
+        found = await self._ask_coordinator(f"group {name}", ask)
+        return Group(
+            name,
+            found.group_state,
+            tuple(map(_member, found.members)),
+            found.protocol_type,
+            found.protocol_data,
+            _operations(found.authorized_operations),
+        )
+
+    async def brokers(self) -> list[str]:
+        """Return the addresses of all brokers."""
+        answer = await self._metadata("the list of brokers", ())
+        return [f"{broker.host}:{broker.port}" for broker in answer.brokers]
+
+    async def topics(self, names: Sequence[str] | None) -> dict[str, TopicFacts]:
+        """Return what is known of these topics, or of all that we may describe. It creates none."""
+        answer = await self._metadata("topics", names)
+        return {
+            topic.name: TopicFacts(
+                topic.name,
+                topic.error_code,
+                len(topic.partitions),
+                tuple(p.partition_index for p in topic.partitions if p.leader_id < 0),
+                tuple(
+                    p.partition_index
+                    for p in topic.partitions
+                    if len(p.isr_nodes) < len(p.replica_nodes)
+                ),
+                _operations(topic.topic_authorized_operations),
+            )
+            for topic in answer.topics
+        }
+
+    async def may_use_transactional_id(self, transactional_id: str) -> bool:
+        """Return whether we may describe it; the right to write with it includes that."""
+
+        async def ask() -> None:
+            node = self._client._client.get_random_node()
+            question = FindCoordinatorRequest(transactional_id, _TRANSACTION)
+            answer = await self._client._client.send(node, question)
+            check_code(answer.error_code, transactional_id)
+
+        try:
+            await self._ask_coordinator(f"transactional id {transactional_id}", ask)
+        except NotAllowed:
+            return False
+        return True
+
+    async def topic_settings(self, name: str) -> Mapping[str, str] | None:
+        """Return the settings of a topic; None if we may not read them."""
+        return await self._settings(ConfigResource(ConfigResourceType.TOPIC, name))
+
+    async def broker_settings(self) -> Mapping[str, str] | None:
+        """Return the settings of one broker; None if we may not read them."""
+        node = str(self._client._client.get_random_node())
+        return await self._settings(ConfigResource(ConfigResourceType.BROKER, node))
+
+    async def _settings(self, resource: Any) -> Mapping[str, str] | None:
+        resource.configs = None
+        with self._explain(f"settings of {resource.name}"):
+            (response,) = await self._client.describe_configs([resource])
+        for code, _, _, _, entries in response.resources:
+            if not code:
+                return {name: value for name, value, *_ in entries if value is not None}
+        return None
+
+    async def _metadata(self, subject: str, names: Sequence[str] | None) -> Any:
+        from kio.schema.metadata.v8 import MetadataRequest
+        from kio.schema.metadata.v8.request import MetadataRequestTopic
+
+        topics = None if names is None else tuple(MetadataRequestTopic(name=n) for n in names)  # type: ignore[arg-type]
+        question = MetadataRequest(
+            topics=topics,
+            allow_auto_topic_creation=False,
+            include_cluster_authorized_operations=False,
+            include_topic_authorized_operations=True,
+        )
+        with self._explain(subject):
+            return await self._send(question, self._client._client.get_random_node())
+
+    async def _send(self, message: Any, node: int) -> Any:
+        from .kio_requests import KioRequest
+
+        return await self._client._client.send(node, KioRequest(message))
 
     async def reset_offsets(
         self, group: str, offsets: Mapping[TopicPartition, CommitOffset]
@@ -186,7 +346,7 @@ class Admin:
             ConsumerError: the group has members; nothing was changed.
             OffsetOutOfRange: an offset is not in the log; nothing was changed.
         """
-        current = await self.group_members(group)
+        current = await self.group(group)
         if current.members:
             names = ", ".join(f"{member.client_id} at {member.host}" for member in current.members)
             raise ConsumerError(
@@ -246,8 +406,9 @@ def explain_refusal(subject: str, config: ConnectionConfig) -> Iterator[None]:
     try:
         with anyio.fail_after(seconds):
             yield
-    except KafkaError as error:
-        raise ConsumerError(f"{subject}: the broker at {servers} refused: {error}") from error
+    except (KafkaError, NotImplementedError) as error:
+        kind = NotAllowed if getattr(error, "errno", 0) in _FORBIDDEN else ConsumerError
+        raise kind(f"{subject}: the broker at {servers} refused: {error}") from error
     except TimeoutError:
         raise ConsumerError(f"{subject}: no answer from {servers} in {seconds:g} s") from None
 
@@ -273,12 +434,21 @@ async def offsets_at_times(
     }
 
 
-def _member(
-    member_id: str, client_id: str, host: str, _metadata: bytes, assignment: bytes
-) -> GroupMember:
-    partitions = (  # empty while the group rebalances
+def _member(member: Any) -> GroupMember:
+    assignment = member.member_assignment  # empty while the group rebalances
+    partitions = (
         ConsumerProtocolMemberAssignment.decode(assignment).partitions() if assignment else []
     )
     return GroupMember(
-        member_id, client_id, host, tuple(sorted(TopicPartition(*p) for p in partitions))
+        member.member_id,
+        member.client_id,
+        member.client_host.removeprefix("/"),
+        tuple(sorted(TopicPartition(*p) for p in partitions)),
+        member.group_instance_id,
     )
+
+
+def _operations(bits: int) -> frozenset[str] | None:
+    if bits == _UNKNOWN:
+        return None
+    return frozenset(name for code, name in _OPERATIONS.items() if bits >> code & 1)

@@ -19,16 +19,6 @@ import anyio
 import structlog
 from aiokafka.client import CoordinationType
 from aiokafka.producer.sender import Sender, TxnOffsetCommitHandler
-from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import (
-    CompactArray,
-    CompactString,
-    Int16,
-    Int32,
-    Int64,
-    Schema,
-    TaggedFields,
-)
 from aiokafka.structs import OffsetAndMetadata
 
 from ..errors import BrokerUnavailable, CommitFenced, CommitRefused, ConsumerError, KmrError
@@ -42,8 +32,7 @@ if TYPE_CHECKING:
 
     from ..record import TopicPartition
     from .consumer import CommitOffset
-
-__all__ = ["Transactions"]
+    from .kio_requests import KioRequest
 
 _log = structlog.get_logger(__name__)
 
@@ -309,15 +298,49 @@ class _Sender(Sender):  # type: ignore[misc]
 
 
 class _OffsetsHandler(TxnOffsetCommitHandler):  # type: ignore[misc]
-    def create_request(self) -> _TxnOffsetCommit:
-        return _TxnOffsetCommit(self._sender, self._group_id, self._offsets)
+    def create_request(self) -> KioRequest:
+        """Return version 3 (KIP-447), the first that names the member and its generation."""
+        from kio.schema.txn_offset_commit.v3 import TxnOffsetCommitRequest
+        from kio.schema.txn_offset_commit.v3.request import (
+            TxnOffsetCommitRequestPartition,
+            TxnOffsetCommitRequestTopic,
+        )
+
+        from .kio_requests import KioRequest
+
+        topics = defaultdict(list)
+        for partition, offset in self._offsets.items():
+            made: Any = TxnOffsetCommitRequestPartition(
+                partition_index=partition.partition,
+                committed_offset=offset.offset,
+                committed_metadata=offset.metadata,
+            )
+            topics[partition.topic].append(made)
+        member: Membership = self._sender.member
+        manager = self._sender._txn_manager
+        return KioRequest(
+            TxnOffsetCommitRequest(
+                transactional_id=manager.transactional_id,
+                group_id=self._group_id,
+                producer_id=manager.producer_id,
+                producer_epoch=manager.producer_epoch,
+                generation_id=member.generation,  # type: ignore[arg-type]
+                member_id=member.member_id,
+                group_instance_id=member.group_instance_id,
+                topics=tuple(
+                    TxnOffsetCommitRequestTopic(name=name, partitions=tuple(lines))
+                    for name, lines in topics.items()
+                ),
+            )
+        )
 
     def handle_response(self, response: Any) -> float | None:
         """Note the committed offsets; return the seconds until the others are sent again, or None."""
         manager = self._sender._txn_manager
-        for topic, partitions, _ in response.topics:
-            for number, code, _ in partitions:
-                partition = aiokafka.TopicPartition(topic, number)
+        for topic in response.topics:
+            for answer in topic.partitions:
+                partition = aiokafka.TopicPartition(topic.name, answer.partition_index)
+                code = int(answer.error_code)
                 if code == 0:
                     manager.offset_committed(
                         partition, self._offsets[partition].offset, self._group_id
@@ -337,91 +360,3 @@ class _OffsetsHandler(TxnOffsetCommitHandler):  # type: ignore[misc]
         if code in FENCED:
             return _Fenced(fenced(self._group_id, "transaction", f"{where}: {error.__name__}"))
         return error(where)
-
-
-class _TxnOffsetCommitResponse3(Response):  # type: ignore[misc]
-    API_KEY = 28
-    API_VERSION = 3
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "topics",
-            CompactArray(
-                ("topic", CompactString("utf-8")),
-                (
-                    "partitions",
-                    CompactArray(
-                        ("partition", Int32), ("error_code", Int16), ("tags", TaggedFields)
-                    ),
-                ),
-                ("tags", TaggedFields),
-            ),
-        ),
-        ("tags", TaggedFields),
-    )
-
-
-class _TxnOffsetCommitRequest3(RequestStruct):  # type: ignore[misc]
-    API_KEY = 28
-    API_VERSION = 3
-    RESPONSE_TYPE = _TxnOffsetCommitResponse3
-    FLEXIBLE_VERSION = True
-    SCHEMA = Schema(
-        ("transactional_id", CompactString("utf-8")),
-        ("group_id", CompactString("utf-8")),
-        ("producer_id", Int64),
-        ("producer_epoch", Int16),
-        ("generation_id", Int32),
-        ("member_id", CompactString("utf-8")),
-        ("group_instance_id", CompactString("utf-8")),
-        (
-            "topics",
-            CompactArray(
-                ("topic", CompactString("utf-8")),
-                (
-                    "partitions",
-                    CompactArray(
-                        ("partition", Int32),
-                        ("offset", Int64),
-                        ("leader_epoch", Int32),
-                        ("metadata", CompactString("utf-8")),
-                        ("tags", TaggedFields),
-                    ),
-                ),
-                ("tags", TaggedFields),
-            ),
-        ),
-        ("tags", TaggedFields),
-    )
-
-
-class _TxnOffsetCommit(Request[_TxnOffsetCommitRequest3]):  # type: ignore[misc]
-    """Version 3 (KIP-447), the first that names the member and its generation."""
-
-    API_KEY = 28
-
-    def __init__(self, sender: Any, group: str, offsets: Mapping[Any, OffsetAndMetadata]) -> None:
-        self._sender = sender
-        self._group = group
-        self._offsets = offsets
-
-    def build(self, request_struct_class: Any) -> Any:
-        """Build the request; called by aiokafka."""
-        none: dict[int, bytes] = {}
-        topics = defaultdict(list)
-        for partition, offset in self._offsets.items():
-            line = (partition.partition, offset.offset, -1, offset.metadata, none)
-            topics[partition.topic].append(line)
-        member: Membership = self._sender.member
-        manager = self._sender._txn_manager
-        return request_struct_class(
-            manager.transactional_id,
-            self._group,
-            manager.producer_id,
-            manager.producer_epoch,
-            member.generation,
-            member.member_id,
-            member.group_instance_id,
-            [(topic, lines, none) for topic, lines in topics.items()],
-            none,
-        )

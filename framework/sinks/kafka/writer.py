@@ -17,8 +17,8 @@ from aiokafka import errors as kafka_errors
 from ...config.schema import ADDRESSES
 from ...dead_letters.letters import letter_headers
 from ...errors import BrokerUnavailable, StrategyError
+from ...kafka.admin import connect_admin
 from ...kafka.connection import stop_producer
-from ...kafka.inspector import inspect_cluster
 from ...kafka.transactions import Transactions
 from ...reducers.collect import Collecting, one_table
 from ...reducers.finding import Finding
@@ -231,9 +231,9 @@ class KafkaWriter(Collecting, Sink):
         """See `Sink.examine`: the topic, permissions, and limits of transactions. It creates no topic."""
         client, stage = self._client_of(context), context.stage
         user = client.get("sasl_plain_username") or "the user of this connection"
-        async with inspect_cluster(client) as inspector:
-            facts = (await inspector.topics([self.topic]))[self.topic]
-            settings = await inspector.broker_settings() or {}
+        async with connect_admin(client) as admin:
+            facts = (await admin.topics([self.topic]))[self.topic]
+            settings = await admin.broker_settings() or {}
             if facts.is_missing and settings.get("auto.create.topics.enable") == "true":
                 text = f"topic {self.topic} does not exist: the brokers will make it, as they like"
                 return [Finding("warning", stage, text, "create it with the partitions you want")]
@@ -242,7 +242,7 @@ class KafkaWriter(Collecting, Sink):
             found = [Finding("ok", stage, f"topic {self.topic} may be written to")]
             if self.capabilities.commits_offsets:
                 name = context.for_sinks.transactional_id
-                if not await inspector.may_use_transactional_id(name):
+                if not await admin.may_use_transactional_id(name):
                     found.append(
                         Finding(
                             "problem",

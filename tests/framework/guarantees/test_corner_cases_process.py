@@ -87,7 +87,7 @@ class Crew:
         config = ConnectionConfig(bootstrap_servers=self._servers)
         async with connect_admin(config) as admin:
             while True:  # there is no event to wait for
-                group = await admin.group_members("g")
+                group = await admin.group("g")
                 if len(group.members) == count and group.state == "Stable":
                     return
                 await anyio.sleep(0.1)

@@ -13,7 +13,7 @@ from aiokafka.errors import KafkaConnectionError
 
 from kmr.broker import Fault
 from kmr.errors import BrokerUnavailable, ConsumerError, OffsetOutOfRange
-from kmr.kafka.admin import Admin, Group, connect_admin
+from kmr.kafka.admin import Admin, connect_admin
 from kmr.kafka.connection import ConnectionConfig
 from kmr.kafka.consumer import CommitOffset
 from kmr.kafka.kafka_consumer import KafkaConsumer
@@ -76,13 +76,14 @@ async def test_topics_and_partitions_that_do_not_exist_are_named(admin: Admin) -
 
 
 async def test_offsets_of_a_group_without_members_can_be_moved(admin: Admin) -> None:
-    assert await admin.group_members("g") == Group("g", "Dead", ())
+    found = await admin.group("g")
+    assert (found.name, found.state, found.members) == ("g", "Dead", ())
     assert await admin.list_group_offsets("g") == {}
     await admin.reset_offsets("g", {T0: CommitOffset(0), T1: CommitOffset(4)})
     assert await admin.list_group_offsets("g") == {T0: CommitOffset(0), T1: CommitOffset(4)}
     await admin.reset_offsets("g", {T1: CommitOffset(2)})
     assert await admin.list_group_offsets("g") == {T0: CommitOffset(0), T1: CommitOffset(2)}
-    assert (await admin.group_members("g")).state == "Empty"
+    assert (await admin.group("g")).state == "Empty"
 
 
 async def test_offsets_that_the_log_does_not_have_are_refused(admin: Admin) -> None:
@@ -100,7 +101,7 @@ async def test_a_group_with_members_shows_them_and_keeps_its_offsets(
     listener = Listener()
     await consumer.start(listener)
     await listener.was_assigned.wait()
-    group = await admin.group_members("g")
+    group = await admin.group("g")
     assert group.state == "Stable"
     (member,) = group.members
     assert (member.client_id, member.partitions) == ("me", (T0, T1))
@@ -138,7 +139,8 @@ async def test_a_missing_coordinator_is_retried(admin: Admin, broker: Broker) ->
     first = broker.faults.add(missing)
     assert await admin.list_group_offsets("g") == {T1: CommitOffset(2, "")}
     second = broker.faults.add(Fault(api="FindCoordinator", times=2, error="NOT_COORDINATOR"))
-    assert await admin.group_members("g") == Group("g", "Empty", ())
+    found = await admin.group("g")
+    assert (found.name, found.state, found.members) == ("g", "Empty", ())
     assert (first.applied, second.applied) == (2, 2)
 
 
@@ -146,4 +148,4 @@ async def test_a_coordinator_that_stays_missing_is_the_reason(admin: Admin, brok
     admin._config = replace(admin._config, request_timeout=0.3)
     broker.faults.add(Fault(api="FindCoordinator", error="COORDINATOR_NOT_AVAILABLE"))
     with pytest.raises(ConsumerError, match=r"group g: the broker at .* refused: .*NotAvailable"):
-        await admin.group_members("g")
+        await admin.group("g")
