@@ -11,7 +11,6 @@ __all__ = ["app"]
 _GROUPS: Final = {
     "topic": "Create, list, describe, alter and delete topics.",
     "group": "List and describe consumer groups.",
-    "log": "Show the batches in the files of a log.",
     "user": "Manage the users of a broker that runs with --users FILE; it reloads the file.",
     "acl": "Manage the access rules of a broker that runs with --acls FILE; it reloads the file.",
 }

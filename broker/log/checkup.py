@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["Checkup", "Finding", "FoundBatch", "LogCheckup", "check_log", "found_batches"]
+LOST_SUFFIX: Final = ".lost"
+"""Of segments that a start has set aside, because they are damaged."""
 
 
 class FoundBatch(NamedTuple):
@@ -108,9 +109,10 @@ class Checkup:
 
 
 @dataclass(slots=True, kw_only=True)
-class LogCheckup(Checkup):
+class _LogCheckup:
     """The checkup of one log; see `check_log`. `end_offset` is None if it cannot be determined."""
 
+    into: Checkup
     directory: Path
     clean: bool
     check_batch: Callable[[FoundBatch], str] | None
@@ -125,21 +127,21 @@ class LogCheckup(Checkup):
         checkpoint = self.directory / CHECKPOINT_FILE
         self.point = Checkpoint.load(self.directory)
         if self.point is None and checkpoint.exists():
-            self.damage(
+            self.into.damage(
                 checkpoint, "it is damaged: deleted records come back, and the whole log is scanned"
             )
         segments = _segments(paths)
-        self.segments = len(segments)
+        self.into.segments += len(segments)
         for base_offset, path in sorted(segments.items()):
             if self.end_offset not in (None, base_offset):
-                self.damage(
+                self.into.damage(
                     path,
                     f"it begins at offset {base_offset}, but the previous segment ends at"
                     f" {self.end_offset}",
                 )
             self.end_offset = self._check_segment(path, base_offset)
         if segments and self.clean and not checkpoint.exists():
-            self.damage(
+            self.into.damage(
                 checkpoint, "it is missing: deleted records come back, and the whole log is scanned"
             )
         if self.point is not None:
@@ -147,40 +149,42 @@ class LogCheckup(Checkup):
 
     def _check_other_file(self, path: Path) -> None:
         if path.suffix in _LEFTOVERS:
-            self.note(path, "left by a crash; the next start finishes or deletes it")
+            self.into.note(path, "left by a crash; the next start finishes or deletes it")
         elif path.name == UNSYNCED_FILE:
-            self.note(
+            self.into.note(
                 path,
                 "the disk failed to sync; the next start writes the records after the checkpoint again",
             )
-        elif path.suffix == ".lost":
-            self.damage(path, "set aside by an earlier start; its records are missing from the log")
+        elif path.suffix == LOST_SUFFIX:
+            self.into.damage(
+                path, "set aside by an earlier start; its records are missing from the log"
+            )
         elif path.suffix == SNAPSHOT_SUFFIX or path.name == COMPACTION_FILE:
             try:
                 payload = read_sealed(path)
                 if path.suffix == SNAPSHOT_SUFFIX and payload is not None:
                     ProducerStates().load(payload)
             except (LogCorrupt, ValueError) as error:
-                self.note(path, f"cannot be used, will be rebuilt: {error}")
+                self.into.note(path, f"cannot be used, will be rebuilt: {error}")
         elif path.suffix in INDEX_SUFFIXES and not path.with_suffix(LOG_SUFFIX).exists():
-            self.note(path, "an index without its segment; the next start deletes it")
+            self.into.note(path, "an index without its segment; the next start deletes it")
 
     def _check_bounds(self, point: Checkpoint, first_offset: int | None) -> None:
         if first_offset is None:
             if point.recovery_point > point.log_start_offset:
-                self.damage(
+                self.into.damage(
                     self.directory,
                     f"its segments are missing, up to offset {point.recovery_point}",
                 )
             return
         if first_offset > point.log_start_offset:
-            self.damage(
+            self.into.damage(
                 self.directory,
                 f"it begins at offset {first_offset}, but the checkpoint says {point.log_start_offset}: its"
                 " first segments are missing",
             )
         if self.end_offset is not None and self.end_offset < point.recovery_point:
-            self.damage(
+            self.into.damage(
                 self.directory,
                 f"it ends at offset {self.end_offset}, but was synced up to {point.recovery_point}",
             )
@@ -188,7 +192,7 @@ class LogCheckup(Checkup):
     def _check_segment(self, path: Path, base_offset: int) -> int | None:
         """Check a segment; return its end offset, None if it cannot be determined."""
         size = path.stat().st_size
-        self.size_bytes += size
+        self.into.size_bytes += size
         offset = base_offset
         try:
             for batch in found_batches(path):
@@ -199,21 +203,23 @@ class LogCheckup(Checkup):
                     problem = self.check_batch(batch)
                 if problem:
                     first, last = batch.header.base_offset, batch.header.last_offset
-                    self.damage(
+                    self.into.damage(
                         path, f"byte {batch.position}, offsets {first} to {last}: {problem}"
                     )
-                self.batches += 1
+                self.into.batches += 1
                 offset = batch.header.next_offset
         except LogCorrupt as error:
             left = size - error.position
             if self._may_be_torn(base_offset, error.position):
-                self.note(
+                self.into.note(
                     path,
                     f"the last write was interrupted; the next start cuts off {left} bytes from byte"
                     f" {error.position} (offset {offset}) on",
                 )
                 return offset
-            self.damage(path, f"byte {error.position}: {error.reason}; {left} bytes cannot be read")
+            self.into.damage(
+                path, f"byte {error.position}: {error.reason}; {left} bytes cannot be read"
+            )
             return None
         self._check_index(path, base_offset, size, offset)
         return offset
@@ -232,19 +238,26 @@ class LogCheckup(Checkup):
             return
         index = SegmentIndex.load(path, base_offset, log_size=size, next_offset=end_offset)
         if index is None:
-            self.note(index_path, "outdated; will be rebuilt")
+            self.into.note(index_path, "outdated; will be rebuilt")
         elif not _leads_to_batches(path, index):
-            self.damage(
+            self.into.damage(
                 index_path, "an entry points to no batch; delete the file, it will be rebuilt"
             )
 
 
 def check_log(
-    directory: Path, *, clean: bool, check_batch: Callable[[FoundBatch], str] | None = None
-) -> LogCheckup:
+    into: Checkup,
+    directory: Path,
+    *,
+    clean: bool,
+    check_batch: Callable[[FoundBatch], str] | None = None,
+) -> int | None:
     """Check every batch and its CRC, the offsets, the indexes and the checkpoint of a log.
 
+    Returns the offset at which it ends, None if that cannot be determined.
+
     Args:
+        into: where findings and totals are added.
         directory: the log's.
         clean: whether the log was closed, so that even an incomplete batch at its end is damage.
         check_batch: further check of an intact batch; returns the problem, or "".
@@ -252,9 +265,9 @@ def check_log(
     Raises:
         OSError: a file cannot be read.
     """
-    checkup = LogCheckup(directory=directory, clean=clean, check_batch=check_batch)
+    checkup = _LogCheckup(into=into, directory=directory, clean=clean, check_batch=check_batch)
     checkup.run()
-    return checkup
+    return checkup.end_offset
 
 
 def _segments(paths: list[Path]) -> dict[int, Path]:

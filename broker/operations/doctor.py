@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from ..log.checkup import FoundBatch
 
-__all__ = ["Examination", "examine"]
-
 
 @dataclass(slots=True, kw_only=True)
 class Examination(Checkup):
@@ -45,13 +43,6 @@ class Examination(Checkup):
     @property
     def is_damaged(self) -> bool:
         return any(finding.kind == "damage" for finding in self.findings)
-
-    def add(self, checkup: Checkup) -> None:
-        """Add the findings and totals of one log."""
-        self.findings += checkup.findings
-        self.segments += checkup.segments
-        self.batches += checkup.batches
-        self.size_bytes += checkup.size_bytes
 
 
 def examine(data_dir: Path) -> Examination:
@@ -77,7 +68,7 @@ def _examine(data_dir: Path) -> Examination:
         _examine_topic(examination, directory)
     for name, check in _STATE_LOGS.items():
         if (data_dir / name).is_dir():
-            examination.add(check_log(data_dir / name, clean=clean, check_batch=check))
+            check_log(examination, data_dir / name, clean=clean, check_batch=check)
     producer_ids = data_dir / "producer-ids"
     try:
         ProducerIds(producer_ids)
@@ -108,7 +99,7 @@ def _examine_topic(examination: Examination, directory: Path) -> None:
     for name in sorted(found - expected):
         examination.note(directory / name, "belongs to no partition of the topic")
     for name in sorted(expected & found, key=int):
-        examination.add(check_log(directory / name, clean=examination.clean))
+        check_log(examination, directory / name, clean=examination.clean)
 
 
 def _check_offset(key: bytes, value: bytes | None) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kmr.broker.log.checkup import check_log, found_batches
+from kmr.broker.log.checkup import Checkup, check_log, found_batches
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.records import HEADER_BYTES
 from kmr.broker.log.results import Appended, LogCorrupt
@@ -37,19 +37,21 @@ def flip(path: Path, position: int) -> None:
 
 
 def test_an_intact_log_has_no_findings(closed: PartitionLog) -> None:
-    checkup = check_log(closed.directory, clean=True)
+    checkup = Checkup()
+    assert check_log(checkup, closed.directory, clean=True) == 12
     assert checkup.findings == []
-    assert (checkup.segments, checkup.batches, checkup.end_offset) == (2, 6, 12)
+    assert (checkup.segments, checkup.batches) == (2, 6)
     assert checkup.size_bytes == closed.size_bytes
 
 
 def test_a_wrong_crc_is_damage_and_later_batches_are_checked(closed: PartitionLog) -> None:
     path = newest_segment(closed)
     flip(path, HEADER_BYTES)
-    checkup = check_log(closed.directory, clean=True)
+    checkup = Checkup()
+    assert check_log(checkup, closed.directory, clean=True) == 12
     assert [(each.kind, each.where) for each in checkup.findings] == [("damage", path)]
     assert "offsets 6 to 7" in checkup.findings[0].what
-    assert (checkup.batches, checkup.end_offset) == (6, 12)
+    assert checkup.batches == 6
     assert [bool(batch.problem) for batch in found_batches(path)] == [True, False, False]
 
 
@@ -61,20 +63,26 @@ def test_an_incomplete_batch_at_the_end_is_damage_only_after_a_clean_stop(
         file.write(path.read_bytes()[: HEADER_BYTES + 1])
     with pytest.raises(LogCorrupt):
         list(found_batches(path))
-    assert {each.kind for each in check_log(closed.directory, clean=True).findings} == {"damage"}
-    torn = check_log(closed.directory, clean=False)
+    stopped, torn = Checkup(), Checkup()
+    check_log(stopped, closed.directory, clean=True)
+    assert {each.kind for each in stopped.findings} == {"damage"}
+    assert check_log(torn, closed.directory, clean=False) == 12
     assert {each.kind for each in torn.findings} == {"note"}
-    assert torn.end_offset == 12
 
 
 def test_a_missing_segment_is_damage(closed: PartitionLog) -> None:
     newest_segment(closed).unlink()
-    findings = check_log(closed.directory, clean=True).findings
-    assert any(each.kind == "damage" and "was synced up to 12" in each.what for each in findings)
+    checkup = Checkup()
+    check_log(checkup, closed.directory, clean=True)
+    assert any(
+        "was synced up to 12" in what for kind, _, what in checkup.findings if kind == "damage"
+    )
 
 
 def test_a_further_check_of_each_batch_is_reported(closed: PartitionLog) -> None:
-    checkup = check_log(
+    checkup = Checkup()
+    check_log(
+        checkup,
         closed.directory,
         clean=True,
         check_batch=lambda batch: "unknown" if batch.header.base_offset == 4 else "",

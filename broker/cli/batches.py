@@ -1,13 +1,11 @@
-"""`kmr broker log`: show the batches in the files of a log."""
+"""Shows the batches in a segment of a log."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path  # noqa: TC003  cyclopts reads the annotations at run time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from cyclopts import App
 
 from ..log.checkup import FoundBatch, found_batches
 from ..log.producers import read_marker
@@ -16,21 +14,16 @@ from ..log.results import LogCorrupt
 from .terminal import (
     CLEAN,
     FAILED,
-    AsJson,
     CommandError,
-    Flag,
     complain,
-    reports,
     say,
     text_or_base64,
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ..log.records import BatchHeader, StoredRecord
-
-__all__ = ["app"]
-
-app = App(name="log")
 
 _CODEC_NAMES = {number: name for name, number in CODECS.items()}
 _HEADER = (
@@ -39,29 +32,11 @@ _HEADER = (
 )
 
 
-@app.command
-@reports
-def dump(
-    file: Path,
-    /,
-    *,
-    records: Flag = False,
-    as_json: AsJson = False,
-) -> int:
-    """Show the batches in a segment file, one line each, without a broker; write nothing.
+def show_batches(file: Path, *, records: bool, as_json: bool) -> int:
+    """Print the batches of a segment, a line each, and their records; return the exit code.
 
-    PRODUCER is id/epoch:sequences of an idempotent producer. CRC is ok, or bad for a batch whose bytes
-    have changed. Ranges of offsets and sequences include the last one. With --json, each line is one
-    JSON object for one batch.
-
-    Exit codes: 0 no damage, 1 damage or an unreadable file, 2 wrong usage.
-
-    Parameters
-    ----------
-    file
-        A segment: 00000000000000000000.log in a partition's directory, or one set aside as .lost.
-    records
-        Show the records as well.
+    Raises:
+        CommandError: the file cannot be read, or not to its end.
     """
     bad = 0
     try:
@@ -105,26 +80,15 @@ def _record_lines(batch: FoundBatch) -> list[str]:
 def _as_json(batch: FoundBatch, *, with_records: bool) -> dict[str, object]:
     header = batch.header
     shown: dict[str, object] = {
-        "base_offset": header.base_offset,
+        **msgspec.structs.asdict(header),
         "last_offset": header.last_offset,
         "position": batch.position,
         "size": header.size,
-        "record_count": header.record_count,
         "codec": _codec(header),
-        "timestamp_type": "LogAppendTime" if header.timestamp_type else "CreateTime",
-        "base_timestamp": header.base_timestamp,
-        "max_timestamp": header.max_timestamp,
-        "producer_id": header.producer_id,
-        "producer_epoch": header.producer_epoch,
-        "base_sequence": header.base_sequence,
-        "leader_epoch": header.leader_epoch,
         "transactional": header.is_transactional,
         "control": header.is_control,
-        "crc": header.crc,
-        "crc_ok": not batch.problem,
+        "problem": batch.problem,
     }
-    if batch.problem:
-        shown["problem"] = batch.problem
     if with_records:
         found = _records(batch)
         if isinstance(found, str):
