@@ -44,7 +44,7 @@ class MapStage:
         out: the first reduce stage's inbox.
         errors: for failed records.
         gate: while it is closed, no batch is mapped.
-        budget: while it is used up, maps wait (`Budget.wait_to_map`), but not that of an announced range.
+        budget: without room for its rows a map waits, but not that of an announced range.
         on_failure: called with the error that ends the stage, before its streams are closed.
         on_taken: called after each batch is taken from the inbox; it resumes a paused partition.
         max_records: the most records of a batch that are mapped together.
@@ -148,26 +148,32 @@ class MapStage:
 
     async def _map(self, batch: Batch) -> bool:
         """Map a batch in parts; return False if the drain has dropped some of them."""
-        if not await self._may_map():
-            return False
-        for part in await self._executor.divide(batch, self._max_records):
-            rest: Batch | None = part
-            while rest is not None:
-                if not await self._may_map():
-                    return False
-                rest = await self._map_some(rest)
+        rest: Batch | None = batch
+        while rest is not None:
+            most = min(self._max_records, self._budget.records_of_a_part(rest))
+            part, rest = await self._executor.cut(rest, most)
+            if not await self._may_map(part):
+                return False
+            left = await self._map_some(part)
+            if left is not None:
+                rest = batch.slice(left, batch.last)
         return True
 
-    async def _may_map(self) -> bool:
-        """Return True when a map may begin, False when the drain has begun."""
-        if self._replay_to is None and not self._budget.allows_map:
-            with anyio.CancelScope() as self._waiting:
-                await self._budget.wait_to_map()
-        async with self._gate:
-            return not self._draining
+    async def _may_map(self, part: Batch) -> bool:
+        """Return True when the map of a part may begin, False when the drain has begun."""
+        while not self._draining:
+            if self._replay_to is None and not self._budget.allows(part):
+                with anyio.CancelScope() as self._waiting:
+                    await self._budget.wait_to_map(part)
+            elif not self._gate.is_open:
+                async with self._gate:
+                    pass  # what has room may have changed meanwhile
+            else:
+                return True
+        return False
 
-    async def _map_some(self, batch: Batch) -> Batch | None:
-        """Map a batch until it ends or the map is stopped; return the rest of it."""
+    async def _map_some(self, batch: Batch) -> int | None:
+        """Map a part of a batch until it ends or the map is stopped; return where the rest begins."""
         self._stop = Stop()
         started = anyio.current_time()
         timer: asyncio.TimerHandle | None = None
@@ -185,7 +191,7 @@ class MapStage:
             self._stop.expire()
             wait()
 
-        with self._budget.mapping():
+        with self._budget.mapping(batch):
             try:
                 async with self._tracing.mapping(batch) as span:
                     mapped = await self._executor.map(
@@ -197,31 +203,29 @@ class MapStage:
                 if timer is not None:
                     timer.cancel()
                 self._mapping_since = None
-            rest = None
             if mapped.rest is not None:
                 if mapped.rest <= batch.first:
-                    return batch
-                rest = batch.slice(mapped.rest, batch.last)
+                    return batch.first
                 batch = batch.slice(batch.first, mapped.rest - 1)
             whole = Range(
                 batch.topic, batch.partition, batch.first, batch.last, self._ledger.generation
             )
             made = bytes_made(batch, mapped)
-            self._budget.learn(batch.nbytes, made)
-            self._ledgers.charge(whole, made, mapped=batch.nbytes)
+            self._budget.learn(batch.topic, batch.nbytes, made)
+            self._ledgers.mapped(whole, made)
             self._mapped_to = batch.last + 1
         self._metrics.map_seconds.observe(anyio.current_time() - started)
         self._metrics.map_retries.inc(mapped.retries)
         self._metrics.count_mapped(len(batch), mapped.filtered(len(batch)))
         await self._send(batch, whole, mapped)
-        return rest
+        return mapped.rest
 
     async def _send(self, batch: Batch, whole: Range, mapped: MapResult) -> None:
         ranges: tuple[Range, ...] = (whole,)
         failed: Rows | None = None
         if mapped.failures:
             failed = failed_records(batch, mapped.failures, MAP_STAGE, whole.generation)
-            self._ledgers.charge(whole, failed.nbytes)
+            self._ledgers.charge(failed.ranges, failed.nbytes)
             ranges = subtract_ranges(ranges, failed.ranges)
         if mapped.table is None:
             self._ledgers.settle(ranges)

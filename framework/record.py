@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from itertools import pairwise, repeat
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -225,20 +225,20 @@ class Batch:
             max_timestamp_ms=self.max_timestamp_ms,
         )
 
-    def divide(self, most: int) -> list[Batch]:
-        """Divide into parts of at most `most` records each, as equal as possible.
+    def cut(self, most: int) -> tuple[Batch, Batch | None]:
+        """Return a first part of at most `most` records, and the rest, if there is one.
 
-        It decodes the records, unless the range has no more offsets than that.
+        Parts that are cut one after the other are as equal as possible. It decodes the records, unless the
+        range has no more offsets than that.
         """
         if self.last - self.first < most:
-            return [self]
+            return self, None
         offsets = self.offsets()
         parts = -(-len(offsets) // most)
-        starts = [int(offsets[len(offsets) * part // parts]) for part in range(1, parts)]
-        return [
-            self.slice(first, end - 1)
-            for first, end in pairwise([self.first, *starts, self.last + 1])
-        ]
+        if parts <= 1:
+            return self, None
+        end = int(offsets[-(-len(offsets) // parts)])
+        return self.slice(self.first, end - 1), self.slice(end, self.last)
 
     def offsets(self) -> NDArray[np.int64]:
         """Return the offset of every row."""

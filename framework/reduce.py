@@ -212,11 +212,11 @@ class ReduceStage:
 
     async def _send_on(self, buffer: Buffer, outcome: FlushOutcome) -> None:
         for records in outcome.failed:
-            self._ledgers.charge(records.ranges[0], records.nbytes)
+            self._ledgers.charge(records.ranges, records.nbytes)
         if self._out is not None and outcome.forward is not None:
             if outcome.ranges:  # the rows replace the collected ones
                 grown = max(0, outcome.forward.nbytes - buffer.bytes)
-                self._ledgers.charge(outcome.ranges[0], grown)
+                self._ledgers.charge(outcome.ranges, grown)
             await self._out.send(outcome.forward)
         if self._errors is not None:
             for records in outcome.failed:

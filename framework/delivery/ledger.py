@@ -8,7 +8,7 @@ moves back. The ledger stores ranges, so its cost does not depend on the number 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict, deque
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,19 +19,17 @@ if TYPE_CHECKING:
 
     from ..record import Batch, Range, TopicPartition
 
-__all__ = ["InflightBatch", "Ledger", "Ledgers"]
-
 
 @dataclass(slots=True)
 class InflightBatch:
-    """A batch that was taken in and is not settled.
+    """A batch that was taken in and is not settled; after its map, each part that was mapped at once.
 
     Attributes:
         first: its first offset.
         last: its last offset, inclusive.
         nbytes: bytes of its records, of the rows made of them, and of its failed records.
         timestamp_ms: its newest timestamp.
-        unmapped: bytes of its records whose map has not ended.
+        unmapped: bytes of its records, if their map has not ended; else 0.
     """
 
     first: int
@@ -39,6 +37,15 @@ class InflightBatch:
     nbytes: int
     timestamp_ms: int
     unmapped: int
+
+    def divide(self, end: int) -> InflightBatch:
+        """Take the offsets below `end` out, with their share of the bytes, and return them."""
+        share = self.unmapped * (end - self.first) // (self.last + 1 - self.first)
+        head = InflightBatch(self.first, end - 1, share, self.timestamp_ms, share)
+        self.first = end
+        self.nbytes -= share
+        self.unmapped -= share
+        return head
 
 
 class Ledger:
@@ -64,7 +71,7 @@ class Ledger:
         # Settled ranges above the watermark; they neither touch nor overlap.
         self._starts: list[int] = []
         self._ends: list[int] = []
-        self._inflight: deque[InflightBatch] = deque()
+        self._inflight: list[InflightBatch] = []
 
     @property
     def inflight(self) -> Sequence[InflightBatch]:
@@ -138,10 +145,36 @@ class Ledger:
             return []
         self.watermark = max(self.watermark, self._ends[0] + 1)
         del self._starts[0], self._ends[0]
-        done = []
-        while self._inflight and self._inflight[0].last < self.watermark:
-            done.append(self._inflight.popleft())
+        number = bisect_left(self._inflight, self.watermark, key=lambda batch: batch.last)
+        done = self._inflight[:number]
+        del self._inflight[:number]
         return done
+
+    def at(self, offset: int) -> int | None:
+        """Return the number of the batch in flight that has an offset; None if it is settled."""
+        number = bisect_left(self._inflight, offset, key=lambda batch: batch.last)
+        if number < len(self._inflight) and self._inflight[number].first <= offset:
+            return number
+        return None
+
+    def mapped(self, first: int, last: int, made: int) -> int:
+        """Note that offsets of one batch are mapped, and how many bytes of rows they became.
+
+        The rows leave with these offsets, not with the rest of their batch.
+
+        Returns:
+            The bytes of records that are mapped now; 0 if they are settled already.
+        """
+        number = self.at(first)
+        if number is None:
+            return 0
+        part = self._inflight[number]
+        if last < part.last:
+            part = part.divide(last + 1)
+            self._inflight.insert(number, part)
+        mapped, part.unmapped = part.unmapped, 0
+        part.nbytes += made
+        return mapped
 
     def watermark_with(self, ranges: Iterable[Range]) -> int | None:
         """Return what the watermark would be if these ranges of this generation were settled too."""
@@ -242,24 +275,20 @@ class Ledgers:
         self._ledgers[batch.topic_partition].take_in(batch)
         self._on_bytes(batch.nbytes, batch.nbytes)
 
-    def charge(self, r: Range, nbytes: int, *, mapped: int = 0) -> None:
-        """Count bytes that were made of unsettled records; they leave with the records' batch.
+    def mapped(self, r: Range, made: int) -> None:
+        """Note that records of one batch are mapped, and the bytes of rows that they became.
 
-        Ranges of an older generation are ignored.
-
-        Args:
-            r: the records; the batch of the first one is charged, if it is not settled.
-            mapped: so many bytes of the batch's records have been mapped.
+        Ranges of an older generation are ignored, here and in `charge`.
         """
-        if (ledger := self._current(r)) is None:
-            return
-        for batch in ledger.inflight:
-            if batch.first <= r.first <= batch.last:
-                mapped = min(mapped, batch.unmapped)
-                batch.nbytes += nbytes
-                batch.unmapped -= mapped
-                self._on_bytes(nbytes, -mapped)
-                return
+        if (ledger := self._current(r)) is not None and ledger.at(r.first) is not None:
+            self._on_bytes(made, -ledger.mapped(r.first, r.last, made))
+
+    def charge(self, ranges: Sequence[Range], nbytes: int) -> None:
+        """Count bytes that were made of mapped records; they leave when the last of them is settled."""
+        r = ranges[-1]
+        if (ledger := self._current(r)) is not None and (number := ledger.at(r.last)) is not None:
+            ledger.inflight[number].nbytes += nbytes
+            self._on_bytes(nbytes, 0)
 
     def hold(self, owner: object, nbytes: int) -> None:
         """Count bytes of rows that are settled and not written yet; 0 when they are.

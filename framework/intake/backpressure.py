@@ -30,25 +30,31 @@ if TYPE_CHECKING:
     from ..kafka.consumer import Consumer
     from ..record import Batch, TopicPartition
 
-__all__ = ["Budget", "Gate", "MapInboxes"]
-
 _GROWTH_AT_FIRST: Final = (
     16.0  # assumed bytes of rows for each byte of a batch, until maps have ended
 )
 _SURE_AFTER: Final = 64.0 * 1024  # bytes of batches that count as much as that assumption
 _MEMORY: Final = 0.9  # the weight of all earlier batches, beside the latest one
 
+_PEAK_AT_FIRST: Final = (
+    10_000.0  # assumed at first of the largest growth, so that first parts are small
+)
+_PEAK_MEMORY: Final = 0.7  # of the largest growth, with each map that has ended
+_PARTS: Final = 4  # maps that fit into the budget at a time, with the largest growth
+
 
 class Budget:
     """Bytes in flight, of all partitions together: records, the rows made of them, failed records.
 
-    The ledgers add what is taken in, mapped and forwarded, and subtract it when it is settled or dropped.
-    Nothing that frees bytes ever waits for room: flushes do not, and a map that finds the budget used up
-    waits only while mapped rows are in flight, which a flush can settle. What is in flight exceeds
-    `limit` by at most one batch, and the rows of one batch of each partition.
+    The ledgers count them (`add`), and nobody else does. Nothing that frees bytes ever waits for room:
+    flushes do not, and a map waits only while rows that a flush can settle are in flight, or other maps
+    are under way.
 
     How many rows a batch becomes is known after its map. So intake counts a batch with the growth that
-    recent maps had: otherwise records would use up the budget, and leave no room for their rows.
+    recent maps had: otherwise records would use up the budget, and leave no room for their rows. A map
+    begins where rows of the *largest* growth of recent maps have room, and is given so few records that
+    several such maps fit. So what is in flight exceeds `limit` by at most one fetch, and the rows of one
+    part of one partition, if these are more than any before.
 
     Args:
         limit: bytes from which on intake and maps wait.
@@ -65,6 +71,9 @@ class Budget:
         self.unmapped = 0
         self._on_exhausted = on_exhausted
         self._maps = 0
+        self._reserved = 0.0
+        self._waiting_maps = 0
+        self._peaks: dict[str, float] = {}
         self._batch_bytes = _SURE_AFTER
         self._row_bytes = _SURE_AFTER * _GROWTH_AT_FIRST
         self._changed = Changes()
@@ -76,8 +85,8 @@ class Budget:
 
     @property
     def exhausted(self) -> bool:
-        """Whether intake has to wait: there is no room for the rows that are to come."""
-        return self.used + self.unmapped * self._growth >= self.limit
+        """Whether intake has to wait: maps wait for room, or the rows that are to come would have none."""
+        return bool(self._waiting_maps) or self.used + self.unmapped * self._growth >= self.limit
 
     @property
     def room(self) -> int:
@@ -92,11 +101,13 @@ class Budget:
         self.unmapped += unmapped
         self._look(before)
 
-    def learn(self, batch_bytes: int, row_bytes: int) -> None:
-        """Note how many bytes of rows a batch became."""
+    def learn(self, topic: str, batch_bytes: int, row_bytes: int) -> None:
+        """Note how many bytes of rows some records became."""
         before = self.exhausted
         self._batch_bytes = self._batch_bytes * _MEMORY + batch_bytes
         self._row_bytes = self._row_bytes * _MEMORY + row_bytes
+        peak = self._peaks.get(topic, _PEAK_AT_FIRST)
+        self._peaks[topic] = max(row_bytes / max(1, batch_bytes), peak * _PEAK_MEMORY)
         self._look(before)
 
     def _look(self, before: bool) -> None:
@@ -110,25 +121,47 @@ class Budget:
         while self.exhausted:
             await self._changed.wait()
 
-    @property
-    def allows_map(self) -> bool:
-        """Whether a map may begin: there is room, or no other rows are in flight or being made."""
-        return self.used < self.limit or not (self._maps or self.used > self.unmapped)
+    def records_of_a_part(self, batch: Batch) -> int:
+        """Return how many records of a batch may be mapped at once, so that their rows fit; at least 1."""
+        each = batch.nbytes / (batch.last + 1 - batch.first)
+        rows = each * self._peaks.get(batch.topic, _PEAK_AT_FIRST)
+        return max(1, int(self.limit / _PARTS / max(rows, 1e-9)))
 
-    async def wait_to_map(self) -> None:
-        """Return when a map may begin."""
-        while not self.allows_map:
-            await self._changed.wait()
+    def _expected(self, batch: Batch) -> float:
+        return batch.nbytes * self._peaks.get(batch.topic, _PEAK_AT_FIRST)
+
+    def allows(self, batch: Batch) -> bool:
+        """Whether the map of these records may begin: its rows have room, or nothing can make any."""
+        if not self._maps and self.used <= self.unmapped:
+            return True
+        return self.used + self._reserved + self._expected(batch) <= self.limit
+
+    async def wait_to_map(self, batch: Batch) -> None:
+        """Return when the map of these records may begin."""
+        if self.allows(batch):
+            return
+        before = self.exhausted
+        self._waiting_maps += 1
+        try:
+            self._look(before)
+            while not self.allows(batch):
+                await self._changed.wait()
+        finally:
+            self._waiting_maps -= 1
+            self._changed.notify()
 
     @contextmanager
-    def mapping(self) -> Iterator[None]:
+    def mapping(self, batch: Batch) -> Iterator[None]:
         """Count a map that is under way; at its end its rows are counted already."""
+        expected = self._expected(batch)
         self._maps += 1
+        self._reserved += expected
         try:
             yield
         finally:
             self._maps -= 1
-            self._look(self.exhausted)
+            self._reserved -= expected
+            self._changed.notify()
 
 
 class Gate:

@@ -53,7 +53,8 @@ class Intake:
         self.inboxes = MapInboxes(consumer, queue_batches)
         self.budget = Budget(inflight_bytes, make_room)
         metrics.inflight_limit.set(self.budget.limit)
-        self.ledgers = Ledgers(self._settled, self._count_bytes)
+        metrics.inflight.set_function(lambda: self.budget.used)
+        self.ledgers = Ledgers(self._settled, self.budget.add)
         self.is_open = False
         self.consumed = 0
         self.settled = 0
@@ -131,7 +132,3 @@ class Intake:
         self._metrics.settled.labels(partition.topic).inc(offsets)
         if batch.timestamp_ms >= 0:
             self._metrics.latency.observe(max(0.0, time.time() - batch.timestamp_ms / 1000))
-
-    def _count_bytes(self, nbytes: int, unmapped: int) -> None:
-        self.budget.add(nbytes, unmapped)
-        self._metrics.inflight.set(self.budget.used)

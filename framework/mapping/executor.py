@@ -219,17 +219,15 @@ class Executor:
             raise done.result
         return done.result
 
-    async def divide(self, batch: Batch, most: int) -> list[Batch]:
-        """Divide a batch into parts of at most `most` records (`Batch.divide`).
+    async def cut(self, batch: Batch, most: int) -> tuple[Batch, Batch | None]:
+        """Return the first part of a batch, of at most `most` records, and the rest (`Batch.cut`).
 
         Raises:
             CorruptRecords: the batch cannot be decoded.
         """
         if self.kind == "inline" or batch.last - batch.first < most:
-            return batch.divide(most)
-        return await run_in_thread(
-            batch.divide, most, abandon_on_cancel=True, limiter=self._limiter
-        )
+            return batch.cut(most)
+        return await run_in_thread(batch.cut, most, abandon_on_cancel=True, limiter=self._limiter)
 
 
 class _Done(NamedTuple):

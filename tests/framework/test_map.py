@@ -53,7 +53,7 @@ class Bench:
         out, self.out = anyio.create_memory_object_stream[Rows | ReplayEnd](math.inf)
         errors, self.failed = anyio.create_memory_object_stream[Rows](math.inf)
         self.taken = 0
-        self.budget = Budget(1_000_000)
+        self.budget = Budget(1_000_000_000)
         gate = Gate()
         gate.open()
         self.stage = MapStage(

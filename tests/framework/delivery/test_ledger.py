@@ -131,25 +131,28 @@ def test_dropping_a_partition_gives_its_bytes_back() -> None:
     ]
 
 
-def test_what_is_made_of_records_is_counted_until_their_batch_is_settled() -> None:
+def test_the_rows_of_a_part_leave_with_its_records_not_with_the_rest_of_their_batch() -> None:
     changes: list[tuple[int, int]] = []
     ledgers = Ledgers(on_bytes=lambda *change: changes.append(change))
     ledger = ledgers.open(P0, 0)
     ledgers.take_in(one := batch(0, 10))
     ledgers.take_in(batch(10, 10))
     half = Range("t", 0, 0, 4, ledger.generation)
-    ledgers.charge(half, 1000, mapped=one.nbytes // 2)
-    ledgers.charge(
-        half._replace(first=5, last=9), 500, mapped=one.nbytes
-    )  # not more than there are
-    ledgers.charge(half._replace(generation=0), 7)
-    ledgers.charge(half._replace(first=20, last=29), 7)
+    other = half._replace(first=5, last=9)
+    share = one.nbytes // 2
+    ledgers.mapped(half, 1000)
+    ledgers.charge([half._replace(last=1), half._replace(first=3)], 50)
+    ledgers.mapped(half._replace(generation=0), 7)
+    ledgers.charge([half._replace(first=20, last=29)], 7)
+    assert changes[2:] == [(1000, -share), (50, 0)]
     ledgers.settle([half])
-    assert changes[2:] == [(1000, -(one.nbytes // 2)), (500, -(one.nbytes - one.nbytes // 2))]
-    ledgers.settle([half._replace(first=5, last=9)])
-    assert changes[4:] == [(-one.nbytes - 1500, 0)]
-    ledgers.charge(half, 7)
-    assert len(changes) == 5, "what is settled is not charged"
+    assert changes[4:] == [(-share - 1050, 0)], "the rest of the batch is not mapped yet"
+    ledgers.mapped(other, 500)
+    ledgers.settle([other])
+    assert changes[5:] == [(500, share - one.nbytes), (share - one.nbytes - 500, 0)]
+    ledgers.charge([half], 7)
+    ledgers.mapped(half, 7)
+    assert len(changes) == 7, "what is settled is not charged"
 
 
 def test_what_was_not_delivered_is_given_back_with_the_gaps_behind_it() -> None:

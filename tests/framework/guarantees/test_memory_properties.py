@@ -71,11 +71,11 @@ class Watched:
         self.lost_partitions = False
         learn = self.budget.learn
 
-        def note(batch_bytes: int, row_bytes: int) -> None:
+        def note(topic: str, batch_bytes: int, row_bytes: int) -> None:
             self.largest_batch = max(self.largest_batch, batch_bytes)
             # The failed records of a batch are counted too: copies, with reasons.
             self.largest_rows = max(self.largest_rows, row_bytes + 3 * batch_bytes + 2_000)
-            learn(batch_bytes, row_bytes)
+            learn(topic, batch_bytes, row_bytes)
 
         self.budget.learn = note  # type: ignore[method-assign]
 

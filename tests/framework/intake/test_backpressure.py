@@ -9,7 +9,7 @@ import pytest
 
 from kmr.intake.backpressure import Budget, Gate, MapInboxes
 from kmr.mapping.functions import map_record
-from kmr.record import Record  # noqa: TC001
+from kmr.record import Batch, Record
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop, batch_of
 
@@ -84,12 +84,12 @@ async def test_the_rows_of_a_map_that_makes_fifty_of_a_record_count(clock: Virtu
 
 
 async def test_maps_wait_for_room_only_while_rows_are_in_flight(clock: VirtualClock) -> None:
-    budget, begun = Budget(100), 0
+    budget, begun, part = Budget(100), 0, batch_of("t", 0, 0, [b"x"])
 
     async def begin() -> None:
         nonlocal begun
-        await budget.wait_to_map()
-        with budget.mapping():
+        await budget.wait_to_map(part)
+        with budget.mapping(part):
             begun += 1
             await finish.wait()
 
@@ -109,10 +109,66 @@ async def test_maps_wait_for_room_only_while_rows_are_in_flight(clock: VirtualCl
         assert begun == 2
 
 
+@map_record
+def expand_much(record: Record) -> list[dict[str, Any]]:
+    return [{"p": record.partition, "o": record.offset, "x": "x" * 1_000}] * 40
+
+
+@pytest.mark.parametrize("partitions", [1, 16])
+async def test_a_map_that_makes_far_more_than_its_records_goes_on_and_stays_near_the_budget(
+    clock: VirtualClock, partitions: int
+) -> None:
+    """Its first batch alone becomes many times the budget: its parts leave one by one."""
+    journal, consumer = Journal(), MemoryConsumer()
+    for partition in range(partitions):
+        put(consumer, partition, 0, *([b"x" * 30] * (3_200 // partitions)))
+    strategy = Strategy(expand_much, [MemoryWriter(journal, max_rows=20_000, max_age=5.0)])
+    limit, most = 2 * 1024 * 1024, 0
+    async with running(strategy, consumer, inflight_bytes=limit) as worker:
+        await consumer.rebalance([P0._replace(partition=n) for n in range(partitions)])
+        while journal.count < 128_000:
+            await clock.advance(1.0)
+            most = max(most, worker.status().inflight_bytes)
+            assert clock.now < 500, "it stands still"
+        await until_mapped(worker, 3_200)
+    assert journal.count == 128_000
+    assert most < limit * 1.5
+
+
+def test_a_first_part_is_small_and_the_next_ones_are_so_large_that_their_rows_fit() -> None:
+    budget = Budget(4_000_000)
+    batch = Batch("t", 0, 0, 9_999, nbytes=1_000_000, load=lambda: pytest.fail("decoded"))
+    assert budget.records_of_a_part(batch) == 1, "a byte may become ten thousand"
+    budget.learn("t", 1_000, 5_000)
+    assert budget.records_of_a_part(batch) == 1
+    for _ in range(100):
+        budget.learn("t", 1_000, 10_000)
+    assert budget.records_of_a_part(batch) == 1_000
+    assert budget.records_of_a_part(batch.slice(0, 0)) == 1_000
+    budget.learn("t", 1_000, 0)
+    assert budget.records_of_a_part(batch) < 1_500, "the largest growth is remembered for a while"
+
+
+async def test_a_map_that_waits_for_room_has_the_collected_rows_flushed(
+    clock: VirtualClock,
+) -> None:
+    asked: list[int] = []
+    budget, part = Budget(1_000, lambda: asked.append(1)), batch_of("t", 0, 0, [b"x" * 100])
+    budget.learn("t", 100, 1_000)
+    budget.add(500)
+    assert not budget.exhausted
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(budget.wait_to_map, part)
+        await clock.settle()
+        assert (len(asked), budget.exhausted) == (1, True)
+        budget.add(-500)
+    assert not budget.exhausted
+
+
 def test_intake_leaves_room_for_the_rows_that_recent_maps_made() -> None:
     budget = Budget(10_000_000)
     for _ in range(50):
-        budget.learn(100_000, 900_000)
+        budget.learn("t", 100_000, 900_000)
     assert budget.room == pytest.approx(1_000_000, rel=0.02)
     budget.add(500_000, 500_000)
     assert budget.room == pytest.approx(500_000, rel=0.02)

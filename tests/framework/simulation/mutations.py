@@ -120,7 +120,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "self._on_bytes(0, 0)\n            self._changed()",
     ),
     "bytes of rows are never given back": Mutation(
-        "delivery/ledger.py", "batch.nbytes += nbytes", "batch.nbytes += 0"
+        "delivery/ledger.py", "part.nbytes += made", "part.nbytes += 0"
     ),
     "a rebalance does not look for settled offsets above a watermark": Mutation(
         "delivery/ledger.py",
@@ -330,8 +330,8 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "the budget is not looked at": Mutation(
         "intake/backpressure.py",
-        "return self.used + self.unmapped * self._growth >= self.limit",
-        "return False",
+        "self.used + self.unmapped * self._growth >= self.limit",
+        "False",
     ),
     "offsets that retention removed are not settled": Mutation(
         "delivery/ledger.py", "        if batch.first > gap:", "        if False:"
