@@ -52,7 +52,7 @@ class Job:
 @map_batch
 def per_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The three columns, as they are."""
-    return batch.select(["partition", "offset", "timestamp"])
+    return batch.select(["partition", "offset", "timestamp", "kmr_offset"])
 
 
 @map_record

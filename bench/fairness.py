@@ -50,7 +50,7 @@ VALUE = b"x" * 100
 @map_batch
 def locate(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The three columns, as they are."""
-    return batch.select(["partition", "offset", "timestamp"])
+    return batch.select(["partition", "offset", "timestamp", "kmr_offset"])
 
 
 @dataclass

@@ -97,7 +97,9 @@ def typed(hit: Hit, record: Record) -> Row | None:
 @map_batch
 def columns(hits: pa.RecordBatch) -> pa.RecordBatch:
     """The same as columns."""
-    return hits.select(COLUMNS).filter(pc.not_equal(hits["status"], pa.scalar(404)))
+    return hits.select([*COLUMNS[:-2], "kmr_offset"]).filter(
+        pc.not_equal(hits["status"], pa.scalar(404))
+    )
 
 
 def kmr(job: Job, function: Callable[..., Any] | None, value: Json | None = None) -> Taken:

@@ -37,7 +37,7 @@ PATIENCE = 120.0
 @map_batch
 def locate(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Two columns, as they are."""
-    return batch.select(["partition", "offset"])
+    return batch.select(["partition", "offset", "kmr_offset"])
 
 
 strategy = Strategy(locate, [StreamWriter(sys.stdout)])

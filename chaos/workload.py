@@ -127,11 +127,18 @@ class Workload:
     def strategy(self) -> Strategy:
         """The strategy itself."""
         return Strategy(
-            map=identify_anew if self.evolve else identify,
+            map=self._map(),
             reduce=[*self._collecting(), self._sink()],
             reduce_err=self._error_sink(),
             delivery="at-most-once" if self.mode == "at-most-once" else None,
         )
+
+    def _map(self) -> Callable[..., Any]:
+        if self.evolve:
+            return identify_anew
+        has_table = self.sink in ("clickhouse", "postgres") and not self.topic
+        by_us = self.mode not in ("commit-after-insert", "resume-from-max")
+        return identify if has_table and by_us else identify_with_place
 
     def _collecting(self) -> list[Reducer]:
         return [Batcher(max_rows=self.max_rows // 3, max_age=self.max_age)] if self.chain else []
@@ -181,7 +188,7 @@ class Workload:
 
 @map_batch
 def identify(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Where each record was, and its id; a value that does not begin with one is poison.
+    """The id of each record; a value that does not begin with one is poison.
 
     It never returns if it finds the file of the variable CHAOS_HANG, which it takes away.
     """
@@ -189,13 +196,17 @@ def identify(batch: pa.RecordBatch) -> pa.RecordBatch:
         Path(os.environ[HANG]).unlink()
         time.sleep(_FOR_EVER)
     digits = pc.binary_slice(batch.column("value"), 0, ID_BYTES)
-    return pa.RecordBatch.from_arrays(
-        [
-            *(batch.column(name) for name in ("topic", "partition", "offset")),
-            digits.cast(pa.string()).cast(pa.int64()),
-        ],
-        names=["topic", "partition", "offset", "id"],
-    )
+    ids = digits.cast(pa.string()).cast(pa.int64())
+    return pa.RecordBatch.from_arrays([batch.column("kmr_offset"), ids], names=["kmr_offset", "id"])
+
+
+@map_batch
+def identify_with_place(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """As `identify`, with the place of each record as data: for sinks that have no such columns."""
+    rows = identify(batch)
+    for name in ("topic", "partition", "offset"):
+        rows = rows.append_column(name, batch.column(name))
+    return rows
 
 
 @map_batch
@@ -204,7 +215,7 @@ def identify_anew(batch: pa.RecordBatch) -> pa.Table:
     rows = identify(batch)
     ids = rows.column("id").to_numpy()
     changes = np.minimum(ids // CHANGE_EVERY, LAST_CHANGE)
-    columns = {name: rows.column(name) for name in ("topic", "partition", "offset")}
+    columns = {"kmr_offset": rows.column("kmr_offset")}
     for change in np.unique(changes):
         columns[f"v{change}"] = pa.array(ids, mask=changes != change)
     return pa.table(columns)

@@ -53,7 +53,7 @@ def parse(record: Record) -> dict[str, Any] | None:
 @map_batch
 def locate(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The position and time of each record; works for the records of any topic."""
-    return batch.select(["partition", "offset", "timestamp"])
+    return batch.select(["timestamp", "kmr_offset"])
 
 
 strategy = Strategy(

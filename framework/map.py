@@ -230,7 +230,8 @@ class MapStage:
         if mapped.table is None:
             self._ledgers.settle(ranges)
         else:
-            await self._out.send(Rows(mapped.table, ranges, mapped.offsets, (batch,)))
+            rows = Rows(mapped.table, ranges, mapped.offsets, (batch,), mapped.places)
+            await self._out.send(rows)
         if failed is not None:
             await self._errors.send(failed, MAP_STAGE)
 

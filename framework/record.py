@@ -10,18 +10,20 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
 __all__ = [
+    "COORDINATES",
+    "RECORD_OFFSET",
     "ROW_OVERHEAD",
     "SCHEMA",
     "Batch",
@@ -36,6 +38,9 @@ __all__ = [
 ]
 
 _HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+
+RECORD_OFFSET = "kmr_offset"
+"""The column of per-batch maps that names the record of each row. Data has no column of this name."""
 
 ROW_OVERHEAD = 24
 """Bytes of a row's offset, timestamp and Arrow offsets; its other columns are shared constants."""
@@ -52,6 +57,35 @@ _COLUMNS: list[pa.Field[Any]] = [
 ]
 SCHEMA = pa.schema(_COLUMNS)
 """The columns of a batch. They are those of Spark's Kafka source, so that a map runs in both engines."""
+
+COORDINATES = pa.schema(
+    [SCHEMA.field(name) for name in ("topic", "partition", "offset", "timestamp")]
+)
+"""The columns that say which record a row is of: a sink fills them where its table has them."""
+
+
+PLACED: Final = {b"kmr": b"has the coordinates of its records"}
+"""Metadata of a table whose columns topic, partition and offset are known to be those of the records."""
+
+_OF_RECORDS = {b"kmr": b"each row is of one record"}
+
+
+def of_records(schema: pa.Schema) -> pa.Schema:
+    """Mark the columns of rows that come with the coordinates of their records."""
+    return schema.with_metadata(_OF_RECORDS)
+
+
+def filled(schema: pa.Schema, names: Iterable[str]) -> list[pa.Field[Any]]:
+    """Return those of the named columns of `COORDINATES` that a sink fills for rows with these columns."""
+    if schema.metadata != _OF_RECORDS:
+        return []
+    lacking = [COORDINATES.field(name) for name in names if name not in schema.names]
+    return [field.with_nullable(nullable=False) for field in lacking]
+
+
+def with_place(schema: pa.Schema) -> pa.Schema:
+    """Return the columns of a new table for rows with these columns: before them topic, partition, offset."""
+    return pa.schema([*filled(schema, COORDINATES.names[:3]), *schema])
 
 
 def with_schema(records: pa.RecordBatch, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
@@ -293,12 +327,15 @@ class Rows:
         offsets: the offset that each row came from, ascending; None if the rows belong to no single
             record, because a reducer made them.
         sources: the batches that the rows came from; the error sink gets its original records from them.
+        places: the columns of `COORDINATES` for each row, where they do not follow from `offsets`: rows of
+            several partitions, or of dead letters, whose records are others.
     """
 
     table: pa.Table
     ranges: tuple[Range, ...]
     offsets: NDArray[np.int64] | None = None
     sources: tuple[Batch, ...] = field(default=(), repr=False)
+    places: pa.Table | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -330,9 +367,79 @@ class Rows:
             r._replace(first=max(r.first, boundary)) for r in self.ranges if r.last >= boundary
         )
         return (
-            replace(self, table=self.table.slice(0, at), ranges=head, offsets=offsets[:at]),
-            replace(self, table=self.table.slice(at), ranges=tail, offsets=offsets[at:]),
+            replace(self.slice(0, at), ranges=head),
+            replace(self.slice(at, len(self)), ranges=tail),
         )
+
+    def slice(self, start: int, stop: int) -> Rows:
+        """Return the rows `[start, stop)`, with the ranges of all."""
+        return self._with(
+            lambda table: table.slice(start, stop - start),
+            lambda offsets: offsets[start:stop],
+        )
+
+    def take(self, rows: Sequence[int] | NDArray[np.int64]) -> Rows:
+        """Return the rows of these numbers, with the ranges of all."""
+        return self._with(
+            lambda table: table.take(pa.array(rows, pa.int64())), lambda offsets: offsets[rows]
+        )
+
+    def filter(self, chosen: NDArray[np.bool_]) -> Rows:
+        """Return the chosen rows, with the ranges of all."""
+        return self._with(
+            lambda table: table.filter(pa.array(chosen)), lambda offsets: offsets[chosen]
+        )
+
+    def _with(
+        self,
+        of_table: Callable[[pa.Table], pa.Table],
+        of_offsets: Callable[[NDArray[np.int64]], NDArray[np.int64]],
+    ) -> Rows:
+        return replace(
+            self,
+            table=of_table(self.table),
+            offsets=None if self.offsets is None else of_offsets(self.offsets),
+            places=None if self.places is None else of_table(self.places),
+        )
+
+    def with_coordinates(self, names: Iterable[str]) -> pa.Table:
+        """Return the rows with those of the named columns of `COORDINATES` that they lack.
+
+        Without them, if the rows belong to no single record: a reducer made them.
+        """
+        table = self.table
+        lacking = [name for name in names if name not in table.column_names]
+        for name in lacking if self.offsets is not None or self.places is not None else ():
+            table = table.append_column(COORDINATES.field(name), self._coordinate(name))
+        return table
+
+    @property
+    def coordinates(self) -> pa.Table | None:
+        """The columns of `COORDINATES` for each row; None if a row belongs to no single record."""
+        if self.places is not None:
+            return self.places
+        if self.offsets is None:
+            return None
+        columns = [self._coordinate(name) for name in COORDINATES.names]
+        return pa.Table.from_arrays(columns, schema=COORDINATES)
+
+    def _coordinate(self, name: str) -> pa.Array[Any] | pa.ChunkedArray[Any]:
+        if self.places is not None:
+            return self.places.column(name)
+        assert self.offsets is not None  # noqa: S101  the callers have looked
+        match name:
+            case "topic":
+                return pa.repeat(self.ranges[0].topic, len(self))
+            case "partition":
+                return pa.repeat(pa.scalar(self.ranges[0].partition, pa.int32()), len(self))
+            case "offset":
+                return pa.array(self.offsets, pa.int64())
+            case _:
+                offsets = np.concatenate([batch.offsets() for batch in self.sources])
+                times = pa.chunked_array([b.records.column("timestamp") for b in self.sources])
+                order = np.argsort(offsets, kind="stable")
+                at = order[np.searchsorted(offsets, self.offsets, sorter=order)]
+                return times.take(at)
 
 
 class ReplayEnd:

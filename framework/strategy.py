@@ -11,6 +11,7 @@ from .errors import StrategyError
 from .mapping.annotations import check_call, check_resources, parameters_of
 from .mapping.functions import VALUES, schema_of_batch_map, spec_of
 from .mapping.inputs import Inputs, Tombstones
+from .record import of_records
 from .reducers.reducer import Reducer
 from .reducers.sink import Delivery, Sink, capabilities_of
 from .values.value_format import ValueFormat
@@ -252,7 +253,7 @@ class Strategy:
             return replace(spec, inputs=replace(inputs, parameters=parameters))
         if spec.per == "batch":
             check_call(self.map, "the batch")
-            inputs.check_columns()
+            _ = inputs.schema
         return replace(spec, inputs=inputs, schema=inputs.schema if spec.per == "value" else None)
 
     def _divide(self, by_topic: Mapping[str, TopicMap]) -> dict[str, Self]:
@@ -338,10 +339,12 @@ class Strategy:
         if stage == ERROR_STAGE:
             return FAILED_SCHEMA
         schema = self.row_schema or mapped
+        if schema is not None:
+            schema = of_records(schema)
         for name, reducer in self.stages.items():
             if schema is None or name == stage:
                 break
-            schema = schema if reducer.keeps_columns else None
+            schema = schema if reducer.keeps_rows else None
         return schema
 
     @property

@@ -24,7 +24,7 @@ class Reading(msgspec.Struct):
 def fahrenheit(readings: pa.RecordBatch) -> pa.RecordBatch:
     """Return sensor, room and degrees Fahrenheit."""
     converted = pc.add(pc.multiply(readings.column("celsius"), 1.8), 32)
-    return readings.select(["sensor", "room", "offset"]).append_column("fahrenheit", converted)
+    return readings.select(["sensor", "room", "kmr_offset"]).append_column("fahrenheit", converted)
 
 
 strategy = Strategy(

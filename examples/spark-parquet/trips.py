@@ -16,7 +16,7 @@ def speeds(trips: pa.RecordBatch) -> pa.RecordBatch:
     """Return the trips with their speed; those that took no time are left out."""
     trips = trips.filter(pc.field("minutes") > 0)
     speed = pc.divide(trips.column("km"), pc.divide(trips.column("minutes"), 60))
-    kept = trips.select(["city", "km", "partition", "offset"])
+    kept = trips.select(["city", "km", "partition", "offset", "kmr_offset"])
     return kept.append_column("km_per_hour", speed)
 
 

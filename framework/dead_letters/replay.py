@@ -17,6 +17,7 @@ from ..mapping.calls import rate_limit_of
 from ..mapping.functions import MARK, MapSpec, apply, apply_async
 from ..mapping.results import NO_OFFSETS, MapResult, join
 from ..mapping.stop import Stop
+from ..record import COORDINATES
 from ..service.threads import run_in_thread
 from ..strategy import Strategy
 from .letters import original_records
@@ -70,16 +71,23 @@ class _Part:
     def of_letters(self, mapped: MapResult) -> MapResult:
         """Return a result that names letters instead of their records."""
         failures = tuple(
-            failure._replace(offset=int(self._letter(failure.offset)))
-            for failure in mapped.failures
+            failure._replace(offset=self._letter(failure.offset)) for failure in mapped.failures
         )
         rest = None
         if mapped.rest is not None:
             rest = int(self.letters[self.offsets >= mapped.rest].min())
-        return replace(mapped, offsets=self._letter(mapped.offsets), failures=failures, rest=rest)
+        rows = np.searchsorted(self.offsets, mapped.offsets)
+        records = pa.Table.from_batches([self.records.select(COORDINATES.names)])
+        return replace(
+            mapped,
+            offsets=self.letters[rows],
+            failures=failures,
+            rest=rest,
+            places=records.take(rows),
+        )
 
-    def _letter(self, offsets: Any) -> Any:
-        return self.letters[np.searchsorted(self.offsets, offsets)]
+    def _letter(self, offset: int) -> int:
+        return int(self.letters[np.searchsorted(self.offsets, offset)])
 
 
 class _LetterMap:
@@ -179,14 +187,22 @@ def _parts(letters: pa.RecordBatch) -> Iterator[_Part]:
 def _joined(parts: Sequence[MapResult]) -> MapResult:
     """Join the results of parts; of a map that was stopped, those before the first letter that is left."""
     mapped = join(parts)
-    if mapped.table is not None:
+    places = mapped.places
+    if mapped.table is not None and places is not None:
         order = np.argsort(mapped.offsets, kind="stable")
-        mapped = replace(mapped, table=mapped.table.take(order), offsets=mapped.offsets[order])
+        table, places = mapped.table.take(order), places.take(order)
+        mapped = replace(mapped, table=table, offsets=mapped.offsets[order], places=places)
     left = [part.rest for part in parts if part.rest is not None]
     if not left:
         return mapped
     rest = min(left)
     done = int(np.searchsorted(mapped.offsets, rest))
-    table = None if mapped.table is None or not done else mapped.table.slice(0, done)
-    failures = tuple(failure for failure in mapped.failures if failure.offset < rest)
-    return replace(mapped, table=table, offsets=mapped.offsets[:done], failures=failures, rest=rest)
+    kept = None if mapped.table is None or not done else mapped.table.slice(0, done)
+    return replace(
+        mapped,
+        table=kept,
+        offsets=mapped.offsets[:done],
+        failures=tuple(failure for failure in mapped.failures if failure.offset < rest),
+        rest=rest,
+        places=None if places is None else places.slice(0, done),
+    )

@@ -11,7 +11,7 @@ import pyarrow as pa
 import structlog
 
 from ..errors import RecordFailed, SinkError, traceback_of, type_of
-from ..record import SCHEMA, Range, Rows
+from ..record import PLACED, SCHEMA, Range, Rows
 from .ranges import ranges_of
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _rows(
     ]
     whole = Range(batch.topic, batch.partition, batch.first, batch.last, generation)
     return Rows(
-        table=pa.Table.from_arrays(columns, schema=FAILED_SCHEMA),
+        table=pa.Table.from_arrays(columns, schema=FAILED_SCHEMA.with_metadata(PLACED)),
         ranges=ranges_of(offsets, whole),
         offsets=offsets,
         sources=(batch,),

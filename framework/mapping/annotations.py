@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Union, get_args, get_origin, get_type_hints
 
 from ..errors import StrategyError
+from ..frames import kind_of
 from ..record import Record
 from ..values.schemas import is_row_class
 
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
     from .inputs import Parameters
 
 __all__ = ["RESOURCES", "check_call", "check_resources", "parameters_of", "row_class_of"]
+
+
+def frame_of(function: object) -> str | None:
+    """Return what a per-batch function takes, from the annotation of its first parameter (`kmr.frames`)."""
+    hints = _hints(function)
+    names = [name for name in hints if name not in ("return", RESOURCES)]
+    return kind_of(hints[names[0]]) if names else None
+
 
 _SEVERAL: Final = (list, tuple, Sequence, Iterable, Iterator, Generator)
 

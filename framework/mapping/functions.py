@@ -15,18 +15,29 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import pyarrow as pa
 
 from ..errors import StrategyError
-from ..record import SCHEMA
+from ..frames import check_kind, frame_maker
+from ..record import RECORD_OFFSET, SCHEMA
 from ..service.threads import run_in_thread
 from ..values.schemas import row_type
-from .annotations import row_class_of
+from .annotations import frame_of, row_class_of
 from .calls import CallOptions
 from .concurrency import Repeated, make_calls, make_calls_async
 from .inputs import RAW, Inputs
-from .results import NO_OFFSETS, Failure, MapResult, from_columns, from_rows, join, rows_of
+from .results import (
+    NO_OFFSETS,
+    Failure,
+    MapResult,
+    columns_of,
+    from_columns,
+    from_rows,
+    join,
+    rows_of,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from ..frames import Frame
     from ..values.schemas import RowType
     from .calls import Retries
     from .concurrency import Outcome
@@ -62,6 +73,7 @@ class MapSpec:
         row_class: the class of the rows that a per-record function returns, if its annotation names one.
         inputs: how records become the arguments.
         calls: how the calls of a per-record function are made; None: one after the other, each once.
+        frame: what a per-batch function is called with (`kmr.frames`).
     """
 
     per: Literal["record", "batch", "value", "result"]
@@ -70,6 +82,14 @@ class MapSpec:
     row_class: type | None = None
     inputs: Inputs = RAW
     calls: CallOptions | None = None
+    frame: str = "pyarrow"
+
+    def caller(self, function: Callable[..., Any]) -> Callable[[Any], Any]:
+        """Return the function as one of a single argument: one of `Arguments.calls`, or a batch."""
+        if self.frame != "pyarrow":
+            make = frame_maker(self.frame)
+            return lambda batch: function(make(batch))
+        return self.inputs.caller(function)
 
     @property
     def row_type(self) -> RowType | None:
@@ -150,15 +170,26 @@ def map_record(
     return mark if function is None else mark(function)
 
 
-def map_batch(function: F) -> F:
-    """Mark a function that is called with one `pyarrow.RecordBatch` at a time.
+@overload
+def map_batch(function: F) -> F: ...
+@overload
+def map_batch(*, input: Frame | None = None) -> Callable[[F], F]: ...
+def map_batch(
+    function: F | None = None,
+    *,
+    input: Frame | None = None,  # noqa: A002  the word of the users
+) -> F | Callable[[F], F]:
+    """Mark a function that is called with the columns of many records at a time.
 
-    The columns are those of `kmr.record.SCHEMA`; or, in a strategy with `value=` or `key=`, those of the
-    value and the key, and topic, partition, offset, timestamp, key and headers of the record. It returns a
-    `RecordBatch` or `Table` that keeps the `offset` column, which names the record that each row came from;
-    or a pair of columns and `keep`, the input row (from 0) that each output row came from, or a mask of the
-    input rows; or None, when every record is filtered. When it raises, the batch is bisected, so that
-    only the records that make it raise fail. It may be `async def`.
+    The columns are those of `kmr.types.SCHEMA`; or, in a strategy with `value=` or `key=`, those of the
+    value and the key, and topic, partition, offset, timestamp, key and headers of the record, except where
+    the value has a field of that name. The column `kmr_offset` names the record of each row.
+
+    It returns a table that keeps `kmr_offset`, which is not written: rows may be dropped, repeated and
+    ordered anew. Or it returns a pair of a table and `keep`, the input row (from 0) that each output row
+    came from, or a mask of the input rows; or None, when every record is filtered. A table is anything
+    with Arrow's PyCapsule interface: of pyarrow, Polars, DuckDB, pandas, nanoarrow. When the function
+    raises, the batch is bisected, so that only the records that make it raise fail. It may be `async def`.
 
     Example:
         ```python
@@ -167,11 +198,26 @@ def map_batch(function: F) -> F:
 
         @map_batch
         def errors(hits):  # with value=Json(Hit): the columns of Hit, and topic, partition, offset, ...
-            return hits.filter(pc.greater_equal(hits["status"], 500))
+            return hits.filter(pc.greater_equal(hits["status"], 500)).select(["path", "kmr_offset"])
         ```
+
+    Args:
+        function: the function, when the decorator is used without arguments.
+        input: what it is called with: a `pyarrow` RecordBatch, a `polars` DataFrame, a `pandas` DataFrame
+            or a `duckdb` relation. None: as the parameter is annotated, else pyarrow; there `pa.Table` and
+            `polars.LazyFrame` are known, too.
+
+    Raises:
+        StrategyError: the input is unknown, or its library is not installed.
     """
-    setattr(function, MARK, MapSpec("batch", _is_async(function)))
-    return function
+
+    def mark(function: F) -> F:
+        frame = input or frame_of(function) or "pyarrow"
+        check_kind(frame)
+        setattr(function, MARK, MapSpec("batch", _is_async(function), frame=frame))
+        return function
+
+    return mark if function is None else mark(function)
 
 
 def _per_record(
@@ -232,9 +278,9 @@ def apply(
         return mapped
     if spec.calls is not None:
         arguments = spec.inputs.arguments(records)
-        outcomes = make_calls(spec.inputs.caller(function), list(arguments.calls), spec.calls, stop)
+        outcomes = make_calls(spec.caller(function), list(arguments.calls), spec.calls, stop)
         return _collect(function, spec, arguments, outcomes)
-    return _run(_prepare(function, records, spec, stop), spec.inputs.caller(function))
+    return _run(_prepare(function, records, spec, stop), spec.caller(function))
 
 
 def _run(calls: Calls, function: Callable[[Any], Any]) -> MapResult:
@@ -276,7 +322,7 @@ async def apply_async(
     if spec.per == "result":
         made: MapResult = await function(records, stop)
         return made
-    call = spec.inputs.caller(function)
+    call = spec.caller(function)
 
     async def prepare(step: Callable[[], T]) -> T:
         return await run_in_thread(step, abandon_on_cancel=True) if decode_in_thread else step()
@@ -379,18 +425,18 @@ def _batch_calls(
     while todo:
         part = todo.pop()
         try:
-            result = yield part
+            columns, keep = columns_of(function, (yield part))
         except StrategyError:
             raise
         except Exception as error:  # noqa: BLE001
             if len(part) == 1:
-                offset = int(part.column("offset")[0].as_py())
+                offset = int(part.column(RECORD_OFFSET)[0].as_py())
                 parts.append(MapResult(None, NO_OFFSETS, (Failure.of(offset, error),)))
             else:
                 middle = len(part) // 2
                 todo += [part.slice(middle), part.slice(0, middle)]
         else:
-            parts.append(from_columns(function, part, result))
+            parts.append(from_columns(function, part, columns, keep))
     return join(parts)
 
 
@@ -399,12 +445,13 @@ def schema_of_batch_map(function: Callable[..., Any] | None, spec: MapSpec) -> p
     if function is None or spec.is_async:
         return None
     try:
-        columns, _ = spec.inputs.columns(pa.RecordBatch.from_pylist([], schema=SCHEMA))
-        result = function(columns)
-        schema: pa.Schema = (result[0] if isinstance(result, tuple) else result).schema
+        batch, _ = spec.inputs.columns(pa.RecordBatch.from_pylist([], schema=SCHEMA))
+        columns, _ = columns_of(function, spec.caller(function)(batch))
     except Exception:  # noqa: BLE001  the user's function may raise anything
         return None
-    return schema
+    if columns is None:
+        return None
+    return pa.schema([field for field in columns.schema if field.name != RECORD_OFFSET])
 
 
 VALUES = MapSpec("value", is_async=False)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..errors import StrategyError
-from ..record import SCHEMA, Record, to_records
+from ..record import RECORD_OFFSET, SCHEMA, Record, to_records
 from .results import Failure, MapResult
 
 if TYPE_CHECKING:
@@ -28,6 +28,11 @@ Parameters = Literal["record", "value", "value and record"]
 _BESIDE: Final = ("topic", "partition", "offset", "timestamp", "key", "headers")
 """The columns of records that stay beside those of values."""
 
+_OFFSET: Final[pa.Field[Any]] = pa.field(RECORD_OFFSET, pa.int64(), nullable=False)
+
+_RENAME: Final = (
+    'give the field another name (msgspec.field(name="...") keeps that of the encoded value)'
+)
 _TOMBSTONE: Final = "value: null (a tombstone)"
 
 
@@ -79,7 +84,7 @@ class Inputs:
         """The columns of values and keys.
 
         Raises:
-            StrategyError: values and keys have a column of the same name.
+            StrategyError: values and keys have a column of the same name, or one has `kmr_offset`.
         """
         fields: list[pa.Field[Any]] = []
         if self.value is not None:
@@ -87,7 +92,11 @@ class Inputs:
         if self.tombstones == "null":
             fields = [field.with_nullable(nullable=True) for field in fields]
         fields += self._key_fields()
-        _refuse_twice([field.name for field in fields], "value= and key= both have")
+        names = [field.name for field in fields]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise StrategyError(f"value= and key= both have a column {twice[0]}; {_RENAME}")
+        if RECORD_OFFSET in names:
+            raise StrategyError(f"the value has a column {RECORD_OFFSET}, as the record; {_RENAME}")
         return pa.schema(fields)
 
     def _key_fields(self) -> list[pa.Field[Any]]:
@@ -101,22 +110,13 @@ class Inputs:
             for field in self.key.schema
         ]
 
-    def check_columns(self) -> None:
-        """Check that the columns of a per-batch map have different names.
-
-        Raises:
-            StrategyError: names the column.
-        """
-        if self.value is not None or self.key is not None:
-            names = [*self.schema.names, *self._beside(self.schema)]
-            _refuse_twice(names, "the value and the record both have")
-
-    def _beside(self, schema: pa.Schema) -> list[str]:
-        """Return the columns of records that stay."""
-        return [
-            *(["value"] if self.value is None else []),
-            *(name for name in _BESIDE if name != "key" or self.key is None),
-        ]
+    def _beside(self) -> list[str]:
+        """Return the columns of records that a per-batch map gets: a field of the value goes before them."""
+        if self.value is None and self.key is None:
+            return SCHEMA.names
+        decoded = {*self.schema.names, *(["key"] if self.key is not None else [])}
+        names = [*(["value"] if self.value is None else []), *_BESIDE]
+        return [name for name in names if name not in decoded]
 
     def warm_up(self) -> None:
         """Let the formats load what they decode with. Call it in a thread."""
@@ -126,13 +126,11 @@ class Inputs:
 
     def columns(self, records: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Failure]]:
         """Return the columns for a per-batch function, without the records that cannot be decoded."""
-        if self.value is None and self.key is None:
-            return records, []
         decoded, good, failures = self._decode(records)
-        names = self._beside(decoded.schema)
-        schema = pa.schema([*decoded.schema, *(SCHEMA.field(name) for name in names)])
-        beside = [records.column(name) for name in names]
-        columns = pa.RecordBatch.from_arrays([*decoded.columns, *beside], schema=schema)
+        names = self._beside()
+        fields = [*decoded.schema, *(SCHEMA.field(name) for name in names), _OFFSET]
+        beside = [records.column(name) for name in (*names, "offset")]
+        columns = pa.RecordBatch.from_arrays([*decoded.columns, *beside], schema=pa.schema(fields))
         return columns if good is None else columns.filter(pa.array(good)), failures
 
     def rows(self, records: pa.RecordBatch) -> MapResult:
@@ -209,11 +207,3 @@ class Inputs:
 
 RAW: Final = Inputs()
 """Records as they are."""
-
-
-def _refuse_twice(names: list[str], who: str) -> None:
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise StrategyError(
-            f"{who} a column {twice[0]}; give the field another name "
-            f'(msgspec.field(name="{twice[0]}") keeps that of the encoded value)'
-        )

@@ -15,6 +15,8 @@ import pyarrow as pa
 
 from ..column_types import choose_type, join_tables
 from ..errors import StrategyError, reason_of, traceback_of, type_of
+from ..frames import as_table
+from ..record import RECORD_OFFSET
 from ..values.python_columns import convert
 from ..values.schemas import RowType, fields_of, is_row_class
 
@@ -30,6 +32,7 @@ __all__ = [
     "Failure",
     "MapResult",
     "bytes_made",
+    "columns_of",
     "from_columns",
     "from_rows",
     "join",
@@ -70,6 +73,7 @@ class MapResult:
         rest: the first offset that was not mapped, because the map was stopped (`kmr.mapping.stop`); None
             if all were.
         retries: the number of calls that were repeated.
+        places: as those of `Rows`.
     """
 
     table: pa.Table | None
@@ -77,6 +81,7 @@ class MapResult:
     failures: tuple[Failure, ...] = ()
     rest: int | None = None
     retries: int = 0
+    places: pa.Table | None = None
 
     def filtered(self, records: int) -> int:
         """Return how many of so many records made no row and did not fail."""
@@ -226,6 +231,7 @@ def _drop_records(
     offsets: NDArray[np.int64],
     misfits: Mapping[int, str],
     failures: Iterable[Failure],
+    places: pa.Table | None = None,
 ) -> MapResult:
     """Drop the records that have a row in `misfits`, and add them to the failed ones."""
     failed = {failure.offset: failure for failure in failures}
@@ -237,6 +243,7 @@ def _drop_records(
         table.filter(pa.array(kept)) if kept.any() else None,
         offsets[kept],
         tuple(failed[offset] for offset in sorted(failed)),
+        places=None if places is None else places.filter(pa.array(kept)),
     )
 
 
@@ -263,35 +270,52 @@ def _is_row(result: object) -> bool:
     return isinstance(result, Mapping) or is_row_class(type(result))
 
 
-def from_columns(
-    function: Callable[..., Any], records: pa.RecordBatch, result: object
-) -> MapResult:
-    """Check the result of a per-batch function, and find the offset of each row."""
+def columns_of(function: Callable[..., Any], result: object) -> tuple[pa.Table | None, Any]:
+    """Return the table that a per-batch function returned, and its `keep`, which may be None.
+
+    Raises:
+        StrategyError: it returned no table.
+        Exception: of the library that computes a lazy table.
+    """
     keep: Any = None
     if isinstance(result, tuple) and len(result) == 2:
         result, keep = result
     if result is None:
-        return MapResult(None, NO_OFFSETS)
-    if not isinstance(result, pa.RecordBatch | pa.Table):
+        return None, None
+    table = as_table(result)
+    if table is None:
         raise StrategyError(
             f"map function {_name(function)} returned {type(result).__name__}; "
-            "return a pyarrow RecordBatch or Table, a pair of that and `keep`, or None"
+            "return a table of pyarrow, Polars, DuckDB or pandas, a pair of that and `keep`, or None"
         )
-    table = result if isinstance(result, pa.Table) else pa.Table.from_batches([result])
+    return table, keep
+
+
+def from_columns(
+    function: Callable[..., Any], records: pa.RecordBatch, table: pa.Table | None, keep: Any
+) -> MapResult:
+    """Find the record of each row that a per-batch function returned."""
+    if table is None:
+        return MapResult(None, NO_OFFSETS)
     if keep is not None:
-        offsets = records.column("offset").to_numpy()[_input_rows(function, keep, len(records))]
-    elif "offset" in table.column_names:
-        offsets = table.column("offset").to_numpy()
+        offsets = records.column(RECORD_OFFSET).to_numpy()[
+            _input_rows(function, keep, len(records))
+        ]
+    elif RECORD_OFFSET in table.column_names:
+        offsets = table.column(RECORD_OFFSET).to_numpy()
     else:
         raise StrategyError(
-            f"map function {_name(function)} returned columns without `offset`; keep that column, "
-            "or return a pair of the columns and the input row that each row came from"
+            f"map function {_name(function)} returned columns without `{RECORD_OFFSET}`, which names the "
+            "record of each row; keep that column (it is not written), or return a pair of the columns and "
+            "the input row that each row came from"
         )
+    if RECORD_OFFSET in table.column_names:
+        table = table.drop_columns([RECORD_OFFSET])
     if len(offsets) != table.num_rows:
         raise StrategyError(
             f"map function {_name(function)} returned {table.num_rows} rows and {len(offsets)} `keep`"
         )
-    if table.num_rows == 0:
+    if len(offsets) == 0:
         return MapResult(None, NO_OFFSETS)
     return _ordered(function, records, table, offsets)
 
@@ -321,7 +345,7 @@ def _ordered(
 ) -> MapResult:
     if offsets.dtype.kind not in "iu":
         raise StrategyError(
-            f"map function {_name(function)} changed the `offset` column to {offsets.dtype}; "
+            f"map function {_name(function)} changed the column `{RECORD_OFFSET}` to {offsets.dtype}; "
             "it must hold the offset of the record that each row came from"
         )
     offsets = offsets.astype(np.int64, copy=False)
@@ -329,7 +353,7 @@ def _ordered(
         order = np.argsort(offsets, kind="stable")
         offsets = offsets[order]
         table = table.take(order)
-    source = records.column("offset")
+    source = records.column(RECORD_OFFSET)
     first, last = source[0].as_py(), source[len(records) - 1].as_py()
     if offsets[0] < first or offsets[-1] > last:
         raise StrategyError(
@@ -349,9 +373,11 @@ def join(parts: Sequence[MapResult]) -> MapResult:
         return MapResult(None, NO_OFFSETS, failures)
     joined = join_tables(tables)
     offsets = np.concatenate([part.offsets for part in parts if part.table is not None])
+    found = [part.places for part in parts if part.table is not None and part.places is not None]
+    places = pa.concat_tables(found) if found else None
     if joined.misfits:
-        return _drop_records(joined.table, offsets, joined.misfits, failures)
-    return MapResult(joined.table, offsets, failures)
+        return _drop_records(joined.table, offsets, joined.misfits, failures, places)
+    return MapResult(joined.table, offsets, failures, places=places)
 
 
 def bytes_made(batch: Batch, mapped: MapResult) -> int:

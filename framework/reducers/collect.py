@@ -66,7 +66,7 @@ class Batcher(Collecting):
         ```
     """
 
-    keeps_columns = True
+    keeps_rows = True
 
     def flush(self) -> pa.Table:
         return one_table(self.rows).combine_chunks()

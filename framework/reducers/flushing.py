@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from anyio.streams.memory import MemoryObjectReceiveStream
-    from numpy.typing import NDArray
 
     from ..intake.backpressure import Budget
     from ..record import Batch, Range, ReplayEnd
@@ -145,7 +144,7 @@ class Buffer:
                 inside = np.zeros(len(rows), dtype=np.bool_)
                 for r in left:
                     inside |= (rows.offsets >= r.first) & (rows.offsets <= r.last)
-                kept.append(replace(_select(rows, inside), ranges=left))
+                kept.append(replace(rows.filter(inside), ranges=left))
             elif left:
                 kept.append(rows)
         self.set_aside = []
@@ -200,16 +199,11 @@ def _separate(held: Sequence[Rows]) -> tuple[list[Rows], list[Refusal]]:
             fits = np.zeros(len(rows), dtype=np.bool_)
             if rows.offsets is not None:
                 fits = ~np.isin(rows.offsets, rows.offsets[misfits[first:last] - begin])
-            refusals.append(Refusal(_select(rows, ~fits), joined.misfits[int(misfits[first])]))
-            here = _select(replace(rows, table=joined.table.slice(begin, len(rows))), fits)
+            refusals.append(Refusal(rows.filter(~fits), joined.misfits[int(misfits[first])]))
+            here = replace(rows, table=joined.table.slice(begin, len(rows))).filter(fits)
         kept.append(here)
         begin = end
     return kept, refusals
-
-
-def _select(rows: Rows, chosen: NDArray[np.bool_]) -> Rows:
-    offsets = None if rows.offsets is None else rows.offsets[chosen]
-    return replace(rows, table=rows.table.filter(pa.array(chosen)), offsets=offsets)
 
 
 class FlushTrigger:
@@ -433,7 +427,20 @@ async def attempt_flush(
     ranges = subtract_ranges(buffer.ranges(), (r for rows in failed for r in rows.ranges))
     if out is None or out.num_rows == 0:
         return FlushOutcome(None, ranges, failed)
-    return FlushOutcome(Rows(out, ranges, None, buffer.sources()), ranges, failed)
+    return FlushOutcome(_made(out, ranges, buffer), ranges, failed)
+
+
+def _made(table: pa.Table, ranges: tuple[Range, ...], buffer: Buffer) -> Rows:
+    """Return the rows for the next reducer, with their records, if the reducer keeps rows."""
+    made, held = Rows(table, ranges, None, buffer.sources()), buffer.held
+    if not buffer.reducer.keeps_rows:
+        return made
+    owners = {r.topic_partition for r in ranges}
+    offsets = [rows.offsets for rows in held if rows.offsets is not None and rows.places is None]
+    if len(owners) == 1 and len(offsets) == len(held):
+        return replace(made, offsets=np.concatenate(offsets))
+    places = [each for rows in held if (each := rows.coordinates) is not None]
+    return replace(made, places=pa.concat_tables(places) if len(places) == len(held) else None)
 
 
 async def _flush(buffer: Buffer, write: Write) -> pa.Table | None:

@@ -149,13 +149,14 @@ class Reducer(ABC):
             or `stop` the worker.
 
     Attributes:
-        keeps_columns: the rows for the next reducer have the columns of those that were added.
+        keeps_rows: a flush returns the rows that were added, all of them and in order: each is still of its
+            record.
 
     Raises:
         StrategyError: a limit or policy is not allowed.
     """
 
-    keeps_columns: bool = False
+    keeps_rows: bool = False
 
     def __init__(
         self,

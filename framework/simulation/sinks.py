@@ -153,7 +153,7 @@ class _Watched(Sink):
     def __init__(self, reducer: Reducer, place: Place) -> None:
         super().__init__(**limits_of(reducer))
         self.capabilities = capabilities_of(reducer)
-        self.keeps_columns = reducer.keeps_columns
+        self.keeps_rows = reducer.keeps_rows
         self._reducer = reducer
         self._place = place
         self._seen: tuple[Rows, ...] = ()

@@ -137,6 +137,12 @@ class RangeRows:
         """All rows in one table; see `one_table` for errors."""
         return one_table(self.parts)
 
+    def table_with(self, coordinates: Sequence[str]) -> pa.Table:
+        """Return all rows with those of the named columns of `kmr.record.COORDINATES` that they lack."""
+        return one_table(
+            [replace(rows, table=rows.with_coordinates(coordinates)) for rows in self.parts]
+        )
+
     @property
     def file_name(self) -> str:
         """The token as the name of a file, without a suffix; at most 200 characters."""
@@ -173,8 +179,7 @@ def refusals_among(parts: Iterable[Rows], refused: Mapping[int, str]) -> list[Re
         if rows and part.offsets is None:
             # A row belongs to no single record: all records of this part go to the error sink.
             more = f" (and {len(rows) - 1} more rows)" if len(rows) > 1 else ""
-            some = Rows(part.table.take(rows), part.ranges, None, part.sources)
-            refusals.append(Refusal(some, reasons[0] + more))
+            refusals.append(Refusal(part.take(rows), reasons[0] + more))
         elif rows:
             same = len(set(reasons)) == 1
             refusals.append(Refusal(_some(part, rows), reasons[0] if same else reasons))
@@ -184,9 +189,8 @@ def refusals_among(parts: Iterable[Rows], refused: Mapping[int, str]) -> list[Re
 
 def _some(part: Rows, rows: Sequence[int]) -> Rows:
     assert part.offsets is not None  # noqa: S101  the caller has checked
-    offsets = part.offsets[rows]
-    ranges = ranges_of(np.unique(offsets), part.ranges[0])
-    return Rows(part.table.take(rows), ranges, offsets, part.sources)
+    some = part.take(rows)
+    return replace(some, ranges=ranges_of(np.unique(part.offsets[rows]), part.ranges[0]))
 
 
 def plan_ranges(

@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
 from clickhouse_connect.driver.binding import quote_identifier
 
+from ...record import filled
 from ...reducers.finding import Finding, compare_clocks
 from .ddl import one_line
 from .deduplication import read_memories
-from .inserts import columns_to_count
+from .inserts import advice_to_count, columns_to_count
 from .table import MissingTable, SchemaMismatch, read_table
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from ...reducers.finding import Level
     from ...reducers.reducer import Context
     from .client import Connection
@@ -72,7 +72,8 @@ class Examination:
         await self._memory()
         await self._privileges(table, declared)
         if declared is not None:
-            await self._columns(table, declared)
+            coordinates = filled(declared, table.coordinates(self._writer.columns))
+            await self._columns(table, pa.schema([*declared, *coordinates]))
         return self._found
 
     def _note(self, level: Level, text: str, remedy: str = "") -> None:
@@ -104,10 +105,12 @@ class Examination:
         await self._require("INSERT", "every flush will fail")
         if self._writer.capabilities.delivery != "exactly-once":
             return
-        counted = columns_to_count(table, None if declared is None else declared.names)
-        if counted:
+        names: set[str] = set() if declared is None else set(declared.names)
+        if advice := advice_to_count(table, self._writer.columns, names):
+            self._note("warning", *_halves(advice))
+        elif columns_to_count(table, self._writer.columns):
             await self._require(
-                f"SELECT({', '.join(counted)})",
+                "SELECT(topic, partition, offset)",
                 "exactly-once counts rows there, and the worker will stop",
             )
             if table.is_replicated and not table.engine.startswith("Shared"):

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 import structlog
 
 from ...column_types import choose_type
 from ...errors import KmrError, SinkError, StrategyError
+from ...record import PLACED
 from ...reducers.reducer import Retry
 from ...service.threads import run_in_thread
 from .client import classify
@@ -29,9 +29,8 @@ from .table import SchemaMismatch, read_table
 from .types import fields_left_out
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from ...record import Rows
     from ..planning import RangeRows, Section
     from .client import Connection
     from .ddl import Layout
@@ -44,6 +43,7 @@ _SETTINGS: Mapping[str, int] = {
     "input_format_null_as_default": 1,  # only where a column has a DEFAULT: else null is refused
 }
 _ALTER_SETTINGS: Mapping[str, int] = {"alter_sync": 2}  # wait for all replicas
+_PLACE = 3  # topic, partition and offset
 _VERIFICATIONS = 5
 _RANGES_AT_A_TIME = 200  # they are in the URL of the query
 _PARTS_SQL = """
@@ -82,7 +82,7 @@ class Inserter:
     deduplicates: bool
     evolve: Layout | None = None
     _outcomes: dict[str, _Outcome | str] = field(default_factory=dict)
-    _left_out: set[str] = field(default_factory=set)
+    _warned: set[str] = field(default_factory=set)
 
     async def write(self, insert: RangeRows) -> Mapping[int, str]:
         """Write an insert; return the numbers of rows that the table cannot store, with the reasons.
@@ -145,8 +145,19 @@ class Inserter:
                 refused[section.start] = outcome
         return refused
 
+    def counts(self, insert: RangeRows) -> bool:
+        """Return whether the table can tell how many rows of an insert it has."""
+        filled = set(columns_to_count(self.table, self.columns))
+        return bool(filled) and all(
+            rows.offsets is not None
+            and rows.places is None
+            and (filled.isdisjoint(rows.table.column_names) or rows.table.schema.metadata == PLACED)
+            for rows in insert.parts
+        )
+
     def _cast(self, insert: RangeRows, table: Table) -> Block:
-        parts = [rows.table for rows in insert.parts]
+        coordinates = table.coordinates(self.columns)
+        parts = [rows.with_coordinates(coordinates) for rows in insert.parts]
         names = list(dict.fromkeys(name for part in parts for name in part.column_names))
         refuse = self.evolve is not None
         if refuse and self.columns is None:  # a new column without a single value has no type yet
@@ -155,6 +166,16 @@ class Inserter:
             names = [name for name in names if name in known]
         columns = table.choose(names, self.columns, self.extra_columns, refuse=refuse)
         self._warn_of_fields(parts, table, columns)
+        own = {
+            name
+            for rows in insert.parts
+            if rows.table.schema.metadata != PLACED
+            for name in rows.table.column_names
+        }
+        advice = advice_to_count(table, self.columns, own)
+        if advice and advice not in self._warned:
+            self._warned.add(advice)
+            _log.warning("a repeated range is not counted", table=str(table), reason=advice)
         return table.cast(parts, columns, refuse=refuse)
 
     def _warn_of_fields(
@@ -169,8 +190,8 @@ class Inserter:
             if each.name in of_column
             for path in fields_left_out(each.type, of_column[each.name], each.name)
         }
-        if new := sorted(left_out - self._left_out):
-            self._left_out |= left_out
+        if new := sorted(left_out - self._warned):
+            self._warned |= left_out
             _log.warning(
                 "fields of nested objects are not written: the table's Tuple has no such elements",
                 table=str(table),
@@ -239,7 +260,7 @@ async def was_counted(inserter: Inserter, insert: RangeRows) -> bool:
     No other writer may write these offsets in other ranges: the rows found are those of this insert. After
     a reset of the offsets the table may have rows of an earlier generation: then the token decides.
     """
-    if not inserter.table.is_replicated or not _countable(inserter.table, insert.parts):
+    if not inserter.table.is_replicated or not inserter.counts(insert):
         return False
     if _is_reset(insert):
         return False
@@ -267,7 +288,7 @@ async def repeat(inserter: Inserter, insert: RangeRows, *, alone: bool) -> Mappi
     """
     result = await inserter.write(insert)
     table = inserter.table
-    if not table.is_replicated and _countable(table, insert.parts):
+    if not table.is_replicated and inserter.counts(insert):
         await _verify(inserter, insert, result, alone=alone)
     return result
 
@@ -282,7 +303,7 @@ async def fingerprint(inserter: Inserter, insert: RangeRows) -> int:
         SinkError: the server refuses the query.
     """
     table = inserter.table
-    if _countable(table, insert.parts) and table.keeps_rows:
+    if inserter.counts(insert) and table.keeps_rows:
         return await _count(inserter, insert)
     return await _ask(inserter, _PARTS_SQL, {"database": table.database, "table": table.name})
 
@@ -315,43 +336,35 @@ async def _verify(
     )
 
 
-def columns_to_count(table: Table, of_rows: Collection[str] | None = None) -> list[str]:
-    """Return the columns that tell which records' rows a table has; empty if it cannot be counted.
+def columns_to_count(table: Table, only: Sequence[str] | None = None) -> list[str]:
+    """Return the columns that we fill and by which a range is counted; empty if it cannot be counted.
+
+    A count without the topic proves nothing: the table may have the rows of two. Nor does a column that the
+    rows have themselves: it is data.
 
     Args:
-        of_rows: the columns of the rows; None if they are not known.
+        only: the columns that are written; None: all.
     """
-    columns = {column.name for column in table.columns}
-    if of_rows is not None:
-        columns &= set(of_rows)
-    if not table.engine.endswith("MergeTree") or not {"partition", "offset"} <= columns:
-        return []
-    return ["partition", "offset", *(["topic"] if "topic" in columns else [])]
+    place = [name for name in table.coordinates(only) if name != "timestamp"]
+    return place if table.engine.endswith("MergeTree") and len(place) == _PLACE else []
 
 
-def _countable(table: Table, parts: tuple[Rows, ...]) -> bool:
-    return bool(columns_to_count(table)) and all(_names_its_offsets(rows) for rows in parts)
-
-
-def _names_its_offsets(rows: Rows) -> bool:
-    """Return whether the columns `partition` and `offset` are those of the records.
-
-    Rows that another reducer made do not name their records: then the columns must lie in the range.
-    """
-    if not {"partition", "offset"} <= set(rows.table.column_names):
-        return False
-    if not all(
-        pa.types.is_integer(rows.table.schema.field(n).type) for n in ("partition", "offset")
-    ):
-        return False
-    offsets = rows.table.column("offset").to_numpy()
-    partitions = rows.table.column("partition").to_numpy()
-    if rows.offsets is not None:
-        are_theirs = np.array_equal(offsets, rows.offsets)
-    else:
-        within = [(each.first <= offsets) & (offsets <= each.last) for each in rows.ranges]
-        are_theirs = bool(np.all(np.any(within, axis=0)))
-    return are_theirs and bool(np.all(partitions == rows.ranges[0].partition))
+def advice_to_count(table: Table, only: Sequence[str] | None, rows: set[str]) -> str | None:
+    """Say why rows with these columns cannot be counted in a table that has places of records; or None."""
+    place = set(table.coordinates(only)) - {"timestamp"}
+    if not {"partition", "offset"} <= place or not table.engine.endswith("MergeTree"):
+        return None
+    if "topic" not in place:
+        return (
+            f"{table} has no column topic, so rows of two topics cannot be told apart; run ALTER TABLE "
+            f"{table.identifier} ADD COLUMN topic LowCardinality(String)"
+        )
+    if own := sorted(place & rows):
+        return (
+            f"the rows have columns {', '.join(own)} of their own, which may be anything; leave them out: "
+            f"those that {table} has and the rows lack are filled from the record"
+        )
+    return None
 
 
 async def _count(inserter: Inserter, insert: RangeRows) -> int:
@@ -363,10 +376,9 @@ async def _count(inserter: Inserter, insert: RangeRows) -> int:
     ranges = insert.ranges
     where = (
         "`partition` = {partition:Int64} AND `offset` BETWEEN {first:Int64} AND {last:Int64} "
-        "AND arrayExists(r -> `offset` BETWEEN r.1 AND r.2, {ranges:Array(Tuple(Int64, Int64))})"
+        "AND arrayExists(r -> `offset` BETWEEN r.1 AND r.2, {ranges:Array(Tuple(Int64, Int64))}) "
+        "AND `topic` = {topic:String}"
     )
-    if all("topic" in columns_to_count(table, rows.table.column_names) for rows in insert.parts):
-        where += " AND `topic` = {topic:String}"
     sql = f"SELECT count() AS found FROM {table.identifier} WHERE {where}"  # noqa: S608  quoted
     synchronize: tuple[str, ...] = ()
     if table.engine.startswith("Shared"):

@@ -14,6 +14,7 @@ from ...columns.casting import Misfit
 from ...columns.kinds import either
 from ...columns.reasons import reasons
 from ...errors import StrategyError
+from ...record import COORDINATES
 from .ddl import Layout, create_table, one_line
 from .deduplication import REPLICATED
 from .types import cast_to, type_of
@@ -120,6 +121,20 @@ class Table:
         """Whether the engine keeps every row; others merge rows with the same sorting key."""
         return self.engine in ("MergeTree", *(f"{each}MergeTree" for each in REPLICATED))
 
+    def coordinates(self, only: Sequence[str] | None) -> list[str]:
+        """Return the columns that can hold the coordinates of records (`kmr.record.COORDINATES`).
+
+        Args:
+            only: the columns that are written; None: all.
+        """
+        return [
+            column.name
+            for column in self.columns
+            if column.name in COORDINATES.names
+            and (only is None or column.name in only)
+            and _holds(column, COORDINATES.field(column.name))
+        ]
+
     def choose(
         self,
         names: Sequence[str],
@@ -223,6 +238,16 @@ class Table:
             for row in np.flatnonzero(bad).tolist():
                 refused[at + row] += f" (schema id {ids[row].as_py()})"
         return pa.Table.from_arrays(arrays, names=[column.name for column in columns])
+
+
+def _holds(column: Column, coordinate: pa.Field[Any]) -> bool:
+    """Return whether a column has a type of numbers, texts or times, as its coordinate."""
+    kind = column.type_name.removeprefix("LowCardinality(").removeprefix("Nullable(")
+    if pa.types.is_string(coordinate.type):
+        return kind.startswith("String")
+    if pa.types.is_timestamp(coordinate.type):
+        return kind.startswith("DateTime")
+    return kind.startswith(("Int", "UInt"))
 
 
 def _array(rows: pa.Table, name: str) -> Any:

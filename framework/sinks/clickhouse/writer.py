@@ -11,6 +11,7 @@ import pyarrow as pa
 import structlog
 
 from ...errors import KmrError, SinkError, StrategyError
+from ...record import with_place
 from ...service.threads import run_in_thread
 from ..planning import MAX_BLOCK_ROWS
 from ..ranges import RangeWriter
@@ -44,7 +45,8 @@ class ClickHouseWriter(RangeWriter):
     """Writes rows to a ClickHouse table.
 
     Columns are matched by name and cast to the table's types; rows with a value that does not fit go to
-    `reduce_err`, the others are written.
+    `reduce_err`, the others are written. Columns topic, partition, offset and timestamp that the table has
+    and the rows lack are those of the record.
 
     Every INSERT has the rows of one partition and the deduplication token
     `group:topic:partition:first-last`, so the table recognises one that is repeated after a lost answer
@@ -55,7 +57,7 @@ class ClickHouseWriter(RangeWriter):
 
     With `exactly-once` each range of offsets is announced in the group's committed offset before it is
     written; after a crash exactly that range is read, mapped and written again with the same token, and
-    counted where the table has the columns `partition` and `offset` (and `topic`). It takes one commit
+    counted where the table has the columns topic, partition and offset of the record. It takes one commit
     per flush. It requires that the map returns the same rows for the same records, that the topic still
     has them (retention), and that the table still remembers the token; a replicated table is counted
     before. A power failure of ClickHouse can lose rows that it has acknowledged, unless the table has
@@ -87,8 +89,8 @@ class ClickHouseWriter(RangeWriter):
         connect_timeout: seconds to wait for the server at start.
         timeout: seconds until a request is retried.
         client: further arguments of clickhouse-connect's client, such as `ca_cert` or `http_proxy`.
-        create: make the table at start if it is missing, for the columns that the strategy declares, or
-            for those of a schema.
+        create: make the table at start if it is missing, for the columns that the strategy declares, with
+            topic, partition and offset of the record, or for those of a schema.
         evolve: `add`: a column of the rows that the table lacks is added to it, and rows that do not fit
             the table go to `reduce_err`. None: both are errors.
         order_by: the sorting key of a table that is made: names of columns, or expressions. None: topic,
@@ -272,6 +274,8 @@ class ClickHouseWriter(RangeWriter):
                 "TABLE can be made of them; declare them with Strategy(value=Json(Hit)), the map's return "
                 "annotation (-> Hit), @map_record(schema=...) or ClickHouseWriter(create=pa.schema(...))"
             )
+        if schema is declared:
+            schema = with_place(schema)
         if self.columns is not None:
             if absent := [column for column in self.columns if column not in schema.names]:
                 raise StrategyError(f"the rows for {self.table} have no column {', '.join(absent)}")

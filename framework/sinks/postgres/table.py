@@ -26,6 +26,15 @@ FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
 
 
+_KINDS_OF: Final = {
+    "topic": ("text", "varchar", "bpchar"),
+    "partition": ("int2", "int4", "int8"),
+    "offset": ("int8",),
+    "timestamp": ("timestamptz", "timestamp"),
+}
+"""The types that can hold the coordinates of records."""
+
+
 @dataclass(frozen=True, slots=True)
 class TableName:
     """The name of a table: `schema.table`, or `table` in the first schema of the search path.
@@ -61,6 +70,19 @@ class Table:
 
     name: TableName
     columns: tuple[Column, ...]
+
+    def coordinates(self, only: Sequence[str] | None) -> list[str]:
+        """Return the columns that can hold the coordinates of records (`kmr.record.COORDINATES`).
+
+        Args:
+            only: the columns that are written; None: all.
+        """
+        return [
+            column.name
+            for column in self.columns
+            if column.kind in _KINDS_OF.get(column.name, ())
+            and (only is None or column.name in only)
+        ]
 
     def choose(
         self, rows: Sequence[str], only: Sequence[str] | None, extra: ExtraColumns

@@ -12,6 +12,7 @@ import pyarrow as pa
 import structlog
 
 from ...errors import KmrError, SinkError, StrategyError
+from ...record import filled, with_place
 from ...reducers.finding import Finding, compare_clocks
 from ...reducers.reducer import Retry
 from ...service.threads import run_in_thread
@@ -76,8 +77,9 @@ class PostgresWriter(RangeWriter):
             None: the environment's KMR_POSTGRES_URL, else the variables of libpq (PGHOST, ...).
         columns: write these columns only; None: all columns of the rows.
         extra_columns: `error`, or `ignore` columns of the rows that the table lacks.
-        create: make the table at start if it is missing, for the columns that the strategy declares, or
-            for those of a schema.
+        create: make the table at start if it is missing, for the columns that the strategy declares, with
+            topic, partition and offset of the record, or for those of a schema. Such columns of any table,
+            and `timestamp`, are filled where the rows lack them.
         delivery: see `RangeWriter`.
         concurrency: the most transactions, and connections, at a time.
         connect_timeout: seconds to wait for the server at start.
@@ -193,6 +195,8 @@ class PostgresWriter(RangeWriter):
             found.append(Finding("ok", stage, f"{self} exists, and may be written to"))
             declared = await run_in_thread(context.for_sinks.schema_of, stage)
             if declared is not None:
+                coordinates = filled(declared, table.coordinates(self.columns))
+                declared = pa.schema([*declared, *coordinates])
                 columns = table.choose(declared.names, self.columns, self.extra_columns)
                 fit_rows(declared.empty_table(), columns)
                 found.append(Finding("ok", stage, f"the {len(columns)} declared columns fit"))
@@ -251,6 +255,8 @@ class PostgresWriter(RangeWriter):
                 "them with Strategy(value=Json(Hit)), the map's return annotation (-> Hit), "
                 "@map_record(schema=...) or PostgresWriter(create=pa.schema(...))"
             )
+        if schema is declared:
+            schema = with_place(schema)
         if self.columns is not None:
             schema = pa.schema(
                 [schema.field(name) for name in self.columns if name in schema.names]
@@ -353,7 +359,7 @@ class PostgresWriter(RangeWriter):
             return await self._ranges.find(connection, self._entry(rows))
 
     async def _write(self, rows: RangeRows) -> dict[int, str]:
-        fitted, columns = await run_in_thread(self._fit, rows.table)
+        fitted, columns = await run_in_thread(self._fit, rows)
         entry, ranges = self._entry(rows), self._ranges
         async with self._opened.connection() as connection, connection.transaction():
             await connection.execute(_LIMITS, {"ms": str(int(self.timeout * 1000))})
@@ -368,8 +374,9 @@ class PostgresWriter(RangeWriter):
             await ranges.prune(connection, entry)
         return refused
 
-    def _fit(self, table: pa.Table) -> tuple[Fitted, list[Column]]:
+    def _fit(self, rows: RangeRows) -> tuple[Fitted, list[Column]]:
         assert self._found is not None  # noqa: S101  open
+        table = rows.table_with(self._found.coordinates(self.columns))
         columns = self._found.choose(table.column_names, self.columns, self.extra_columns)
         return fit_rows(table, columns), columns
 

@@ -50,7 +50,7 @@ async def locate_later(record: Record) -> dict[str, Any] | None:
 
 @map_batch
 def locate_all(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch.select(["topic", "partition", "offset"])
+    return batch.select(["topic", "partition", "offset", "kmr_offset"])
 
 
 def letters_for(*places: tuple[str, int, int]) -> pa.RecordBatch:

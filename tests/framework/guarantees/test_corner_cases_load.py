@@ -74,7 +74,7 @@ BACKLOG, LIVE = 200_000, 20
 
 @map_batch
 def locate(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch.select(["partition", "offset"])
+    return batch.select(["partition", "offset", "kmr_offset"])
 
 
 class Order(Reducer):

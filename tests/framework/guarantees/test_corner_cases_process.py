@@ -34,7 +34,7 @@ from kmr.sinks import ClickHouseWriter
 
 @map_batch
 def locate(batch):
-    return batch.select(["partition", "offset"])
+    return batch.select(["partition", "offset", "kmr_offset"])
 
 strategy = Strategy(locate, [ClickHouseWriter("stopped", max_rows=100, max_age=0.05)])
 """

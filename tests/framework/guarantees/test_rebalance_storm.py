@@ -28,7 +28,7 @@ CHUNK = 500
 
 @map_batch
 def locate(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch.select(["partition", "offset"])
+    return batch.select(["partition", "offset", "kmr_offset"])
 
 
 class Group:

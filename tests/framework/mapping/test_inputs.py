@@ -163,7 +163,7 @@ def test_a_key_is_decoded_too_and_its_reason_says_so() -> None:
 def test_a_key_alone_may_be_decoded() -> None:
     @map_batch
     def keys(columns: pa.RecordBatch) -> pa.RecordBatch:
-        return columns.select(["key", "value", "offset"])
+        return columns.select(["key", "value", "offset", "kmr_offset"])
 
     assert rows(mapped(value=None, key=Text(), map=keys))[0] == {
         "key": "k0",
@@ -172,10 +172,23 @@ def test_a_key_alone_may_be_decoded() -> None:
     }
 
 
+def test_a_field_of_the_value_goes_before_the_column_of_the_record() -> None:
+    @map_batch
+    def times(columns: pa.RecordBatch) -> pa.RecordBatch:
+        assert columns.schema.names.count("timestamp") == 1
+        return columns.select(["timestamp", "kmr_offset"])
+
+    records = batch_of("t", 0, 10, [b'{"timestamp":7}']).records
+    timed = strategy(value=Json(Timed), map=times)
+    assert rows(apply(times, records, timed.map_spec)) == [{"timestamp": 7}]
+
+
 def test_columns_of_the_same_name_are_refused() -> None:
-    with pytest.raises(StrategyError, match=r"a column timestamp; give the field another name"):
-        strategy(value=Json(Timed), map=errors_only)
-    assert strategy(value=Json(Timed)).row_schema is not None
+    class Taken(msgspec.Struct):
+        kmr_offset: int
+
+    with pytest.raises(StrategyError, match=r"has a column kmr_offset, as the record; give"):
+        strategy(value=Json(Taken), map=errors_only)
     with pytest.raises(StrategyError, match="value= and key= both have a column path"):
         strategy(key=Json(Hit))
 

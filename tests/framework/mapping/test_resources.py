@@ -50,7 +50,7 @@ async def coroutine(record: Record, *, resources: int) -> dict[str, int]:
 @map_batch
 def batch(records: pa.RecordBatch, resources: int) -> pa.RecordBatch:
     columns: list[Any] = [records.column("offset"), pa.array([resources] * len(records))]
-    return pa.RecordBatch.from_arrays([*columns, columns[0]], ["o", "r", "offset"])
+    return pa.RecordBatch.from_arrays([*columns, columns[0]], ["o", "r", "kmr_offset"])
 
 
 class Annotator:

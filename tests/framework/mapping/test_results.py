@@ -174,7 +174,7 @@ def test_the_parts_of_a_bisected_batch_decide_their_types_together() -> None:
         if b"poison" in values:
             raise ValueError("poison inside")
         column: list[Any] = ["bad" if value == b"x" else 7 for value in values]
-        return pa.table({"offset": batch.column("offset"), "a": pa.array(column)})
+        return pa.table({"kmr_offset": batch.column("offset"), "a": pa.array(column)})
 
     mapped = apply(strict, records([b"x", b"poison", b"1", b"2"]))
     assert mapped.offsets.tolist() == [12, 13]
@@ -225,9 +225,9 @@ def test_rows_of_a_batch_map_are_put_in_the_order_of_their_offsets() -> None:
 @pytest.mark.parametrize(
     ("result", "complaint"),
     [
-        (pa.table({"v": [1]}), "without `offset`"),
-        (pa.table({"offset": ["1"]}), "changed the `offset` column"),
-        (pa.table({"offset": [99]}), "offsets 99 to 99, but its batch holds 10 to 13"),
+        (pa.table({"v": [1], "offset": [10]}), "without `kmr_offset`"),
+        (pa.table({"kmr_offset": ["1"]}), "changed the column `kmr_offset`"),
+        (pa.table({"kmr_offset": [99]}), "offsets 99 to 99, but its batch holds 10 to 13"),
         ((pa.table({"v": [1, 2]}), [0]), "2 rows and 1 `keep`"),
         ((pa.table({"v": [1, 2]}), [0, 4]), "returned 4 in `keep`; its batch has the rows 0 to 3"),
         ((pa.table({"v": [1]}), [-1]), "returned -1 in `keep`"),
@@ -268,18 +268,20 @@ def test_rows_cost_the_buffers_that_they_do_not_share_with_the_records() -> None
 
     @map_batch
     def shared(columns: pa.RecordBatch) -> pa.RecordBatch:
-        return columns.select(["offset", "value"]).slice(50, 10)
+        return columns.select(["kmr_offset", "value"]).slice(50, 10)
 
     @map_batch
     def added(columns: pa.RecordBatch) -> pa.RecordBatch:
         twice = pa.array(range(100), pa.int64())
         return (
-            columns.select(["offset", "value"]).append_column("a", twice).append_column("b", twice)
+            columns.select(["kmr_offset", "value"])
+            .append_column("a", twice)
+            .append_column("b", twice)
         )
 
     @map_batch
     def a_slice_of_more(columns: pa.RecordBatch) -> pa.RecordBatch:
-        return columns.select(["offset"]).append_column("a", large.slice(0, 100))
+        return columns.select(["kmr_offset"]).append_column("a", large.slice(0, 100))
 
     def cost(function: object) -> int:
         mapped = apply(function, batch.records)  # type: ignore[arg-type]  # each is a map function

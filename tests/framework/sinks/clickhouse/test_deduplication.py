@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlencode
 
+import pyarrow as pa
 import pytest
 from structlog.testing import capture_logs
 
@@ -26,7 +27,7 @@ from kmr.sinks.clickhouse.writer import ClickHouseWriter
 from tests.framework.sinks.conftest import Proxy, serving
 
 from ...flushes import Flushed, outcome
-from .writing import OFFSETS, OpenWriter, flush, rows, written
+from .writing import COUNTED, OFFSETS, OpenWriter, counted, flush, rows, written
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -127,11 +128,11 @@ async def replay(writer: ClickHouseWriter, part: Rows, generation: int = 0) -> F
 async def test_a_range_that_a_replica_has_is_not_written_again_though_its_token_is_forgotten(
     client: Client, create_table: CreateTable, open_writer: OpenWriter, replica: Replica
 ) -> None:
-    table = create_table(OFFSETS)
+    table = create_table(COUNTED)
     writer = await open_writer(table, url=replica.url)
-    await flush(writer, rows(0, 10))
+    await flush(writer, counted(0, 10))
     replica.forgets = True
-    assert await replay(writer, rows(0, 10)) == Flushed()
+    assert await replay(writer, counted(0, 10)) == Flushed()
     assert written(client, table) == list(range(10))
     assert replica.statements == [f"SYSTEM SYNC REPLICA `default`.`{table}` LIGHTWEIGHT"]
 
@@ -151,12 +152,46 @@ async def test_after_a_reset_old_rows_do_not_keep_a_range_from_being_written(
 async def test_a_range_that_only_another_replica_has_is_fetched_before_it_is_counted(
     client: Client, create_table: CreateTable, open_writer: OpenWriter, replica: Replica
 ) -> None:
-    table = create_table(OFFSETS)
+    table = create_table(COUNTED)
     writer = await open_writer(table, url=replica.url)
-    replica.unfetched = f"INSERT INTO {table} SELECT 0, number FROM numbers(10)"
+    replica.unfetched = f"INSERT INTO {table} SELECT 'topic', 0, number, 0 FROM numbers(10)"
     replica.forgets = True
-    assert await replay(writer, rows(0, 10)) == Flushed()
+    assert await replay(writer, counted(0, 10)) == Flushed()
     assert written(client, table) == list(range(10))
+
+
+async def test_a_column_of_the_rows_that_is_named_as_a_coordinate_is_data_and_proves_nothing(
+    client: Client, create_table: CreateTable, open_writer: OpenWriter, replica: Replica
+) -> None:
+    table = create_table(COUNTED)
+    writer = await open_writer(table, url=replica.url)
+    replica.forgets = True
+
+    def of_offset(offset: int) -> Rows:
+        """One record whose row says that it is of offset 7."""
+        made = pa.table({"topic": ["topic"], "partition": [0], "offset": [7], "n": [offset]})
+        return replace(counted(offset, 1), table=made)
+
+    with capture_logs() as logs:
+        await flush(writer, of_offset(3))
+    (warning,) = [log for log in logs if log["event"] == "a repeated range is not counted"]
+    assert "columns offset, partition, topic of their own" in warning["reason"]
+    assert await replay(writer, of_offset(7)) == Flushed()
+    assert written(client, table, "n") == [3, 7]
+
+
+async def test_a_count_without_the_topic_proves_nothing(
+    client: Client, create_table: CreateTable, open_writer: OpenWriter, replica: Replica
+) -> None:
+    table = create_table("`partition` UInt32, `offset` UInt64, `n` UInt8")
+    writer = await open_writer(table, url=replica.url)
+    replica.forgets = True
+    client.command(f"INSERT INTO {table} SELECT 0, number, 1 FROM numbers(10)")  # another topic's
+    with capture_logs() as logs:
+        assert await replay(writer, counted(0, 10)) == Flushed()
+    (warning,) = [log for log in logs if log["event"] == "a repeated range is not counted"]
+    assert "ADD COLUMN topic LowCardinality(String)" in warning["reason"]
+    assert written(client, table) == sorted([*range(10)] * 2)
 
 
 async def test_a_range_that_no_replica_has_is_written_with_its_token(
@@ -172,9 +207,9 @@ async def test_a_range_that_no_replica_has_is_written_with_its_token(
 async def test_rows_that_do_not_fit_are_poison_also_where_the_others_are_there_already(
     client: Client, create_table: CreateTable, open_writer: OpenWriter, replica: Replica
 ) -> None:
-    table = create_table(OFFSETS + ", `x` UInt8")
+    table = create_table(COUNTED + ", `x` UInt8")
     writer = await open_writer(table, url=replica.url)
-    part = rows(0, 3, x=[1, 300, 3])
+    part = counted(0, 3, x=[1, 300, 3])
     first = await flush(writer, part)
     replica.forgets = True
     assert await replay(writer, part) == first
@@ -187,11 +222,11 @@ async def test_in_clickhouse_cloud_the_count_itself_is_consistent(
     client: Client, create_table: CreateTable, open_writer: OpenWriter, replica: Replica
 ) -> None:
     replica.kind = "Shared"
-    table = create_table(OFFSETS)
+    table = create_table(COUNTED)
     writer = await open_writer(table, url=replica.url)
-    await flush(writer, rows(0, 10))
+    await flush(writer, counted(0, 10))
     replica.forgets = True
-    assert await replay(writer, rows(0, 10)) == Flushed()
+    assert await replay(writer, counted(0, 10)) == Flushed()
     assert written(client, table) == list(range(10))
     assert replica.statements == ["select_sequential_consistency = 1"]
 
@@ -206,7 +241,7 @@ async def test_a_replica_that_cannot_be_synchronized_is_waited_for_or_named(
     code: int,
     outcome: type,
 ) -> None:
-    table = create_table(OFFSETS)
+    table = create_table(COUNTED)
     custom = {"allow_custom_error_code_in_throwif": 1}
     writer = await open_writer(table, url=replica.url, settings=custom)
 
@@ -217,12 +252,12 @@ async def test_a_replica_that_cannot_be_synchronized_is_waited_for_or_named(
 
     monkeypatch.setattr(replica, "forwarded", refuse)
     if outcome is Retry:
-        result = await replay(writer, rows(0, 10))
+        result = await replay(writer, counted(0, 10))
         assert isinstance(result, Retry)
         assert not result.may_double
     else:
         with pytest.raises(SinkError, match="The server refused: SYSTEM SYNC REPLICA"):
-            await replay(writer, rows(0, 10))
+            await replay(writer, counted(0, 10))
     assert replica.tokens == []
     assert written(client, table) == []
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from kmr.errors import SinkError, StrategyError
+from kmr.record import of_records
 from kmr.sinks.clickhouse.client import Connection
 from kmr.sinks.clickhouse.writer import ClickHouseWriter
 
@@ -157,14 +158,14 @@ async def test_exactly_once_needs_to_read_the_columns_that_it_counts(
         return await is_granted(connection, privilege, table) and "SELECT" not in privilege
 
     monkeypatch.setattr(Connection, "is_granted", without_select)
-    columns = pa.schema([(name, pa.int64()) for name in ("partition", "offset")])
+    columns = of_records(pa.schema([("n", pa.int64())]))
     context = declaring.with_sinks(schema_of=lambda _: columns)
-    table = create_table("topic String DEFAULT '', partition Int64, offset Int64")
+    table = create_table("topic String, partition Int64, offset Int64, n Int64")
     (problem,) = (await examined(clickhouse_url, context, table))["problem"]
-    assert "must not SELECT(partition, offset)" in problem.text
+    assert "must not SELECT(topic, partition, offset)" in problem.text
     found = await examined(clickhouse_url, context, table, delivery="at-least-once")
     assert found["problem"] == []
-    assert asked == ["INSERT", "SELECT(partition, offset)", "INSERT"]
+    assert asked == ["INSERT", "SELECT(topic, partition, offset)", "INSERT"]
 
 
 async def test_a_server_that_does_not_answer_is_an_error(declaring: Context) -> None:

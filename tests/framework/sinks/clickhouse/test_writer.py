@@ -17,7 +17,17 @@ from kmr.sinks.clickhouse.writer import ClickHouseWriter
 from tests.framework.sinks.conftest import Proxy, serving
 
 from ...flushes import Flushed, outcome
-from .writing import OFFSETS, OpenWriter, flush, poisoned_offsets, reasons, rows, written
+from .writing import (
+    COUNTED,
+    OFFSETS,
+    OpenWriter,
+    counted,
+    flush,
+    poisoned_offsets,
+    reasons,
+    rows,
+    written,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,10 +85,10 @@ async def test_rows_that_the_server_lost_in_a_crash_are_written_again_although_i
     proxy: Proxy,
     delivery: str,
 ) -> None:
-    table = create_table(OFFSETS)
+    table = create_table(COUNTED)
     writer = await open_writer(table, url=proxy.url, delivery=delivery)
     proxy.faults = ["forget"]
-    assert isinstance(await flush(writer, rows(0, 10)), Retry)
+    assert isinstance(await flush(writer, counted(0, 10)), Retry)
     assert written(client, table) == []
     assert await outcome(writer) == Flushed()
     assert written(client, table) == list(range(10))
@@ -89,11 +99,11 @@ async def test_rows_of_other_offsets_are_not_taken_for_those_of_a_repeated_inser
     client: Client, create_table: CreateTable, open_writer: OpenWriter
 ) -> None:
     """The records of an error sink: two stages refuse records of the same offsets in turn."""
-    table = create_table(OFFSETS)
-    ours = [rows(offset, 1) for offset in range(0, 2_000, 2)]
+    table = create_table(COUNTED)
+    ours = [counted(offset, 1) for offset in range(0, 2_000, 2)]
     await flush(await open_writer(table), *ours)
     client.command(f"ALTER TABLE {table} DELETE WHERE 1 SETTINGS mutations_sync = 2")
-    await flush(await open_writer(table), *(rows(offset, 1) for offset in range(1, 2_000, 2)))
+    await flush(await open_writer(table), *(counted(offset, 1) for offset in range(1, 2_000, 2)))
     writer = await open_writer(table)
     assert await flush(writer, *ours, write=Write(repeated=True)) == Flushed()
     assert written(client, table) == list(range(2_000))

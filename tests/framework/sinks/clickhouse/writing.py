@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 
 OFFSETS = "`partition` UInt32, `offset` UInt64"
+COUNTED = "`topic` String, `partition` UInt32, `offset` UInt64, `n` UInt8"
 OpenWriter = Callable[..., Awaitable[ClickHouseWriter]]
 
 
@@ -29,6 +31,12 @@ def rows(first: int, count: int, *, partition: int = 0, **columns: Any) -> Rows:
     offsets = np.arange(first, first + count)
     table = pa.table({"partition": np.full(count, partition), "offset": offsets, **columns})
     return Rows(table, (Range("topic", partition, first, first + count - 1),), offsets)
+
+
+def counted(first: int, count: int, *, partition: int = 0, **columns: Any) -> Rows:
+    """Rows of consecutive offsets, without the columns that say so: those of the table are filled."""
+    made = rows(first, count, partition=partition, n=np.zeros(count, np.uint8), **columns)
+    return replace(made, table=made.table.drop_columns(["partition", "offset"]))
 
 
 async def flush(writer: ClickHouseWriter, *added: Rows, write: Write = NEW) -> Flushed | Retry:

@@ -40,7 +40,7 @@ strategy = Strategy(locate, [ClickHouseWriter("TABLE", url="URL")], StreamWriter
 """
 HELPER = """
 def columns(batch):
-    return batch.select(["partition", "offset", "timestamp"])
+    return batch.select(["partition", "offset", "timestamp", "kmr_offset"])
 """
 
 

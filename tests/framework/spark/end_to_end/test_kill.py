@@ -48,7 +48,7 @@ from kmr.sinks.spark.writer import SparkWriter
 
 @map_batch
 def locate(batch):
-    return batch.select(["partition", "offset", "timestamp"])
+    return batch.select(["partition", "offset", "timestamp", "kmr_offset"])
 
 @map_record
 def picky(record):

@@ -67,7 +67,7 @@ class Hit(msgspec.Struct):
 def test_a_task_decodes_values_by_the_format_of_the_strategy(tmp_path: Path, per: str) -> None:
     @map_batch
     def batch(hits: pa.RecordBatch) -> pa.RecordBatch:
-        return hits.select(["path", "status", "offset"])
+        return hits.select(["path", "status", "offset", "kmr_offset"])
 
     @map_record
     def record(hit: Hit) -> Hit:

@@ -31,7 +31,7 @@ from kmr.sinks.spark.writer import SparkWriter
 
 @map_batch
 def locate(batch):
-    return batch.select(["partition", "offset", "timestamp"])
+    return batch.select(["partition", "offset", "timestamp", "kmr_offset"])
 
 class Loud(SparkWriter):
     def flush(self, write):

@@ -1,0 +1,124 @@
+"""Tables of other libraries as Arrow tables, and back: Polars, DuckDB, pandas, nanoarrow.
+
+Arrow's PyCapsule interface hands columns over without a copy; no library is imported here before it is used.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
+
+import pyarrow as pa
+
+from .errors import StrategyError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Frame = Literal["pyarrow", "polars", "pandas", "duckdb"]
+"""What a function of a batch may be called with."""
+
+_INDEX: Final = re.compile(r"__index_level_\d+__")
+"""The index of a pandas DataFrame, as a column."""
+
+_KINDS: Final[dict[tuple[str, str], str]] = {
+    ("pyarrow", "RecordBatch"): "pyarrow",
+    ("pyarrow", "Table"): "table",
+    ("polars", "DataFrame"): "polars",
+    ("polars", "LazyFrame"): "lazy",
+    ("pandas", "DataFrame"): "pandas",
+    ("duckdb", "DuckDBPyRelation"): "duckdb",
+}
+"""By the library and the name of a class in an annotation."""
+
+
+def kind_of(annotation: object) -> str | None:
+    """Return how a batch becomes an object of an annotated class; None if the class is no table."""
+    if not isinstance(annotation, type):
+        return None
+    library = annotation.__module__.partition(".")[0].lstrip("_")
+    return _KINDS.get((library, annotation.__name__))
+
+
+def check_kind(kind: str) -> None:
+    """Raise StrategyError unless the kind is known, and its library installed."""
+    if kind not in _KINDS.values():
+        raise StrategyError(
+            f"map_batch: input must be pyarrow, polars, pandas or duckdb, not {kind!r}"
+        )
+    library = {"table": "pyarrow", "lazy": "polars"}.get(kind, kind)
+    if find_spec(library) is None:
+        raise StrategyError(f"map_batch(input={kind!r}) needs {library}: pip install {library}")
+
+
+def frame_maker(kind: str) -> Callable[[pa.RecordBatch], Any]:
+    """Return the function that makes an object of a kind from a batch."""
+    match kind:
+        case "table":
+            return lambda batch: pa.Table.from_batches([batch])
+        case "polars" | "lazy":
+            polars = import_module("polars")
+            if kind == "lazy":
+                return lambda batch: polars.from_arrow(batch).lazy()
+            return cast("Callable[[pa.RecordBatch], Any]", polars.from_arrow)
+        case "pandas":
+            return lambda batch: batch.to_pandas()
+        case "duckdb":
+            # A cursor for each call: maps of several partitions run in several threads.
+            return lambda batch: _duckdb().cursor().from_arrow(pa.Table.from_batches([batch]))
+        case _:
+            return lambda batch: batch
+
+
+@cache
+def _duckdb() -> Any:
+    return import_module("duckdb").connect()
+
+
+def as_table(result: object) -> pa.Table | None:
+    """Return a table of any library as an Arrow table, of the types that sinks know; None if it is none.
+
+    Raises:
+        Exception: the library's own: a lazy table is computed here.
+    """
+    if isinstance(result, pa.Table):
+        return result
+    if isinstance(result, pa.RecordBatch):
+        return pa.Table.from_batches([result])
+    if not hasattr(result, "__arrow_c_stream__") and type(result).__name__ == "LazyFrame":
+        result = result.collect()  # type: ignore[attr-defined]
+    if hasattr(result, "__arrow_c_stream__"):
+        table = pa.table(result)
+    elif hasattr(result, "__arrow_c_array__"):
+        table = pa.Table.from_batches([pa.record_batch(result)])
+    else:
+        return None
+    table = table.select([name for name in table.column_names if not _INDEX.fullmatch(name)])
+    for decoded in (False, True):  # Arrow does not decode a dictionary of another kind of texts
+        fields = [
+            pa.field(each.name, _common(each.type, decoded), each.nullable) for each in table.schema
+        ]
+        table = table.cast(pa.schema(fields))
+    return table
+
+
+def _common(kind: pa.DataType, decoded: bool) -> pa.DataType:
+    """Return the common type of the same values: texts as `string`, lists as `list`, no dictionaries."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        values: Any = _common(kind.value_type, decoded)
+        return values if decoded else pa.dictionary(pa.int32(), values)
+    if types.is_string_view(kind) or types.is_large_string(kind):
+        return pa.string()
+    if types.is_binary_view(kind) or types.is_large_binary(kind):
+        return pa.binary()
+    if types.is_struct(kind):
+        return pa.struct([each.with_type(_common(each.type, decoded)) for each in kind])
+    if types.is_map(kind):
+        return pa.map_(_common(kind.key_type, decoded), _common(kind.item_type, decoded))
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_list_view(kind):
+        return pa.list_(kind.value_field.with_type(_common(kind.value_type, decoded)))
+    return kind
