@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kmr import Record, Strategy, map_batch, map_record
+from kmr import Record, Strategy, map_batch
 from kmr.sinks import ClickHouseWriter, StreamWriter
 
 if TYPE_CHECKING:
@@ -38,21 +38,16 @@ class Flight(msgspec.Struct):
 decode = msgspec.json.Decoder(Flight).decode
 
 
-@map_record
 def parse(record: Record) -> dict[str, Any] | None:
     """One row per flight; a message that is no flight raises, and goes to `reduce_err`."""
     if record.value is None:
         return None
-    return msgspec.structs.asdict(decode(record.value)) | {
-        "partition": record.partition,
-        "offset": record.offset,
-        "timestamp": record.timestamp,
-    }
+    return msgspec.structs.asdict(decode(record.value))
 
 
 @map_batch
 def locate(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The position and time of each record; works for the records of any topic."""
+    """The time of each record; its place is filled in. Works for the records of any topic."""
     return batch.select(["timestamp", "kmr_offset"])
 
 

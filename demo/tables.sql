@@ -11,20 +11,22 @@ CREATE TABLE IF NOT EXISTS flights
     `arr_delay` Nullable(Int16),
     `air_time`  Nullable(UInt16),
     `distance`  UInt16,
+    `topic`     LowCardinality(String),
     `partition` UInt32,
     `offset`    UInt64,
     `timestamp` DateTime64(3)
 )
 ENGINE = MergeTree
-PRIMARY KEY (partition, offset)
+PRIMARY KEY (topic, partition, offset)
 SETTINGS non_replicated_deduplication_window = 10000;
 
 CREATE TABLE IF NOT EXISTS kmr_consumer_ingest
 (
+    `topic`     LowCardinality(String),
     `partition` UInt32,
     `offset`    UInt64,
     `timestamp` DateTime
 )
 ENGINE = MergeTree
-PRIMARY KEY (partition, offset, timestamp)
+PRIMARY KEY (topic, partition, offset, timestamp)
 SETTINGS non_replicated_deduplication_window = 10000;

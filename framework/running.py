@@ -41,11 +41,17 @@ def run(
     loop may run in the caller's. The process goes on: only `kmr run` ends its process.
 
     Example:
-        ```python notest
+        ```python
         import kmr
+        from kmr.sinks import StreamWriter
 
-        done = kmr.run(strategy, topics=["orders"], group="try", until_caught_up=True)
-        print(done.written, done.failed)
+        def sizes(record):
+            return {"size": len(record.value)}
+
+        def main():
+            strategy = kmr.Strategy(map=sizes, reduce=StreamWriter("sizes.jsonl"))
+            done = kmr.run(strategy, topics=["orders"], group="try", until_caught_up=True)
+            print(done.written, done.failed)
         ```
 
     Args:

@@ -87,12 +87,11 @@ class TopicMap:
     Example:
         ```python
         import pyarrow as pa
-        from kmr import Json, Strategy, TopicMap, map_record
+        from kmr import Json, Strategy, TopicMap
         from kmr.sinks import StreamWriter
 
         PERSON = pa.schema({"name": pa.string()})
 
-        @map_record
         def by_hand(record):
             return {"name": record.value.decode()}
 

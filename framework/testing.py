@@ -369,11 +369,10 @@ def run_strategy(
 
     Example:
         ```python
-        from kmr import Strategy, map_record
+        from kmr import Strategy
         from kmr.sinks import StreamWriter
         from kmr.testing import run_strategy
 
-        @map_record
         def doubled(record):
             return {"n": 2 * int(record.value)}
 

@@ -5,7 +5,7 @@ from datetime import datetime
 
 import msgspec
 
-from kmr import ErrorLimit, Record, Strategy, map_record
+from kmr import ErrorLimit, Record, Strategy
 from kmr.sinks import ClickHouseWriter, DeadLetterWriter
 
 LINE = re.compile(
@@ -24,11 +24,8 @@ class Hit(msgspec.Struct):
     path: str
     status: int
     bytes: int
-    partition: int
-    offset: int
 
 
-@map_record
 def parse(record: Record) -> Hit | None:
     """Return the row of a line; health checks are left out."""
     found = LINE.match((record.value or b"").decode())
@@ -44,8 +41,6 @@ def parse(record: Record) -> Hit | None:
         path=found["path"],
         status=int(found["status"]),
         bytes=0 if found["bytes"] == "-" else int(found["bytes"]),
-        partition=record.partition,
-        offset=record.offset,
     )
 
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from kmr import Json, Record, Strategy, map_record
+from kmr import Json, Record, Strategy
 from kmr.sinks import DeadLetterWriter, KafkaWriter
 
 
@@ -22,7 +22,6 @@ class Booking(msgspec.Struct):
     cents: int
 
 
-@map_record
 def book(payment: Payment, record: Record) -> list[Booking]:
     """Return two bookings for each payment: both are in the output, or neither."""
     cents = round(payment.amount * 100)

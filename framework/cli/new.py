@@ -57,7 +57,7 @@ _FILES: Final = {
 
 import msgspec
 
-from kmr import Json, Record, Strategy, map_record
+from kmr import Json, Strategy
 from kmr.sinks import ClickHouseWriter, StreamWriter
 
 
@@ -68,27 +68,15 @@ class Event(msgspec.Struct):
     amount: float
 
 
-class Row(msgspec.Struct):
-    """A row of the table."""
-
-    name: str
-    amount: float
-    partition: int
-    offset: int
-
-
-@map_record
-def parse(event: Event, record: Record) -> Row | None:
+def parse(event: Event) -> Event | None:
     """Return the row of a record, or None to leave it out; raise to send it to `reduce_err`."""
-    if event.amount == 0:
-        return None
-    return Row(event.name, event.amount, record.partition, record.offset)
+    return event if event.amount else None
 
 
 strategy = Strategy(
     value=Json(Event),
     map=parse,
-    reduce=[ClickHouseWriter("TABLE", create=True)],
+    reduce=ClickHouseWriter("TABLE", create=True),
     # Later: DeadLetterWriter("TOPIC-dead"), and `kmr dlq` to look at what failed.
     reduce_err=StreamWriter("failed.jsonl"),
 )
@@ -103,7 +91,7 @@ from kmr.testing import run_strategy
 
 def test_events_become_rows():
     run = run_strategy(strategy, [{"name": "a", "amount": 2.5}, {"name": "b", "amount": 0}])
-    assert run.rows == [{"name": "a", "amount": 2.5, "partition": 0, "offset": 0}]
+    assert run.rows == [{"name": "a", "amount": 2.5}]
     assert [offset for _, offset in run.filtered] == [1]
 
 

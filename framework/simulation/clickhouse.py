@@ -60,13 +60,11 @@ class ModelTable:
             self._tokens.popleft()
         return True
 
-    def count(
-        self, partition: int, ranges: Sequence[tuple[int, int]], topic: str | None = None
-    ) -> int:
+    def count(self, topic: str, partition: int, ranges: Sequence[tuple[int, int]]) -> int:
         """Count the rows of one partition whose offsets are in the ranges, both ends inclusive."""
         return sum(
-            row["partition"] == partition
-            and (topic is None or row["topic"] == topic)
+            row["topic"] == topic
+            and row["partition"] == partition
             and any(first <= row["offset"] <= last for first, last in ranges)
             for row in self.rows
         )
@@ -98,8 +96,8 @@ class ModelConnection(Connection):
         if "FROM system.parts" in sql:
             return [{"found": table.blocks}]
         if sql.startswith("SELECT count() AS found"):
-            topic = parameters["topic"] if "`topic`" in sql else None
-            return [{"found": table.count(parameters["partition"], parameters["ranges"], topic)}]
+            of = (parameters[name] for name in ("topic", "partition", "ranges"))
+            return [{"found": table.count(*of)}]
         return []  # settings and views: the defaults
 
     async def insert(

@@ -18,7 +18,7 @@ import structlog
 
 from ..errors import StrategyError
 from ..mapping.executor import Executor
-from ..record import SCHEMA, Batch, Record, TopicPartition
+from ..record import COORDINATES, SCHEMA, Batch, Record, TopicPartition, filled, with_place
 from ..sinks.clickhouse.writer import ClickHouseWriter
 from .checks import Expected
 from .log import LogRecords
@@ -101,7 +101,7 @@ class Simulator:
                 _require_same(strategy, at, self.log[at], mapped[at], again[at])
         self.expected = _expect(strategy, self.log, mapped)
         self._records = {at: LogRecords.of(part) for at, part in self.log.items()}
-        self.place = Place(_columns(strategy, mapped))
+        self.place = _place(strategy, mapped)
         calm = self.run(self._calm())
         if calm.problems:
             raise StrategyError(
@@ -383,10 +383,10 @@ def _expect(
     )
 
 
-def _columns(strategy: Strategy, mapped: Mapping[TopicPartition, MapResult]) -> dict[str, str]:
-    """Return the columns of a ClickHouse table for the rows that reach the last reducer."""
+def _place(strategy: Strategy, mapped: Mapping[TopicPartition, MapResult]) -> Place:
+    """Return sinks with a ClickHouse table for the rows that reach the last reducer."""
     if not isinstance(strategy.reducers[-1], ClickHouseWriter):
-        return {}
+        return Place({})
     tables = [result.table for result in mapped.values() if result.table is not None]
     made = (
         pa.unify_schemas([t.schema for t in tables], promote_options="permissive")
@@ -395,5 +395,7 @@ def _columns(strategy: Strategy, mapped: Mapping[TopicPartition, MapResult]) -> 
     )
     schema = strategy.schema_of(list(strategy.stages)[-1], made)
     if schema is None:
-        return {}
-    return table_columns(schema)
+        return Place({})
+    place = COORDINATES.names[:3]
+    countable = len(filled(schema, place)) == len(place)
+    return Place(table_columns(with_place(schema)), countable=countable)

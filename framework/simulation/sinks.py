@@ -58,6 +58,7 @@ class Place:
         columns: of the ClickHouse table.
         classes: of the models, by the class that they change and how: a class is costly to make, and each
             new one empties the interpreter's caches.
+        countable: the rows of a range can be counted in the table.
         strategies: with models, by the most rows of a flush: members work with copies of their reducers.
     """
 
@@ -65,16 +66,12 @@ class Place:
     checks: Checks
     coordinator: Coordinator
 
-    def __init__(self, columns: Mapping[str, str]) -> None:
+    def __init__(self, columns: Mapping[str, str], *, countable: bool = False) -> None:
         self.columns = dict(columns)
+        self.countable = countable
         self.classes: dict[tuple[type, type], type[Any]] = {}
         self.strategies: dict[int, Strategy] = {}
         self.begin()
-
-    @property
-    def countable(self) -> bool:
-        """Whether the rows of a range can be counted in the table."""
-        return {"partition", "offset"} <= self.columns.keys()
 
     def learn(self, schema: pa.Schema) -> None:
         """Make the columns for the rows of a reducer, if they were not known before it ran."""

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from chaos.workload import ID_BYTES, Mode, Workload, identify, identify_anew
+from chaos.workload import ID_BYTES, Mode, Workload, identify_anew, identify_with_place
 from kmr.mapping.functions import apply
 from kmr.testing import batch_of
 
@@ -14,7 +14,7 @@ from kmr.testing import batch_of
 def test_each_record_is_identified_and_only_the_poisoned_one_fails() -> None:
     values = [b"%0*d...." % (ID_BYTES, number) for number in range(100)]
     values[42] = b"poison".ljust(ID_BYTES, b"!")
-    mapped = apply(identify, batch_of("t", 3, 10, values).records)
+    mapped = apply(identify_with_place, batch_of("t", 3, 10, values).records)
     assert [failure.offset for failure in mapped.failures] == [52]
     table = mapped.table
     assert table is not None
@@ -38,9 +38,10 @@ def test_with_new_columns_each_id_is_in_the_column_of_its_change() -> None:
     values = [b"%0*d...." % (ID_BYTES, number) for number in (2_499, 2_500, 10**6)]
     mapped = apply(identify_anew, batch_of("t", 3, 10, values).records)
     assert mapped.table is not None
-    assert mapped.table.select(["offset", "v0", "v1", "v99"]).to_pylist() == [
-        {"offset": 10, "v0": 2_499, "v1": None, "v99": None},
-        {"offset": 11, "v0": None, "v1": 2_500, "v99": None},
-        {"offset": 12, "v0": None, "v1": None, "v99": 10**6},
+    assert mapped.offsets.tolist() == [10, 11, 12]
+    assert mapped.table.to_pylist() == [
+        {"v0": 2_499, "v1": None, "v99": None},
+        {"v0": None, "v1": 2_500, "v99": None},
+        {"v0": None, "v1": None, "v99": 10**6},
     ]
     assert Workload.of(Workload("t", evolve=True).environment()).evolve

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from kmr import Json, Record, Strategy, map_record
+from kmr import Json, Record, Strategy
 from kmr.sinks import ClickHouseWriter, DeadLetterWriter
 
 
@@ -22,7 +22,6 @@ class Row(msgspec.Struct):
     offset: int
 
 
-@map_record
 def row(hit: Hit, record: Record) -> Row:
     """Add the record's place to its value."""
     return Row(hit.path, hit.status, record.partition, record.offset)

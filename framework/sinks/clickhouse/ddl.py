@@ -87,6 +87,9 @@ def create_table(database: str, name: str, schema: pa.Schema, layout: Layout) ->
     coordinates = _coordinates(schema)
     order = coordinates or _times(schema)[:1] if layout.order_by is None else list(layout.order_by)
     never_null = {*order, *coordinates}
+    if coordinates[:1] == ["topic"] and schema.field("topic").type == pa.string():
+        few = schema.field("topic").with_type(pa.dictionary(pa.int32(), pa.string()))
+        schema = schema.set(schema.get_field_index("topic"), few)
     columns = [
         _definition(field, nullable=field.nullable and field.name not in never_null)
         for field in schema

@@ -27,7 +27,12 @@ def locate(record: Record) -> list[dict[str, int]] | None:
     if record.value == b"skip":
         return None
     rows = 2 if record.value == b"two" else 1
-    return [{"partition": record.partition, "offset": record.offset, "n": n} for n in range(rows)]
+    return [{"n": n} for n in range(rows)]
+
+
+def mislead(record: Record) -> dict[str, object]:
+    """Map a record to a row whose own columns say that it is of another record."""
+    return {"topic": record.topic, "partition": 0, "offset": 7, "n": record.offset}
 
 
 class Ranges(RangeWriter):

@@ -60,28 +60,29 @@ def test_the_model_of_clickhouse_answers_as_clickhouse_does(clickhouse_url: str)
 def _compare_tables(client: Client, operations: list[tuple[Any, ...]]) -> None:
     table = f"model_{next(_tables)}"
     client.command(
-        f"CREATE TABLE {table} (partition Int64, offset Int64) ENGINE = MergeTree ORDER BY offset "
-        f"SETTINGS non_replicated_deduplication_window = {WINDOW}"
+        f"CREATE TABLE {table} (topic String, partition Int64, offset Int64) ENGINE = MergeTree "
+        f"ORDER BY offset SETTINGS non_replicated_deduplication_window = {WINDOW}"
     )
-    model = ModelTable({"partition": "Int64", "offset": "Int64"}, WINDOW)
+    model = ModelTable({"topic": "String", "partition": "Int64", "offset": "Int64"}, WINDOW)
     for operation in [*operations, ("count", 0, 0, 20), ("count", 1, 0, 20)]:
         match operation:
             case "insert", token, partition, first, rows:
                 offsets = range(first, first + rows)
                 client.insert(
                     table,
-                    [[partition, offset] for offset in offsets],
-                    ["partition", "offset"],
+                    [["t", partition, offset] for offset in offsets],
+                    ["topic", "partition", "offset"],
                     settings={"insert_deduplication_token": f"t{token}", "async_insert": 0},
                 )
-                model.insert(f"t{token}", [{"partition": partition, "offset": o} for o in offsets])
+                made = [{"topic": "t", "partition": partition, "offset": o} for o in offsets]
+                model.insert(f"t{token}", made)
             case "count", partition, first, more:
                 sql = (
-                    f"SELECT count() FROM {table} WHERE partition = {partition} "
+                    f"SELECT count() FROM {table} WHERE topic = 't' AND partition = {partition} "
                     f"AND offset BETWEEN {first} AND {first + more}"
                 )
                 found = client.query(sql).result_rows[0][0]
-                assert found == model.count(partition, [(first, first + more)])
+                assert found == model.count("t", partition, [(first, first + more)])
     client.command(f"DROP TABLE {table}")
 
 

@@ -24,7 +24,7 @@ from kmr.sinks import ClickHouseWriter
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryWriter, simulate
 
-from .strategies import RECORDS, STRATEGIES
+from .strategies import RECORDS, STRATEGIES, mislead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -344,3 +344,8 @@ def test_a_strategy_without_an_error_sink_is_not_run_with_records_that_fail() ->
     strategy = Strategy(STRATEGIES["at least once"]().map, [MemoryWriter(Journal())])
     with pytest.raises(StrategyError, match="has no reduce_err: a worker would stop there"):
         simulate(strategy, RECORDS)
+
+
+def test_rows_that_say_that_they_are_of_another_record_lose_no_record() -> None:
+    strategy = Strategy(mislead, ClickHouseWriter("hits", url="http://localhost:1"))
+    simulate(strategy, [b"row"] * 32, schedules=60)
