@@ -244,6 +244,10 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     group_consumer_max_size: Annotated[
         Count, about("Most members of one group with group.protocol=consumer.")
     ] = 10_000
+    group_memory_bytes: Annotated[
+        Bytes,
+        about("Memory for all groups: names, what members say of themselves, committed offsets."),
+    ] = 256 * MIB
     offsets_retention_seconds: Annotated[
         Seconds, about("Time that offsets are kept after the last member has left.")
     ] = 7 * DAY
@@ -255,6 +259,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Seconds,
         about("Longest time that a producer may keep a transaction open.", section="Transactions"),
     ] = 900.0
+    transaction_memory_bytes: Annotated[
+        Bytes, about("Memory for all transactional ids and the partitions of their transactions.")
+    ] = 64 * MIB
     transactional_id_expiration_seconds: Annotated[
         Seconds, about("Time that an unused transactional id is kept.")
     ] = 7 * DAY

@@ -50,6 +50,7 @@ CLUSTER: Final = "kafka-cluster"
 
 _CHECK_INTERVAL = 1.0  # seconds
 _MAX_ANSWERS = 10_000
+_LONG_NAME = 255  # characters: answers about longer names are not kept
 _EVERYBODY = "User:*"
 
 
@@ -230,7 +231,8 @@ class Authorizer:
             if question.name == ANY_NAME:
                 names |= {name for rule in rules for name in rule.names(question.resource)}
             answer = any(self._allowed(rules, question._replace(name=name)) for name in names)
-            self._answers[question] = answer
+            if len(question.name) <= _LONG_NAME:
+                self._answers[question] = answer
         return answer
 
     def _allowed(self, rules: Sequence[Rule], question: Question) -> bool:

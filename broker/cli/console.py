@@ -137,8 +137,8 @@ class Shell:
     def run_line(self, line: str) -> None:
         """Run one line, and print its errors."""
         try:
-            tokens = shlex.split(line, comments=True)
-            if tokens:
+            tokens = shlex.split(line)
+            if tokens and not tokens[0].startswith("#"):
                 with explained():
                     self._run(tokens)
         except (CycloptsError, CommandError, ValueError, OSError) as error:

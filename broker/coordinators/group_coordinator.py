@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Self
 import anyio
 import structlog
 
-from ..log.results import LogError
 from ..supervision import Supervisor
 from ..turns import in_turns
 from .groups.consumer_group import ConsumerGroup
 from .groups.consumer_types import JOIN_EPOCH, ConsumerHeartbeat, ConsumerHeartbeatResult
 from .groups.group import Group
+from .groups.group_members import metadata_bytes
 from .groups.group_settings import GroupSettings
 from .groups.group_types import (
+    GROUP_BYTES,
+    MEMBER_BYTES,
     NO_GENERATION,
     Clock,
     GroupDescription,
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 _STORE_INTERVAL = 1.0  # seconds between two runs of the store's maintenance
 _EXPIRY_INTERVAL = 600.0  # seconds between two checks for expired offsets
 _EXPIRY = "the expiry of committed offsets"
+_MAINTENANCE = "the maintenance of committed offsets"
 _MATCHED_FOR = (
     60.0  # seconds until an expression is matched again, because permissions may have changed
 )
@@ -90,6 +93,10 @@ class GroupCoordinator:
         self._supervisor = supervisor or Supervisor()
         self._topics = topics
         self._groups: dict[str, Group | ConsumerGroup] = {}
+        self._group_bytes = 0
+        """About the memory of all groups: counted once a second, and raised by each request."""
+        self._unstored: set[str] = set()
+        """The groups whose last change could not be stored."""
         self._tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
@@ -107,7 +114,7 @@ class GroupCoordinator:
                 group.restore(stored.snapshot)
         self._tasks = await anyio.create_task_group().__aenter__()
         for work, action, every in (
-            ("the maintenance of committed offsets", self.offsets.maintain, _STORE_INTERVAL),
+            (_MAINTENANCE, self.maintain, _STORE_INTERVAL),
             (_EXPIRY, self.expire_offsets, _EXPIRY_INTERVAL),
         ):
             self._tasks.start_soon(partial(self._supervisor.repeat, work, action, every=every))
@@ -133,8 +140,15 @@ class GroupCoordinator:
         if error is not None:
             return JoinResult(request.member.member_id, error=error)
         group = self._groups.get(group_id)
+        kept = 0 if group is None else group.kept_by(request.member.member_id)
+        more = MEMBER_BYTES + metadata_bytes(request.protocols) - kept
+        if group is None:
+            more += GROUP_BYTES + len(group_id)
         if isinstance(group, ConsumerGroup) and not group.is_idle:
             error = GroupError.INCONSISTENT_GROUP_PROTOCOL
+        elif not self._has_room(more):
+            error = GroupError.GROUP_MAX_SIZE_REACHED
+        if error is not None:
             return JoinResult(request.member.member_id, error=error)
         if not isinstance(group, Group):
             if request.member.member_id:
@@ -144,6 +158,7 @@ class GroupCoordinator:
                 self._drop(group)
             group = self._new_group(group_id)
         answer: asyncio.Future[JoinResult] = asyncio.get_running_loop().create_future()
+        self._group_bytes += more
         group.join(request, answer)
         return await answer
 
@@ -152,6 +167,10 @@ class GroupCoordinator:
         group = self._find(group_id)
         if isinstance(group, GroupError):
             return SyncResult(error=group)
+        more = sum(len(assignment) for _, assignment in request.assignments)
+        if not self._has_room(more):
+            return SyncResult(error=GroupError.COORDINATOR_NOT_AVAILABLE)
+        self._group_bytes += more
         answer: asyncio.Future[SyncResult] = asyncio.get_running_loop().create_future()
         group.sync(request, answer)
         return await answer
@@ -183,6 +202,14 @@ class GroupCoordinator:
             return ConsumerHeartbeatResult(error=GroupError.GROUP_ID_NOT_FOUND)
         if not isinstance(before, ConsumerGroup) and request.epoch != JOIN_EPOCH:
             return ConsumerHeartbeatResult(error=GroupError.UNKNOWN_MEMBER_ID)
+        if request.topics is not None or request.regex is not None:
+            kept = 0 if before is None else before.kept_by(request.member_id)
+            more = request.kept_bytes - kept
+            if before is None:
+                more += GROUP_BYTES + len(group_id)
+            if not self._has_room(more):
+                return ConsumerHeartbeatResult(error=GroupError.GROUP_MAX_SIZE_REACHED)
+            self._group_bytes += more
         group = before if isinstance(before, ConsumerGroup) else self._new_consumer_group(group_id)
         try:
             request = self._with_matched_topics(group, request, may_see)
@@ -196,7 +223,7 @@ class GroupCoordinator:
             if before is not None:
                 self._drop(before)
             self._groups[group_id] = group
-        await self._store_changes(group)
+        await self.offsets.until_durable(self._store(group))
         return result
 
     def _with_matched_topics(
@@ -265,6 +292,8 @@ class GroupCoordinator:
             member = group.members.get(identity.member_id)
             if member is not None:
                 error = GroupError.UNSUPPORTED_VERSION
+        if error is None and not self._has_room(self.offsets.growth(group_id, offsets)):
+            error = GroupError.INVALID_COMMIT_OFFSET_SIZE
         if error is None:
             await self.offsets.commit(group_id, self._stamped(group_id, offsets))
         return error
@@ -289,6 +318,8 @@ class GroupCoordinator:
         )
         if error is GroupError.STALE_MEMBER_EPOCH:
             return GroupError.ILLEGAL_GENERATION  # the one that producers understand
+        if not self._has_room(self.offsets.growth(group_id, offsets)):
+            return GroupError.INVALID_COMMIT_OFFSET_SIZE
         if error in (None, GroupError.REBALANCE_IN_PROGRESS):
             # A rebalance in progress only stops members that commit outside of a transaction: a
             # producer would treat the error as fatal.
@@ -345,6 +376,20 @@ class GroupCoordinator:
         await self.offsets.until_durable(end)
         return refused
 
+    async def maintain(self) -> None:
+        """Count what groups keep, store what a full disk did not let store, and maintain the offsets' log.
+
+        Raises `LogFailed`, OSError: the next call goes on.
+        """
+        self._group_bytes = sum([each.kept_bytes async for each in in_turns(self.groups())])
+        for group_id in tuple(self._unstored):
+            group = self._groups.get(group_id)
+            if group is None:
+                self._unstored.discard(group_id)
+            elif self._supervisor.may_try(_MAINTENANCE, group=group_id):
+                self._store_later(group)
+        await self.offsets.maintain()
+
     async def expire_offsets(self) -> None:
         """Remove expired offsets, and groups without offsets."""
         expired = int((self._now() - self._settings.offsets_retention_seconds) * 1000)
@@ -386,7 +431,7 @@ class GroupCoordinator:
             self._settings,
             self._clock,
             self._topic,
-            self._after_change,
+            self._store_later,
             topics_version=self._topics_version,
             session_timeout=lambda: self.own.session_timeout(group_id),
         )
@@ -404,6 +449,7 @@ class GroupCoordinator:
         """Return offsets with the current time; create the group if it does not exist."""
         if group_id not in self._groups:
             self._new_group(group_id)
+            self._group_bytes += GROUP_BYTES + len(group_id)
         timestamp = int(self._now() * 1000)
         return {each: CommittedOffset(*what, timestamp) for each, what in offsets.items()}
 
@@ -411,29 +457,35 @@ class GroupCoordinator:
         group.close(GroupError.COORDINATOR_NOT_AVAILABLE)
         del self._groups[group.id]
 
-    def _store_generation(self, group_id: str, generation: GroupSnapshot) -> None:
-        try:
-            self.offsets.store_group(group_id, generation)
-        except (LogError, OSError, ValueError) as error:
-            # The group continues; its members must join again only after a restart of the broker.
-            logger.error(
-                "cannot store a group's generation; its members must join again after a restart",
-                group=group_id,
-                error=str(error),
-            )
+    def _has_room(self, more: int) -> bool:
+        """Whether the budget allows clients to make this broker keep so many bytes more; less always fits."""
+        kept = self._group_bytes + self.offsets.offset_bytes
+        return more <= 0 or kept + more <= self._settings.group_memory_bytes
 
-    def _after_change(self, group: ConsumerGroup) -> None:
-        """Store what a timer, a heartbeat or a leave has changed; nothing waits until it is durable."""
-        try:
-            if changes := group.take_changes():
-                self.offsets.store_consumer_group(group.id, changes)
-        except (LogError, OSError, ValueError) as error:
-            logger.error("cannot store a group", group=group.id, error=str(error))
+    def _store_generation(self, group_id: str, _: GroupSnapshot) -> None:
+        self._store_later(self._groups[group_id])
 
-    async def _store_changes(self, group: ConsumerGroup) -> None:
-        """Store what a request has changed; return when it is durable. Raises `LogFailed`."""
-        if changes := group.take_changes():
-            await self.offsets.until_durable(self.offsets.store_consumer_group(group.id, changes))
+    def _store_later(self, group: Group | ConsumerGroup) -> None:
+        """Store what has changed; nothing waits until it is durable. If the disk fails, try again later.
+
+        The group goes on; after a restart before that, its members may have to join again.
+        """
+        with self._supervisor.attempt(_MAINTENANCE, "cannot store a group", group=group.id):
+            self._store(group)
+
+    def _store(self, group: Group | ConsumerGroup) -> int:
+        """Store what has changed; return the log offset for `until_durable`. Raises `LogFailed`."""
+        self._unstored.add(group.id)
+        end = 0
+        if isinstance(group, Group):
+            if group.state not in (GroupState.STABLE, GroupState.EMPTY):
+                return end  # the next generation is stored soon
+            self.offsets.store_group(group.id, group.snapshot())
+        elif changes := group.changes():
+            end = self.offsets.store_consumer_group(group.id, changes)
+            group.mark_stored()
+        self._unstored.discard(group.id)
+        return end
 
     def _expire(self, group: Group | ConsumerGroup, expired: int) -> None:
         stored = self.offsets.stored_group(group.id)

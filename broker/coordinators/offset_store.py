@@ -57,6 +57,7 @@ _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
 _OFFSET_AND_EPOCH: Final = struct.Struct(">hqi")
 _INT64: Final = struct.Struct(">q")
+_ENTRY_BYTES: Final = 400  # of a committed offset in memory, without its metadata
 
 
 class OffsetKey(NamedTuple):
@@ -229,6 +230,10 @@ class OffsetEntry(NamedTuple):
     log_end: int
 
 
+def _size(entry: OffsetEntry) -> int:
+    return _ENTRY_BYTES + len(entry.committed.metadata)
+
+
 @dataclass(slots=True)
 class _Transaction:
     producer: ProducerIdentity
@@ -265,13 +270,16 @@ class _PendingOffsets:
         producer: ProducerIdentity,
         group_id: str,
         entries: Mapping[TopicPartition, OffsetEntry],
-    ) -> None:
-        """Add offsets to the producer's transaction; they replace older ones."""
+    ) -> int:
+        """Add offsets to the producer's transaction; they replace older ones. Return the bytes added."""
         transaction = self._by_producer.get(producer.producer_id)
         if transaction is None:
             transaction = self._by_producer[producer.producer_id] = _Transaction(producer)
         transaction.producer = producer
-        transaction.groups[group_id].update(entries)
+        known = transaction.groups[group_id]
+        before = sum(_size(known[each]) for each in entries if each in known)
+        known.update(entries)
+        return sum(map(_size, entries.values())) - before
 
     def take(self, producer_id: int) -> dict[str, dict[TopicPartition, OffsetEntry]] | None:
         """Remove and return the offsets of a transaction by group; None if it has none."""
@@ -290,16 +298,19 @@ class _PendingOffsets:
             for partition in transaction.groups.get(group_id, ())
         }
 
-    def discard(self, group_id: str, partition: TopicPartition) -> None:
-        """Remove the pending offsets of a partition from all transactions."""
+    def discard(self, group_id: str, partition: TopicPartition) -> int:
+        """Remove the pending offsets of a partition from all transactions; return the bytes removed."""
+        removed = 0
         for producer_id, transaction in list(self._by_producer.items()):
             entries = transaction.groups.get(group_id)
-            if entries is None or entries.pop(partition, None) is None:
+            if entries is None or partition not in entries:
                 continue
+            removed += _size(entries.pop(partition))
             if not entries:
                 del transaction.groups[group_id]
             if not transaction.groups:
                 del self._by_producer[producer_id]
+        return removed
 
 
 class OffsetStore:
@@ -320,6 +331,8 @@ class OffsetStore:
         """
         self.log = log
         """Read-only for others."""
+        self.offset_bytes = 0
+        """About the memory of all committed and pending offsets."""
         self._offsets: dict[str, dict[TopicPartition, OffsetEntry]] = {}
         self._groups: dict[str, StoredGroup] = {}
         self._consumer_groups: dict[str, dict[str | None, dict[str, Any]]] = {}
@@ -366,6 +379,16 @@ class OffsetStore:
         await self.log.until_durable(max((entry.log_end for entry in entries.values()), default=0))
         return {partition: entry.committed for partition, entry in entries.items()}
 
+    def growth(self, group_id: str, offsets: Mapping[TopicPartition, tuple[int, int, str]]) -> int:
+        """Return by how much commits of (offset, leader epoch, metadata) would raise `offset_bytes`."""
+        known = self._offsets.get(group_id, {})
+        return sum(
+            len(metadata) - len(known[at].committed.metadata)
+            if at in known
+            else _ENTRY_BYTES + len(metadata)
+            for at, (_, _, metadata) in offsets.items()
+        )
+
     def pending(self, group_id: str) -> set[TopicPartition]:
         """Return the partitions with an offset in an open transaction (KIP-447)."""
         return self._pending.partitions(group_id)
@@ -382,8 +405,7 @@ class OffsetStore:
     ) -> None:
         """Store committed offsets; return when they may be acknowledged."""
         entries, end = self._append_offsets(group_id, offsets)
-        if entries:
-            self._offsets.setdefault(group_id, {}).update(entries)
+        self._keep(group_id, entries)
         await self.log.until_durable(end)
 
     async def commit_in_transaction(
@@ -394,8 +416,7 @@ class OffsetStore:
     ) -> None:
         """Store offsets that become committed with the transaction of `producer`."""
         entries, end = self._append_offsets(group_id, offsets, producer)
-        if entries:
-            self._pending.add(producer, group_id, entries)
+        self._keep_pending(producer, group_id, entries)
         await self.log.until_durable(end)
 
     async def end_transaction(self, producer: ProducerIdentity, marker: Marker) -> None:
@@ -514,23 +535,45 @@ class OffsetStore:
     def _partitions(self, group_id: str) -> set[TopicPartition]:
         return self._offsets.get(group_id, {}).keys() | self._pending.partitions(group_id)
 
+    def _keep(self, group_id: str, entries: Mapping[TopicPartition, OffsetEntry]) -> None:
+        if not entries:
+            return
+        known = self._offsets.setdefault(group_id, {})
+        for partition, entry in entries.items():
+            before = known.get(partition)
+            self.offset_bytes += _size(entry) - (0 if before is None else _size(before))
+            known[partition] = entry
+
+    def _keep_pending(
+        self,
+        producer: ProducerIdentity,
+        group_id: str,
+        entries: Mapping[TopicPartition, OffsetEntry],
+    ) -> None:
+        if entries:
+            self.offset_bytes += self._pending.add(producer, group_id, entries)
+
     def _forget(self, group_id: str, partition: TopicPartition) -> None:
-        self._pending.discard(group_id, partition)
+        self.offset_bytes -= self._pending.discard(group_id, partition)
         known = self._offsets.get(group_id, {})
-        known.pop(partition, None)
+        entry = known.pop(partition, None)
+        if entry is not None:
+            self.offset_bytes -= _size(entry)
         if not known:
             self._offsets.pop(group_id, None)
 
     def _settle(self, producer: ProducerIdentity, marker: Marker) -> None:
         pending = self._pending.take(producer.producer_id) or {}
-        if not marker.committed:
-            return
         for group_id, entries in pending.items():
-            known = self._offsets.setdefault(group_id, {})
-            for partition, entry in entries.items():
-                before = known.get(partition)
-                if before is None or before.log_end < entry.log_end:
-                    known[partition] = entry
+            self.offset_bytes -= sum(map(_size, entries.values()))
+            known = self._offsets.get(group_id, {})
+            if marker.committed:
+                newer = {
+                    partition: entry
+                    for partition, entry in entries.items()
+                    if partition not in known or known[partition].log_end < entry.log_end
+                }
+                self._keep(group_id, newer)
 
     # -- loading -------------------------------------------------------------------------------
 
@@ -552,9 +595,9 @@ class OffsetStore:
             return
         entries = {partition: OffsetEntry(decode_offset(record.value), record.offset + 1)}
         if producer is None:
-            self._offsets.setdefault(key.group_id, {}).update(entries)
+            self._keep(key.group_id, entries)
         else:
-            self._pending.add(producer, key.group_id, entries)
+            self._keep_pending(producer, key.group_id, entries)
 
     def _apply_consumer_group(self, key: ConsumerGroupKey, value: dict[str, Any] | None) -> None:
         records = self._consumer_groups.setdefault(key.group_id, {})

@@ -15,6 +15,7 @@ from ..supervision import Supervisor
 from . import transaction_state
 from .transaction_markers import OFFSETS_PARTITION, MarkerWriter
 from .transaction_state import Transaction, TransactionError, TransactionState
+from .transaction_store import kept_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -69,6 +70,7 @@ class TransactionCoordinator:
         self._store = store
         self._max_timeout_ms = round(settings.transaction_max_timeout * 1000)
         self._id_expiration_ms = round(settings.transactional_id_expiration_seconds * 1000)
+        self._max_bytes = settings.transaction_memory_bytes
         self._check_interval = check_interval
         self._producer_ids = producer_ids
         self._now = now
@@ -229,6 +231,8 @@ class TransactionCoordinator:
             )
             if isinstance(transaction, TransactionError):
                 return transaction
+            if not self._has_room(transaction):
+                return TransactionError.POLICY_VIOLATION
             self._store.put(transaction)
             if transaction.state is TransactionState.PREPARE_ABORT:
                 self._complete(transaction)
@@ -248,6 +252,8 @@ class TransactionCoordinator:
         transaction = transaction_state.add_partitions(current, producer, partitions, self.now_ms())
         if isinstance(transaction, TransactionError):
             return transaction
+        if not self._has_room(transaction):
+            return TransactionError.POLICY_VIOLATION
         try:
             if transaction is not current:
                 self._store.put(transaction)
@@ -271,6 +277,12 @@ class TransactionCoordinator:
             return _refused(transactional_id, error)
         decided = await self._complete(transaction)
         return transaction if decided else TransactionError.COORDINATOR_NOT_AVAILABLE
+
+    def _has_room(self, transaction: Transaction) -> bool:
+        """Whether the budget allows a transactional id to become this; less than before always fits."""
+        before = self._store.get(transaction.transactional_id)
+        more = kept_bytes(transaction) - (0 if before is None else kept_bytes(before))
+        return more <= 0 or self._store.kept_bytes + more <= self._max_bytes
 
     def _complete(self, prepared: Transaction, *, again: bool = False) -> asyncio.Task[bool]:
         """Start writing the markers; call it right after the decision is stored.

@@ -103,6 +103,8 @@ class TransactionError(Enum):
     INVALID_REQUEST = auto()
     INVALID_TRANSACTION_TIMEOUT = auto()
     INVALID_TXN_STATE = auto()
+    POLICY_VIOLATION = auto()
+    """There is no room for another transactional id, or for more partitions in a transaction."""
     PRODUCER_FENCED = auto()
     TRANSACTION_ABORTABLE = auto()
     """The partition is not part of the transaction (KIP-890); older clients know INVALID_TXN_STATE."""

@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 _VERSION: Final = 0
+_ID_BYTES, _PARTITION_BYTES = 1_000, 100  # in memory
 _FLEXIBLE_VERSION: Final = 1
 _PREVIOUS_ID, _NEXT_ID, _CLIENT_VERSION = range(3)  # tags
 _RAISES_EPOCHS: Final = 2  # the client's version of transactions
@@ -185,6 +186,15 @@ def _raised_epoch(
     return {"last": last, "raised_epoch": True, "next_producer_id": next_producer_id}
 
 
+def kept_bytes(transaction: Transaction) -> int:
+    """Return about the memory of a transactional id and the partitions of its transaction."""
+    return (
+        _ID_BYTES
+        + len(transaction.transactional_id)
+        + len(transaction.partitions) * _PARTITION_BYTES
+    )
+
+
 class TransactionStore:
     """The state of every transactional id, in memory and in a log.
 
@@ -199,6 +209,8 @@ class TransactionStore:
         """
         self.log = log
         """Read-only for others."""
+        self.kept_bytes = 0
+        """About the memory of all transactional ids."""
         self._transactions: dict[str, Transaction] = {}
         self._active: dict[str, Transaction] = {}
         log.restore(self._replay, self._append_live_records)
@@ -253,6 +265,8 @@ class TransactionStore:
             self._remember(decode_transaction(transactional_id, record.value))
 
     def _remember(self, transaction: Transaction) -> None:
+        before = self._transactions.get(transaction.transactional_id)
+        self.kept_bytes += kept_bytes(transaction) - (0 if before is None else kept_bytes(before))
         self._transactions[transaction.transactional_id] = transaction
         if transaction.state.is_active:
             self._active[transaction.transactional_id] = transaction
@@ -260,5 +274,7 @@ class TransactionStore:
             self._active.pop(transaction.transactional_id, None)
 
     def _forget(self, transactional_id: str) -> None:
-        self._transactions.pop(transactional_id, None)
+        before = self._transactions.pop(transactional_id, None)
+        if before is not None:
+            self.kept_bytes -= kept_bytes(before)
         self._active.pop(transactional_id, None)

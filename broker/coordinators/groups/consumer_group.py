@@ -25,7 +25,7 @@ from .consumer_types import (
     ConsumerMember,
     Partitions,
 )
-from .group_types import GroupDescription, GroupError, GroupState, MemberIdentity
+from .group_types import GROUP_BYTES, GroupDescription, GroupError, GroupState, MemberIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -36,14 +36,15 @@ if TYPE_CHECKING:
     from .group_types import Clock, TimerHandle
 
 _SMALL = 1_000  # members and partitions of a group that gets a new target at each change
+_PARTITION_BYTES = 500  # of a partition in targets and assignments
 _PAUSE = 1.0  # seconds between two targets of a larger group
 
 
 class ConsumerGroup:
     """The coordinator's side of one group.
 
-    Calls: `heartbeat` for each request; then `take_changes`, whose records are to be stored before the
-    answer is sent. `on_change` is called when a timer has changed the group.
+    Calls: `heartbeat` for each request; then `changes`, which are to be stored before the answer is sent,
+    and `mark_stored`. `on_change` is called when a timer has changed the group.
     """
 
     protocol_type = "consumer"
@@ -110,6 +111,21 @@ class ConsumerGroup:
     def generation(self) -> int:
         """The epoch, where a classic group has a generation."""
         return self.epoch
+
+    @property
+    def kept_bytes(self) -> int:
+        """About the memory of the group."""
+        return (
+            GROUP_BYTES
+            + len(self.id)
+            + sum(each.kept_bytes for each in self.members.values())
+            + len(self._holders) * _PARTITION_BYTES
+        )
+
+    def kept_by(self, member_id: str) -> int:
+        """About the memory of a member; 0 if there is none of this id."""
+        member = self.members.get(member_id)
+        return 0 if member is None else member.kept_bytes
 
     @property
     def is_idle(self) -> bool:
@@ -206,13 +222,18 @@ class ConsumerGroup:
 
     # -- storage -------------------------------------------------------------------------------
 
-    def take_changes(self) -> dict[str | None, dict[str, Any] | None]:
-        """Return what is to be stored since the last call: members by id, and the group by None.
+    def changes(self) -> dict[str | None, dict[str, Any] | None]:
+        """Return what is to be stored since `mark_stored`: members by id, and the group by None.
 
         A value of None removes the record.
         """
-        dirty, self._dirty = self._dirty, set()
-        return {each: self._record(each) for each in sorted(dirty, key=lambda each: each or "")}
+        return {
+            each: self._record(each) for each in sorted(self._dirty, key=lambda each: each or "")
+        }
+
+    def mark_stored(self) -> None:
+        """All changes are stored."""
+        self._dirty.clear()
 
     def records(self) -> dict[str | None, dict[str, Any] | None]:
         """Return all that is to be stored."""

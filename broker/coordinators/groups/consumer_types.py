@@ -10,10 +10,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from .group_types import GroupError, TimerHandle, by_topic
+from .group_types import MEMBER_BYTES, GroupError, TimerHandle, by_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 __all__ = [
     "JOIN_EPOCH",
@@ -23,11 +23,13 @@ __all__ = [
     "ConsumerHeartbeatResult",
     "ConsumerMember",
     "Partitions",
+    "names_bytes",
 ]
 
 JOIN_EPOCH: Final = 0
 STATIC_LEAVE_EPOCH: Final = -2
 _DEFAULT_REBALANCE_TIMEOUT: Final = 300.0
+_NAME_BYTES: Final = 60  # of a string in memory, without its characters
 
 Partitions = frozenset[tuple[UUID, int]]
 
@@ -61,6 +63,15 @@ class ConsumerHeartbeat:
     owned: Partitions | None = None
     client_id: str = ""
     client_host: str = ""
+
+    @property
+    def kept_bytes(self) -> int:
+        """About the memory of what the member says."""
+        names = (
+            *(self.member_id, self.instance_id, self.rack_id, self.client_id),
+            *(self.regex, self.assignor),
+        )
+        return MEMBER_BYTES + names_bytes(names) + names_bytes(self.topics or ())
 
     @property
     def is_full(self) -> bool:
@@ -111,6 +122,12 @@ class ConsumerMember:
         """The names of the topics that it reads."""
         return {*self.topics, *self.matched}
 
+    @property
+    def kept_bytes(self) -> int:
+        """About the memory of the member."""
+        names = (self.id, self.instance_id, self.rack_id, self.client_id, self.regex, self.assignor)
+        return MEMBER_BYTES + names_bytes(names) + names_bytes(self.topics)
+
     def stop(self) -> None:
         """Cancel the timers."""
         for timer in (self.session_timer, self.step_timer):
@@ -150,6 +167,11 @@ class ConsumerMember:
         for name in ("topics", "matched"):
             values[name] = tuple(values[name])
         return cls(member_id, **values), target
+
+
+def names_bytes(names: Iterable[str | None]) -> int:
+    """Return about the memory of some names."""
+    return sum(_NAME_BYTES + len(each or "") for each in names)
 
 
 def _pack(partitions: Partitions) -> dict[str, list[int]]:

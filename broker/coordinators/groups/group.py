@@ -20,6 +20,8 @@ from ...protocol.cursor import MalformedRequest
 from .embedded_protocol import CONSUMER_PROTOCOL, subscribed_topics
 from .group_members import Member, Members, new_member_id
 from .group_types import (
+    GROUP_BYTES,
+    MEMBER_BYTES,
     NO_GENERATION,
     GroupDescription,
     GroupError,
@@ -103,6 +105,19 @@ class Group:
     def size(self) -> int:
         """The number of members."""
         return len(self._members)
+
+    @property
+    def kept_bytes(self) -> int:
+        """About the memory of the group."""
+        members = sum(each.kept_bytes for each in self._members)
+        return GROUP_BYTES + len(self.id) + members + len(self._pending_ids) * MEMBER_BYTES
+
+    def kept_by(self, member_id: str) -> int:
+        """About the memory of a member, without its assignment; 0 if there is none of this id."""
+        if member_id not in self._members:
+            return 0
+        member = self._members[member_id]
+        return member.kept_bytes - len(member.assignment)
 
     @property
     def is_idle(self) -> bool:

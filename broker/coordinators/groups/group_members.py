@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from .group_types import (
+    MEMBER_BYTES,
     GroupError,
     JoinRequest,
     JoinResult,
@@ -22,7 +23,7 @@ from .group_types import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Member", "Members", "new_member_id"]
+__all__ = ["Member", "Members", "metadata_bytes", "new_member_id"]
 
 _MAX_ID_PREFIX: Final = 249
 
@@ -30,6 +31,11 @@ _MAX_ID_PREFIX: Final = 249
 def new_member_id(request: JoinRequest) -> str:
     """Return an id for a member that has none yet; its beginning says whose it is."""
     return f"{(request.member.instance_id or request.client_id)[:_MAX_ID_PREFIX]}-{uuid4()}"
+
+
+def metadata_bytes(protocols: Iterable[ProtocolChoice]) -> int:
+    """Return the bytes of the names and metadata of protocols."""
+    return sum(len(each.name) + len(each.metadata) for each in protocols)
 
 
 @dataclass(slots=True, eq=False)
@@ -79,6 +85,12 @@ class Member:
             protocols=(ProtocolChoice(protocol_name, stored.metadata),),
             assignment=stored.assignment,
         )
+
+    @property
+    def kept_bytes(self) -> int:
+        """About the memory of the member."""
+        names = len(self.client_id) + len(self.instance_id or "")
+        return MEMBER_BYTES + names + len(self.assignment) + metadata_bytes(self.protocols)
 
     @property
     def may_be_silent(self) -> bool:

@@ -11,6 +11,8 @@ from typing import Protocol, TypeVar
 from uuid import UUID
 
 __all__ = [
+    "GROUP_BYTES",
+    "MEMBER_BYTES",
     "NO_GENERATION",
     "Clock",
     "GroupDescription",
@@ -28,6 +30,9 @@ __all__ = [
     "Waiter",
     "by_topic",
 ]
+
+GROUP_BYTES, MEMBER_BYTES = 2_000, 2_000
+"""About the memory of a group and of a member, without what clients say."""
 
 NO_GENERATION = -1
 """The generation of a client outside the group, which only stores offsets."""
@@ -60,6 +65,7 @@ class GroupError(Enum):
     COORDINATOR_NOT_AVAILABLE = auto()
     ILLEGAL_GENERATION = auto()
     INCONSISTENT_GROUP_PROTOCOL = auto()
+    INVALID_COMMIT_OFFSET_SIZE = auto()
     INVALID_GROUP_ID = auto()
     INVALID_REQUEST = auto()
     UNKNOWN_MEMBER_ID = auto()

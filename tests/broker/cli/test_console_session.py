@@ -56,6 +56,15 @@ def test_topics_are_created_written_and_read(kmr: Kmr) -> None:
     ]
 
 
+def test_a_value_may_have_a_number_sign(kmr: Kmr) -> None:
+    shown = console(
+        kmr,
+        *("create marks", "send marks a#b '#c' #d", "  # a comment", "subscribe marks"),
+        "poll --format value",
+    )
+    assert shown[-3:] == ["a#b", "#c", "#d"]
+
+
 def test_a_group_commits_the_records_that_were_shown(kmr: Kmr) -> None:
     console(kmr, "create jobs", "send jobs 1 2 3")
     first = console(kmr, "subscribe jobs", "join team", "poll --max 2 --format value", "leave")

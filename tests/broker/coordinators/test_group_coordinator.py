@@ -2,16 +2,20 @@
 
 import asyncio
 import errno
+import itertools
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from struct import pack
+from typing import Any
 
 import pytest
+from msgspec import structs
 
 from kmr.broker.coordinators.group_coordinator import GroupCoordinator
+from kmr.broker.coordinators.groups.consumer_group import ConsumerGroup
 from kmr.broker.coordinators.groups.consumer_types import ConsumerHeartbeat
 from kmr.broker.coordinators.groups.group_types import (
     GroupError,
@@ -28,6 +32,7 @@ from kmr.broker.log.log_config import LogConfig
 from kmr.broker.log.producers import Marker, ProducerIdentity
 from kmr.broker.log.results import LogFailed
 from kmr.broker.settings import BrokerSettings
+from kmr.broker.supervision import Supervisor
 from kmr.broker.topics.topic import TopicPartition
 
 NOBODY = MemberIdentity("")
@@ -73,6 +78,7 @@ class Bench:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.clock = ManualClock()
+        self.settings = SETTINGS
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[GroupCoordinator]:
@@ -80,9 +86,10 @@ class Bench:
         store = OffsetStore(StateLog(self.directory, config, clean=False, now=self.clock.now))
         async with GroupCoordinator(
             store,
-            SETTINGS,
+            self.settings,
             clock=self.clock,
             now=self.clock.now,
+            supervisor=Supervisor(itertools.count(0, 10**9).__next__),  # what fails is due at once
         ) as groups:
             yield groups
         store.close()
@@ -437,3 +444,110 @@ async def test_offsets_of_a_group_that_assigns_no_partitions_are_not_deleted_whi
     async with bench.running() as groups:
         await groups.join("g", replace(request(), protocol_type="connect"))
         assert await groups.delete_offsets("g", {("t", 0)}) is GroupError.NON_EMPTY_GROUP
+
+
+class FullDisk:
+    """A log that refuses appends while `full`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = False
+        works = StateLog.append
+
+        def append(log: StateLog, *arguments: Any) -> int:
+            if self.full:
+                raise LogFailed("no space left on device")
+            return works(log, *arguments)
+
+        monkeypatch.setattr(StateLog, "append", append)
+
+
+async def test_what_a_full_disk_kept_from_being_stored_of_a_group_is_stored_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FullDisk(monkeypatch)
+
+    async def beat(member: str, epoch: int = 0) -> int:
+        result = await groups.consumer_heartbeat("g", heartbeat(member, epoch), lambda _: True)
+        assert result.error is None
+        return result.epoch
+
+    async with bench.running() as groups:
+        epoch = await beat("a")
+        disk.full = True
+        with pytest.raises(LogFailed):
+            await beat("b")
+        disk.full = False
+        await beat("a", epoch)
+        group = groups.find("g")
+        assert isinstance(group, ConsumerGroup)
+        before = group.records()
+    async with bench.running() as groups:
+        group = groups.find("g")
+        assert isinstance(group, ConsumerGroup)
+        assert group.records() == before
+        assert group.epoch >= max(each.epoch for each in group.members.values())
+
+
+async def test_a_generation_that_a_full_disk_kept_from_being_stored_is_stored_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FullDisk(monkeypatch)
+    async with bench.running() as groups:
+        disk.full = True
+        joined = await join_alone(groups)
+        disk.full = False
+        await groups.maintain()
+    async with bench.running() as groups:
+        assert groups.heartbeat("g", MemberIdentity(joined.member_id), joined.generation) is None
+
+
+async def test_what_clients_make_groups_keep_has_a_budget_and_members_go_on(bench: Bench) -> None:
+    bench.settings = structs.replace(SETTINGS, group_memory_bytes=100_000)
+    protocols = (ProtocolChoice("range", bytes(10_000)),)
+    async with bench.running() as groups:
+        first = await join_alone(groups, "honest")
+        member, offset = MemberIdentity(first.member_id), {("t", 0): (5, -1, "")}
+        assert await groups.commit("honest", member, 1, offset) is None
+
+        refused = 0
+        for at in range(50):
+            large = replace(request(), protocols=protocols, require_known_member_id=False)
+            group_id = f"g{at}"
+            joining = asyncio.ensure_future(groups.join(group_id, large))
+            await asyncio.sleep(0)
+            refused += (
+                joining.done() and joining.result().error is GroupError.GROUP_MAX_SIZE_REACHED
+            )
+        assert 40 <= refused < 50
+        many = {(f"t{at}", 0): (5, -1, "x" * 100) for at in range(1000)}
+        assert await groups.commit("tool", NOBODY, -1, many) is (
+            GroupError.INVALID_COMMIT_OFFSET_SIZE
+        )
+        beat = replace(heartbeat("m"), topics=tuple(f"{'t' * 200}{at}" for at in range(1000)))
+        result = await groups.consumer_heartbeat("new", beat, lambda _: True)
+        assert result.error is GroupError.GROUP_MAX_SIZE_REACHED
+
+        assert groups.heartbeat("honest", member, 1) is None
+        assert await groups.commit("honest", member, 1, offset) is None
+        assert (await groups.join("honest", request(first.member_id))).error is None
+        await groups.maintain()
+        assert sum(each.kept_bytes for each in groups.groups()) <= 100_000
+
+
+async def test_the_memory_of_offsets_is_given_back_when_they_are_gone(bench: Bench) -> None:
+    producer = ProducerIdentity(1, 0)
+    async with bench.running() as groups:
+        offsets = {(topic, 0): (5, -1, "note") for topic in ("a", "b", "c")}
+        await groups.commit("g", NOBODY, -1, offsets)
+        once = groups.offsets.offset_bytes
+        await groups.commit("g", NOBODY, -1, offsets)
+        assert groups.offsets.offset_bytes == once > 0
+        await groups.commit_in_transaction("g", NOBODY, -1, producer, offsets)
+        assert groups.offsets.offset_bytes == 2 * once
+        await groups.offsets.end_transaction(producer, Marker(committed=True, coordinator_epoch=0))
+        assert groups.offsets.offset_bytes == once
+    async with bench.running() as groups:
+        assert groups.offsets.offset_bytes == once
+        await groups.remove_topics(["a"])
+        await groups.delete("g")
+        assert groups.offsets.offset_bytes == 0

@@ -235,3 +235,24 @@ async def test_an_exhausted_epoch_is_followed_by_a_new_producer_id(disk: Disk) -
         assert successor.producer_id != producer.producer_id
         assert successor.epoch == 0
         assert not node.is_open(producer.producer_id)
+
+
+async def test_transactional_ids_have_a_budget_and_known_ones_go_on(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with disk.running() as node:
+        producer = await node.begin()
+        monkeypatch.setattr(node.coordinator, "_max_bytes", 50_000)
+        made = [await node.coordinator.initialise(f"{at}", TIMEOUT_MS) for at in range(100)]
+        refused = made.count(TransactionError.POLICY_VIOLATION)
+        assert 50 <= refused < 100
+        large = [("t", index) for index in range(1000)]
+        added = await node.coordinator.add_partitions("x", producer, large)
+        assert added is TransactionError.POLICY_VIOLATION
+        assert node.store.kept_bytes <= 50_000
+        assert await node.coordinator.initialise("0", TIMEOUT_MS) is not (
+            TransactionError.POLICY_VIOLATION
+        )
+        for transaction in node.store:
+            node.store.remove(transaction.transactional_id)
+        assert node.store.kept_bytes == 0

@@ -82,11 +82,12 @@ class System:
         return {key: json.loads(value) for key, value in self.stored.items()}
 
     def store(self) -> None:
-        for key, value in self.group.take_changes().items():
+        for key, value in self.group.changes().items():
             if value is None:
                 self.stored.pop(key, None)
             else:
                 self.stored[key] = json.dumps(value)
+        self.group.mark_stored()
 
     def send(self, heartbeat: ConsumerHeartbeat) -> ConsumerHeartbeatResult:
         result = self.group.heartbeat(heartbeat)
@@ -339,9 +340,9 @@ def test_a_heartbeat_without_news_looks_up_no_topic_and_stores_nothing(
     large = Large(monkeypatch, members=10, partitions=20)
     for member, epoch in large.epochs.items():
         large.epochs[member] = large.beat(member, epoch)
-    large.group.take_changes()
+    large.group.mark_stored()
     looked_up, targets = large.looked_up, large.targets
     result = large.group.heartbeat(ConsumerHeartbeat("m0", large.epochs["m0"]))
     assert (result.error, result.assignment) == (None, None)
     assert (large.looked_up, large.targets) == (looked_up, targets)
-    assert large.group.take_changes() == {}
+    assert large.group.changes() == {}
