@@ -125,22 +125,14 @@ def ways(directory: Path, master: str) -> list[Way]:
             through_writer(path=f"{path}-orc", format="orc", master=master),
         ),
         (
-            "transform, its result as a pyarrow file",
+            "transform, its result a directory overwritten",
             "exactly once",
             through_writer(path=f"{path}-transform", transform=_keep, master=master),
         ),
     ]
     if is_connect(master):
         return [(f"Spark Connect: {name}", guarantee, call) for name, guarantee, call in found]
-    files: list[Way] = [
-        ("pyarrow file (chosen for paths)", "exactly once", through_writer(path=path)),
-        (
-            "pyarrow files by carrier",
-            "exactly once",
-            through_writer(path=f"{path}-by", partition_by="carrier"),
-        ),
-    ]
-    return files + found
+    return found
 
 
 def _keep(frame: Any) -> Any:

@@ -26,6 +26,7 @@ from .kafka.group_offsets import Membership
 from .record import SCHEMA, Batch, Record, TopicPartition
 from .reducers.collect import one_table
 from .reducers.sink import NEW, RowsRefused, Sink, Write
+from .reducers.wrapping import Wrapping
 from .service.changes import Changes
 from .simulation.simulate import columns_of, simulate
 
@@ -418,7 +419,7 @@ async def _run_strategy(
     mapped: dict[TopicPartition, set[int]] = {at: set() for at in batches}
     trial = replace(
         strategy,
-        reduce=[_watched(first, mapped), *others],
+        reduce=[_Watched(first, mapped), *others],
         reduce_err=MemoryWriter(failed),
         err_limit=None,
         delivery=None,
@@ -462,19 +463,18 @@ async def _run_strategy(
     return StrategyRun(table, failures, filtered)
 
 
-def _watched(first: Reducer, mapped: Mapping[TopicPartition, set[int]]) -> Reducer:
-    """Return a copy of the first reducer that notes which records its rows come from."""
+class _Watched(Wrapping):
+    """Notes which records the rows of a reducer come from."""
 
-    class Watched(type(first)):  # type: ignore[misc]
-        def add(self, rows: Rows) -> None:
-            assert rows.offsets is not None
-            (batch,) = rows.sources
-            mapped[batch.topic_partition].update(rows.offsets.tolist())
-            super().add(rows)
+    def __init__(self, inner: Reducer, mapped: Mapping[TopicPartition, set[int]]) -> None:
+        super().__init__(inner)
+        self._mapped = mapped
 
-    watched = copy.copy(first)
-    watched.__class__ = Watched
-    return watched
+    def add(self, rows: Rows) -> None:
+        assert rows.offsets is not None
+        (batch,) = rows.sources
+        self._mapped[batch.topic_partition].update(rows.offsets.tolist())
+        super().add(rows)
 
 
 class StartBroker(Protocol):

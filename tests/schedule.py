@@ -24,7 +24,6 @@ _ON_SPARK: Final = (
     "tests/framework/spark/source/test_stream.py",
     "tests/framework/spark/runtime/test_session.py",
     "tests/framework/sinks/spark/test_writer_on_spark.py",
-    "tests/framework/sinks/spark/test_compact.py",
     "tests/framework/spark/engine/test_checkpoint.py",
     "tests/framework/cli/test_check.py",
 )

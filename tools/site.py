@@ -120,7 +120,7 @@ def _api() -> str:
         ("kmr.errors", "Every error that a user can meet."),
         ("kmr.testing", "Tools for tests. `docs/testing.md` has the fixtures for pytest."),
         ("kmr.broker", "The bundled broker, inside your process."),
-        ("kmr.spark", "The Kafka source for Spark alone."),
+        ("kmr.spark", "The Spark engine."),
     ):
         out += [f"## {module}", about, *_exported(module)]
     return "\n\n".join(out) + "\n"

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kmr import Json, Strategy, map_batch
-from kmr.sinks import DeadLetterWriter, SparkWriter
+from kmr.sinks import DeadLetterWriter, ParquetWriter
 
 TRIP = pa.schema([("city", pa.string()), ("km", pa.float64()), ("minutes", pa.float64())])
 
@@ -23,6 +23,6 @@ def speeds(trips: pa.RecordBatch) -> pa.RecordBatch:
 strategy = Strategy(
     value=Json(TRIP),
     map=speeds,
-    reduce=[SparkWriter(path=os.environ.get("TRIPS", "trips"), partition_by="city")],
+    reduce=[ParquetWriter(os.environ.get("TRIPS", "trips"), partition_by="city")],
     reduce_err=DeadLetterWriter("trips-dead"),
 )

@@ -1,4 +1,4 @@
-"""`kmr spark`: package a strategy for spark-submit, and compact the files of a SparkWriter."""
+"""`kmr spark`: package a strategy for spark-submit, and compact the files of a ParquetWriter."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -11,7 +11,7 @@ from ..loading import load_strategy
 from .output import plain_console
 
 if TYPE_CHECKING:
-    from ..sinks.spark.compact import Compacted
+    from ..sinks.parquet.compact import Compacted
 
 __all__ = ["app"]
 
@@ -71,10 +71,9 @@ def compact(
     *,
     target_size: str = "128MiB",
     min_age: str = "1h",
-    master: str | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
-    """Merge the small files of a SparkWriter, by topic partition.
+    """Merge the small files of a ParquetWriter, by topic partition. It needs no Spark.
 
     The newest file of each topic partition stays as it is: a worker may write it again. Readers may see
     rows twice for a moment. Start only one run at a time for a directory; the next run finishes an
@@ -83,29 +82,19 @@ def compact(
     Parameters
     ----------
     source
-        The path or URI of a directory, which needs no Spark, or catalog.database.table.
+        The path or URI of a directory; for a table of Spark its location, and REFRESH TABLE afterwards.
     target_size
         Merge smaller files, up to this size.
     min_age
         Leave younger files as they are.
-    master
-        For a table: local[2], spark://host:port or sc://host:port; by default Spark's own configuration.
     dry_run
         Only print what would be done.
     """
-    from ..sinks.spark.compact import compact_path, compact_table
-    from ..spark.runtime.session import SharedSession
-    from .check import is_path
+    from ..sinks.parquet.compact import compact_path
 
     size = int(_amount("--target-size", target_size, BYTES))
     age = _amount("--min-age", min_age, SECONDS)
-    if is_path(source):
-        done: Compacted | None = compact_path(
-            source, target_bytes=size, min_age=age, dry_run=dry_run
-        )
-    else:
-        with SharedSession(master, {"spark.log.level": "ERROR"}) as session:
-            done = compact_table(session, source, target_bytes=size, min_age=age, dry_run=dry_run)
+    done = compact_path(source, target_bytes=size, min_age=age, dry_run=dry_run)
     _show(source, done, dry_run=dry_run)
 
 
@@ -119,13 +108,8 @@ def _amount(flag: str, text: str, unit: str) -> float:
         ) from None
 
 
-def _show(source: str, done: "Compacted | None", *, dry_run: bool) -> None:
+def _show(source: str, done: "Compacted", *, dry_run: bool) -> None:
     console = plain_console()
-    if done is None:
-        console.print(
-            f"{source}: {'the table format would compact it' if dry_run else 'compacted'}"
-        )
-        return
     verb = "would become" if dry_run else "became"
     console.print(
         f"{source}: {done.files_before:,} files {verb} {done.files_after:,} "

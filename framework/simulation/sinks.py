@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import anyio
 
-from ..reducers.flushing import call_flush
 from ..reducers.reducer import Reducer, limits_of
-from ..reducers.sink import NEW, Sink, Write, capabilities_of
+from ..reducers.sink import NEW, Sink, Write
+from ..reducers.wrapping import Wrapping
 from ..sinks.clickhouse.ddl import column_type
 from ..sinks.clickhouse.writer import ClickHouseWriter
 from ..sinks.ranges import RangeWriter
@@ -144,38 +144,24 @@ def _modelled(last: Reducer, place: Place) -> Reducer:
     return ModelWriter(last, place, "sink")
 
 
-class _Watched(Sink):
-    """A reducer that notes the records of which it made no rows."""
+class _Watched(Wrapping):
+    """Notes the records of which a reducer made no rows."""
 
-    def __init__(self, reducer: Reducer, place: Place) -> None:
-        super().__init__(**limits_of(reducer))
-        self.capabilities = capabilities_of(reducer)
-        self.keeps_rows = reducer.keeps_rows
-        self._reducer = reducer
+    def __init__(self, inner: Reducer, place: Place) -> None:
+        super().__init__(inner)
         self._place = place
         self._seen: tuple[Rows, ...] = ()
 
-    def __deepcopy__(self, memo: object) -> Self:
-        other = copy.copy(self)
-        other._reducer = copy.deepcopy(self._reducer)  # noqa: SLF001  of our own class
-        return other
-
-    async def open(self, context: Context) -> None:
-        await self._reducer.open(context)
-
-    async def close(self) -> None:
-        await self._reducer.close()
-
     def add(self, rows: Rows) -> None:
         self._seen = (*self._seen, rows)
-        self._reducer.add(rows)
+        super().add(rows)
 
     def reset(self) -> None:
         self._seen = ()
-        self._reducer.reset()
+        super().reset()
 
     async def flush(self, write: Write = NEW) -> pa.Table | None:
-        out = await call_flush(self._reducer, write)
+        out = await super().flush(write)
         if out is not None:
             self._place.learn(out.schema)
         if out is None or not out.num_rows:

@@ -1,8 +1,9 @@
-"""Destinations of a flush: Parquet files named after their offsets, or Spark's own writer.
+"""Destinations of a flush: the files of a table of Parquet files, or Spark's own writer.
 
-A table of Spark's catalog may have either. Both have the same methods. `write` and `write_frame` may be
-called again with the same part; `publish` is called when all parts of a flush are written. `doubt` says why a
-part that is written again may be doubled, None if none is; `doubles` says it of one part.
+The files are those of `ParquetWriter`, at the table's location. Both destinations have the same methods.
+`write` and `write_frame` may be called again with the same part; `publish` is called when all parts of a
+flush are written. `doubt` says why a part that is written again may be doubled, None if none is; `doubles`
+says it of one part.
 """
 
 from __future__ import annotations
@@ -25,19 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from ...spark.runtime.session import SharedSession
-    from ..parquet.files import Compression, Directory, PartitionValues
+    from ..parquet.files import Directory, PartitionValues
     from ..planning import RangeRows
-
-__all__ = [
-    "FILE_FORMATS",
-    "CatalogTable",
-    "Destination",
-    "FileDestination",
-    "SparkDestination",
-    "choose_path",
-    "choose_table",
-    "read_table",
-]
 
 FILE_FORMATS = ("avro", "csv", "json", "orc", "parquet", "xml")
 """Formats of plain files in a directory: overwriting the directory replaces its rows."""
@@ -51,13 +41,13 @@ _OWN_CATALOG = "spark_catalog"
 
 
 @dataclass(slots=True)
-class FileDestination:
-    """Parquet files that this process writes and renames. Only a table needs the JVM, for a refresh."""
+class TableFiles:
+    """Parquet files at the location of a table: this process writes and renames them, Spark is told."""
 
     directory: Directory
     columns: Columns
-    session: SharedSession | None = None
-    table: CatalogTable | None = None
+    session: SharedSession
+    table: CatalogTable
     doubt: str | None = None
     _known: set[PartitionValues] = field(default_factory=set)
     _new: set[PartitionValues] = field(default_factory=set)
@@ -83,7 +73,7 @@ class FileDestination:
 
     def publish(self) -> None:
         """Add new files and partitions to the table."""
-        if self.table is not None and self.session is not None and self._new:
+        if self._new:
             self.table.publish(self.session.get(), self._new - self._known)
         self._known |= self._new
         self._new = set()
@@ -108,7 +98,7 @@ class SparkDestination:
     doubt: str | None
 
     def write(self, part: RangeRows, rows: pa.Table) -> dict[int, str]:
-        """Write rows, as `FileDestination.write` does."""
+        """Write rows, as `TableFiles.write` does."""
         fitted = self.columns.fit(rows)
         if (kept := fitted.kept()).num_rows:
             self.write_frame(part, self.session.get().createDataFrame(kept).coalesce(1))
@@ -144,12 +134,10 @@ class SparkDestination:
         """Do nothing: Spark knows its own files."""
 
 
-Destination: TypeAlias = FileDestination | SparkDestination
+Destination: TypeAlias = TableFiles | SparkDestination
 
 
-def choose_table(
-    session: SharedSession, name: str, *, compression: Compression, options: Mapping[str, str]
-) -> Destination:
+def choose_table(session: SharedSession, name: str, options: Mapping[str, str]) -> Destination:
     """Choose how to write to a table: Parquet files from here if possible, else by Spark.
 
     Raises:
@@ -168,59 +156,32 @@ def choose_table(
         doubt = "Spark appends with options"
     else:
         try:
-            directory = open_directory(
-                table.location, partition_by=table.partition_by, compression=compression
-            )
+            directory = open_directory(table.location, partition_by=table.partition_by)
         except StrategyError as error:
             doubt = str(error)
         else:
             local = isinstance(directory.filesystem, fs.LocalFileSystem)
             if not local or sees(session.get(), directory, table.location):
-                return FileDestination(directory, columns, session, table)
+                return TableFiles(directory, columns, session, table)
             doubt = f"Spark does not see the files that this process writes to {table.location}"
     return SparkDestination(session, table.provider, columns, table, None, (), options, doubt)
 
 
 def choose_path(
-    session: SharedSession | None,
+    session: SharedSession,
     path: str,
     *,
     format: str,  # noqa: A002  the user's word
     partition_by: Sequence[str],
-    compression: Compression,
     options: Mapping[str, str],
     schema: pa.Schema | None,
-) -> Destination:
-    """Choose how to write to a path: Parquet files from here, any other format by Spark.
-
-    Raises:
-        StrategyError: this process cannot write there, and has no session.
-    """
-    if format == "parquet" and not options:
-        try:
-            directory = open_directory(path, partition_by=partition_by, compression=compression)
-        except StrategyError:
-            if session is None:
-                raise
-        else:
-            return FileDestination(
-                directory, Columns(path, schema or directory.schema(), stored=stored_type)
-            )
-    if session is None:
-        raise StrategyError(f"{path}: only Spark writes {format}")
+) -> SparkDestination:
+    """Let Spark write to a path."""
     doubt = None
     if format not in (*FILE_FORMATS, "delta"):
         doubt = f"Spark appends to {format}, which does not detect repeated writes"
-    return SparkDestination(
-        session,
-        format,
-        Columns(path, schema, stored=stored_type),
-        None,
-        path,
-        partition_by,
-        options,
-        doubt,
-    )
+    columns = Columns(path, schema, stored=stored_type)
+    return SparkDestination(session, format, columns, None, path, partition_by, options, doubt)
 
 
 @dataclass(frozen=True, slots=True)

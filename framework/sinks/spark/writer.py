@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 import structlog
 
@@ -13,7 +13,6 @@ from ...reducers.reducer import Retry
 from ...reducers.sink import AT_LEAST_ONCE_ON_SPARK, NEW, Capabilities, RowsRefused, Sink
 from ...service.threads import run_in_thread
 from ...spark.runtime.session import SharedSession
-from ..parquet.files import Compression
 from ..planning import plan_ranges
 from .destinations import FILE_FORMATS, choose_path, choose_table
 from .types import to_spark
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from ..planning import RangeRows
     from .destinations import Destination
 
-__all__ = ["SparkWriter"]
-
 DEFAULT_MAX_ROWS = 500_000
 DEFAULT_MAX_BYTES = 128 * 1024 * 1024
 DEFAULT_MAX_AGE = 60.0
@@ -41,19 +38,17 @@ _log = structlog.get_logger(__name__)
 
 
 class SparkWriter(Collecting, Sink):
-    """Writes rows for Spark: into a table of its catalog, to a path, or through your own function.
+    """Writes rows by Spark: into a table of its catalog, to a path, or through your own function.
 
-    A flush is one Parquet file per topic partition. This process writes it by pyarrow under a hidden name
-    and renames it to `group~topic~partition~first-last.parquet`. If the same offsets are written again,
-    after a crash or by another worker, the file is replaced, so nothing is doubled as long as the ranges
-    are the same. For a table, Spark then refreshes its list of files. This is the fastest way: a flush of
-    32,768 rows took 0.02 s (0.12 s into a table) and `DataFrame.write` 0.6 s, one of 500,000 rows 0.1 s
-    (0.4 s) and `DataFrame.write` 2 to 6 s (2 cores; `python -m bench.spark_sink` measures it). It needs
-    no JVM unless there is a table or a transform.
+    Parquet files without Spark are `ParquetWriter`'s. A table that is made of Parquet files gets the same
+    files, at its location: one for each topic partition of a flush,
+    `group~topic~partition~first-last.parquet`, which is replaced if the same offsets are written again.
+    Spark then refreshes its list of files. A flush of 32,768 rows took 0.12 s and `DataFrame.write` 0.6 s (2
+    cores; `python -m bench.spark_sink` measures it).
 
     Everything else is written by Spark:
 
-    - other file formats (ORC, JSON, CSV, Avro), and file systems that only Spark supports: a directory
+    - files at a path (ORC, JSON, CSV, Avro, and Parquet that a transform makes): a directory
       `kmr_range=...` per flush and topic partition, overwritten as a whole. Nothing is doubled; readers
       see `kmr_range` as one more column;
     - Delta: with `txnAppId` = `kmr:group:topic:partition` and `txnVersion` = the last offset, Delta skips
@@ -73,22 +68,23 @@ class SparkWriter(Collecting, Sink):
     Spark's driver holds a whole DataFrame: with `transform` and more than 100,000 rows a flush, give the
     driver (or the Spark Connect server) a `spark.driver.memory` of 2g or more.
 
-    Many small files are slow to read: flush rarely, and merge them with `kmr spark compact`.
+    Many small files are slow to read: flush rarely.
 
-    With `--engine spark`, tasks write Parquet files to a path, one for each range of offsets. The driver
-    writes everything else, once for each micro-batch and topic partition, with the engine's session.
+    With `--engine spark` the driver writes, once for each micro-batch and topic partition, with the
+    engine's session.
 
     Example:
         ```python
         from kmr.sinks import SparkWriter
 
-        hits = SparkWriter(path="warehouse/hits", max_rows=500_000, max_age=60)
+        hits = SparkWriter(table="warehouse.hits", max_rows=500_000, max_age=60)
         ```
 
     Args:
         table: `table`, `database.table` or `catalog.database.table`; it must exist.
         path: a directory, or its URI: `s3://bucket/directory`. It need not exist yet.
-        format: of a path: `parquet`, or a format of the Spark session: `delta`, `iceberg`, `orc`, `json`.
+        format: of a path: `delta`, `iceberg`, `orc`, `json`, or another one of the Spark session; `parquet`
+            with a transform or options.
         partition_by: of a path: columns of text, integers, booleans or dates; each value is a directory.
         transform: called with a DataFrame of the rows of one topic partition in one flush. Its result is
             written to the table or path; without either of them, it must write the rows and return None.
@@ -98,8 +94,7 @@ class SparkWriter(Collecting, Sink):
             the running session of this process, else Spark's own configuration. All writers of a process
             share one session.
         settings: Spark settings for a session that the writer opens.
-        compression: of Parquet files that this process writes: `zstd`, `snappy`, `gzip`, `lz4`, `none`.
-        options: for Spark's writer, which then writes Parquet too.
+        options: for Spark's writer, which then also writes into a table of Parquet files.
         max_rows: of all partitions together; for this and the other limits see `Reducer`.
         policies: those of `Reducer`.
 
@@ -118,7 +113,6 @@ class SparkWriter(Collecting, Sink):
         schema: pa.Schema | None = None,
         master: str | None = None,
         settings: Mapping[str, str] | None = None,
-        compression: Compression = "zstd",
         options: Mapping[str, str] | None = None,
         max_rows: int | None = DEFAULT_MAX_ROWS,
         max_bytes: int | None = DEFAULT_MAX_BYTES,
@@ -134,9 +128,9 @@ class SparkWriter(Collecting, Sink):
             raise StrategyError(
                 "SparkWriter: format, partition_by and schema are for a path; a table has its own"
             )
-        if compression not in get_args(Compression):
+        if path is not None and format.lower() == "parquet" and transform is None and not options:
             raise StrategyError(
-                f"SparkWriter: compression must be one of {get_args(Compression)}, not {compression!r}"
+                f"SparkWriter: Parquet files at {path} need no Spark: use ParquetWriter, with the same path"
             )
         self.table = table
         self.path = None if path is None else str(path)
@@ -146,7 +140,6 @@ class SparkWriter(Collecting, Sink):
         )
         self.transform = transform
         self.schema = None if schema is None else to_spark(schema.empty_table()).schema
-        self.compression = compression
         self.options = dict(options or {})
         self.session = SharedSession(master, settings or {})
         self._group = ""
@@ -157,19 +150,13 @@ class SparkWriter(Collecting, Sink):
         self._logged: set[str] = set()
         self.capabilities = Capabilities(
             names_ranges=True,
-            needs_session=self.needs_session,
+            needs_session=True,
             on_spark=self._guarantee(),
-            difference_on_spark=(
-                "master= and settings= have no effect: the engine's session writes"
-                if self.needs_session
-                else ""
-            ),
+            difference_on_spark="master= and settings= have no effect: the engine's session writes",
         )
 
     def _guarantee(self) -> str:
         """Return what holds on Spark, for `Capabilities.on_spark`."""
-        if not self.needs_session:
-            return "exactly once, by one file per range of offsets"
         if self.table is not None:
             return (
                 "exactly once if the table is made of Parquet files that the driver can write, or is "
@@ -184,7 +171,7 @@ class SparkWriter(Collecting, Sink):
                 "Aggregate, at least once"
             )
         if self.format in FILE_FORMATS:
-            return "exactly once, by files or a directory per micro-batch, which are replaced"
+            return "exactly once, by a directory per micro-batch, which is replaced"
         return f"Spark appends to {self.format}, {AT_LEAST_ONCE_ON_SPARK}"
 
     def __deepcopy__(self, memo: object) -> Self:
@@ -193,18 +180,8 @@ class SparkWriter(Collecting, Sink):
         other.rows, other._written = [], {}  # noqa: SLF001  of our own class
         return other
 
-    @property
-    def needs_session(self) -> bool:
-        """Whether Spark writes: for a table, a transform, options, or another format than Parquet."""
-        return (
-            self.path is None
-            or self.transform is not None
-            or self.format != "parquet"
-            or bool(self.options)
-        )
-
     async def open(self, context: Context) -> None:
-        """Open the session, if one is needed, and read the table.
+        """Open the session, and read the table.
 
         Raises:
             SparkUnavailable: Spark does not start or answer.
@@ -220,9 +197,8 @@ class SparkWriter(Collecting, Sink):
             _log.info("delivers at least once", stage=context.stage, reason=doubt)
 
     def _open(self) -> None:
-        if self.needs_session:
-            self.session.acquire()
-            self._opened = True
+        self.session.acquire()
+        self._opened = True
         try:
             self._destination = self._choose()
         except KmrError:
@@ -232,16 +208,13 @@ class SparkWriter(Collecting, Sink):
 
     def _choose(self) -> Destination | None:
         if self.table is not None:
-            return choose_table(
-                self.session, self.table, compression=self.compression, options=self.options
-            )
+            return choose_table(self.session, self.table, self.options)
         if self.path is not None:
             return choose_path(
-                self.session if self.needs_session else None,
+                self.session,
                 self.path,
                 format=self.format,
                 partition_by=self.partition_by,
-                compression=self.compression,
                 options=self.options,
                 schema=self.schema,
             )

@@ -44,7 +44,7 @@ sys.modules["pyspark"] = None
 import kmr.cli.check, kmr.cli.run, kmr.cli.spark, kmr.cli.validate
 import kmr.spark.engine.engine_settings, kmr.spark.engine.placement, kmr.spark.runtime.shipping
 from kmr.sinks import SparkWriter
-SparkWriter(path="p")
+SparkWriter(table="t")
 try:
     from kmr.spark import SparkEngine
 except Exception as error:

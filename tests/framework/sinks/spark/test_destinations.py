@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import date
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -16,19 +16,13 @@ from kmr.sinks.parquet.columns import Columns
 from kmr.sinks.planning import plan_ranges
 from kmr.sinks.spark.destinations import (
     CatalogTable,
-    FileDestination,
-    SparkDestination,
     choose_path,
 )
 from kmr.spark.runtime.session import SharedSession
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 NO_OPTIONS: dict[str, Any] = {
     "format": "parquet",
     "partition_by": (),
-    "compression": "zstd",
     "options": {},
     "schema": None,
 }
@@ -50,18 +44,16 @@ def test_an_unknown_column_of_a_table_is_an_error_unless_the_table_was_altered()
         columns.fit(pa.table({"c": [1]}))
 
 
-def test_parquet_is_written_here_and_every_other_format_by_spark(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("format_", "doubt"), [("orc", None), ("delta", None), ("iceberg", "Spark appends to iceberg")]
+)
+def test_a_format_that_does_not_detect_repeated_writes_is_a_doubt(
+    format_: str, doubt: str | None
+) -> None:
     session = SharedSession(None, {})
-    here = choose_path(None, str(tmp_path), **NO_OPTIONS)
-    assert isinstance(here, FileDestination)
-    assert here.doubt is None
-    with_options = choose_path(session, str(tmp_path), **NO_OPTIONS | {"options": {"a": "b"}})
-    assert isinstance(with_options, SparkDestination)
-    for format_, doubt in (("orc", None), ("delta", None), ("iceberg", "Spark appends to iceberg")):
-        by_spark = choose_path(session, "hdfs://h/x", **NO_OPTIONS | {"format": format_})
-        assert isinstance(by_spark, SparkDestination)
-        assert (by_spark.doubt or "").startswith(doubt or "")
-        assert (by_spark.doubt is None) == (doubt is None)
+    found = choose_path(session, "hdfs://h/x", **NO_OPTIONS | {"format": format_})
+    assert (found.doubt or "").startswith(doubt or "")
+    assert (found.doubt is None) == (doubt is None)
 
 
 @pytest.mark.parametrize(("generation", "application"), [(0, "kmr:g:t:0"), (7, "kmr:g:t:0@7")])
@@ -71,7 +63,6 @@ def test_delta_gets_the_generation_of_the_offsets_in_its_transaction_id(
     """Else it would skip what a reset reads again."""
     session = SharedSession(None, {})
     delta = choose_path(session, "hdfs://h/x", **NO_OPTIONS | {"format": "delta"})
-    assert isinstance(delta, SparkDestination)
     offsets = np.arange(5)
     added = Rows(pa.table({"o": offsets}), (Range("t", 0, 0, 4),), offsets)
     (part,) = plan_ranges([added], "g", {TopicPartition("t", 0): generation})
@@ -80,13 +71,6 @@ def test_delta_gets_the_generation_of_the_offsets_in_its_transaction_id(
     options = frame.write.format.return_value.options.return_value.option
     options.assert_called_once_with("txnAppId", application)
     options.return_value.option.assert_called_once_with("txnVersion", "4")
-
-
-def test_a_path_that_only_spark_can_write_is_an_error_without_a_session() -> None:
-    with pytest.raises(StrategyError, match="x: only Spark writes orc"):
-        choose_path(None, "x", **NO_OPTIONS | {"format": "orc"})
-    with pytest.raises(StrategyError, match="nosuch://x cannot be written from here"):
-        choose_path(None, "nosuch://x", **NO_OPTIONS)
 
 
 class Sql:

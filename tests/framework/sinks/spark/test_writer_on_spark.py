@@ -79,8 +79,10 @@ async def test_spark_reads_every_type_and_partition_as_it_was_written(
         "seen": pa.array([0, 1_500_000_000, None], pa.timestamp("ns", "UTC")),
         "tags": [["x"], [], None],
     }
-    await write(context, [rows_of(0, 2, **columns)], path=tmp_path, partition_by=["carrier"])
-    frame = spark.read.parquet(str(tmp_path))
+    await write(
+        context, [rows_of(0, 2, **columns)], path=tmp_path, format="orc", partition_by=["carrier"]
+    )
+    frame = spark.read.orc(str(tmp_path)).drop("kmr_range")
     assert dict(frame.dtypes) == {
         "partition": "bigint",
         "offset": "bigint",
@@ -157,7 +159,8 @@ async def test_the_result_of_a_transform_is_in_the_files_once_when_it_is_written
     flush = [rows_of(0, 2, carrier=["AA", "AA", "UA"])]
     for _ in range(2):
         await write(context, flush, path=tmp_path, transform=per_carrier)
-    assert rows_in(spark.read.parquet(str(tmp_path))) == [("AA", 2), ("UA", 1)]
+    rows = spark.read.parquet(str(tmp_path)).drop("kmr_range")
+    assert rows_in(rows) == [("AA", 2), ("UA", 1)]
 
 
 async def test_a_transform_may_write_and_the_log_says_that_this_is_at_least_once(

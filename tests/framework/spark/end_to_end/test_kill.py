@@ -43,8 +43,7 @@ import threading
 import pyarrow as pa
 from kmr import Strategy, map_batch, map_record
 from kmr.reducers.collect import one_table
-from kmr.sinks import ClickHouseWriter, StreamWriter
-from kmr.sinks.spark.writer import SparkWriter
+from kmr.sinks import ClickHouseWriter, ParquetWriter, StreamWriter
 
 @map_batch
 def locate(batch):
@@ -56,10 +55,10 @@ def picky(record):
         raise ValueError("poisoned")
     return {"partition": record.partition, "offset": record.offset}
 
-class Files(SparkWriter):
+class Files(ParquetWriter):
     '''Writes files, and hands the rows on.'''
-    def flush(self, write):
-        super().flush(write)
+    async def flush(self, write):
+        await super().flush(write)
         return one_table(self.rows)
 
 class HungOpen(StreamWriter):
@@ -69,8 +68,8 @@ class HungOpen(StreamWriter):
 
 errors = StreamWriter("stderr")
 hung_open = Strategy(locate, [HungOpen("stderr")])
-both = Strategy(locate, [Files(path="out"), ClickHouseWriter("TABLE", url="URL")], errors)
-strict = Strategy(picky, [SparkWriter(path="out")])
+both = Strategy(locate, [Files("out"), ClickHouseWriter("TABLE", url="URL")], errors)
+strict = Strategy(picky, [ParquetWriter("out")])
 """
 
 

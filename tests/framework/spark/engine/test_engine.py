@@ -59,6 +59,7 @@ from kmr import Avro, Json, Protobuf, Record, Retries, TopicMap, map_batch, map_
 from kmr.reducers.collect import one_table
 from kmr.reducers.sink import Refusal, RowsRefused, Sink
 from kmr.sinks import ClickHouseWriter, StreamWriter
+from kmr.sinks.parquet.writer import ParquetWriter
 from kmr.sinks.spark.writer import SparkWriter
 
 HERE = pathlib.Path("DIRECTORY")
@@ -171,7 +172,9 @@ def of_message(message, record: Record) -> Hit:
     return Hit(message["value"], record.offset)
 
 def files_writer(**options):
-    return SparkWriter(path=str(HERE / "out"), **options)
+    if options:
+        return SparkWriter(path=str(HERE / "out"), **options)
+    return ParquetWriter(HERE / "out")
 
 def aggregate():
     return Aggregate(["value"], {"n": ("*", "count"), "last": ("offset", "max")})

@@ -12,6 +12,7 @@ from kmr.cli.root import run_command
 from kmr.errors import StrategyError
 from kmr.reducers.sink import NEW, Capabilities, Sink, Write
 from kmr.sinks import ClickHouseWriter, KafkaWriter, StreamWriter
+from kmr.sinks.parquet.writer import ParquetWriter
 from kmr.sinks.spark.writer import SparkWriter
 from kmr.spark.engine.aggregation import FinalAggregate, PartialAggregate
 from kmr.spark.engine.placement import examine_strategy, place_reducers, require_runnable
@@ -56,8 +57,8 @@ COUNT = Aggregate(["k"], {"n": ("*", "count")})
     ("reducer", "guarantee"),
     [
         (ClickHouseWriter("t"), "exactly once, by one token per range of offsets"),
-        (SparkWriter(path="p"), "exactly once, by one file per range of offsets"),
-        (SparkWriter(path="p", format="orc"), "exactly once, by files or a directory per micro-b"),
+        (ParquetWriter("p"), "exactly once, by one file per range of offsets"),
+        (SparkWriter(path="p", format="orc"), "exactly once, by a directory per micro-batch"),
         (SparkWriter(path="p", format="delta"), "exactly once, by txnAppId and txnVersion"),
         (SparkWriter(path="p", format="iceberg"), "Spark appends to iceberg, at least once"),
         (SparkWriter(table="t"), "exactly once if the table is made of Parquet files"),
@@ -70,7 +71,7 @@ def test_every_sink_has_its_guarantee(reducer: Any, guarantee: str) -> None:
 
 
 def test_a_writer_of_files_runs_in_tasks_and_one_that_needs_the_session_in_the_driver() -> None:
-    assert "the driver runs the strategy" not in texts(SparkWriter(path="p"))
+    assert "the driver runs the strategy" not in texts(ParquetWriter("p"))
     by_spark = texts(SparkWriter(path="p", transform=lambda frame: frame))
     assert "from here on the driver runs the strategy" in by_spark
     assert "master= and settings= have no effect" in by_spark
@@ -78,7 +79,7 @@ def test_a_writer_of_files_runs_in_tasks_and_one_that_needs_the_session_in_the_d
 
 
 def test_the_driver_runs_reducers_that_need_all_rows_or_the_session_and_those_after_them() -> None:
-    clickhouse, files = ClickHouseWriter("t"), SparkWriter(path="out")
+    clickhouse, files = ClickHouseWriter("t"), ParquetWriter("out")
     table = SparkWriter(table="t")
     assert place_reducers(Strategy(same, [files]).stages) == ({"reduce-1": files}, {})
     tasks, driver = place_reducers(Strategy(same, [COUNT, clickhouse]).stages)

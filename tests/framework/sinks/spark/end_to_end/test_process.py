@@ -1,4 +1,4 @@
-"""Workers that write Parquet through SparkWriter, killed with SIGKILL again and again."""
+"""Workers that write Parquet files, with and without Spark, killed with SIGKILL again and again."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.slow
 CHUNK = 1_000
 STRATEGIES = f"""
 from kmr import Strategy, map_batch
+from kmr.sinks import ParquetWriter
 from kmr.sinks.spark.writer import SparkWriter
 
 @map_batch
@@ -38,14 +39,19 @@ class Loud(SparkWriter):
         super().flush(write)
         print("flushed", flush=True)
 
+class LoudFiles(ParquetWriter):
+    async def flush(self, write):
+        await super().flush(write)
+        print("flushed", flush=True)
+
 def even(frame):
     return frame.where("offset % 2 = 0")
 
 through_spark = Strategy(
     locate, [Loud(path="out", transform=even, master="local[2]", max_rows={CHUNK}, max_age=600.0)]
 )
-by_count = Strategy(locate, [Loud(path="out", max_rows={CHUNK}, max_age=600.0)])
-by_age = Strategy(locate, [Loud(path="out", max_rows={CHUNK}, max_age=1.0)])
+by_count = Strategy(locate, [LoudFiles("out", max_rows={CHUNK}, max_age=600.0)])
+by_age = Strategy(locate, [LoudFiles("out", max_rows={CHUNK}, max_age=1.0)])
 """
 
 
@@ -81,7 +87,7 @@ async def read_flushes(process: Process, count: int) -> int:
 def delivered(directory: Path) -> Counter[tuple[int, int]]:
     """Count the rows of each partition and offset in the visible files."""
     found: Counter[tuple[int, int]] = Counter()
-    for file in (directory / "out").glob("[!_]*.parquet"):
+    for file in (directory / "out").rglob("[!_.]*.parquet"):
         rows = pq.read_table(file, columns=["partition", "offset"])
         found.update(zip(*(column.to_pylist() for column in rows.columns), strict=True))
     return found

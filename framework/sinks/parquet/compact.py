@@ -1,4 +1,4 @@
-"""Compaction: merge the small files of a `SparkWriter` into large ones, by topic partition.
+"""Compaction: merge the small files of a `ParquetWriter` into large ones, by topic partition.
 
 The name of a file has its offsets (`group~topic~partition~first-last.parquet`). Neighbours of one topic
 partition in one directory become one file, named from their first to their last offset. The newest range
@@ -25,20 +25,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from ...errors import SinkError, StrategyError
+from ...errors import SinkError
 from ...record import with_schema
-from ..parquet.files import HIDDEN, SUFFIX, open_directory
 from ..planning import Span
-from .destinations import read_table
+from .files import HIDDEN, SUFFIX, open_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from pyspark.sql import SparkSession
-
-    from ..parquet.files import Compression, Directory
-
-__all__ = ["TARGET_BYTES", "Compacted", "compact_path", "compact_table"]
+    from .files import Compression, Directory
 
 TARGET_BYTES = 128 * 1024 * 1024
 """The size of a large enough file: a block of HDFS, and the input of a task of Spark."""
@@ -54,7 +49,7 @@ class Compacted:
     """The result of a compaction.
 
     Attributes:
-        files_before, files_after: the number of files of `SparkWriter`.
+        files_before, files_after: the number of files.
         bytes_rewritten: the size of the merged files.
         finished: replacements of an interrupted run that this one finished.
         abandoned: old hidden files of a crash that this run removed.
@@ -98,7 +93,7 @@ def compact_path(
     """Merge the small files of a directory, without Spark. Only one run at a time for a directory.
 
     Args:
-        path: a directory, or its URI, with Parquet files of `SparkWriter`.
+        path: a directory, or its URI, with files of `ParquetWriter`.
         target_bytes: merge smaller files, up to this size.
         min_age: leave files alone for this many seconds after they were written.
         dry_run: only return what would be done.
@@ -115,8 +110,8 @@ def compact_path(
         found = directory.filesystem.get_file_info(f"{directory.root}/{log}")
         if found.type == fs.FileType.Directory:
             raise SinkError(
-                f"{path} is a table of {format_}, which has its own log of files: pass the name of the "
-                "table, so that Spark compacts it"
+                f"{path} is a table of {format_}, which has its own log of files: use its own "
+                "statement, OPTIMIZE or CALL system.rewrite_data_files"
             )
     infos = directory.filesystem.get_file_info(fs.FileSelector(directory.root, recursive=True))
     now = datetime.now(UTC)
@@ -151,36 +146,6 @@ def compact_path(
         finished=finished,
         abandoned=len(left),
     )
-
-
-def compact_table(
-    session: SparkSession,
-    table: str,
-    *,
-    target_bytes: int = TARGET_BYTES,
-    min_age: float = _MIN_AGE,
-    dry_run: bool = False,
-) -> Compacted | None:
-    """Compact a table like `compact_path`; for Delta and Iceberg, run their own command and return None.
-
-    Raises:
-        StrategyError: there is no such table, or its format cannot be compacted.
-    """
-    found = read_table(session, table)
-    if found.provider == "delta":
-        if not dry_run:
-            session.sql(f"OPTIMIZE {found.identifier}")
-        return None
-    if found.provider == "iceberg":
-        catalog = table.split(".")[0]
-        if not dry_run:
-            session.sql(f"CALL `{catalog}`.system.rewrite_data_files(table => '{table}')")
-        return None
-    if found.provider != "parquet" or found.location is None:
-        raise StrategyError(f"{table} is a {found.provider} table, which cannot be compacted")
-    done = compact_path(found.location, target_bytes=target_bytes, min_age=min_age, dry_run=dry_run)
-    session.sql(f"REFRESH TABLE {found.identifier}")
-    return done
 
 
 def _ours(infos: Iterable[fs.FileInfo]) -> Iterator[_File]:
@@ -309,7 +274,7 @@ def _finish(directory: Directory, journal: str) -> bool:
 
 
 def _is_abandoned(info: fs.FileInfo, now: datetime) -> bool:
-    """Return whether a hidden file of a `SparkWriter` is too old to be still written."""
+    """Return whether a hidden file is too old to be still written."""
     name = info.base_name[len(HIDDEN) :].rpartition(SUFFIX)[0]
     old = info.mtime is not None and info.mtime < now - _ABANDONED
     return info.type == fs.FileType.File and old and "~" in name

@@ -15,24 +15,22 @@ import pytest
 from kmr.errors import SinkError
 from kmr.record import Range, Rows
 from kmr.reducers.reducer import Context
+from kmr.sinks.parquet.compact import compact_path
 from kmr.sinks.parquet.files import Directory
-from kmr.sinks.spark.compact import compact_path, compact_table
-from kmr.sinks.spark.writer import SparkWriter
+from kmr.sinks.parquet.writer import ParquetWriter
 
-from ...flushes import Flushed, outcome_now
+from ...flushes import Flushed, outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
-
 EVERYTHING: dict[str, Any] = {"min_age": 0.0, "target_bytes": 1 << 30}
 
 
-async def write(path: Path | None, flushes: int, *, size: int = 3, **options: Any) -> None:
+async def write(path: Path, flushes: int, *, size: int = 3, **options: Any) -> None:
     """Write flushes of two partitions with `size` offsets each; only the later ones have all columns."""
-    writer = copy.deepcopy(SparkWriter(path=path, **options))
+    writer = copy.deepcopy(ParquetWriter(path, **options))
     await writer.open(Context("g", "reduce-1"))
     for number in range(flushes):
         for partition in (0, 1):
@@ -42,12 +40,12 @@ async def write(path: Path | None, flushes: int, *, size: int = 3, **options: An
                 "offset": offsets,
                 "carrier": [("AA", "UA")[offset % 2] for offset in offsets],
             }
-            if number > 1 and path is not None:
+            if number > 1:
                 columns["delay"] = [1.5] * size
             writer.add(
                 Rows(pa.table(columns), (Range("t", partition, offsets[0], offsets[-1]),), None)
             )
-        assert outcome_now(writer) == Flushed()
+        assert await outcome(writer) == Flushed()
         writer.reset()
     await writer.close()
 
@@ -90,13 +88,13 @@ async def test_a_range_that_is_written_again_after_compaction_is_in_the_files_on
     await write(tmp_path, 5)
     compact_path(str(tmp_path), **EVERYTHING)
     before = rows_in(tmp_path)
-    writer = copy.deepcopy(SparkWriter(path=tmp_path))
+    writer = copy.deepcopy(ParquetWriter(tmp_path))
     await writer.open(Context("g", "reduce-1"))
     newest = pa.table(
         {"partition": [0] * 3, "offset": [12, 13, 14], "carrier": ["AA", "UA", "AA"]}
     ).append_column("delay", pa.array([1.5] * 3))
     writer.add(Rows(newest, (Range("t", 0, 12, 14),), None))
-    assert outcome_now(writer) == Flushed()
+    assert await outcome(writer) == Flushed()
     assert rows_in(tmp_path) == before
 
 
@@ -177,21 +175,3 @@ def test_a_missing_directory_and_one_with_a_table_log_are_errors(tmp_path: Path)
     (tmp_path / "_delta_log").mkdir()
     with pytest.raises(SinkError, match="a table of Delta"):
         compact_path(str(tmp_path))
-
-
-@pytest.mark.slow
-async def test_a_table_shows_the_same_rows_from_fewer_files(spark: SparkSession) -> None:
-    spark.sql(
-        "CREATE TABLE small (partition INT, offset BIGINT, carrier STRING) USING parquet "
-        "PARTITIONED BY (carrier)"
-    )
-    try:
-        await write(None, 4, table="small")
-        before = sorted(tuple(row) for row in spark.table("small").collect())
-        assert len(spark.table("small").inputFiles()) == 16
-        done = compact_table(spark, "small", **EVERYTHING)
-        assert done is not None
-        assert len(spark.table("small").inputFiles()) == 8
-        assert sorted(tuple(row) for row in spark.table("small").collect()) == before
-    finally:
-        spark.sql("DROP TABLE small")
