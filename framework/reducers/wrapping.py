@@ -22,7 +22,7 @@ class Wrapping(Sink):
     def __init__(self, inner: Reducer) -> None:
         super().__init__(**limits_of(inner))
         self.capabilities = capabilities_of(inner)
-        self.keeps_rows = inner.keeps_columns
+        self.keeps_rows = inner.keeps_rows
         self.inner = inner
 
     def __deepcopy__(self, memo: object) -> Self:
