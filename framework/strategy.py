@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
+from .branches.branches import Branches, PerName, as_chain
+from .branches.declared import declared, with_chains
 from .delivery.failures import FAILED_SCHEMA
 from .errors import StrategyError
 from .mapping.annotations import check_call, check_resources, parameters_of
 from .mapping.functions import VALUES, schema_of_batch_map, spec_of
 from .mapping.inputs import Inputs, Tombstones
 from .record import of_records
-from .reducers.reducer import Reducer
 from .reducers.sink import Delivery, Sink, capabilities_of
 from .values.value_format import ValueFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping, Sequence
+    from collections.abc import Callable, Container, Sequence
     from contextlib import AbstractAsyncContextManager
 
     import pyarrow as pa
 
+    from .branches.declared import ChangeChain, Mapped
     from .mapping.functions import MapSpec
+    from .reducers.reducer import Reducer
 
 __all__ = [
     "ERROR_DELIVERY",
@@ -166,7 +170,7 @@ class Strategy:
     """
 
     map: Callable[..., Any] | None = None
-    reduce: Reducer | Sequence[Reducer] = ()
+    reduce: Reducer | Sequence[Reducer] | Mapped = ()
     reduce_err: Reducer | None = None
     err_limit: ErrorLimit | None = None
     delivery: Delivery | None = None
@@ -185,15 +189,8 @@ class Strategy:
         object.__setattr__(self, "_of_topics", of_topics)
         spec = self._spec() if self.by_topic is None else self.parts[0].map_spec
         object.__setattr__(self, "map_spec", spec)
-        reducers = [self.reduce] if isinstance(self.reduce, Reducer) else list(self.reduce)
-        if not reducers:
-            raise StrategyError("reduce= is empty: a strategy needs at least one reducer")
-        for reducer in (*reducers, *([self.reduce_err] if self.reduce_err is not None else [])):
-            if not isinstance(reducer, Reducer):
-                raise StrategyError(
-                    f"{reducer!r} is not a reducer: pass an object of a class that extends Reducer"
-                )
-        object.__setattr__(self, "reducers", tuple(reducers))
+        reducers = self._chain()
+        object.__setattr__(self, "reducers", reducers)
         if self.delivery is not None and self.delivery not in get_args(Delivery):
             raise StrategyError(
                 f"delivery must be one of {get_args(Delivery)}, not {self.delivery!r}"
@@ -205,6 +202,8 @@ class Strategy:
                 "end the chain with a RangeWriter such as ClickHouseWriter, or with "
                 "KafkaWriter(delivery='exactly-once'), or use 'at-least-once'"
             )
+        if self.reduce_err is not None:
+            as_chain(self.reduce_err, "reduce_err")
         if self.reduce_err is not None and self.reduce_err.on_error == "divert":
             raise StrategyError(
                 "reduce_err cannot divert its own errors: use on_error='retry' or on_error='stop'"
@@ -218,11 +217,31 @@ class Strategy:
             raise StrategyError(
                 "err_limit= needs reduce_err=: without it the first failure stops the worker"
             )
-        for reducer in reducers:
+        for reducer in (each for chain in self.chains.values() for each in chain):
             if reducer.on_error == "divert" and self.reduce_err is None:
                 raise StrategyError(
                     f"{type(reducer).__name__}: on_error='divert' needs reduce_err="
                 )
+
+    def _chain(self) -> tuple[Reducer, ...]:
+        if isinstance(self.reduce, Mapping | PerName):
+            branches, _ = declared(self.reduce, self.parts[0].map)
+            return (branches,)
+        return as_chain(self.reduce, "reduce=")
+
+    def with_chains(self, change: ChangeChain, **others: Any) -> Self:
+        """Return the strategy with other chains of reducers, and other attributes.
+
+        Args:
+            change: called with the name of a branch ("" without branches) and its reducers.
+        """
+        return replace(self, reduce=with_chains(self.reduce, change), **others)
+
+    @property
+    def chains(self) -> Mapping[str, Sequence[Reducer]]:
+        """The chains of reducers by the names of their branches; one named "" if there are no branches."""
+        last = self.reducers[-1]
+        return last.chains if isinstance(last, Branches) else {"": self.reducers}
 
     def _spec(self) -> MapSpec:
         """Check the map against `value` and `key`; return how it is called."""
@@ -241,6 +260,8 @@ class Strategy:
                 "a strategy needs map=, value= or both: without a map, the columns of the value are the rows"
             )
         spec = VALUES if self.map is None else spec_of(self.map)
+        if isinstance(self.reduce, Mapping | PerName):
+            spec = replace(spec, branching=declared(self.reduce, self.map)[1])
         check_resources(self.map, given=self.resources is not None)
         inputs = Inputs(self.value, self.key, self.tombstones)
         if spec.per == "record":
@@ -313,6 +334,8 @@ class Strategy:
             schemas = (part.row_schema for part in self.parts)
             return next((schema for schema in schemas if schema is not None), None)
         spec = self.map_spec
+        if spec.branching is not None:
+            return spec.branching.schema
         if spec.per != "batch":
             return spec.schema if spec.row_type is None else spec.row_type.schema
         return schema_of_batch_map(self.map, spec)
@@ -391,7 +414,10 @@ class Strategy:
             "value": self.value,
             "key": self.key,
             "reduce_err": self.reduce_err,
-        } | {f"reduce[{position}]": reducer for position, reducer in enumerate(self.reducers)}
+        }
+        for branch, chain in self.chains.items():
+            at = f"[{branch!r}]" if branch else ""
+            parts |= {f"reduce{at}[{number}]": reducer for number, reducer in enumerate(chain)}
         for name, part in parts.items():
             try:
                 pickle.loads(pickle.dumps(part))  # noqa: S301  our own bytes

@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 
 from .column_types import join_tables
-from .errors import CommitFenced, KmrError
+from .errors import CommitFenced, KmrError, StrategyError
 from .kafka.consumer import CommitOffset
 from .kafka.group_offsets import Membership
 from .record import SCHEMA, Batch, Record, TopicPartition
@@ -304,6 +304,7 @@ class MemoryWriter(Sink):
     ) -> None:
         super().__init__(**limits)
         self.journal = journal
+        self.capabilities = replace(self.capabilities, forwards=forward)
         self.forward = forward
         self.collected: list[Rows] = []
 
@@ -340,19 +341,33 @@ class StrategyRun:
     """The outcome of `run_strategy`.
 
     Attributes:
-        table: the rows that reached the last reducer, of all partitions.
+        tables: the rows that reached the last reducer of each branch, by its name, of all partitions. A
+            strategy without branches has one with the name "".
         failures: the failed records as `reduce_err` gets them: the columns of a record, with `reason`,
             `stage` and `attempt`.
         filtered: the partition and the offset of each record that made no row and did not fail.
     """
 
-    table: pa.Table
+    tables: dict[str, pa.Table]
     failures: list[dict[str, Any]]
     filtered: list[tuple[TopicPartition, int]]
 
     @property
+    def table(self) -> pa.Table:
+        """The rows of a strategy without branches.
+
+        Raises:
+            StrategyError: it has branches.
+        """
+        if self.tables.keys() - {""}:
+            raise StrategyError(
+                f"the strategy has branches ({', '.join(self.tables)}); use run.tables"
+            )
+        return self.tables.get("", pa.table({}))
+
+    @property
     def rows(self) -> list[dict[str, Any]]:
-        """The rows as dicts."""
+        """The rows as dicts. Raises StrategyError as `table`."""
         return self.table.to_pylist()
 
 
@@ -413,16 +428,17 @@ async def _run_strategy(
     from .settings import Settings
     from .worker import Worker
 
-    written, failed, consumer = Journal(), Journal(), MemoryConsumer()
-    kept = list(strategy.reducers if include_last else strategy.reducers[:-1])
-    first, *others = [*kept, MemoryWriter(written)]
+    failed, consumer = Journal(), MemoryConsumer()
+    written: dict[str, Journal] = defaultdict(Journal)
     mapped: dict[TopicPartition, set[int]] = {at: set() for at in batches}
-    trial = replace(
-        strategy,
-        reduce=[_Watched(first, mapped), *others],
-        reduce_err=MemoryWriter(failed),
-        err_limit=None,
-        delivery=None,
+
+    def watched(name: str, chain: Sequence[Reducer]) -> list[Reducer]:
+        kept = list(chain if include_last else chain[:-1])
+        first, *others = [*kept, MemoryWriter(written[name])]
+        return [_Watched(first, mapped), *others]
+
+    trial = strategy.with_chains(
+        watched, reduce_err=MemoryWriter(failed), err_limit=None, delivery=None
     )
     for records in batches.values():
         consumer.put(Batch.of(columns_of(records)))
@@ -459,8 +475,11 @@ async def _run_strategy(
         for record in records
         if record.offset not in known[at]
     ]
-    table = join_tables(written.written).table if written.written else pa.table({})
-    return StrategyRun(table, failures, filtered)
+    tables = {
+        name: join_tables(each.written).table if each.written else pa.table({})
+        for name, each in written.items()
+    }
+    return StrategyRun(tables, failures, filtered)
 
 
 class _Watched(Wrapping):

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from ..mapping.branching import join
 from ..mapping.calls import rate_limit_of
 from ..mapping.functions import MARK, MapSpec, apply, apply_async
-from ..mapping.results import NO_OFFSETS, MapResult, join
+from ..mapping.results import NO_OFFSETS, MapResult
 from ..mapping.stop import Stop
 from ..record import COORDINATES
 from ..service.threads import run_in_thread

@@ -34,8 +34,13 @@ def row_class_of(function: object) -> type | None:
     `-> Row | None`, `-> list[Row]` and `-> Iterator[Row]` all name `Row`: a msgspec Struct, dataclass,
     TypedDict or pydantic model. None if there is no annotation, it names another type, or several.
     """
-    found = _row_classes(_hints(function).get("return"))
+    found = row_classes_of(function)
     return found.pop() if len(found) == 1 else None
+
+
+def row_classes_of(function: object) -> set[type]:
+    """Return all classes of rows that the return annotation names."""
+    return _row_classes(_hints(function).get("return"))
 
 
 def _row_classes(annotation: Any) -> set[type]:

@@ -20,6 +20,7 @@ from ..record import RECORD_OFFSET, SCHEMA
 from ..service.threads import run_in_thread
 from ..values.schemas import row_type
 from .annotations import frame_of, row_class_of
+from .branching import join
 from .calls import CallOptions
 from .concurrency import Repeated, make_calls, make_calls_async
 from .inputs import RAW, Inputs
@@ -30,8 +31,8 @@ from .results import (
     columns_of,
     from_columns,
     from_rows,
-    join,
     rows_of,
+    tables_of,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from ..frames import Frame
     from ..values.schemas import RowType
+    from .branching import Branching
     from .calls import Retries
     from .concurrency import Outcome
     from .inputs import Arguments
@@ -73,6 +75,7 @@ class MapSpec:
         row_class: the class of the rows that a per-record function returns, if its annotation names one.
         inputs: how records become the arguments.
         calls: how the calls of a per-record function are made; None: one after the other, each once.
+        branching: how rows find their branches; None: there are none.
         frame: what a per-batch function is called with (`kmr.frames`).
     """
 
@@ -82,6 +85,7 @@ class MapSpec:
     row_class: type | None = None
     inputs: Inputs = RAW
     calls: CallOptions | None = None
+    branching: Branching | None = None
     frame: str = "pyarrow"
 
     def caller(self, function: Callable[..., Any]) -> Callable[[Any], Any]:
@@ -373,7 +377,7 @@ def _prepare(
     """
     if spec.per == "record":
         return _record_calls(function, spec, spec.inputs.arguments(records), stop)
-    return _batch_calls(function, *spec.inputs.columns(records))
+    return _batch_calls(function, spec, *spec.inputs.columns(records))
 
 
 def _record_calls(
@@ -383,7 +387,9 @@ def _record_calls(
     offsets: list[int] = []
     failures = list(arguments.failures)
     row_type = spec.row_type
-    usual = dict if row_type is None else row_type.instances
+    usual: type | None = dict if row_type is None else row_type.instances
+    if spec.branching is not None:
+        usual = None  # a row may have a name beside it
     offset = -1
     if stop is not None:
         stop.watch(arguments.first)
@@ -394,7 +400,7 @@ def _record_calls(
                 rows.append(result)
                 offsets.append(offset)
             elif result is not None:
-                several = rows_of(function, offset, result)
+                several = rows_of(function, offset, result, named=spec.branching is not None)
                 rows.extend(several)
                 offsets.extend([offset] * len(several))
         except StrategyError:
@@ -407,7 +413,10 @@ def _record_calls(
         failures = [failure for failure in failures if failure.offset < rest]
     if arguments.failures:
         failures.sort()
-    mapped = from_rows(row_type or spec.schema, rows, offsets, failures)
+    if spec.branching is not None:
+        mapped = spec.branching.from_rows(rows, offsets, failures)
+    else:
+        mapped = from_rows(row_type or spec.schema, rows, offsets, failures)
     return mapped if rest is None else replace(mapped, rest=rest)
 
 
@@ -418,14 +427,14 @@ def _failure(offset: int, error: Exception) -> Failure:
 
 
 def _batch_calls(
-    function: Callable[..., Any], records: pa.RecordBatch, failures: list[Failure]
+    function: Callable[..., Any], spec: MapSpec, records: pa.RecordBatch, failures: list[Failure]
 ) -> Calls:
     parts = [MapResult(None, NO_OFFSETS, tuple(failures))] if failures else []
     todo = [records] if len(records) else []
     while todo:
         part = todo.pop()
         try:
-            columns, keep = columns_of(function, (yield part))
+            found = tables_of(function, (yield part), named=spec.branching is not None)
         except StrategyError:
             raise
         except Exception as error:  # noqa: BLE001
@@ -436,7 +445,8 @@ def _batch_calls(
                 middle = len(part) // 2
                 todo += [part.slice(middle), part.slice(0, middle)]
         else:
-            parts.append(from_columns(function, part, columns, keep))
+            made = {name: from_columns(function, part, *each) for name, each in found.items()}
+            parts.append(made[""] if spec.branching is None else spec.branching.from_tables(made))
     return join(parts)
 
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -247,18 +248,24 @@ def _drop_records(
     )
 
 
-def rows_of(function: Callable[..., Any], offset: int, result: object) -> list[Any]:
+def rows_of(
+    function: Callable[..., Any], offset: int, result: object, *, named: bool = False
+) -> list[Any]:
     """Return the rows of one record when the function did not return one of the usual class; runs generators.
+
+    Args:
+        named: a row may be a pair of a row and the name of its branch.
 
     Raises:
         StrategyError: the result cannot become rows.
         Exception: the generator raised it.
     """
-    if _is_row(result):
+    is_row = _is_named_row if named else _is_row
+    if is_row(result):
         return [result]
     if isinstance(result, Iterable) and not isinstance(result, (str, bytes)):
         rows = list(result)
-        if all(map(_is_row, rows)):
+        if all(map(is_row, rows)):
             return rows
     raise StrategyError(
         f"map function {_name(function)} returned {type(result).__name__} for offset {offset}; "
@@ -267,7 +274,42 @@ def rows_of(function: Callable[..., Any], offset: int, result: object) -> list[A
 
 
 def _is_row(result: object) -> bool:
-    return isinstance(result, Mapping) or is_row_class(type(result))
+    cls: Any = type(result)
+    return _has_rows(cls)
+
+
+@lru_cache(maxsize=256)
+def _has_rows(cls: type) -> bool:
+    return issubclass(cls, Mapping) or is_row_class(cls)
+
+
+def _is_named_row(result: object) -> bool:
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], str):
+        return _is_row(result[0])
+    return _is_row(result)
+
+
+def tables_of(
+    function: Callable[..., Any], result: object, *, named: bool
+) -> dict[str, tuple[pa.Table | None, Any]]:
+    """Return what a per-batch function returned, by the names of branches; see `columns_of`.
+
+    Args:
+        named: the strategy has branches; else the one table has the name "".
+
+    Raises:
+        StrategyError: it returned no table, or one without a name.
+    """
+    if not named:
+        return {"": columns_of(function, result)}
+    if result is None:
+        return {}
+    if not isinstance(result, Mapping) or not all(isinstance(name, str) for name in result):
+        raise StrategyError(
+            f"map function {_name(function)} returned {type(result).__name__}; the strategy has branches, so "
+            'return a dict of tables by the names of their branches: {"page_views": table}'
+        )
+    return {name: columns_of(function, table) for name, table in result.items()}
 
 
 def columns_of(function: Callable[..., Any], result: object) -> tuple[pa.Table | None, Any]:

@@ -394,6 +394,7 @@ async def attempt_flush(
     """
     reducer = buffer.reducer
     out, refusals = None, []
+    records: list[Rows] = []
     try:
         try:
             out = await _flush(buffer, write)
@@ -402,7 +403,7 @@ async def attempt_flush(
                 raise
             out = await _flush(buffer, write)
     except RowsRefused as refused:
-        refusals = list(refused.refusals)
+        refusals, records = list(refused.refusals), list(refused.records)
     except UnexpectedDuplicate:
         raise
     except Retry as retry:
@@ -421,13 +422,11 @@ async def attempt_flush(
             f"{stage}: {type(reducer).__name__}.flush returned {type(out).__name__}; "
             "return a pyarrow Table, or None, or raise Retry(reason)"
         )
-    # In a thread: on Spark, the driver reads the records behind refused rows once more.
-    refusals = [*buffer.set_aside, *refusals]
-    failed = await run_in_thread(_failed, refusals, stage, number) if refusals else []
-    ranges = subtract_ranges(buffer.ranges(), (r for rows in failed for r in rows.ranges))
+    records += await _records([*buffer.set_aside, *refusals], stage, number)
+    ranges = subtract_ranges(buffer.ranges(), (r for rows in records for r in rows.ranges))
     if out is None or out.num_rows == 0:
-        return FlushOutcome(None, ranges, failed)
-    return FlushOutcome(_made(out, ranges, buffer), ranges, failed)
+        return FlushOutcome(None, ranges, records)
+    return FlushOutcome(_made(out, ranges, buffer), ranges, records)
 
 
 def _made(table: pa.Table, ranges: tuple[Range, ...], buffer: Buffer) -> Rows:
@@ -460,6 +459,13 @@ async def call_flush(reducer: Reducer, write: Write) -> pa.Table | None:
 
 def _divert(buffer: Buffer, reason: str, error: Exception | None = None) -> list[Refusal]:
     return [Refusal(rows, reason, error) for rows in buffer.held]
+
+
+async def _records(refusals: Sequence[Refusal], stage: str, attempt: int) -> list[Rows]:
+    if not refusals:
+        return []
+    # In a thread: on Spark, the driver reads the records behind refused rows once more.
+    return await run_in_thread(_failed, refusals, stage, attempt)
 
 
 def _failed(refusals: Sequence[Refusal], stage: str, attempt: int) -> list[Rows]:

@@ -43,6 +43,7 @@ class Capabilities:
         needs_session: the sink writes with a `SparkSession`: the Spark engine runs it in the driver.
         on_spark: what holds when a task or a micro-batch is repeated, for `kmr validate`.
         errors_on_spark: the same, as `reduce_err`.
+        forwards: the sink also returns rows for a next reducer.
         difference_on_spark: what differs from the worker; empty if nothing does.
     """
 
@@ -51,6 +52,7 @@ class Capabilities:
     commits_offsets: bool = False
     block_rows: int = 2**31
     needs_session: bool = False
+    forwards: bool = False
     on_spark: str = AT_LEAST_ONCE_ON_SPARK
     errors_on_spark: str = "at least once"
     difference_on_spark: str = ""
@@ -93,12 +95,17 @@ class Refusal:
 
 
 class RowsRefused(Exception):
-    """Raised by `Sink.flush`: all rows are delivered but for these, which go to `reduce_err`."""
+    """Raised by `Sink.flush`: all rows are delivered but for these, which go to `reduce_err`.
 
-    def __init__(self, refusals: Sequence[Refusal]) -> None:
-        reason = refusals[0].reason
-        super().__init__(reason if isinstance(reason, str) else reason[0])
+    Args:
+        refusals: the rows.
+        records: failed records that are rows for `reduce_err` already, with stages of their own.
+    """
+
+    def __init__(self, refusals: Sequence[Refusal], records: Sequence[Rows] = ()) -> None:
+        super().__init__(*(refusal.reason for refusal in refusals[:1]))
         self.refusals = refusals
+        self.records = records
 
 
 class Sink(Reducer):
@@ -151,5 +158,8 @@ async def opens(reducer: Reducer, context: Context) -> Finding:
 
 
 def capabilities_of(reducer: Reducer) -> Capabilities:
-    """Return what a reducer can do at the end of a chain; one that is no sink can do nothing special."""
-    return reducer.capabilities if isinstance(reducer, Sink) else Sink.capabilities
+    """Return what a reducer can do at the end of a chain; one that is no sink makes rows for the next."""
+    return reducer.capabilities if isinstance(reducer, Sink) else _OF_REDUCERS
+
+
+_OF_REDUCERS: Final = Capabilities(forwards=True)

@@ -69,7 +69,9 @@ def names(lanes: Lanes) -> list[str]:
 
 
 async def test_at_least_once_shares_one_lane() -> None:
-    lanes = lanes_of(Strategy(locate, [MemoryWriter(Journal()), MemoryWriter(Journal())]))
+    lanes = lanes_of(
+        Strategy(locate, [MemoryWriter(Journal(), forward=True), MemoryWriter(Journal())])
+    )
     await lanes.open(CONTEXT)
     async with anyio.create_task_group() as tasks:
         lanes.run(tasks)

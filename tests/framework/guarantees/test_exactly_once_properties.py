@@ -8,11 +8,13 @@ generation of offsets, which every commit keeps, and each row that it reads agai
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import Counter, defaultdict
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import anyio
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kmr.sinks import RangeRows
+
+Shape = Literal["single", "chained", "branched"]
+"""A writer; a chain of reducers; a writer and a chain as two branches."""
 
 PARTITIONS = [TopicPartition("t", number) for number in range(2)]
 GENERATIONS = {PARTITIONS[0]: 5, PARTITIONS[1]: 0}  # at first
@@ -81,6 +86,15 @@ def locate(record: Record) -> list[dict[str, int]] | None:
     return [{"p": record.partition, "o": record.offset, "n": n} for n in range(2)]
 
 
+@map_record
+def divide(record: Record) -> list[tuple[dict[str, int], str]] | None:
+    rows = locate(record)
+    return None if rows is None else [(row, BRANCHES[row["n"]]) for row in rows]
+
+
+BRANCHES = ("even", "odd")
+
+
 class Sink:
     """A table that remembers the tokens of its inserts."""
 
@@ -96,6 +110,10 @@ class Sink:
             self.tokens.add(token)
             self.rows.update(rows)
 
+    def write_elsewhere(self, token: str, rows: list[tuple[int, int, int]]) -> None:
+        """Write as another member does."""
+        self.write(token, rows)
+
     def finish_late_writes(self) -> None:
         for token, rows in self.under_way:
             self.write(token, rows)
@@ -105,6 +123,14 @@ class Sink:
         if self.hold is not None:
             self.hold.set()
             self.hold = None
+
+
+class BranchedSink(Sink):
+    """The tables of two branches; the rows of a record are in both."""
+
+    def write_elsewhere(self, token: str, rows: list[tuple[int, int, int]]) -> None:
+        for n, name in enumerate(BRANCHES):
+            self.write(f"{token}+{name}", [row for row in rows if row[2] == n])
 
 
 class TokenWriter(RangeWriter):
@@ -197,7 +223,7 @@ class Group:
                     rows += [(number, offset, n) for n in range(2)]
                 case b"poison":
                     self.dead_letters[number, offset] += 1
-        self.sink.write(token, rows)
+        self.sink.write_elsewhere(token, rows)
 
 
 class Member(MemoryConsumer):
@@ -236,10 +262,10 @@ class Member(MemoryConsumer):
 class Life:
     """One process after the other runs the strategy."""
 
-    def __init__(self, group: Group, sink: Sink, *, chained: bool) -> None:
+    def __init__(self, group: Group, sink: Sink, shape: Shape) -> None:
         self.group = group
         self.sink = sink
-        self.chained = chained
+        self.shape = shape
         self.clock = _clock()
 
     async def begin(self, tasks: anyio.abc.TaskGroup) -> None:
@@ -247,9 +273,14 @@ class Life:
         self.member = Member(self.group, self.errors)
         writer = TokenWriter(self.sink, max_rows=6, max_age=4.0)
         batcher = MemoryWriter(Journal(), forward=True, max_rows=4, max_age=2.0)
+        shapes: dict[Shape, Any] = {
+            "single": [writer],
+            "chained": [batcher, writer],
+            "branched": {"even": writer, "odd": [batcher, copy.deepcopy(writer)]},
+        }
         strategy = Strategy(
-            locate,
-            [batcher, writer] if self.chained else [writer],
+            divide if self.shape == "branched" else locate,
+            shapes[self.shape],
             reduce_err=MemoryWriter(self.errors, max_rows=2, max_age=1.0),
         )
         options: dict[str, Any] = {"topics": ("t",), "group": "g", "executor": "inline"}
@@ -358,10 +389,10 @@ def _clock() -> VirtualClock:
     return VirtualClock(running)
 
 
-async def run(schedule: list[tuple[Any, ...]], *, chained: bool) -> None:
-    sink = Sink()
+async def run(schedule: list[tuple[Any, ...]], shape: Shape) -> None:
+    sink = BranchedSink() if shape == "branched" else Sink()
     group = Group(sink)
-    life = Life(group, sink, chained=chained)
+    life = Life(group, sink, shape)
     # The virtual clock would not wait for a thread.
     with without_threads():
         await live(life, schedule)
@@ -391,23 +422,11 @@ async def live(life: Life, schedule: list[tuple[Any, ...]]) -> None:
         life.worker.shutdown("done")
 
 
+@pytest.mark.parametrize("shape", get_args(Shape))
 @settings(max_examples=examples(200), deadline=None)
-@given(schedules)
-@example(DRAIN_THAT_OUTLASTS_A_REBALANCE)
+@given(schedule=schedules)
+@example(schedule=DRAIN_THAT_OUTLASTS_A_REBALANCE)
 def test_every_row_is_in_the_sink_once_through_any_schedule(
-    schedule: list[tuple[Any, ...]],
+    shape: Shape, schedule: list[tuple[Any, ...]]
 ) -> None:
-    anyio.run(
-        partial(run, schedule, chained=False), backend_options={"loop_factory": VirtualTimeLoop}
-    )
-
-
-@settings(max_examples=examples(200), deadline=None)
-@given(schedules)
-@example(DRAIN_THAT_OUTLASTS_A_REBALANCE)
-def test_every_row_is_in_the_sink_once_through_a_chain_of_reducers(
-    schedule: list[tuple[Any, ...]],
-) -> None:
-    anyio.run(
-        partial(run, schedule, chained=True), backend_options={"loop_factory": VirtualTimeLoop}
-    )
+    anyio.run(partial(run, schedule, shape), backend_options={"loop_factory": VirtualTimeLoop})

@@ -1,0 +1,133 @@
+"""Rows of several branches in one table: one column, an Arrow dense union with a member for each branch.
+
+So rows of unlike columns keep the order of their records, and are sliced, taken and sent to another process
+as any table is. A union has at most 128 members; more branches are a union of unions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+_pa: Any = pa
+_COLUMN: Final = "row"
+_MOST_MEMBERS: Final = 128
+
+
+def tag(tables: Mapping[str, pa.Table], order: Mapping[str, NDArray[np.int64]]) -> pa.Table:
+    """Join the tables of branches to one table of tagged rows.
+
+    Args:
+        tables: the rows of each branch, by its name.
+        order: for each row of each branch, ascending, its place in the joined table.
+    """
+    rows = sum(table.num_rows for table in tables.values())
+    members = [(name, _struct(table), order[name]) for name, table in tables.items()]
+    return pa.table({_COLUMN: _union(members, rows)})
+
+
+def tagged_schema(of: Mapping[str, pa.Schema]) -> pa.Schema:
+    """Return the schema of tagged rows with these columns of each branch."""
+    return tag(
+        {name: schema.empty_table() for name, schema in of.items()},
+        {name: np.empty(0, np.int64) for name in of},
+    ).schema
+
+
+def is_tagged(schema: pa.Schema) -> bool:
+    """Return whether the rows of a table are tagged with their branches."""
+    return len(schema) == 1 and pa.types.is_union(schema.field(0).type)
+
+
+def branches(table: pa.Table) -> Iterator[tuple[str, pa.Table, NDArray[np.int64]]]:
+    """Divide tagged rows: the name of each branch, its rows, and their places in `table`, ascending.
+
+    A branch without rows is left out. The rows keep their order.
+    """
+    found: dict[str, tuple[list[pa.Table], list[NDArray[np.int64]]]] = {}
+    first = 0
+    for chunk in table.column(0).chunks:
+        for name, rows, places in _members(chunk, np.arange(first, first + len(chunk))):
+            parts, at = found.setdefault(name, ([], []))
+            parts.append(pa.Table.from_batches([_pa.RecordBatch.from_struct_array(rows)]))
+            at.append(places)
+        first += len(chunk)
+    for name, (parts, at) in found.items():
+        yield name, pa.concat_tables(parts, promote_options="permissive"), np.concatenate(at)
+
+
+def schemas(schema: pa.Schema) -> dict[str, pa.Schema]:
+    """Return the columns of each branch of tagged rows."""
+    return dict(_schemas(schema.field(0).type))
+
+
+def _schemas(union: Any) -> Iterator[tuple[str, pa.Schema]]:
+    for at in range(union.num_fields):
+        member = union.field(at)
+        if pa.types.is_union(member.type):
+            yield from _schemas(member.type)
+        else:
+            fields = [member.type.field(number) for number in range(member.type.num_fields)]
+            yield member.name, pa.schema(fields)
+
+
+def _struct(table: pa.Table) -> pa.Array[Any]:
+    columns: list[Any] = [
+        pa.concat_arrays(column.chunks) for column in table.combine_chunks().columns
+    ]
+    return pa.StructArray.from_arrays(columns, fields=list(table.schema))
+
+
+def _union(
+    members: Sequence[tuple[str, pa.Array[Any], NDArray[np.int64]]], rows: int
+) -> pa.Array[Any]:
+    if len(members) > _MOST_MEMBERS:
+        size = -(-len(members) // _MOST_MEMBERS)
+        groups = (members[at : at + size] for at in range(0, len(members), size))
+        return _union([_group(group) for group in groups], rows)
+    codes = np.empty(rows, dtype=np.int8)
+    places = np.empty(rows, dtype=np.int32)
+    for code, (_, _, order) in enumerate(members):
+        codes[order] = code
+        places[order] = np.arange(len(order), dtype=np.int32)
+    names = [name for name, _, _ in members]
+    arrays = [array for _, array, _ in members]
+    union: pa.Array[Any] = _pa.UnionArray.from_dense(
+        pa.array(codes), pa.array(places), arrays, names
+    )
+    return union
+
+
+def _group(
+    members: Sequence[tuple[str, pa.Array[Any], NDArray[np.int64]]],
+) -> tuple[str, pa.Array[Any], NDArray[np.int64]]:
+    """Join some members to one: a union of their rows, in the order of all rows."""
+    order = np.sort(np.concatenate([each for _, _, each in members]))
+    inner = [(name, array, np.searchsorted(order, each)) for name, array, each in members]
+    return "", _union(inner, len(order)), order
+
+
+def _members(
+    union: Any, places: NDArray[np.int64]
+) -> Iterator[tuple[str, pa.Array[Any], NDArray[np.int64]]]:
+    _, codes_of, offsets_of = union.buffers()[
+        :3
+    ]  # `type_codes` of a slice would begin at its parent's first row
+    own = slice(union.offset, union.offset + len(union))
+    codes = np.frombuffer(codes_of, np.int8)[own]
+    offsets = np.frombuffer(offsets_of, np.int32)[own]
+    for code in np.unique(codes).tolist():
+        member = union.type.field(code)
+        ours = codes == code
+        rows = union.field(code).take(pa.array(offsets[ours]))
+        if pa.types.is_union(member.type):
+            yield from _members(rows, places[ours])
+        else:
+            yield member.name, rows, places[ours]

@@ -1,0 +1,203 @@
+"""How the rows of a map find their branches: by their type, by a name beside them, or by a tag."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from ..column_types import join_tables
+from ..columns.tagged_rows import branches, is_tagged, tag, tagged_schema
+from ..values.schemas import row_type
+from . import results
+from .results import NO_OFFSETS, Failure, MapResult, from_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from ..values.schemas import RowType
+
+
+@dataclass(frozen=True)
+class Branching:
+    """The branches of a strategy, as its map knows them.
+
+    Attributes:
+        names: the branches that have an entry.
+        classes: the branch of each row class that is a key of the mapping.
+        other: the branch of rows without an entry; None if there is none.
+        is_open: any name is a branch, which is made when it first comes.
+    """
+
+    names: frozenset[str]
+    classes: Mapping[type, str]
+    other: str | None = None
+    is_open: bool = False
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """The columns of tagged rows, as far as branches have a class of rows; None if none has."""
+        if not self.classes:
+            return None
+        return tagged_schema({name: row_type(cls).schema for cls, name in self.classes.items()})
+
+    def place(self, name: str) -> str | None:
+        """Return the branch for a name; None if there is none."""
+        if name in self.names or self.is_open:
+            return name
+        return self.other
+
+    def _branch_of(self, row: Any) -> tuple[Any, str | None, str]:
+        """Return a row, its branch (None if it has none), and what it is, for the message."""
+        if type(row) is tuple:
+            row, name = row
+            return row, self.place(name), f"the name {name!r}"
+        cls = type(row)
+        if (found := self.classes.get(cls)) is not None:
+            return row, found, ""
+        for parent in cls.__mro__[1:]:
+            if (found := self.classes.get(parent)) is not None:
+                return row, found, ""
+        if isinstance(row, msgspec.Struct) and isinstance(name := row.__struct_config__.tag, str):
+            return row, self.place(name), f"the tag {name!r}"
+        return row, self.other, f"the type {cls.__name__}"
+
+    def from_rows(
+        self, rows: Sequence[Any], offsets: Sequence[int], failures: Sequence[Failure]
+    ) -> MapResult:
+        """Convert the rows of a per-record function to tagged rows; see `results.from_rows`.
+
+        A record with a row of no branch, or with a value that does not fit its column, fails with all of
+        its rows.
+
+        Args:
+            rows: rows, or pairs of a row and a name.
+        """
+        rows = list(rows)
+        failed = {failure.offset: failure for failure in failures}
+        places: dict[str, list[int]] = {}
+        for at, branch in enumerate(map(self.classes.get, map(type, rows))):
+            if branch is None:
+                rows[at], branch, what = self._branch_of(rows[at])
+            if branch is not None:
+                places.setdefault(branch, []).append(at)
+            else:
+                failed.setdefault(offsets[at], self._unplaced(offsets[at], what))
+        made = []
+        for branch, ours in places.items():
+            some = [rows[each] for each in ours]
+            theirs = [offsets[each] for each in ours]
+            result = from_rows(self._row_type(branch, some), some, theirs, [])
+            failed |= {each.offset: each for each in result.failures if each.offset not in failed}
+            if result.table is not None:
+                kept = np.isin(theirs, result.offsets)
+                made.append(_Part(branch, result.table, result.offsets, np.array(ours)[kept]))
+        return _tagged(made, failed)
+
+    def _row_type(self, branch: str, rows: list[Any]) -> RowType | None:
+        """Return the declared columns of a branch, if all of these rows are of its class."""
+        classes = [cls for cls, name in self.classes.items() if name == branch]
+        declared = row_type(classes[0]) if classes else None
+        return declared if declared and set(map(type, rows)) == {declared.instances} else None
+
+    def _unplaced(self, offset: int, what: str) -> Failure:
+        known = ", ".join(sorted(self.names))
+        return Failure(offset, f"reduce= has no branch for {what}, only {known}; add it, or OTHER")
+
+    def from_tables(self, found: Mapping[str, MapResult]) -> MapResult:
+        """Convert the tables that a per-batch function returned by name, to tagged rows."""
+        made = []
+        failed: dict[int, Failure] = {}
+        for number, (name, result) in enumerate(found.items()):
+            if result.table is None:
+                continue
+            branch = self.place(name)
+            if branch is None:
+                for offset in np.unique(result.offsets).tolist():
+                    failed.setdefault(offset, self._unplaced(offset, f"the name {name!r}"))
+                continue
+            order = result.offsets * len(found) + number  # by record, then by branch
+            made.append(_Part(branch, result.table, result.offsets, order))
+        return _tagged(made, failed)
+
+
+class _Part(NamedTuple):
+    """Rows of one branch.
+
+    Attributes:
+        offsets: the offset of each row's record.
+        order: numbers that order the rows of all branches; those of one record are neighbours.
+    """
+
+    branch: str
+    table: pa.Table
+    offsets: NDArray[np.int64]
+    order: NDArray[np.int64]
+
+
+def join(parts: Sequence[MapResult]) -> MapResult:
+    """Join the results of the parts of one batch, in order, whether their rows are tagged or not."""
+    if not any(part.table is not None and is_tagged(part.table.schema) for part in parts):
+        return results.join(parts)
+    made = []
+    failed: dict[int, Failure] = {}
+    rows = 0
+    for result in parts:
+        failed |= {failure.offset: failure for failure in result.failures}
+        if result.table is not None:
+            for name, table, at in branches(result.table):
+                made.append(_Part(name, table, result.offsets[at], at + rows))
+            rows += result.table.num_rows
+    joined = _tagged(made, failed)
+    places = [part.places for part in parts if part.places is not None]
+    if joined.table is None or not places:
+        return joined
+    kept = np.isin(np.concatenate([part.offsets for part in parts]), joined.offsets)
+    return replace(joined, places=pa.concat_tables(places).filter(pa.array(kept)))
+
+
+def _tagged(parts: Sequence[_Part], failed: dict[int, Failure]) -> MapResult:
+    """Tag rows with their branches, and leave out those of failed records."""
+    of_branch: dict[str, list[_Part]] = {}
+    for part in parts:
+        of_branch.setdefault(part.branch, []).append(part)
+    joined = [_joined(some, failed) for some in of_branch.values()]
+    if failed:
+        gone = np.array(list(failed))
+        joined = [kept for part in joined if len((kept := _without(part, gone)).offsets)]
+    failures = tuple(failed[offset] for offset in sorted(failed))
+    if not joined:
+        return MapResult(None, NO_OFFSETS, failures)
+    by_order = np.argsort(np.concatenate([part.order for part in joined]), kind="stable")
+    rank = np.empty(len(by_order), np.int64)
+    rank[by_order] = np.arange(len(by_order))
+    ends = np.cumsum([len(part.order) for part in joined])[:-1]
+    places = {part.branch: at for part, at in zip(joined, np.split(rank, ends), strict=True)}
+    table = tag({part.branch: part.table for part in joined}, places)
+    offsets = np.concatenate([part.offsets for part in joined])[by_order]
+    return MapResult(table, offsets, failures)
+
+
+def _joined(parts: Sequence[_Part], failed: dict[int, Failure]) -> _Part:
+    """Join the rows of one branch, in order; records whose values do not fit the others' fail."""
+    if len(parts) == 1:
+        return parts[0]
+    joined = join_tables([part.table for part in parts])
+    offsets = np.concatenate([part.offsets for part in parts])
+    for row, reason in joined.misfits.items():
+        failed.setdefault(int(offsets[row]), Failure(int(offsets[row]), reason))
+    order = np.concatenate([part.order for part in parts])
+    by_order = np.argsort(order, kind="stable")
+    return _Part(parts[0].branch, joined.table.take(by_order), offsets[by_order], order[by_order])
+
+
+def _without(part: _Part, gone: NDArray[np.int64]) -> _Part:
+    kept = ~np.isin(part.offsets, gone)
+    return part._replace(
+        table=part.table.filter(pa.array(kept)), offsets=part.offsets[kept], order=part.order[kept]
+    )
