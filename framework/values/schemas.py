@@ -175,6 +175,18 @@ def is_row_class(source: object) -> bool:
     )
 
 
+def nested_columns(kind: Any, type_: Any) -> tuple[Column, ...]:
+    """Return the fields of a nested object, with the types of its struct."""
+    columns = _of_fields(kind.cls, kind, kind.cls.__name__)
+    return tuple(_retyped(*pair) for pair in zip(columns, type_, strict=True))
+
+
+def item_of(kind: inspect.Type) -> tuple[inspect.Type, bool, Convert | None]:
+    """Return the annotation of items without None, whether it had None, and how Arrow's values are made."""
+    bare, nullable = _without_none(kind)
+    return bare, nullable, _arrow(bare, "item")[1]
+
+
 def fields_of(row: Any) -> dict[str, Any]:
     """Return the fields of a row that is an object, in order; nested objects stay objects."""
     return {column.name: getattr(row, column.attribute) for column in row_type(type(row)).columns}

@@ -15,7 +15,7 @@ import fastavro
 import numpy as np
 import pyarrow as pa
 
-from ..decoding.slots import Column
+from ..decoding.slots import SlotColumn
 from . import kernel
 from .schema import (
     RECORDS,
@@ -107,7 +107,7 @@ class Compiler:
         self._skips: dict[str, int] = {}
         self._path = -1
 
-    def compile(self, writer: Schema, reader: Schema, columns: Mapping[str, Column]) -> int:
+    def compile(self, writer: Schema, reader: Schema, columns: Mapping[str, SlotColumn]) -> int:
         """Compile the code for a writer's schema; return its address.
 
         Raises:
@@ -140,7 +140,7 @@ class Compiler:
             self._skips, self._written, self._path = skips, written, path
             raise
 
-    def _emit(self, op: int, to: Column | None = None, a: int = 0, b: int = 0) -> int:
+    def _emit(self, op: int, to: SlotColumn | None = None, a: int = 0, b: int = 0) -> int:
         first, level = (-1, -1) if to is None else (to.first, to.level)
         self._code.lines.append((op, first, level, a, b, self._path))
         return len(self._code.lines) - 1
@@ -161,13 +161,13 @@ class Compiler:
         self._path = len(self._code.paths)
         self._code.paths.append(f"field {path}" if path else "the value")
 
-    def _null(self, column: Column) -> None:
+    def _null(self, column: SlotColumn) -> None:
         columns = list(column.nullable())
         if columns:
             line = self._emit(kernel.NULLS, a=self._here() + 1, b=len(columns))
             self._patch(line, kernel.TO, self._table(columns))
 
-    def _value(self, w: Schema, r: Schema, column: Column, path: str) -> None:
+    def _value(self, w: Schema, r: Schema, column: SlotColumn, path: str) -> None:
         w, r = resolve(w, self._written), resolve(r, self._read)
         if isinstance(w, list):
             self._union(w, r, column, path)
@@ -176,7 +176,7 @@ class Compiler:
         else:
             self._same(w, r, column, path)
 
-    def _union(self, w: list[Schema], r: Schema, column: Column, path: str) -> None:
+    def _union(self, w: list[Schema], r: Schema, column: SlotColumn, path: str) -> None:
         """Read a union of the writer; a branch that the reader does not have fails when it occurs."""
         table = self._table([0] * len(w))
         self._emit(kernel.UNION, a=len(w), b=table)
@@ -207,7 +207,7 @@ class Compiler:
         for end in ends:
             self._patch(end, kernel.A, self._here())
 
-    def _branch(self, w: Schema, r: list[Schema], column: Column, path: str) -> None:
+    def _branch(self, w: Schema, r: list[Schema], column: SlotColumn, path: str) -> None:
         """Read into the branch of the reader's union that is the same type, else the first that fits."""
         branches = [resolve(each, self._read) for each in r]
         for chosen in sorted(branches, key=lambda each: likeness(w, each)):
@@ -217,7 +217,7 @@ class Compiler:
         raise self._misfit(w, r, path)
 
     def _chosen(
-        self, w: Schema, chosen: Schema, branches: list[Schema], column: Column, path: str
+        self, w: Schema, chosen: Schema, branches: list[Schema], column: SlotColumn, path: str
     ) -> None:
         """Read into one branch of the reader's union."""
         rest = resolve(without_null(branches), self._read)
@@ -235,7 +235,7 @@ class Compiler:
         else:
             self._same(w, rest, column, path)
 
-    def _same(self, w: Schema, r: Schema, column: Column, path: str) -> None:
+    def _same(self, w: Schema, r: Schema, column: SlotColumn, path: str) -> None:
         """Read a value of one type, which is no union, as one type."""
         kinds = type_of(w), type_of(r)
         match kinds:
@@ -264,7 +264,7 @@ class Compiler:
             f"field {path}: {show(w)} of the writer's schema cannot be read as {show(r)}"
         )
 
-    def _integer(self, w: Schema, r: Schema, column: Column, path: str) -> None:
+    def _integer(self, w: Schema, r: Schema, column: SlotColumn, path: str) -> None:
         if type_of(w) == "long" and type_of(r) == "int":
             raise self._misfit(w, r, path)
         low, high = _INT if type_of(w) == "int" else _LONG
@@ -277,7 +277,7 @@ class Compiler:
         else:
             self._emit(kernel.SCALED, column, max(1, read // written), max(1, written // read))
 
-    def _bytes(self, w: Schema, r: Schema, column: Column, path: str) -> None:
+    def _bytes(self, w: Schema, r: Schema, column: SlotColumn, path: str) -> None:
         kinds = type_of(w), type_of(r)
         size = w["size"] if kinds[0] == "fixed" else -1
         if logical_of(r) == "decimal":
@@ -294,7 +294,7 @@ class Compiler:
         else:
             self._emit(kernel.BYTES, column)
 
-    def _enum(self, w: Schema, r: Schema, column: Column) -> None:
+    def _enum(self, w: Schema, r: Schema, column: SlotColumn) -> None:
         pieces = []
         for symbol in w["symbols"]:
             known = type_of(r) == "string" or symbol in r["symbols"]
@@ -307,9 +307,9 @@ class Compiler:
         self._code.pool += data
         return at << 32 | len(data)
 
-    def _list(self, w: Schema, r: Schema, column: Column, path: str) -> None:
-        *key, items = column.children or [Column("null", pa.null(), 0)]
-        inner = Column("null", pa.null(), items.level)
+    def _list(self, w: Schema, r: Schema, column: SlotColumn, path: str) -> None:
+        *key, items = column.children or [SlotColumn("null", pa.null(), 0)]
+        inner = SlotColumn("null", pa.null(), items.level)
         self._emit(kernel.LIST, column, inner.level)
         block = self._emit(kernel.BLOCK, inner)
         for each in key:
@@ -318,7 +318,7 @@ class Compiler:
         self._emit(kernel.NEXT, inner, block)
         self._patch(block, kernel.A, self._here())
 
-    def _record(self, w: Schema, r: Schema, columns: list[Column], path: str) -> None:
+    def _record(self, w: Schema, r: Schema, columns: list[SlotColumn], path: str) -> None:
         targets = dict(zip((field["name"] for field in r["fields"]), columns, strict=True))
         written = {field["name"] for field in w["fields"]}
         fields = {
@@ -342,7 +342,7 @@ class Compiler:
             self._default(fields[name], column, join(path, name))
         self._path = outer
 
-    def _default(self, field: Mapping[str, Any], column: Column, path: str) -> None:
+    def _default(self, field: Mapping[str, Any], column: SlotColumn, path: str) -> None:
         if "default" not in field:
             raise Unresolvable(
                 f"field {path}: the writer's schema has no such field, and it has no default"

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 import pyarrow as pa
 
 from ...errors import StrategyError
-from ..decoding.slots import Column, Layout
+from ..decoding.slots import SlotColumn, Layout
 from .compiler import Code, Compiler
 from .schema import (
     RECORDS,
@@ -74,7 +74,7 @@ class Program:
 
     def _fields(
         self, record: Schema, level: int, path: str, outer: tuple[str, ...]
-    ) -> dict[str, Column]:
+    ) -> dict[str, SlotColumn]:
         outer = (*outer, record["name"])
         return {
             field["name"]: self._column(field["type"], level, join(path, field["name"]), outer)
@@ -89,7 +89,7 @@ class Program:
             for kind in kinds
         ]
 
-    def _column(self, schema: Schema, level: int, path: str, outer: tuple[str, ...]) -> Column:
+    def _column(self, schema: Schema, level: int, path: str, outer: tuple[str, ...]) -> SlotColumn:
         add = self.layout.add
         schema = resolve(without_null(resolve(schema, self._named)), self._named)
         if isinstance(schema, list):
@@ -124,7 +124,7 @@ class Program:
 
     def _union(
         self, branches: list[Schema], level: int, path: str, outer: tuple[str, ...]
-    ) -> Column:
+    ) -> SlotColumn:
         struct = self.layout.add("struct", pa.null(), level, path)
         names = branch_names([resolve(branch, self._named) for branch in branches])
         fields = {
@@ -136,10 +136,10 @@ class Program:
         return struct
 
 
-def _scalar(layout: Layout, schema: Schema, level: int, path: str) -> Column:
+def _scalar(layout: Layout, schema: Schema, level: int, path: str) -> SlotColumn:
     kind, logical = type_of(schema), logical_of(schema)
     if kind == "null":
-        return Column("null", pa.null(), level)
+        return SlotColumn("null", pa.null(), level)
     if logical == "decimal":
         precision, scale = schema["precision"], schema.get("scale", 0)
         if precision > _MAX_PRECISION:

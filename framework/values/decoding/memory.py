@@ -73,3 +73,35 @@ def bits_of(typing: Any, number: Any) -> Any:
         return builder.bitcast(arguments[0], ir.IntType(64))
 
     return types.int64(types.float64), generate
+
+
+@_intrinsic
+def high_product(typing: Any, one: Any, other: Any) -> Any:
+    """Return the upper 64 bits of the product of two words."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        wide = [builder.zext(each, ir.IntType(128)) for each in arguments]
+        product = builder.lshr(builder.mul(*wide), ir.Constant(ir.IntType(128), 64))
+        return builder.trunc(product, ir.IntType(64))
+
+    return types.uint64(types.uint64, types.uint64), generate
+
+
+@_intrinsic
+def leading_zeros(typing: Any, word: Any) -> Any:
+    """Return the number of zeros above the highest bit of a word that is not 0."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctlz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.uint64), generate
+
+
+@_intrinsic
+def float_of(typing: Any, bits: Any) -> Any:
+    """Return the float with these bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.DoubleType())
+
+    return types.float64(types.uint64), generate

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ..registry.framing import NULL, read_only
 from ..value_format import Decoded
-from .slots import Bad, Column, Layout, Slots
+from .slots import Bad, SlotColumn, Layout, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +44,7 @@ class Target(NamedTuple):
     """The columns of a schema."""
 
     layout: Layout
-    columns: Mapping[str, Column]
+    columns: Mapping[str, SlotColumn]
     schema: pa.Schema
 
 
@@ -90,7 +90,7 @@ def decode_slots(
 
 
 def _marker(slots: Slots, wrong: dict[int, str]) -> Bad:
-    def mark(column: Column, items: NDArray[np.int64], reason: str) -> None:
+    def mark(column: SlotColumn, items: NDArray[np.int64], reason: str) -> None:
         for row in slots.rows_of(column, items).tolist():
             wrong.setdefault(row, f"field {column.path}: {reason}")
 

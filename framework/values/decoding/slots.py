@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["CHILD", "LEVEL", "Bad", "Column", "Kind", "Layout", "Slots", "gather", "null_row"]
+__all__ = ["CHILD", "LEVEL", "Bad", "SlotColumn", "Kind", "Layout", "Slots", "gather", "null_row"]
 
 LEVEL, CHILD = 0, 1
 """Columns of `Layout.table`."""
@@ -30,7 +30,7 @@ LEVEL, CHILD = 0, 1
 Array: TypeAlias = Any
 """An Arrow array of any type."""
 
-Bad: TypeAlias = "Callable[[Column, NDArray[np.int64], str], None]"
+Bad: TypeAlias = "Callable[[SlotColumn, NDArray[np.int64], str], None]"
 """Gets a column, the rows of it that are not valid, and the reason."""
 
 Kind: TypeAlias = Literal[
@@ -47,7 +47,7 @@ _LARGEST = 2**31 - 1  # bytes of a column of text
 
 
 @dataclass(slots=True)
-class Column:
+class SlotColumn:
     """A column of any type, with those inside it.
 
     Attributes:
@@ -64,7 +64,7 @@ class Column:
     first: int = -1
     words: int = 1
     path: str = ""
-    children: list[Column] = field(default_factory=list)
+    children: list[SlotColumn] = field(default_factory=list)
 
     def nullable(self) -> Iterator[int]:
         """Yield the slot columns to make null so that it is null: its own and those of its fields."""
@@ -84,9 +84,9 @@ class Layout:
 
     def add(
         self, kind: Kind, type_: pa.DataType, level: int, path: str, *, words: int = 1
-    ) -> Column:
+    ) -> SlotColumn:
         """Add a column."""
-        column = Column(kind, type_, level, len(self._columns), words, path)
+        column = SlotColumn(kind, type_, level, len(self._columns), words, path)
         child = -1
         if kind in {"list", "map"}:
             child = self.levels
@@ -94,7 +94,7 @@ class Layout:
         self._columns += [(level, child)] * words
         return column
 
-    def child_level(self, column: Column) -> int:
+    def child_level(self, column: SlotColumn) -> int:
         """Return the level of the items of a list or map."""
         return self.child_of(column.first)
 
@@ -140,7 +140,7 @@ class Slots:
             self.values[new : new + used] = values[old : old + used]
             self.valid[new : new + used] = valid[old : old + used]
 
-    def array(self, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+    def array(self, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -> Array:
         """Return a column as Arrow array.
 
         Args:
@@ -167,7 +167,7 @@ class Slots:
         base = self.bases[column]
         return self.valid[base : base + self.cursors[self.table[column, LEVEL]]].view(np.bool_)
 
-    def rows_of(self, column: Column, items: NDArray[np.int64]) -> NDArray[np.int64]:
+    def rows_of(self, column: SlotColumn, items: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the rows of level 0 that items of a column belong to."""
         level = column.level
         while level:
@@ -177,30 +177,30 @@ class Slots:
         return items
 
 
-def _null(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+def _null(slots: Slots, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -> Array:
     return _pa.nulls(int(slots.cursors[column.level]))
 
 
-def _integer(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+def _integer(slots: Slots, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -> Array:
     # Copied even where the width is equal: else each column would keep the slots of all.
     width = np.dtype(f"i{column.type.bit_width // 8}")
     return _fixed_width(slots, column, slots.of(column.first).astype(width))
 
 
-def _double(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+def _double(slots: Slots, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -> Array:
     return _fixed_width(slots, column, slots.of(column.first).copy())
 
 
-def _float(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+def _float(slots: Slots, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -> Array:
     return _fixed_width(slots, column, slots.of(column.first).astype(np.uint32))
 
 
-def _boolean(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+def _boolean(slots: Slots, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -> Array:
     bits = np.packbits(slots.of(column.first).astype(np.bool_), bitorder="little")
     return _fixed_width(slots, column, bits)
 
 
-def _decimal(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+def _decimal(slots: Slots, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -> Array:
     words = [slots.of(column.first + word) for word in range(column.words)]
     array = _fixed_width(slots, column, np.stack(words, axis=1))
     try:
@@ -225,13 +225,13 @@ def _unscaled(words: list[int]) -> int:
     return value
 
 
-def _fixed_width(slots: Slots, column: Column, values: NDArray[Any]) -> Array:
+def _fixed_width(slots: Slots, column: SlotColumn, values: NDArray[Any]) -> Array:
     rows = int(slots.cursors[column.level])
     buffers = [slots.bitmap(column.first), _pa.py_buffer(values)]
     return _pa.Array.from_buffers(column.type, rows, buffers)
 
 
-def _text(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+def _text(slots: Slots, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -> Array:
     offsets, pieces, is_ascii = gather(data, slots.of(column.first), slots.is_valid(column.first))
     if not len(offsets):
         rows = int(slots.cursors[column.level])
@@ -257,7 +257,7 @@ def _is_utf8(value: bytes | None) -> bool:
     return True
 
 
-def _fixed(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+def _fixed(slots: Slots, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -> Array:
     size = _byte_width(column.type)
     valid = slots.is_valid(column.first)
     return _fixed_width(slots, column, gather_fixed(data, slots.of(column.first), valid, size))
@@ -267,7 +267,7 @@ def _byte_width(type_: Any) -> int:
     return int(type_.byte_width)
 
 
-def _struct(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+def _struct(slots: Slots, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -> Array:
     children = [slots.array(child, data, bad) for child in column.children]
     rows = int(slots.cursors[column.level])
     return _pa.Array.from_buffers(
@@ -275,7 +275,7 @@ def _struct(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> 
     )
 
 
-def _instant(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+def _instant(slots: Slots, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -> Array:
     seconds, nanos = (slots.of(child.first) for child in column.children)
     valid = slots.is_valid(column.first)
     wrong = valid & ((np.abs(seconds) > _LARGEST_SECONDS) | (nanos < 0) | (nanos >= 10**9))
@@ -286,12 +286,12 @@ def _instant(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) ->
     return _fixed_width(slots, column, micros)
 
 
-def _wrapper(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+def _wrapper(slots: Slots, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -> Array:
     (inner,) = column.children
     return slots.array(inner, data, bad)
 
 
-def _list(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Array:
+def _list(slots: Slots, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -> Array:
     offsets = _offsets(slots, column)
     children = [slots.array(child, data, bad) for child in column.children]
     if column.kind == "map":
@@ -301,7 +301,7 @@ def _list(slots: Slots, column: Column, data: NDArray[np.uint8], bad: Bad) -> Ar
     return _pa.Array.from_buffers(column.type, len(offsets) - 1, buffers, children=children)
 
 
-def _offsets(slots: Slots, column: Column) -> NDArray[np.int32]:
+def _offsets(slots: Slots, column: SlotColumn) -> NDArray[np.int32]:
     child = int(slots.table[column.first, CHILD])
     starts = slots.of(column.first)
     offsets = np.empty(len(starts) + 1, np.int32)
@@ -310,7 +310,7 @@ def _offsets(slots: Slots, column: Column) -> NDArray[np.int32]:
     return offsets
 
 
-_BUILDERS: Final[dict[Kind, Callable[[Slots, Column, NDArray[np.uint8], Bad], Array]]] = {
+_BUILDERS: Final[dict[Kind, Callable[[Slots, SlotColumn, NDArray[np.uint8], Bad], Array]]] = {
     "null": _null,
     "integer": _integer,
     "float": _float,

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_type_hints
+from functools import cached_property, lru_cache
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 import numpy as np
@@ -12,34 +22,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import inspect
 
-from ..decoding.slots import gather
+from ..decoding.slots import Layout, SlotColumn, Slots
 from ..python_columns import to_column
-from ..schemas import row_type
+from ..registry.framing import read_only
+from ..schemas import item_of, nested_columns, row_type
 from . import json_kernel as kernel
+from .json_texts import unescape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from ..schemas import Column
-
-__all__ = ["Places", "Plan", "Walked", "places_of", "plan_of", "walk"]
+    from ..decoding.slots import Bad, Kind
+    from ..schemas import Column, Convert
 
 _pa: Any = pa
 _pc: Any = pc
-_INT64 = np.iinfo(np.int64)
+_INT64: Final = np.iinfo(np.int64)
 _UUID: Final = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
-_NONE: Final = np.empty(0, np.int64)
 _TEXTS: Final = (pa.string(), pa.large_string())
-
-
-class Places(NamedTuple):
-    """Where the JSON texts are: `starts` and `ends` in `data`; a negative start is a null value."""
-
-    data: NDArray[np.uint8]
-    starts: NDArray[np.int64]
-    ends: NDArray[np.int64]
 
 
 class Walked(NamedTuple):
@@ -49,102 +51,133 @@ class Walked(NamedTuple):
     left: NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """How the cells of one column are read.
+class _Unplanned(Exception):
+    """Only msgspec's own decoder of the type has its rules."""
 
-    Attributes:
-        decode: the decoder of one cell, for what the walk does not read.
-        allowed: the only texts that are valid; None: all.
-        pattern: what a text must match; None: all do.
-        nested: the plan of an object inside the object.
+
+class _Value:
+    """How the values at one place of a type are read.
+
+    Args:
+        hint: the annotation, for msgspec.
+        convert: makes Arrow's Python value of msgspec's.
     """
 
+    code = kernel.RAW
+    kind: Kind = "bytes"
+    stored: Any = pa.binary()  # as the slots hold it
+    low, high = int(_INT64.min), int(_INT64.max)
+    allowed: Any = None  # the only texts that are valid; None: all
+    pattern: str | None = None  # what a text must match; None: all do
+
+    def __init__(self, hint: Any, type_: pa.DataType, *, nullable: bool, convert: Convert | None) -> None:
+        self.type = type_
+        self.nullable = nullable
+        self.convert = convert
+        self._hint = hint
+        self.fields: tuple[_Field, ...] = ()
+        self.item: _Value | None = None
+        self.closed = False
+        self.column = SlotColumn("null", type_, 0)
+
+    @cached_property
+    def decode(self) -> Callable[[Any], Any]:
+        """The decoder of one value, for what the walk does not read."""
+        return msgspec.json.Decoder(self._hint).decode
+
+
+class _Field(NamedTuple):
     column: Column
-    code: int
-    decode: Callable[[Any], Any]
-    low: int = _INT64.min
-    high: int = _INT64.max
-    allowed: pa.Array[Any] | None = None
-    pattern: str | None = None
-    nested: Plan | None = None
+    value: _Value
 
 
-class Plan:
-    """The tables of the compiled walk for one type."""
-
-    def __init__(self, readers: Sequence[_Reader], *, closed: bool) -> None:
-        """`closed`: unknown fields are refused."""
-        self.readers = tuple(readers)
-        self.closed = closed
-        names = [reader.column.key.encode() for reader in readers]
-        self.names = np.frombuffer(bytearray(b"".join(names) or b" "), np.uint8)
-        self.name_ends = np.cumsum([len(name) for name in names], dtype=np.int64)
-        self.fields = np.array(
-            [
-                (
-                    reader.code,
-                    reader.column.nullable,
-                    reader.column.required or reader.column.default is msgspec.NODEFAULT,
-                    reader.low,
-                    reader.high,
-                )
-                for reader in readers
-            ],
-            np.int64,
-        ).reshape(len(names), 5)
-
-
-@lru_cache(maxsize=256)
-def plan_of(source: type | pa.Schema) -> Plan | None:
-    """Return the plan of a type; None if only its own decoder has its rules (pydantic, `__post_init__`)."""
-    rows = row_type(source)
-    return None if rows.info is None else _plan(rows.cls, rows.info, rows.columns)
-
-
-def _plan(cls: type, info: inspect.Type, columns: Sequence[Column]) -> Plan | None:
-    if hasattr(cls, "__post_init__") or getattr(info, "tag", None) is not None:
-        return None
-    try:
-        hints = get_type_hints(cls, include_extras=True)
-        readers = [_reader(column, hints[column.attribute]) for column in columns]
-    except (TypeError, NameError, KeyError):  # generic classes, for example
-        return None
-    return Plan(readers, closed=getattr(info, "forbid_unknown_fields", False))
-
-
-def _reader(column: Column, hint: Any) -> _Reader:
-    kind, arrow = column.kind, column.type
-    decode = msgspec.json.Decoder(hint).decode
+def _value(
+    hint: Any, kind: inspect.Type, type_: Any, *, nullable: bool, convert: Convert | None, depth: int
+) -> _Value:  # fmt: skip
+    value = _Value(hint, type_, nullable=nullable, convert=convert)
     given = {name: getattr(kind, name) for name in kind.__struct_fields__}
-    bare = all(value is None for value in given.values())
+    bare = all(each is None for each in given.values())
+
+    def read_as(code: int, stored: Kind, as_type: pa.DataType = type_) -> None:
+        value.code, value.kind, value.stored = code, stored, as_type
+
     match kind:
-        case inspect.StrType() if bare and arrow in _TEXTS:
-            return _Reader(column, kernel.TEXT, decode)
-        case inspect.IntType() if kind.multiple_of is None and _pa.types.is_integer(arrow):
-            low, high = _bounds(kind)
-            return _Reader(column, kernel.INTEGER, decode, low, high)
-        case inspect.FloatType() if bare and arrow in (pa.float64(), pa.float32()):
-            return _Reader(column, kernel.FLOAT, decode)
-        case inspect.BoolType() if arrow == pa.bool_():
-            return _Reader(column, kernel.BOOLEAN, decode)
-        case inspect.DateTimeType() if bare and arrow == pa.timestamp("us", tz="UTC"):
-            return _Reader(column, kernel.DATETIME, decode)
-        case inspect.DateType() if arrow == pa.date32():
-            return _Reader(column, kernel.DATE, decode)
-        case inspect.UUIDType() if arrow in _TEXTS:
-            return _Reader(column, kernel.TEXT, decode, pattern=_UUID)
-        case inspect.EnumType() if arrow in _TEXTS:
-            allowed = pa.array([member.value for member in kind.cls], arrow)
-            return _Reader(column, kernel.TEXT, decode, allowed=allowed)
-        case inspect.LiteralType() if arrow in _TEXTS:
-            return _Reader(column, kernel.TEXT, decode, allowed=pa.array(kind.values, arrow))
-        case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType() if (
-            column.columns and _pa.types.is_struct(arrow)
+        case inspect.StrType() if bare and type_ in _TEXTS:
+            read_as(kernel.TEXT, "text", pa.string())
+        case inspect.IntType() if kind.multiple_of is None and _pa.types.is_integer(type_):
+            value.low, value.high = _bounds(kind)
+            read_as(kernel.INTEGER, "integer")
+        case inspect.FloatType() if bare and type_ in (pa.float64(), pa.float32()):
+            read_as(kernel.FLOAT, "double", pa.float64())
+        case inspect.BoolType() if type_ == pa.bool_():
+            read_as(kernel.BOOLEAN, "boolean")
+        case inspect.DateTimeType() if bare and type_ == pa.timestamp("us", tz="UTC"):
+            read_as(kernel.DATETIME, "integer")
+        case inspect.DateType() if type_ == pa.date32():
+            read_as(kernel.DATE, "integer")
+        case inspect.UUIDType() if type_ in _TEXTS:
+            read_as(kernel.TEXT, "text", pa.string())
+            value.pattern = _UUID
+        case inspect.EnumType() if type_ in _TEXTS:
+            read_as(kernel.TEXT, "text", pa.string())
+            value.allowed = pa.array([member.value for member in kind.cls], pa.string())
+        case inspect.LiteralType() if type_ in _TEXTS:
+            read_as(kernel.TEXT, "text", pa.string())
+            value.allowed = pa.array(kind.values, pa.string())
+        case _ if depth < kernel.DEPTH:
+            _nest(value, hint, kind, depth)
+    return value
+
+
+def _nest(value: _Value, hint: Any, kind: inspect.Type, depth: int) -> None:
+    """Let the walk read an object, a list or a map, where it can; else msgspec does."""
+    type_: Any = value.type
+    match kind:
+        case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
+            try:
+                fields = _fields(kind.cls, kind, nested_columns(kind, type_), depth + 1)
+            except _Unplanned:
+                return
+            value.code, value.kind, value.stored = kernel.OBJECT, "struct", type_
+            value.fields, value.closed = fields, _is_closed(kind)
+        case inspect.ListType() if kind.min_length is None and kind.max_length is None:
+            plain = pa.list_(type_.value_field)
+            _nest_items(value, hint, kind.item_type, (kernel.ITEMS, "list", plain), depth)
+        case inspect.DictType() if (
+            kind.min_length is None
+            and kind.max_length is None
+            and _is_bare_text(kind.key_type)
+            and type_.key_type == pa.string()
         ):
-            nested = _plan(kind.cls, kind, column.columns)
-            return _Reader(column, kernel.RAW, decode, nested=nested)
-    return _Reader(column, kernel.RAW, decode)
+            _nest_items(value, hint, kind.value_type, (kernel.PAIRS, "map", type_), depth)
+
+
+def _nest_items(
+    value: _Value, hint: Any, kind: inspect.Type, read_as: tuple[int, Kind, Any], depth: int
+) -> None:
+    arguments = get_args(_bare(hint))
+    if not arguments or inspect.type_info(arguments[-1]) != kind:  # as msgspec understands it
+        return
+    value.code, value.kind, value.stored = read_as
+    type_ = value.stored.item_type if value.kind == "map" else value.stored.value_type
+    bare, nullable, convert = item_of(kind)
+    value.item = _value(
+        arguments[-1], bare, type_, nullable=nullable, convert=convert, depth=depth + 1
+    )
+
+
+def _is_bare_text(kind: inspect.Type) -> bool:
+    return kind == inspect.StrType()
+
+
+def _bare(hint: Any) -> Any:
+    """Return an annotation without metadata and without None."""
+    while get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    if get_origin(hint) in (Union, UnionType):
+        rest = [each for each in get_args(hint) if each is not NoneType]
+        return _bare(rest[0]) if len(rest) == 1 else hint
+    return hint
 
 
 def _bounds(kind: inspect.IntType) -> tuple[int, int]:
@@ -157,140 +190,258 @@ def _bounds(kind: inspect.IntType) -> tuple[int, int]:
     return low, high
 
 
-def places_of(values: Any) -> Places:
-    """Return where the values of a binary column are."""
-    rows, begin = len(values), values.offset
-    _, offsets, data = values.buffers()
-    ends = np.frombuffer(offsets, np.int32)[begin : begin + rows + 1].astype(np.int64)
-    starts = ends[:-1]
-    if values.null_count:
-        starts = starts.copy()
-        starts[values.is_null().to_numpy(zero_copy_only=False)] = -1
-    found = np.frombuffer(data if data is not None and data.size else b" ", np.uint8)
-    found.flags.writeable = False  # the kernel is compiled once, for arrays of one type
-    return Places(found, starts.copy(), ends[1:].copy())
+def _is_closed(info: Any) -> bool:
+    return bool(getattr(info, "forbid_unknown_fields", False))
 
 
-def walk(plan: Plan, places: Places) -> Walked:
-    """Decode JSON objects to the columns of a plan."""
-    cells, kinds, others, left = kernel.parse(
-        *places, plan.names, plan.name_ends, plan.fields, plan.closed
-    )
-    left = left.view(np.bool_)
-    columns = [
-        _Cells(reader, places, cells[field], kinds[field], left).column(int(others[field]))
-        for field, reader in enumerate(plan.readers)
-    ]
-    return Walked(columns, left)
-
-
-class _Cells:
-    """The cells of one column. `left` gets the rows that its own decoder refuses, too."""
-
-    def __init__(
-        self,
-        reader: _Reader,
-        places: Places,
-        cells: NDArray[np.int64],
-        kinds: NDArray[np.uint8],
-        left: NDArray[np.bool_],
-    ) -> None:
-        self._reader = reader
-        self._places = places
-        self._cells = cells
-        self._kinds = kinds
-        self._left = left
-
-    def column(self, others: int) -> Any:
-        """Return the column; `others` is the number of cells that hold no value."""
-        reader = self._reader
-        column = reader.column
-        odd = np.flatnonzero((self._kinds == kernel.ODD) & ~self._left) if others else _NONE
-        if reader.nested is not None:
-            found = self._objects(reader.nested)
-        elif reader.code == kernel.RAW:
-            found = _pa.nulls(len(self._cells), column.type)
-        else:
-            found = self._values(others)
-        if len(odd) and reader.nested is None:
-            found = splice(found, odd, self._decoded(odd))
-        if others and column.default is not None and column.default is not msgspec.NODEFAULT:
-            missing = (self._kinds == kernel.MISSING) & (self._places.starts >= 0)
-            rows = np.flatnonzero(missing)
-            if len(rows):
-                default = column.convert(column.default) if column.convert else column.default
-                found = splice(found, rows, pa.array([default] * len(rows), column.type))
-        return found
-
-    def _values(self, others: int) -> Any:
-        """Return the values that the walk has read; the other cells are null."""
-        reader, rows = self._reader, len(self._cells)
-        is_value = self._kinds == kernel.VALUE
-        valid = _pa.py_buffer(np.packbits(is_value, bitorder="little")) if others else None
-        arrow = reader.column.type
-        if reader.code == kernel.TEXT:
-            offsets, data, _ = gather(self._places.data, self._cells, is_value)
-            found = _pa.Array.from_buffers(
-                pa.string(), rows, [valid, _pa.py_buffer(offsets), _pa.py_buffer(data)]
-            )
-            self._check_texts(found)
-        elif reader.code == kernel.BOOLEAN:
-            bits = np.packbits(self._cells.astype(np.bool_), bitorder="little")
-            found = _pa.Array.from_buffers(arrow, rows, [valid, _pa.py_buffer(bits)])
-        elif reader.code == kernel.DATE:
-            days = self._cells.astype(np.int32)
-            found = _pa.Array.from_buffers(arrow, rows, [valid, _pa.py_buffer(days)])
-        else:
-            stored = {kernel.INTEGER: pa.int64(), kernel.FLOAT: pa.float64()}.get(
-                reader.code, arrow
-            )
-            found = _pa.Array.from_buffers(stored, rows, [valid, _pa.py_buffer(self._cells)])
-        return found if found.type == arrow else found.cast(arrow)
-
-    def _check_texts(self, found: Any) -> None:
-        """Leave rows to msgspec whose text is not allowed."""
-        reader = self._reader
-        good: Any = None
-        if reader.allowed is not None:
-            good = _pc.is_in(found, value_set=reader.allowed.cast(pa.string()))
-        elif reader.pattern is not None:
-            good = _pc.match_substring_regex(found, reader.pattern).fill_null(True)  # noqa: FBT003
-        if good is not None:
-            refused = ~good.to_numpy(zero_copy_only=False).astype(np.bool_)
-            self._left |= refused & (self._kinds == kernel.VALUE)
-
-    def _objects(self, plan: Plan) -> Any:
-        """Return nested objects as a column of structs."""
-        is_there = (self._kinds == kernel.ODD) & ~self._left
-        starts = np.where(is_there, self._cells >> 32, -1)
-        columns, left = walk(
-            plan,
-            Places(self._places.data, starts, starts + (self._cells & 0xFFFFFFFF)),
+def _fields(cls: type, info: Any, columns: Sequence[Column], depth: int) -> tuple[_Field, ...]:
+    if hasattr(cls, "__post_init__") or getattr(info, "tag", None) is not None:
+        raise _Unplanned
+    try:
+        hints = get_type_hints(cls, include_extras=True)
+        found = [(column, hints[column.attribute]) for column in columns]
+    except (TypeError, NameError, KeyError) as error:  # generic classes, for example
+        raise _Unplanned from error
+    return tuple(
+        _Field(
+            column,
+            _value(
+                hint,
+                column.kind,
+                column.type,
+                nullable=column.nullable,
+                convert=column.convert,
+                depth=depth,
+            ),
         )
-        self._left |= left
-        column = self._reader.column
-        fields: Any = list(column.type)  # type: ignore[call-overload]
-        return _pa.StructArray.from_arrays(columns, fields=fields, mask=pa.array(~is_there))
+        for column, hint in found
+    )
 
-    def _decoded(self, rows: NDArray[np.int64]) -> Any:
-        """Decode the cells of some rows one by one."""
-        column, decode = self._reader.column, self._reader.decode
-        data = self._places.data.data
+
+def hash_of(name: bytes) -> int:
+    """Return the hash of a name, as the kernel does."""
+    found = len(name)
+    for byte in name:
+        found = (found * 31 + byte) & 0xFFFFFFFF
+    return found ^ (found >> 15)
+
+
+class Plan:
+    """The tables of the compiled walk for one type; see `kernel.run`."""
+
+    def __init__(self, fields: tuple[_Field, ...], *, closed: bool) -> None:
+        """`closed`: unknown fields are refused."""
+        self.layout = Layout()
+        self.values: dict[int, _Value] = {}
+        self.defaults: dict[int, Column] = {}
+        self._lines: list[list[int]] = []
+        self._table: list[int] = []
+        self._nulls: list[int] = []
+        self._names = bytearray()
+        root = _Value(None, pa.null(), nullable=False, convert=None)
+        root.code, root.fields, root.closed = kernel.OBJECT, fields, closed
+        self._lines.append([0] * kernel.NODE_WIDTH)
+        self._fill(0, root, 0, 0)
+        self.columns = [field.value.column for field in fields]
+        self.nodes = np.array(self._lines, np.int64)
+        self.table = np.array(self._table, np.int64)
+        self.nulls = np.array(self._nulls, np.int64)
+        self.names = read_only(np.frombuffer(bytes(self._names) or b" ", np.uint8))
+        self.levels = self.layout.table
+
+    def _fill(self, at: int, value: _Value, level: int, maps: int) -> None:
+        """Complete the line of a value, and add those of the values inside it."""
+        line = self._lines[at]
+        line[kernel.CODE], line[kernel.NULLABLE] = value.code, int(value.nullable)
+        line[kernel.LOW], line[kernel.HIGH] = value.low, value.high
+        line[kernel.TO], line[kernel.AT] = value.column.first, level
+        line[kernel.CLOSED] = int(value.closed)
+        if value.code == kernel.OBJECT:
+            line[kernel.FIELDS], line[kernel.COUNT] = len(self._lines), len(value.fields)
+            self._lines += [[0] * kernel.NODE_WIDTH for _ in value.fields]
+            for position, field in enumerate(value.fields, line[kernel.FIELDS]):
+                self._add_column(field.value, level)
+                self.defaults[field.value.column.first] = field.column
+                default = field.column.default
+                name = field.column.key.encode()
+                own = self._lines[position]
+                own[kernel.REQUIRED] = int(field.column.required or default is msgspec.NODEFAULT)
+                own[kernel.NAME], own[kernel.NAME_SIZE] = len(self._names), len(name)
+                self._names += name
+                self._fill(position, field.value, level, maps)
+            value.column.children = [field.value.column for field in value.fields]
+            self._hash(line)
+        elif value.item is not None:
+            inner = self.layout.child_level(value.column)
+            children = []
+            if value.code == kernel.PAIRS:
+                key = self.layout.add("text", pa.string(), inner, "")
+                line[kernel.KEY], line[kernel.MASK] = key.first, maps
+                children, maps = [key], maps + 1
+            self._add_column(value.item, inner)
+            line[kernel.ITEM], line[kernel.INNER] = len(self._lines), inner
+            self._lines.append([0] * kernel.NODE_WIDTH)
+            self._fill(line[kernel.ITEM], value.item, inner, maps)
+            value.column.children = [*children, value.item.column]
+        nulls = list(value.column.nullable())
+        line[kernel.NULLS], line[kernel.NULL_COUNT] = len(self._nulls), len(nulls)
+        self._nulls += nulls
+
+    def _add_column(self, value: _Value, level: int) -> None:
+        value.column = self.layout.add(value.kind, value.stored, level, "")
+        self.values[value.column.first] = value
+
+    def _hash(self, line: list[int]) -> None:
+        size = 1 << (2 * line[kernel.COUNT]).bit_length()
+        entries = [-1] * size
+        for node in range(line[kernel.FIELDS], line[kernel.FIELDS] + line[kernel.COUNT]):
+            begin = self._lines[node][kernel.NAME]
+            name = bytes(self._names[begin : begin + self._lines[node][kernel.NAME_SIZE]])
+            place = hash_of(name) & (size - 1)
+            while entries[place] >= 0:
+                place = (place + 1) & (size - 1)
+            entries[place] = node
+        line[kernel.TABLE], line[kernel.MASK] = len(self._table), size - 1
+        self._table += entries
+
+
+@lru_cache(maxsize=256)
+def plan_of(source: type | pa.Schema) -> Plan | None:
+    """Return the plan of a type; None if only its own decoder has its rules (pydantic, `__post_init__`)."""
+    rows = row_type(source)
+    if rows.info is None:
+        return None
+    try:
+        fields = _fields(rows.cls, rows.info, rows.columns, 0)
+    except _Unplanned:
+        return None
+    return Plan(fields, closed=_is_closed(rows.info))
+
+
+def walk(plan: Plan, values: Any) -> Walked:
+    """Decode a binary column of JSON objects to the columns of a plan."""
+    rows, begin = len(values), values.offset
+    _, offsets, buffer = values.buffers()
+    ends = np.frombuffer(offsets, np.int32)[begin : begin + rows + 1].astype(np.int64)
+    starts = ends[:-1].copy()
+    if values.null_count:
+        starts[values.is_null().to_numpy(zero_copy_only=False)] = -1
+    data = read_only(np.frombuffer(buffer if buffer is not None and buffer.size else b" ", np.uint8))
+    slots = _Cells(plan, rows, data)
+    row, full = 0, 0
+    while full >= 0:
+        row, full = kernel.run(
+            data, starts, ends[1:], plan.nodes, plan.table, plan.nulls, plan.names, plan.levels,
+            slots.bases, slots.capacities, slots.values, slots.valid, slots.cursors,
+            slots.left.view(np.uint8), row,
+        )  # fmt: skip
+        if full >= 0:
+            slots.grow(full)
+
+    def bad(column: SlotColumn, items: NDArray[np.int64], reason: str) -> None:
+        slots.leave(column, items)
+
+    return Walked([slots.array(column, data, bad) for column in plan.columns], slots.left)
+
+
+class _Cells(Slots):
+    """The slots of a batch; `left` gets the rows that msgspec must decide on."""
+
+    def __init__(self, plan: Plan, rows: int, data: NDArray[np.uint8]) -> None:
+        super().__init__(plan.layout, rows)
+        self.left = np.zeros(rows, np.bool_)
+        self._plan = plan
+        self._data = data
+
+    def leave(self, column: SlotColumn, items: NDArray[np.int64]) -> None:
+        """Leave the rows of some items to msgspec."""
+        self.left[self.rows_of(column, items)] = True
+
+    def array(self, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -> Any:
+        """Return a column: what the walk has read, texts without their escapes, defaults, the rest by msgspec."""
+        value = self._plan.values.get(column.first)
+        if value is None:  # the keys of a map
+            return super().array(column, data, bad)
+        found = self.is_valid(column.first).view(np.uint8)
+        others = []
+        if found.max(initial=0) > kernel.VALUE:
+            others = list(self._others(column, value, found.copy()))
+            found[:] = found == kernel.VALUE
+        if value.code == kernel.RAW:
+            array = _pa.nulls(len(found), value.type)
+        else:
+            array = super().array(column, data, bad)
+        if value.allowed is not None or value.pattern is not None:
+            self._check_texts(column, value, array)
+        if array.type != value.type:
+            array = self._cast(column, value, array)
+        for rows, values in others:
+            array = splice(array, rows, values)
+        return array
+
+    def _others(
+        self, column: SlotColumn, value: _Value, found: NDArray[np.uint8]
+    ) -> Iterator[tuple[NDArray[np.int64], Any]]:
+        """Yield the rows that hold no plain value, with their values."""
+        rows = np.flatnonzero(found == kernel.ESCAPED)
+        if len(rows):
+            pieces = self.of(column.first)[rows]
+            offsets, texts = unescape(self._data, pieces)
+            if len(offsets):
+                buffers = [None, _pa.py_buffer(offsets), _pa.py_buffer(texts)]
+                array = _pa.Array.from_buffers(pa.string(), len(rows), buffers)
+                if value.allowed is not None or value.pattern is not None:
+                    self._check_texts(column, value, array, rows)
+                yield rows, array.cast(value.type)
+            else:
+                self.leave(column, rows)
+        rows = np.flatnonzero(found == kernel.ODD)
+        if len(rows):
+            yield rows, self._decoded(column, value, rows)
+        default = self._plan.defaults.get(column.first)
+        if default is not None and default.default not in (None, msgspec.NODEFAULT):
+            rows = np.flatnonzero(found == kernel.MISSING)
+            if len(rows):
+                one = default.convert(default.default) if default.convert else default.default
+                yield rows, pa.array([one] * len(rows), value.type)
+
+    def _check_texts(
+        self, column: SlotColumn, value: _Value, texts: Any, rows: NDArray[np.int64] | None = None
+    ) -> None:
+        """Leave rows to msgspec whose text is not allowed."""
+        good: Any
+        if value.allowed is not None:
+            good = _pc.or_(_pc.is_in(texts, value_set=value.allowed), texts.is_null())
+        else:
+            good = _pc.match_substring_regex(texts, value.pattern).fill_null(True)  # noqa: FBT003
+        refused = np.flatnonzero(~good.to_numpy(zero_copy_only=False).astype(np.bool_))
+        self.leave(column, refused if rows is None else rows[refused])
+
+    def _cast(self, column: SlotColumn, value: _Value, array: Any) -> Any:
+        made = array.cast(value.type)
+        if value.code == kernel.FLOAT:  # JSON has no infinity
+            infinite = _pc.is_inf(made).fill_null(False)  # noqa: FBT003
+            self.leave(column, np.flatnonzero(infinite.to_numpy(zero_copy_only=False)))
+        return made
+
+    def _decoded(self, column: SlotColumn, value: _Value, rows: NDArray[np.int64]) -> Any:
+        """Decode the values of some rows one by one."""
+        decode, convert, data = value.decode, value.convert, self._data.data
         objects: list[Any] = []
-        starts = self._cells[rows] >> 32
-        ends = starts + (self._cells[rows] & 0xFFFFFFFF)
-        for row, start, end in zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        wrong: list[int] = []
+        pieces = self.of(column.first)[rows]
+        starts = pieces >> 32
+        ends = starts + (pieces & 0xFFFFFFFF)
+        for at, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
             try:
-                value = decode(data[start:end])
-                objects.append(
-                    value if column.convert is None or value is None else column.convert(value)
-                )
+                each = decode(data[start:end])
+                objects.append(each if convert is None or each is None else convert(each))
             except Exception:  # noqa: BLE001  the row's own decoder says why
                 objects.append(None)
-                self._left[row] = True
+                wrong.append(at)
         refused: dict[int, str] = {}
-        found = to_column(objects, column.type, refused)
-        self._left[rows[list(refused)]] = True
+        found = to_column(objects, value.type, refused)
+        self.leave(column, rows[[*wrong, *refused]])
         return found
 
 

@@ -95,17 +95,12 @@ class Json(TypedFormat):
             values, unframed = _unframe(values)
             decoded, failed = Json(self.type).decode(values)
             return Decoded(decoded, failed | unframed)
-        from .json_columns import (  # numba: only where values are decoded
-            places_of,
-            plan_of,
-            splice,
-            walk,
-        )
+        from .json_columns import plan_of, splice, walk  # numba: only where values are decoded
 
         plan = plan_of(self.type)
         if plan is None or not len(values):
             return super().decode(values)
-        columns, is_left = walk(plan, places_of(values))
+        columns, is_left = walk(plan, values)
         failures: dict[int, str] = {}
         if is_left.any():
             left = np.flatnonzero(is_left)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from google.protobuf.descriptor import FieldDescriptor
 
 from ...errors import StrategyError
-from ..decoding.slots import Column, Kind, Layout
+from ..decoding.slots import SlotColumn, Kind, Layout
 from . import kernel
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Messages:
 
     def _message(
         self, type_: Descriptor | None, level: int, path: str, outer: tuple[str, ...]
-    ) -> tuple[int, dict[str, Column]]:
+    ) -> tuple[int, dict[str, SlotColumn]]:
         """Add a message type where it occurs; return its row in the table, and its columns."""
         type_ = cast("Descriptor", type_)
         if type_.full_name in outer:
@@ -124,7 +124,7 @@ class Messages:
             raise StrategyError(f"field {path}: messages are nested deeper than {kernel.DEPTH}")
         row = len(self._messages)
         self._messages.append([])
-        columns: dict[str, Column] = {}
+        columns: dict[str, SlotColumn] = {}
         lines: dict[int, list[int]] = {}
         names: dict[int, str] = {}
         for field in type_.fields:
@@ -150,7 +150,7 @@ class Messages:
 
     def _field(
         self, field: FieldDescriptor, level: int, path: str, outer: tuple[str, ...]
-    ) -> tuple[Column, list[int]]:
+    ) -> tuple[SlotColumn, list[int]]:
         """Add the columns of a field; return its column, and its line in the table of fields."""
         if field.type == _F.TYPE_GROUP:
             raise StrategyError(f"field {path}: a group has no columns; use a message")
@@ -184,7 +184,7 @@ class Messages:
         path: str,
         outer: tuple[str, ...],
         line: list[int],
-    ) -> Column:
+    ) -> SlotColumn:
         if field.type != _F.TYPE_MESSAGE:
             op, kind, type_ = _SCALARS[field.type]
             column = self.layout.add(kind, type_, level, path)
@@ -220,7 +220,7 @@ class Messages:
         self._pool += data
         return at << 32 | len(data)
 
-    def _add_default(self, field: FieldDescriptor, column: Column, line: list[int]) -> None:
+    def _add_default(self, field: FieldDescriptor, column: SlotColumn, line: list[int]) -> None:
         if _is_repeated(field):
             self._list_default(column, valid=True)
         elif _is_entry(field) and field.type == _F.TYPE_MESSAGE:  # an empty message, not null
@@ -235,11 +235,11 @@ class Messages:
         else:
             self._defaults.append((column.first, 0, 1, kernel.AS_IS))
 
-    def _list_default(self, column: Column, *, valid: bool) -> None:
+    def _list_default(self, column: SlotColumn, *, valid: bool) -> None:
         level = self.layout.child_level(column)
         self._defaults.append((column.first, level, int(valid), kernel.CURSOR))
 
-    def _null_default(self, column: Column) -> None:
+    def _null_default(self, column: SlotColumn) -> None:
         for first in column.nullable():
             level = self.layout.child_of(first)
             if level < 0:

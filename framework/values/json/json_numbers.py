@@ -1,0 +1,150 @@
+"""Numbers of JSON, compiled: read exactly, or left to msgspec. Addresses are checked against the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...formats.kernels import compiled
+from ..decoding.memory import bits_of, high_product, leading_zeros, load8
+
+if TYPE_CHECKING:
+    from ...formats.kernels import Int
+
+_MINUS, _PLUS, _DOT, _ZERO = 45, 43, 46, 48
+_MOST_DIGITS = 19  # of a number below 2**64
+_LARGEST_MANTISSA = 1 << 53
+_LARGEST_POWER = 22
+_POWERS = np.array([10.0**power for power in range(_LARGEST_POWER + 1)])
+_LOWEST, _HIGHEST = -342, 308  # powers of ten whose products with 64 bits may be floats
+
+
+def _words_of_power(power: int) -> tuple[int, int]:
+    """Return the first 128 bits of a power of ten, rounded down: the upper and the lower half."""
+    top = 10**power if power >= 0 else (1 << 1500) // 10**-power
+    shift = top.bit_length() - 128
+    bits = top >> shift if shift > 0 else top << -shift
+    return bits >> 64, bits & (2**64 - 1)
+
+
+_WORDS = np.array([_words_of_power(power) for power in range(_LOWEST, _HIGHEST + 1)], np.uint64)
+
+
+@compiled
+def scan_number(at: Int, end: Int) -> tuple[Int, bool, Int, Int]:
+    """Read a number: the address after it (-1: it is none), whether it is an integer, mantissa and power.
+
+    The sign is not part of the mantissa. A power of 9999: the mantissa has too many digits to be exact.
+    """
+    if at < end and load8(at) == _MINUS:
+        at += 1
+    begin = at
+    mantissa = np.uint64(0)
+    power = np.int64(0)
+    while at < end:
+        digit = load8(at) - _ZERO
+        if digit < 0 or digit > 9:
+            break
+        mantissa = mantissa * np.uint64(10) + np.uint64(digit)
+        at += 1
+    digits = at - begin
+    integer = True
+    bad = digits == 0 or (digits > 1 and load8(begin) == _ZERO)
+    if at < end and load8(at) == _DOT:
+        integer = False
+        dot = at + 1
+        at = dot
+        while at < end:
+            digit = load8(at) - _ZERO
+            if digit < 0 or digit > 9:
+                break
+            mantissa = mantissa * np.uint64(10) + np.uint64(digit)
+            at += 1
+        bad = bad or at == dot
+        power = dot - at
+        digits += at - dot
+    if at < end and (load8(at) | 32) == 101:  # e
+        integer = False
+        at += 1
+        negative = False
+        if at < end and (load8(at) == _PLUS or load8(at) == _MINUS):
+            negative = load8(at) == _MINUS
+            at += 1
+        begin_exponent = at
+        exponent = np.int64(0)
+        while at < end and 48 <= load8(at) <= 57:
+            exponent = min(exponent * 10 + load8(at) - 48, np.int64(9999))
+            at += 1
+        bad = bad or at == begin_exponent
+        power += -exponent if negative else exponent
+    if bad:
+        return np.int64(-1), False, np.int64(0), power
+    if digits > _MOST_DIGITS:
+        # Zeros in front do not count.
+        first = begin
+        while first < at and (load8(first) == _ZERO or load8(first) == _DOT):
+            digits -= load8(first) == _ZERO
+            first += 1
+        if digits > _MOST_DIGITS:
+            return at, integer, np.int64(0), np.int64(9999)
+    return at, integer, np.int64(mantissa), power
+
+
+@compiled
+def as_integer(mantissa: Int, power: Int, negative: bool) -> tuple[Int, bool]:  # noqa: FBT001
+    """Return an integer, and whether it fits 64 bits."""
+    word = np.uint64(mantissa)
+    most = np.uint64(0x8000000000000000) if negative else np.uint64(0x7FFFFFFFFFFFFFFF)
+    value = np.int64(word)
+    return (-value if negative else value), power == 0 and word <= most
+
+
+@compiled
+def as_float(mantissa: Int, power: Int, negative: bool) -> tuple[Int, bool]:  # noqa: FBT001
+    """Return the bits of the float nearest to a number, and whether it is known."""
+    word = np.uint64(mantissa)
+    if word == np.uint64(0):
+        return np.int64(0), not negative and power < 9999  # -0 is 0, but -0.0 is not
+    if word <= np.uint64(_LARGEST_MANTISSA) and -_LARGEST_POWER <= power <= _LARGEST_POWER:
+        value = np.float64(word)
+        value = value / _POWERS[-power] if power < 0 else value * _POWERS[power]
+        return bits_of(-value if negative else value), True
+    bits, exact = _nearest(word, power)
+    return np.int64(bits | (np.uint64(negative) << np.uint64(63))), exact
+
+
+@compiled
+def _nearest(mantissa: Int, power: Int) -> tuple[Int, bool]:
+    """Return the bits of the nearest float, or False where 128 bits do not tell which it is.
+
+    Daniel Lemire: Number Parsing at a Gigabyte per Second (arXiv 2101.11408).
+    """
+    nine, one = np.uint64(0x1FF), np.uint64(1)
+    if power < _LOWEST or power > _HIGHEST:
+        return np.uint64(0), False
+    zeros = leading_zeros(mantissa)
+    mantissa = mantissa << np.uint64(zeros)
+    exponent = ((217706 * power) >> 16) + 64 + 1023 - zeros
+    upper, lower = _WORDS[power - _LOWEST, 0], _WORDS[power - _LOWEST, 1]
+    high, low = high_product(mantissa, upper), mantissa * upper
+    if high & nine == nine and low + mantissa < mantissa:
+        rest_high, rest_low = high_product(mantissa, lower), mantissa * lower
+        joined = low + rest_high
+        if joined < low:
+            high += one
+        low = joined
+        if high & nine == nine and low + one == np.uint64(0) and rest_low + mantissa < mantissa:
+            return np.uint64(0), False
+    top = high >> np.uint64(63)
+    found = high >> (top + np.uint64(9))
+    exponent -= np.int64(one ^ top)
+    if low == np.uint64(0) and high & nine == np.uint64(0) and found & np.uint64(3) == one:
+        return np.uint64(0), False  # halfway between two floats
+    found = (found + (found & one)) >> one
+    if found >> np.uint64(53) != np.uint64(0):
+        found >>= one
+        exponent += 1
+    if exponent < 1 or exponent >= 0x7FF:
+        return np.uint64(0), False
+    return (np.uint64(exponent) << np.uint64(52)) | (found & np.uint64((1 << 52) - 1)), True
