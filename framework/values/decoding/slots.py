@@ -240,13 +240,23 @@ def _text(slots: Slots, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -
     buffers = [slots.bitmap(column.first), _pa.py_buffer(offsets), _pa.py_buffer(pieces)]
     array = _pa.Array.from_buffers(column.type, len(offsets) - 1, buffers)
     if column.kind == "text" and not is_ascii:
-        try:
-            array.validate(full=True)
-        except pa.ArrowInvalid:
-            raw = _pa.Array.from_buffers(pa.binary(), len(array), array.buffers())
-            wrong = [at for at, value in enumerate(raw.to_pylist()) if not _is_utf8(value)]
-            bad(column, np.array(wrong, np.int64), "the text is not UTF-8")
+        array, wrong = valid_texts(array)
+        if len(wrong):
+            bad(column, wrong, "the text is not UTF-8")
     return array
+
+
+def valid_texts(array: Array) -> tuple[Array, NDArray[np.int64]]:
+    """Return texts, of which those that are not UTF-8 are null, and the rows of those."""
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        values = _pa.Array.from_buffers(pa.binary(), len(array), array.buffers()).to_pylist()
+        wrong = [at for at, value in enumerate(values) if not _is_utf8(value)]
+        bad = set(wrong)
+        texts = [None if at in bad else value for at, value in enumerate(values)]
+        return pa.array(texts, pa.binary()).cast(pa.string()), np.array(wrong, np.int64)
+    return array, np.zeros(0, np.int64)
 
 
 def _is_utf8(value: bytes | None) -> bool:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import inspect
 
-from ..decoding.slots import Layout, SlotColumn, Slots
+from ..decoding.slots import Layout, SlotColumn, Slots, valid_texts
 from ..python_columns import to_column
 from ..registry.framing import read_only
 from ..schemas import item_of, nested_columns, row_type
@@ -70,7 +70,9 @@ class _Value:
     allowed: Any = None  # the only texts that are valid; None: all
     pattern: str | None = None  # what a text must match; None: all do
 
-    def __init__(self, hint: Any, type_: pa.DataType, *, nullable: bool, convert: Convert | None) -> None:
+    def __init__(
+        self, hint: Any, type_: pa.DataType, *, nullable: bool, convert: Convert | None
+    ) -> None:
         self.type = type_
         self.nullable = nullable
         self.convert = convert
@@ -220,10 +222,11 @@ def _fields(cls: type, info: Any, columns: Sequence[Column], depth: int) -> tupl
 
 def hash_of(name: bytes) -> int:
     """Return the hash of a name, as the kernel does."""
-    found = len(name)
-    for byte in name:
-        found = (found * 31 + byte) & 0xFFFFFFFF
-    return found ^ (found >> 15)
+    long = len(name) >= 8
+    first = int.from_bytes(name[:8], "little") if long else int.from_bytes(name, "big")
+    last = int.from_bytes(name[-8:], "little") if long else 0
+    first, last = first ^ first >> 32, last ^ last >> 32
+    return (first * kernel.FACTOR + last * kernel.OTHER_FACTOR + len(name)) % 2**64 >> 40
 
 
 class Plan:
@@ -326,13 +329,15 @@ def walk(plan: Plan, values: Any) -> Walked:
     starts = ends[:-1].copy()
     if values.null_count:
         starts[values.is_null().to_numpy(zero_copy_only=False)] = -1
-    data = read_only(np.frombuffer(buffer if buffer is not None and buffer.size else b" ", np.uint8))
+    data = read_only(
+        np.frombuffer(buffer if buffer is not None and buffer.size else b" ", np.uint8)
+    )
     slots = _Cells(plan, rows, data)
     row, full = 0, 0
     while full >= 0:
         row, full = kernel.run(
             data, starts, ends[1:], plan.nodes, plan.table, plan.nulls, plan.names, plan.levels,
-            slots.bases, slots.capacities, slots.values, slots.valid, slots.cursors,
+            slots.bases, slots.capacities, slots.values, slots.valid, slots.cursors, slots.others,
             slots.left.view(np.uint8), row,
         )  # fmt: skip
         if full >= 0:
@@ -350,6 +355,7 @@ class _Cells(Slots):
     def __init__(self, plan: Plan, rows: int, data: NDArray[np.uint8]) -> None:
         super().__init__(plan.layout, rows)
         self.left = np.zeros(rows, np.bool_)
+        self.others = np.zeros(len(self.table), np.uint8)
         self._plan = plan
         self._data = data
 
@@ -362,13 +368,13 @@ class _Cells(Slots):
         value = self._plan.values.get(column.first)
         if value is None:  # the keys of a map
             return super().array(column, data, bad)
-        found = self.is_valid(column.first).view(np.uint8)
         others = []
-        if found.max(initial=0) > kernel.VALUE:
+        if self.others[column.first] > 1 << kernel.NULL:
+            found = self.is_valid(column.first).view(np.uint8)
             others = list(self._others(column, value, found.copy()))
             found[:] = found == kernel.VALUE
         if value.code == kernel.RAW:
-            array = _pa.nulls(len(found), value.type)
+            array = _pa.nulls(int(self.cursors[column.level]), value.type)
         else:
             array = super().array(column, data, bad)
         if value.allowed is not None or value.pattern is not None:
@@ -378,6 +384,10 @@ class _Cells(Slots):
         for rows, values in others:
             array = splice(array, rows, values)
         return array
+
+    def bitmap(self, column: int) -> pa.Buffer | None:
+        """Return the validity of a column; None if no value is null."""
+        return super().bitmap(column) if self.others[column] else None
 
     def _others(
         self, column: SlotColumn, value: _Value, found: NDArray[np.uint8]
@@ -390,6 +400,8 @@ class _Cells(Slots):
             if len(offsets):
                 buffers = [None, _pa.py_buffer(offsets), _pa.py_buffer(texts)]
                 array = _pa.Array.from_buffers(pa.string(), len(rows), buffers)
+                array, wrong = valid_texts(array)
+                self.leave(column, rows[wrong])
                 if value.allowed is not None or value.pattern is not None:
                     self._check_texts(column, value, array, rows)
                 yield rows, array.cast(value.type)

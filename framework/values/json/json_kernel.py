@@ -30,6 +30,7 @@ from .json_texts import (
     skip_spaces,
     skip_value,
     string_end,
+    text_end,
     word_end,
 )
 from .json_times import day_of, moment_of
@@ -44,8 +45,8 @@ RAW, TEXT, INTEGER, FLOAT, BOOLEAN, DATETIME, DATE, OBJECT, ITEMS, PAIRS = range
 # values and their level; KEY: the slot column of keys. FIELDS and COUNT: the nodes of an object's fields;
 # TABLE and MASK: their hash table; MASK of a map is how many maps it is inside of. NULLS and NULL_COUNT: the slot columns to make null.
 (
-    CODE, NULLABLE, REQUIRED, LOW, HIGH, TO, AT, ITEM, INNER, KEY, FIELDS, COUNT, TABLE, MASK, CLOSED,
-    NULLS, NULL_COUNT, NAME, NAME_SIZE, NODE_WIDTH,
+    CODE, TO, AT, NULLABLE, LOW, HIGH, NAME, NAME_SIZE, ITEM, INNER, KEY, FIELDS, COUNT, TABLE, MASK, CLOSED,
+    NULLS, NULL_COUNT, REQUIRED, NODE_WIDTH,
 ) = range(20)  # fmt: skip
 
 # What is in a slot, instead of "not null". ODD: valid JSON, which the walk does not read, and ESCAPED: a text
@@ -57,6 +58,8 @@ _NEW = 512  # fields that the type does not have, whose place is predicted
 _KEYS = 256  # of a map; more are left to msgspec
 _KEY_SLOTS = 1024
 _UNKNOWN = -1
+_GUESSES = 2  # fields that may be missing before the next one
+FACTOR, OTHER_FACTOR = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F  # of the hash of names
 _MEMBER, _VALUE, _AFTER, _END, _ITEM, _PAIR, _LEFT, _DONE = range(8)  # states of the walk
 
 
@@ -79,11 +82,17 @@ def _same(one: Int, other: Int, size: Int) -> bool:
 
 @compiled
 def _hash(at: Int, size: Int) -> Int:
-    """Return the hash of a name; `json_columns.hash_of` is the same."""
-    found = np.int64(size)
-    for position in range(at, at + size):
-        found = (found * 31 + load8(position)) & 0xFFFFFFFF
-    return found ^ (found >> 15)
+    """Return the hash of a name: of its size, its first and its last 8 bytes, as `json_columns.hash_of`."""
+    first, last = np.uint64(0), np.uint64(0)
+    if size >= 8:
+        first, last = load64(at), load64(at + size - 8)
+    else:
+        for position in range(at, at + size):
+            first = (first << np.uint64(8)) | np.uint64(load8(position))
+    half = np.uint64(32)
+    first, last = first ^ (first >> half), last ^ (last >> half)
+    found = first * np.uint64(FACTOR) + last * np.uint64(OTHER_FACTOR) + np.uint64(size)
+    return np.int64(found >> np.uint64(40))
 
 
 @compiled
@@ -101,6 +110,24 @@ def _lookup(at: Int, size: Int, nodes: Ints, object_: Int, table: Ints, names: I
 
 
 @compiled
+def _guess(at: Int, end: Int, nodes: Ints, container: Int, place: Int, names: Int) -> Int:
+    """Return the node of a field if it is one of the next in the order of the type, or _UNKNOWN."""
+    low = nodes[container, FIELDS]
+    stop = low + nodes[container, COUNT]
+    begin = place + 1 if low <= place < stop else low
+    for node in range(begin, min(begin + _GUESSES, stop)):
+        size = nodes[np.uint64(node), NAME_SIZE]
+        close = at + size
+        if (
+            close < end
+            and load8(close) == QUOTE
+            and _same(names + nodes[np.uint64(node), NAME], at, size)
+        ):
+            return np.int64(node)
+    return np.int64(_UNKNOWN)
+
+
+@compiled
 def _scalar(  # noqa: C901
     at: Int, end: Int, base: Int, code: Int, low: Int, high: Int, nullable: Int
 ) -> tuple[Int, Int, Int]:
@@ -108,13 +135,15 @@ def _scalar(  # noqa: C901
     byte = load8(at)
     start = at
     if byte == QUOTE:
+        if code == TEXT:
+            close, plain = text_end(at + 1, end)
+            kind = np.int64(VALUE) if plain else np.int64(ESCAPED)
+            at = close + 1 if close >= 0 else close
+            return at, kind, ((start + 1 - base) << 32) | (close - start - 1)
         close, plain = string_end(at + 1, end)
         if close < 0:
             return close, np.int64(ODD), np.int64(0)
         at = close + 1
-        if code == TEXT:
-            kind = np.int64(VALUE) if plain else np.int64(ESCAPED)
-            return at, kind, ((start + 1 - base) << 32) | (close - start - 1)
         if code == DATETIME:
             moment, is_one = moment_of(start + 1, close)
             if is_one:
@@ -154,7 +183,7 @@ def _scalar(  # noqa: C901
 @compiled
 def _make_null(
     node: Int, nodes: Ints, nulls: Ints, columns: Ints, bases: Ints, slots: Ints,
-    valid: NDArray[np.uint8], cursors: Ints,
+    valid: NDArray[np.uint8], cursors: Ints, others: NDArray[np.uint8],
 ) -> None:  # fmt: skip
     for i in range(nodes[node, NULLS], nodes[node, NULLS] + nodes[node, NULL_COUNT]):
         column = nulls[np.uint64(i)]
@@ -162,6 +191,7 @@ def _make_null(
         child = columns[column, CHILD]
         slots[slot] = cursors[child] if child >= 0 else 0
         valid[slot] = NULL
+        others[np.uint64(column)] |= 1 << NULL
 
 
 @compiled
@@ -195,6 +225,7 @@ def run(  # noqa: C901  one loop: a call for each field would cost more than the
     slots: Ints,
     valid: NDArray[np.uint8],
     cursors: Ints,
+    others: NDArray[np.uint8],
     statuses: NDArray[np.uint8],
     first: int,
 ) -> tuple[int, int]:
@@ -213,6 +244,7 @@ def run(  # noqa: C901  one loop: a call for each field would cost more than the
         slots: written: a slot for each row of each column.
         valid: written: what is in the slot, NULL to ESCAPED.
         cursors: the number of rows of each level so far.
+        others: written: for each column, `1 << kind` of what is in it beside values.
         statuses: written: 1 for a row that is left to msgspec; its slots are null.
 
     Returns:
@@ -243,6 +275,7 @@ def run(  # noqa: C901  one loop: a call for each field would cost more than the
         cursors[0] = row
         if starts[row] < 0:
             null_row(row, columns, bases, slots, valid, cursors)
+            others |= np.uint8(1 << NULL)
             continue
         at, end = base + starts[row], base + ends[row]
         at = skip_spaces(at, end)
@@ -267,16 +300,16 @@ def run(  # noqa: C901  one loop: a call for each field would cost more than the
                         if found < nodes[container, COUNT]:
                             low = nodes[container, FIELDS]
                             for each in range(low, low + nodes[container, COUNT]):
-                                slot = np.uint64(
-                                    bases[nodes[each, TO]] + cursors[nodes[each, AT]]
-                                )
+                                slot = np.uint64(bases[nodes[each, TO]] + cursors[nodes[each, AT]])
                                 if valid[slot] == MISSING:
                                     if nodes[each, REQUIRED]:
                                         state = _LEFT
                                     _make_null(
-                                        np.int64(each), nodes, nulls, columns, bases, slots, valid, cursors
+                                        np.int64(each), nodes, nulls, columns, bases, slots, valid,
+                                        cursors, others,
                                     )  # fmt: skip
                                     valid[slot] = MISSING
+                                    others[nodes[each, TO]] |= 1 << MISSING
                         continue
                     if place < count or place >= 2 * count:  # not the first
                         if at >= end or load8(at) != COMMA:
@@ -286,11 +319,15 @@ def run(  # noqa: C901  one loop: a call for each field would cost more than the
                     if at >= end or load8(at) != QUOTE:
                         state = _LEFT
                         continue
-                    close, plain = string_end(at + 1, end)
-                    if close < 0 or not plain:
-                        state = _LEFT
-                        continue
-                    field = _lookup(at + 1, close - at - 1, nodes, container, table, names)
+                    field = _guess(at + 1, end, nodes, container, place, names)
+                    if field >= 0:
+                        close = at + 1 + nodes[np.uint64(field), NAME_SIZE]
+                    else:
+                        close, plain = string_end(at + 1, end)
+                        if close < 0 or not plain:
+                            state = _LEFT
+                            continue
+                        field = _lookup(at + 1, close - at - 1, nodes, container, table, names)
                     at = skip_spaces(close + 1, end)
                     if at >= end or load8(at) != COLON:
                         state = _LEFT
@@ -308,7 +345,11 @@ def run(  # noqa: C901  one loop: a call for each field would cost more than the
                         follower[np.uint64(place)] = field
                     place = field
                 if place < 0 or place >= count:
-                    at = skip_value(at, end)
+                    if load8(at) == QUOTE:
+                        at, _ = string_end(at + 1, end)
+                        at = at + 1 if at >= 0 else at
+                    else:
+                        at = skip_value(at, end)
                     if at < 0 or nodes[container, CLOSED]:
                         state = _LEFT
                     continue
@@ -330,6 +371,8 @@ def run(  # noqa: C901  one loop: a call for each field would cost more than the
                     slot = np.uint64(bases[nodes[line, TO]] + cursors[nodes[line, AT]])
                     slots[slot] = cell
                     valid[slot] = kind
+                    if kind != VALUE:
+                        others[np.uint64(nodes[line, TO])] |= np.uint8(1 << kind)
                     state = _AFTER if at >= 0 else _LEFT
                 else:
                     byte = load8(at)
@@ -368,7 +411,9 @@ def run(  # noqa: C901  one loop: a call for each field would cost more than the
                                 state = _END
                     elif byte == 110 and nodes[line, NULLABLE] and word_end(at, end) > 0:
                         at += 4
-                        _make_null(node, nodes, nulls, columns, bases, slots, valid, cursors)
+                        _make_null(
+                            node, nodes, nulls, columns, bases, slots, valid, cursors, others
+                        )
                         state = _AFTER
                     else:
                         state = _LEFT
@@ -413,8 +458,12 @@ def run(  # noqa: C901  one loop: a call for each field would cost more than the
                     close, plain = string_end(at + 1, end)
                     depth = nodes[container, MASK]
                     # Of keys with escapes two may be equal.
-                    if close < 0 or not plain or not _is_new_key(
-                        at + 1, close - at - 1, keys[depth], stamps[depth], found
+                    if (
+                        close < 0
+                        or not plain
+                        or not _is_new_key(
+                            at + 1, close - at - 1, keys[depth], stamps[depth], found
+                        )
                     ):
                         state = _LEFT
                         continue
@@ -432,5 +481,6 @@ def run(  # noqa: C901  one loop: a call for each field would cost more than the
             for level in range(1, len(cursors)):
                 cursors[level] = saved[level]
             null_row(row, columns, bases, slots, valid, cursors)
+            others |= np.uint8(1 << NULL)
     cursors[0] = len(starts)
     return len(starts), -1

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...formats.kernels import compiled
-from ..decoding.memory import bits_of, high_product, leading_zeros, load8
+from ..decoding.memory import bits_of, high_product, leading_zeros, load8, load64
 
 if TYPE_CHECKING:
     from ...formats.kernels import Int
 
 _MINUS, _PLUS, _DOT, _ZERO = 45, 43, 46, 48
+_UPPER, _SIXES = np.uint64(0xF0F0F0F0F0F0F0F0), np.uint64(0x0606060606060606)
+_THREES, _ZEROS = np.uint64(0x3333333333333333), np.uint64(0x3030303030303030)
+_PAIRS = np.uint64(0x000000FF000000FF)
 _MOST_DIGITS = 19  # of a number below 2**64
 _LARGEST_MANTISSA = 1 << 53
 _LARGEST_POWER = 22
@@ -32,6 +35,28 @@ _WORDS = np.array([_words_of_power(power) for power in range(_LOWEST, _HIGHEST +
 
 
 @compiled
+def _digits(at: Int, end: Int, mantissa: Int) -> tuple[Int, Int]:
+    """Append digits to a mantissa: the address of the next byte that is none, and the mantissa."""
+    while at + 8 <= end:
+        word = load64(at)
+        if (word & _UPPER) | (((word + _SIXES) & _UPPER) >> np.uint64(4)) != _THREES:
+            break
+        # Pairs of digits, then of pairs, then of those.
+        word = (word - _ZEROS) * np.uint64(10) + ((word - _ZEROS) >> np.uint64(8))
+        low = (word & _PAIRS) * np.uint64(0x000F424000000064)
+        high = ((word >> np.uint64(16)) & _PAIRS) * np.uint64(0x0000271000000001)
+        mantissa = mantissa * np.uint64(100_000_000) + ((low + high) >> np.uint64(32))
+        at += 8
+    while at < end:
+        digit = load8(at) - _ZERO
+        if digit < 0 or digit > 9:
+            break
+        mantissa = mantissa * np.uint64(10) + np.uint64(digit)
+        at += 1
+    return at, mantissa
+
+
+@compiled
 def scan_number(at: Int, end: Int) -> tuple[Int, bool, Int, Int]:
     """Read a number: the address after it (-1: it is none), whether it is an integer, mantissa and power.
 
@@ -40,27 +65,15 @@ def scan_number(at: Int, end: Int) -> tuple[Int, bool, Int, Int]:
     if at < end and load8(at) == _MINUS:
         at += 1
     begin = at
-    mantissa = np.uint64(0)
     power = np.int64(0)
-    while at < end:
-        digit = load8(at) - _ZERO
-        if digit < 0 or digit > 9:
-            break
-        mantissa = mantissa * np.uint64(10) + np.uint64(digit)
-        at += 1
+    at, mantissa = _digits(at, end, np.uint64(0))
     digits = at - begin
     integer = True
     bad = digits == 0 or (digits > 1 and load8(begin) == _ZERO)
     if at < end and load8(at) == _DOT:
         integer = False
         dot = at + 1
-        at = dot
-        while at < end:
-            digit = load8(at) - _ZERO
-            if digit < 0 or digit > 9:
-                break
-            mantissa = mantissa * np.uint64(10) + np.uint64(digit)
-            at += 1
+        at, mantissa = _digits(dot, end, mantissa)
         bad = bad or at == dot
         power = dot - at
         digits += at - dot

@@ -162,6 +162,42 @@ def string_end(at: Int, end: Int) -> tuple[Int, bool]:
 
 
 @compiled
+def text_end(at: Int, end: Int) -> tuple[Int, bool]:
+    """As `string_end`, but for bytes that are not UTF-8: who builds the column checks them all at once."""
+    plain = True
+    while True:
+        while at + 8 <= end:
+            word = load64(at)
+            quotes = word ^ _QUOTES
+            slashes = word ^ _SLASHES
+            found = (
+                ((quotes - _ONES) & ~quotes)
+                | ((slashes - _ONES) & ~slashes)
+                | ((word - _SPACES) & ~word)
+            ) & _HIGHS
+            if found != np.uint64(0):
+                at += zero_bytes(found)
+                break
+            at += 8
+        while at < end:
+            byte = load8(at)
+            if byte in (QUOTE, _BACKSLASH) or byte < 32:
+                break
+            at += 1
+        if at >= end:
+            return np.int64(-1), plain
+        byte = load8(at)
+        if byte == QUOTE:
+            return at, plain
+        if byte != _BACKSLASH:
+            return np.int64(-1), plain
+        plain = False
+        at, _ = _escape(at, end)
+        if at < 0:
+            return at, plain
+
+
+@compiled
 def word_end(at: Int, end: Int) -> Int:
     """Return the address after `true`, `false` or `null`, or -1."""
     if at + 4 <= end:

@@ -26,7 +26,7 @@ REGISTRY = "http://127.0.0.1:1"
 """It is not asked: no value has a schema id."""
 
 COMPILED = [
-    (json_kernel, "parse"),
+    (json_kernel, "run"),
     (avro_kernel, "run"),
     (protobuf_kernel, "run"),
     (slots, "gather"),

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import msgspec
 import numpy as np
 import pytest
 
+from kmr.values.decoding.slots import Slots
 from kmr.values.json import json_kernel as kernel
+from kmr.values.json.json_columns import plan_of
+from kmr.values.registry.framing import read_only
 
-NAMES = np.frombuffer(b"ab", np.uint8)
-FIELDS = np.array([[kernel.INTEGER, 0, 1, -9, 9], [kernel.TEXT, 1, 0, 0, 0]], np.int64)
-ENDS = np.array([1, 2], np.int64)
+
+class Row(msgspec.Struct):
+    a: Annotated[int, msgspec.Meta(ge=-9, le=9)]
+    b: str | None = None
 
 
 def parse(*texts: bytes) -> tuple[list[list[int]], list[int]]:
     """Walk texts that follow each other without a gap; return what each cell is, and the rows left."""
-    data = np.frombuffer(b"".join(texts), np.uint8)
+    plan = plan_of(Row)
+    assert plan is not None
+    data = read_only(np.frombuffer(b"".join(texts), np.uint8))
     sizes = np.array([len(text) for text in texts], np.int64)
     ends = np.cumsum(sizes, dtype=np.int64)
-    starts = ends - sizes
-    names = np.frombuffer(bytearray(NAMES), np.uint8)
-    _, kinds, others, left = kernel.parse(data, starts, ends, names, ENDS, FIELDS, False)  # noqa: FBT003
-    assert others.tolist() == (kinds != kernel.VALUE).sum(axis=1).tolist() or left.any()
-    return kinds.T.tolist(), left.tolist()
+    slots = Slots(plan.layout, len(texts))
+    left = np.zeros(len(texts), np.uint8)
+    others = np.zeros(2, np.uint8)
+    kernel.run(
+        data, ends - sizes, ends, plan.nodes, plan.table, plan.nulls, plan.names, plan.levels, slots.bases,
+        slots.capacities, slots.values, slots.valid, slots.cursors, others, left, 0,
+    )  # fmt: skip
+    kinds = slots.valid.reshape(2, -1).T.tolist()
+    assert {kind for row in kinds for kind in row} - {kernel.VALUE} <= {
+        kind for kind in range(5) for seen in others.tolist() if seen & 1 << kind
+    }
+    return kinds, left.tolist()
 
 
 WHOLE = b'{"a":1,"b":"x","c":{"d":[1,2,{}]}}'
@@ -39,7 +55,8 @@ def test_each_prefix_of_a_text_is_left_to_msgspec_even_if_the_next_text_would_co
     [
         (b'{"a":1}', [kernel.VALUE, kernel.MISSING]),
         (b'{"b":null,"a":9}', [kernel.VALUE, kernel.NULL]),
-        (b'{"a":10,"b":"\\n"}', [kernel.ODD, kernel.ODD]),
+        (b'{"a":10,"b":"\\n"}', [kernel.ODD, kernel.ESCAPED]),
+        (b'{"a":"1","b":["x"]}', [kernel.ODD, kernel.ODD]),
         (b'{ "a" : -9 , "b" : [ ] } ', [kernel.VALUE, kernel.ODD]),
     ],
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import datetime as dt  # noqa: TC003  resolved by msgspec
+import base64
+import datetime as dt
 import enum
 import json
 import uuid
+from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from kmr import Json
 from kmr.values.json.json_columns import plan_of
 from kmr.values.typed import TypedFormat
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -250,6 +253,131 @@ def test_the_walk_and_msgspec_agree(texts: list[bytes | None], begin: int) -> No
 def _without_failed(decoded: Any) -> list[Any]:
     rows: list[Any] = decoded.columns.to_pylist()
     return [None if row in decoded.failures else each for row, each in enumerate(rows)]
+
+
+KINDS: list[tuple[Any, SearchStrategy[Any]]] = [
+    (int, st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-99, 99))),
+    (float, st.floats(allow_nan=False, allow_infinity=False)),
+    (str, st.text(max_size=20)),
+    (bool, st.booleans()),
+    (Decimal, st.decimals(-(10**9), 10**9, places=3).map(str)),
+    (dt.date, st.dates().map(str)),
+    (bytes, st.binary(max_size=5).map(lambda data: base64.b64encode(data).decode())),
+    (Literal["a", "b"], st.sampled_from(["a", "b"])),
+]
+_LEAVES = st.sampled_from(KINDS)
+
+
+_NAMES = st.text(
+    st.characters(min_codepoint=32, exclude_categories=["Cs"], exclude_characters='\\"'),
+    max_size=12,
+)
+
+
+def _nested(inner: SearchStrategy[Any]) -> SearchStrategy[Any]:
+    def of_list(item: Any) -> Any:
+        return list[item[0]], st.lists(item[1], max_size=4)
+
+    def of_map(item: Any) -> Any:
+        return dict[str, item[0]], st.dictionaries(st.text(max_size=9), item[1], max_size=4)
+
+    def nullable(item: Any) -> Any:
+        return item[0] | None, st.none() | item[1]
+
+    def of_object(fields: list[tuple[str, Any, bool]]) -> Any:
+        members: Any = [
+            (f"a{at}", *_optional(kind)) if optional else (f"a{at}", kind)
+            for at, (_, (kind, _), optional) in enumerate(fields)
+        ]
+        rename = {f"a{at}": name for at, (name, _, _) in enumerate(fields)}
+        made = msgspec.defstruct("Made", members, rename=rename, kw_only=True)
+        required = {name: values for name, (_, values), optional in fields if not optional}
+        optional = {name: values for name, (_, values), optional in fields if optional}
+        return made, st.fixed_dictionaries(required, optional=optional)
+
+    fields = st.lists(
+        st.tuples(_NAMES, inner, st.booleans()),
+        min_size=1,
+        max_size=6,
+        unique_by=lambda field: field[0],
+    )
+    return st.one_of(
+        inner.map(of_list), inner.map(of_map), inner.map(nullable), fields.map(of_object)
+    )
+
+
+def _optional(kind: Any) -> tuple[Any, Any]:
+    """Return the annotation and the default of a field that may be missing."""
+    defaults: dict[Any, Any] = {int: 7, str: "-", float: 0.5, bool: True}
+    return (kind, defaults[kind]) if kind in defaults else (kind | None, None)
+
+
+def _rows(kind: Any) -> bool:
+    return isinstance(kind[0], type) and issubclass(kind[0], msgspec.Struct)
+
+
+@st.composite
+def typed(draw: Any) -> tuple[type, list[bytes]]:
+    """Draw a type, and texts of values of it; some are damaged."""
+    kind, values = draw(st.recursive(_LEAVES, _nested, max_leaves=8).filter(_rows))
+    texts = []
+    for value in draw(st.lists(values, min_size=1, max_size=4)):
+        separators = draw(st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " :\t")]))
+        ascii_only = draw(st.booleans())
+        text = json.dumps(value, separators=separators, ensure_ascii=ascii_only)
+        texts.append(text.encode("utf-8", "surrogatepass"))
+        if draw(st.integers(0, 3)) == 0:
+            at = draw(st.integers(0, len(text)))
+            patch = draw(st.binary(max_size=2))
+            texts.append(texts[-1][:at] + patch + texts[-1][at + len(patch) :])
+    return kind, texts
+
+
+@settings(max_examples=examples(300))
+@given(typed())
+def test_values_of_any_type_are_what_msgspec_reads(drawn: tuple[type, list[bytes]]) -> None:
+    source, texts = drawn
+    form = Json(source)
+    column: Any = pa.array(texts, pa.binary())
+    fast, slow = form.decode(column), TypedFormat.decode(form, column)
+    fast.columns.validate(full=True)
+    assert fast.failures == slow.failures
+    assert fast.columns.schema == slow.columns.schema
+    assert repr(_without_failed(fast)) == repr(_without_failed(slow))
+
+
+@settings(max_examples=examples(1000))
+@given(st.one_of(
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.integers(-(2**70), 2**70).map(str),
+    st.from_regex(r"-?(0|[1-9][0-9]{0,25})(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,4})?", fullmatch=True),
+))  # fmt: skip
+@example("9007199254740993")
+@example("1.7976931348623158e308")
+@example("4.9406564584124654e-324")
+@example("2.2250738585072011e-308")
+@example("9223372036854775808")
+@example("-9223372036854775808")
+@example("0.000000000000000000000000000000000000012345678901234567")
+def test_numbers_are_what_msgspec_reads(number: str) -> None:
+    source = pa.schema([("f", pa.float64()), ("i", pa.int64()), ("u", pa.uint64())])
+    form = Json(source)
+    column: Any = pa.array([f'{{"{name}":{number}}}'.encode() for name in "fiu"], pa.binary())
+    fast, slow = form.decode(column), TypedFormat.decode(form, column)
+    assert fast.failures == slow.failures
+    assert repr(fast.columns.to_pylist()) == repr(slow.columns.to_pylist())
+
+
+def test_a_number_that_its_column_cannot_hold_fails() -> None:
+    form = Json(pa.schema([("f", pa.float32()), ("fs", pa.list_(pa.float32()))]))
+    texts = [b'{"f":1e300}', b'{"fs":[0.5,-1e39]}', b'{"f":0.1,"fs":[0.25]}', b'{"f":1e400}']
+    decoded = form.decode(pa.array(texts, pa.binary()))
+    assert decoded.failures == {
+        0: "field f: 1e+300 is beyond the largest float",
+        1: "field fs: [0.5, -1e+39] is beyond the largest float",
+        3: "value: number out of range (byte 5)",
+    }
+    assert decoded.columns.column("fs").to_pylist() == [None, None, [0.25], None]
 
 
 @pytest.mark.parametrize("source", TYPES)
