@@ -15,19 +15,18 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-__all__ = ["MessagePack"]
-
 
 class MessagePack(TypedFormat):
     """Values that are MessagePack maps of one type."""
 
+    def encode_one(self, value: Any) -> bytes:
+        return msgspec.msgpack.encode(value)
+
     @property
     def decoder(self) -> Callable[[Any], Any]:
-        """See `TypedFormat.decoder`."""
         return _decoder(self.type)
 
     def decode_as(self, cls: type, value: bytes) -> object:
-        """See `TypedFormat.decode_as`."""
         decoded: object = msgspec.msgpack.decode(value, type=cls)
         return decoded
 

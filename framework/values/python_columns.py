@@ -6,8 +6,11 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 
+from ..columns.fitting import fit
+from ..columns.texts import excerpt
 from ..errors import reason_of
 
 if TYPE_CHECKING:
@@ -16,8 +19,6 @@ if TYPE_CHECKING:
 _MOMENT: Final = pa.timestamp("us", tz="UTC")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-__all__ = ["convert", "to_column"]
-
 
 def to_column(values: list[Any], kind: pa.DataType, refused: dict[int, str]) -> pa.Array[Any]:
     """Convert values to a column. One that does not fit becomes null, and `refused` gets its reason."""
@@ -25,11 +26,32 @@ def to_column(values: list[Any], kind: pa.DataType, refused: dict[int, str]) -> 
         if kind == _MOMENT:  # twice as fast
             spans = [None if each is None else each - _EPOCH for each in values]
             return pa.array(spans, pa.duration("us")).view(kind)
+    wide = _wide(kind)
+    if wide != kind:  # Arrow makes infinity of what a narrow float cannot hold
+        cast = fit(to_column(values, wide, refused), kind)
+        for row in () if cast.bad is None else np.flatnonzero(cast.bad).tolist():
+            refused.setdefault(row, f"{kind} cannot hold {excerpt(values[row])}")
+        found: pa.Array[Any] = cast.array
+        return found
     with suppress(Exception):
         return pa.array(values, kind)
     for _ in convert(values, list(range(len(values))), kind, refused):
         pass
     return pa.array([None if at in refused else each for at, each in enumerate(values)], kind)
+
+
+def _wide(kind: Any) -> Any:
+    """Return a type with the widest floats."""
+    if pa.types.is_floating(kind):
+        return pa.float64()
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(_wide(each.type)) for each in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_wide(kind.key_type), kind.item_field.with_type(_wide(kind.item_type)))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        make: Any = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return make(kind.value_field.with_type(_wide(kind.value_type)))
+    return kind
 
 
 def convert(

@@ -177,7 +177,11 @@ def is_row_class(source: object) -> bool:
 
 def nested_columns(kind: Any, type_: Any) -> tuple[Column, ...]:
     """Return the fields of a nested object, with the types of its struct."""
-    columns = _of_fields(kind.cls, kind, kind.cls.__name__)
+    name = kind.cls.__name__
+    if isinstance(kind, inspect.CustomType):
+        columns = _of_pydantic(kind.cls, name)
+    else:
+        columns = _of_fields(kind.cls, kind, name)
     return tuple(_retyped(*pair) for pair in zip(columns, type_, strict=True))
 
 

@@ -7,20 +7,22 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias, get_type_hints
 
 import msgspec
+import pyarrow as pa
+from msgspec import inspect
 
+from ..columns.kinds import whole
+from ..columns.texts import python_values
+from ..errors import StrategyError
+from .encoding import dict_of, encode_each, fit_rows, refuse
 from .reasons import reason_of_value
-from .schemas import row_type
+from .schemas import item_of, nested_columns, row_type
 from .value_format import Decoded, DecodedObjects, ValueFormat
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    import pyarrow as pa
-
-    from .schemas import RowType
-
-__all__ = ["Source", "TypedFormat"]
+    from .schemas import Column, Convert, RowType
 
 Source: TypeAlias = "type | pa.Schema"
 """A type whose fields are columns."""
@@ -58,6 +60,24 @@ class TypedFormat(ValueFormat):
     def __str__(self) -> str:
         name = getattr(self.type, "__qualname__", type(self.type).__name__)
         return f"{type(self).__name__}({name})"
+
+    def encode(self, rows: pa.Table, topic: str) -> pa.BinaryArray:
+        """Encode each row as a map of the type's fields, so that `decode` reads it as it is.
+
+        Raises:
+            StrategyError: the type has no such columns.
+            RowsDoNotFit: the type, or the encoding, cannot hold a value.
+        """
+        fitted = fit_rows(rows, self.schema, str(self))
+        make = _maker(self.rows.columns, fitted)
+        values = [python_values(whole(column)) for column in fitted.columns]
+        encoded = encode_each(zip(*values, strict=True), lambda row: self.encode_one(make(row)))
+        refuse(self.decode(encoded).failures)
+        return encoded
+
+    def encode_one(self, value: Any) -> bytes:
+        """Encode one value. Raises StrategyError, which is the default: the format cannot be written."""
+        raise StrategyError(f"{type(self).__name__} cannot be written: it has no `encode_one`")
 
     @property
     @abstractmethod
@@ -104,6 +124,55 @@ class TypedFormat(ValueFormat):
                     failures[len(objects)] = self.reason(text, error)
                 objects.append(None)
         return DecodedObjects(objects, failures)
+
+
+def _maker(columns: Sequence[Column], rows: pa.Table) -> Callable[[Sequence[Any]], dict[str, Any]]:
+    """Return a function that makes the values of a row a dict with the names that encoded fields have."""
+    named = {column.name: column for column in columns}
+    fields = [
+        (named[name].key, _with_keys(named[name].kind, named[name].type, name))
+        for name in rows.column_names
+    ]
+
+    def make(row: Sequence[Any]) -> dict[str, Any]:
+        return {
+            key: value if convert is None or value is None else convert(value)
+            for (key, convert), value in zip(fields, row, strict=True)
+        }
+
+    return make
+
+
+def _with_keys(kind: inspect.Type, type_: Any, path: str) -> Convert | None:
+    """Return a function that gives objects the names of encoded fields, and makes maps dicts."""
+    match kind:
+        case inspect.DictType():
+            item, _, _ = item_of(kind.value_type)
+            convert = _with_keys(item, type_.item_type, path) or (lambda value: value)
+            return lambda pairs: {
+                key: None if value is None else convert(value)
+                for key, value in dict_of(pairs, path).items()
+            }
+        case (
+            inspect.ListType()
+            | inspect.SetType()
+            | inspect.FrozenSetType()
+            | inspect.VarTupleType()
+        ):
+            item, _, _ = item_of(kind.item_type)
+            each = _with_keys(item, type_.value_type, path)
+            return each and (lambda items: [None if one is None else each(one) for one in items])
+        case _ if pa.types.is_struct(type_):
+            fields = [
+                (field.name, field.key, _with_keys(field.kind, field.type, f"{path}.{field.name}"))
+                for field in nested_columns(kind, type_)
+            ]
+            return lambda row: {
+                key: row[name] if convert is None or row[name] is None else convert(row[name])
+                for name, key, convert in fields
+            }
+        case _:
+            return None
 
 
 @lru_cache(maxsize=256)

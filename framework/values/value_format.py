@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..columns.texts import python_values
 from ..errors import StrategyError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import pyarrow as pa
-
-__all__ = ["Decoded", "DecodedObjects", "RowsDoNotFit", "ValueFormat"]
 
 
 class RowsDoNotFit(StrategyError):
@@ -98,7 +97,7 @@ class ValueFormat(ABC):
         As `decode` otherwise.
         """
         columns, failures = self.decode(values)
-        rows: list[Any] = columns.to_pylist()
+        rows: list[Any] = _objects(columns, failures)
         for row in (*failures, *np.flatnonzero(values.is_null())):
             rows[row] = None
         return DecodedObjects(rows, failures)
@@ -114,3 +113,22 @@ class ValueFormat(ABC):
             StrategyError: the format cannot be written, which is the default, or not these columns.
         """
         raise StrategyError(f"{type(self).__name__} cannot be written: it has no `encode`")
+
+
+def _objects(columns: pa.RecordBatch, failures: dict[int, str]) -> list[dict[str, Any]]:
+    """Return a dict for each row; `failures` gets rows with times that Python does not have."""
+    values = []
+    for name, column in zip(columns.schema.names, columns.columns, strict=True):
+        try:
+            values.append(column.to_pylist())
+        except (OverflowError, ValueError):
+            values.append([])
+            for row in range(len(column)):
+                try:
+                    values[-1].append(column[row].as_py())
+                except (OverflowError, ValueError):
+                    (text,) = python_values(column.slice(row, 1))
+                    failures.setdefault(row, f"field {name}: Python has no object for {text}")
+                    values[-1].append(None)
+    names = columns.schema.names
+    return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]

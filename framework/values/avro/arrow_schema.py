@@ -1,4 +1,4 @@
-"""Avro schemas of Arrow schemas, and rows as fastavro encodes them."""
+"""Avro schemas of Arrow schemas and of users' types."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from ...errors import StrategyError
-from .schema import RECORDS, branch_names, resolve, type_of, without_null
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from ..schemas import RowType
-    from .schema import NamedTypes, Schema
+    from .schema import Schema
 
 _pa: Any = pa
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -113,77 +112,3 @@ _TYPES: Final[tuple[tuple[Callable[[Any], bool], Schema], ...]] = (
     (pa.types.is_time32, {"type": "int", "logicalType": "time-millis"}),
     (pa.types.is_time64, {"type": "long", "logicalType": "time-micros"}),
 )
-
-
-def to_datums(rows: pa.Table, schema: Schema, named: NamedTypes) -> Iterator[Any]:
-    """Yield each row as fastavro encodes it.
-
-    Maps become dicts, and structs of the branches of a union the branch that is not null. A schema that is
-    not a record is written from the column `value`.
-    """
-    schema = resolve(schema, named)
-    is_record = type_of(schema) in RECORDS
-    if not is_record:
-        schema = {"type": "record", "fields": [{"name": "value", "type": schema}]}
-    convert = _converter(schema, named)
-    for row in _with_integers(rows).to_pylist():
-        datum = row if convert is None else convert(row)
-        yield datum if is_record else datum["value"]
-
-
-def _with_integers(rows: Any) -> Any:
-    """Return times in nanoseconds as integers: Python has no such times."""
-    for at, field in enumerate(rows.schema):
-        if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
-            rows = rows.set_column(at, field.name, rows.column(at).cast(pa.int64()))
-    return rows
-
-
-def _converter(schema: Schema, named: NamedTypes) -> Callable[[Any], Any] | None:
-    """Return a function from Arrow's Python values to fastavro's; None where they are the same."""
-    schema = resolve(schema, named)
-    match type_of(schema):
-        case "union":
-            return _union_converter(without_null(schema), named)
-        case "array":
-            each = _converter(schema["items"], named)
-            return each and (lambda items: [each(item) for item in items])
-        case "map":
-            of_value = _converter(schema["values"], named) or (lambda value: value)
-            return lambda pairs: {key: of_value(value) for key, value in dict(pairs).items()}
-        case "record" | "error":
-            fields = {
-                field["name"]: convert
-                for field in schema["fields"]
-                if (convert := _converter(field["type"], named)) is not None
-            }
-            if not fields:
-                return None
-            return lambda row: {
-                **row,
-                **{name: convert(row[name]) for name, convert in fields.items() if name in row},
-            }
-        case _:
-            return None
-
-
-def _union_converter(rest: Schema, named: NamedTypes) -> Callable[[Any], Any] | None:
-    if not isinstance(rest, list):
-        convert = _converter(rest, named)
-        return convert and (lambda value: None if value is None else convert(value))
-    branches = [resolve(each, named) for each in rest]
-    names = branch_names(branches)
-    by_name = {
-        name: (each.get("name", name) if isinstance(each, dict) else name, _converter(each, named))
-        for name, each in zip(names, branches, strict=True)
-    }
-
-    def chosen(value: Any) -> Any:
-        if not isinstance(value, dict) or value.keys() - by_name.keys():
-            return value  # not a struct of branches: fastavro chooses
-        for name, (full, convert) in by_name.items():
-            if value.get(name) is not None:
-                return full, convert(value[name]) if convert else value[name]
-        return None
-
-    return chosen

@@ -29,7 +29,8 @@ from ..registry.registry import RegisteredSchema, Registry, UnknownSchema
 from ..schemas import row_type
 from ..value_format import Decoded, DecodedObjects, ValueFormat
 from . import kernel
-from .arrow_schema import avro_schema, schema_of_type, to_datums
+from .arrow_schema import avro_schema, schema_of_type
+from .datums import encode_datums
 from .program import Program
 from .schema import NamedTypes, Schema, Unresolvable, parse
 
@@ -121,28 +122,25 @@ class Avro(ValueFormat):
         """Encode rows; registers the schema at the first call for a topic. Takes some microseconds a row.
 
         Raises:
-            StrategyError: a value does not fit the schema, or the registry refuses it.
+            StrategyError: the schema has no such columns, or the registry refuses it.
+            RowsDoNotFit: the schema cannot hold a value.
         """
-        subject = self._subject or f"{topic}-value"
         named: NamedTypes = {}
         given = avro_schema(rows.schema, topic) if self._given is None else self._given
         parsed = parse(given, named)
         first = b""
         if self._registry is not None:
             text = msgspec.json.encode(given).decode()
+            subject = self._subject or f"{topic}-value"
             first = prefix(self._registry.register(subject, RegisteredSchema(text)))
-        encoded = []
-        for number, row in enumerate(to_datums(rows, parsed, named)):
+
+        def encode(datum: Any) -> bytes:
             into = BytesIO(first)
             into.seek(len(first))
-            try:
-                fastavro.schemaless_writer(into, parsed, row)
-            except (ValueError, TypeError, KeyError, OverflowError, AttributeError) as error:
-                raise StrategyError(
-                    f"Avro: row {number} does not fit the schema of {subject}: {error!r}"
-                ) from error
-            encoded.append(into.getvalue())
-        return pa.array(encoded, pa.binary())
+            fastavro.schemaless_writer(into, parsed, datum)
+            return into.getvalue()
+
+        return encode_datums(rows, parsed, named, encode)
 
     def _decoder(self) -> _Decoder:
         return self._made.get(lambda: _Decoder(*self._reader(), self._registry))

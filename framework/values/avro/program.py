@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 import pyarrow as pa
 
 from ...errors import StrategyError
-from ..decoding.slots import SlotColumn, Layout
+from ..decoding.slots import Layout, SlotColumn
 from .compiler import Code, Compiler
 from .schema import (
     RECORDS,

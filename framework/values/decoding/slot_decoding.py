@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ..registry.framing import NULL, read_only
 from ..value_format import Decoded
-from .slots import Bad, SlotColumn, Layout, Slots
+from .slots import Bad, Layout, SlotColumn, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["CHILD", "LEVEL", "Bad", "SlotColumn", "Kind", "Layout", "Slots", "gather", "null_row"]
+__all__ = ["CHILD", "LEVEL", "Bad", "Kind", "Layout", "SlotColumn", "Slots", "gather", "null_row"]
 
 LEVEL, CHILD = 0, 1
 """Columns of `Layout.table`."""

@@ -364,7 +364,7 @@ class _Cells(Slots):
         self.left[self.rows_of(column, items)] = True
 
     def array(self, column: SlotColumn, data: NDArray[np.uint8], bad: Bad) -> Any:
-        """Return a column: what the walk has read, texts without their escapes, defaults, the rest by msgspec."""
+        """Return a column: what the walk has read, defaults, and the rest by msgspec."""
         value = self._plan.values.get(column.first)
         if value is None:  # the keys of a map
             return super().array(column, data, bad)

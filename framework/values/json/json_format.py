@@ -9,7 +9,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from ...columns.kinds import whole
+from ...columns.texts import json_values
 from ...errors import StrategyError
+from ..encoding import refuse
 from ..registry.per_process import PerProcess
 from ..registry.registry import RegisteredSchema, Registry
 from ..schemas import row_type
@@ -23,8 +26,6 @@ if TYPE_CHECKING:
 
     from ..schemas import RowType
     from ..typed import Source
-
-__all__ = ["Json"]
 
 
 class Json(TypedFormat):
@@ -119,11 +120,11 @@ class Json(TypedFormat):
     def warm_up(self) -> None:
         """Load the compiled code; see `ValueFormat.warm_up`."""
         known = self._given is not None or self._registered.is_made
-        each = self if known else Json(pa.schema([]))  # its columns are known to the registry alone
-        each.decode(pa.array([b"{}"], pa.binary()))
+        if known:
+            self.decode(pa.array([b"{}"], pa.binary()))
+        Json(pa.schema([("text", pa.string())])).decode(pa.array([b'{"text":"\\n"}'], pa.binary()))
 
     def decode_objects(self, values: pa.BinaryArray) -> DecodedObjects:
-        """Decode values to objects; see `ValueFormat.decode_objects`."""
         if self._registry is None:
             return super().decode_objects(values)
         values, unframed = _unframe(values)
@@ -136,25 +137,33 @@ class Json(TypedFormat):
         Times are ISO 8601, decimals text, bytes base64.
 
         Raises:
+            StrategyError: the type has no such columns.
+            RowsDoNotFit: the type, or JSON, cannot hold a value.
             RegistryError: the registry refuses the schema, or does not answer.
         """
-        first = b""
-        if self._registry is not None:
-            from ..registry.framing import prefix
+        failures: dict[int, str] = {}
+        for name, column in zip(rows.column_names, rows.columns, strict=True):
+            for row, why in json_values(whole(column)).bad.items():
+                failures.setdefault(row, f"column {name}{why}")
+        refuse(failures)
+        if self._registry is None:
+            return super().encode(rows, topic)
+        from ..registry.framing import prefix  # numba
 
-            schema = RegisteredSchema(msgspec.json.encode(_json_schema(self.rows)).decode(), "JSON")
-            subject = self._subject or f"{topic}-value"
-            first = prefix(self._registry.register(subject, schema))
-        objects: list[Any] = rows.to_pylist(maps_as_pydicts="strict")
-        return pa.array([first + msgspec.json.encode(each) for each in objects], pa.binary())
+        encoded = Json(self.type).encode(rows, topic)
+        schema = RegisteredSchema(msgspec.json.encode(_json_schema(self.rows)).decode(), "JSON")
+        subject = self._subject or f"{topic}-value"
+        first = prefix(self._registry.register(subject, schema))
+        return pa.array([first + (each or b"") for each in encoded.to_pylist()], pa.binary())
+
+    def encode_one(self, value: Any) -> bytes:
+        return msgspec.json.encode(value)
 
     @property
     def decoder(self) -> Callable[[Any], Any]:
-        """See `TypedFormat.decoder`."""
         return _decoder(self.type)
 
     def decode_as(self, cls: builtins.type, value: bytes) -> object:
-        """See `TypedFormat.decode_as`."""
         decoded: object = msgspec.json.decode(value, type=cls)
         return decoded
 

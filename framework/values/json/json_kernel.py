@@ -41,9 +41,10 @@ if TYPE_CHECKING:
 # How a node of a type is read. RAW: only its place is noted.
 RAW, TEXT, INTEGER, FLOAT, BOOLEAN, DATETIME, DATE, OBJECT, ITEMS, PAIRS = range(10)
 
-# Columns of the table of nodes. TO and AT: the slot column and its level. ITEM and INNER: the node of items or
-# values and their level; KEY: the slot column of keys. FIELDS and COUNT: the nodes of an object's fields;
-# TABLE and MASK: their hash table; MASK of a map is how many maps it is inside of. NULLS and NULL_COUNT: the slot columns to make null.
+# Columns of the table of nodes. TO and AT: the slot column and its level. ITEM and INNER: the node of the
+# items or values, and their level; KEY: the slot column of keys. FIELDS and COUNT: the nodes of the fields;
+# TABLE and MASK: their hash table; of a map, MASK is how many maps it is inside of. NULLS and NULL_COUNT: the
+# slot columns to make null.
 (
     CODE, TO, AT, NULLABLE, LOW, HIGH, NAME, NAME_SIZE, ITEM, INNER, KEY, FIELDS, COUNT, TABLE, MASK, CLOSED,
     NULLS, NULL_COUNT, REQUIRED, NODE_WIDTH,
@@ -252,8 +253,8 @@ def run(  # noqa: C901  one loop: a call for each field would cost more than the
     """
     base, names = np.int64(data.ctypes.data), np.int64(names_of.ctypes.data)
     count = len(nodes)
-    # For each field, each beginning of an object, and each field that the type does not have: the text between
-    # it and the value of the field that came next the last time, and that field.
+    # For each field, each beginning of an object, and each field that the type does not have: the text
+    # between it and the value of the field that came next the last time, and that field.
     text_start = np.zeros(2 * count + _NEW, np.int64)
     text_size = np.zeros(2 * count + _NEW, np.int64)
     follower = np.zeros(2 * count + _NEW, np.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -105,22 +105,22 @@ def scan_number(at: Int, end: Int) -> tuple[Int, bool, Int, Int]:
 
 
 @compiled
-def as_integer(mantissa: Int, power: Int, negative: bool) -> tuple[Int, bool]:  # noqa: FBT001
+def as_integer(mantissa: Int, power: Int, negative: bool) -> tuple[Int, bool]:
     """Return an integer, and whether it fits 64 bits."""
     word = np.uint64(mantissa)
     most = np.uint64(0x8000000000000000) if negative else np.uint64(0x7FFFFFFFFFFFFFFF)
     value = np.int64(word)
-    return (-value if negative else value), power == 0 and word <= most
+    return (-value if negative else value), bool(power == 0 and word <= most)
 
 
 @compiled
-def as_float(mantissa: Int, power: Int, negative: bool) -> tuple[Int, bool]:  # noqa: FBT001
+def as_float(mantissa: Int, power: Int, negative: bool) -> tuple[Int, bool]:
     """Return the bits of the float nearest to a number, and whether it is known."""
     word = np.uint64(mantissa)
     if word == np.uint64(0):
         return np.int64(0), not negative and power < 9999  # -0 is 0, but -0.0 is not
     if word <= np.uint64(_LARGEST_MANTISSA) and -_LARGEST_POWER <= power <= _LARGEST_POWER:
-        value = np.float64(word)
+        value: Any = np.float64(word)
         value = value / _POWERS[-power] if power < 0 else value * _POWERS[power]
         return bits_of(-value if negative else value), True
     bits, exact = _nearest(word, power)

@@ -15,14 +15,12 @@ import pyarrow as pa
 from google.protobuf.descriptor import FieldDescriptor
 
 from ...errors import StrategyError
-from ..decoding.slots import SlotColumn, Kind, Layout
+from ..decoding.slots import Kind, Layout, SlotColumn
 from . import kernel
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, EnumDescriptor
     from numpy.typing import NDArray
-
-__all__ = ["WRAPPERS", "Messages", "Tables"]
 
 _F: Final = FieldDescriptor
 _SCALARS: Final[dict[int, tuple[int, Kind, pa.DataType]]] = {
@@ -47,7 +45,7 @@ WRAPPERS: Final = {
     f"google.protobuf.{name}Value"
     for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
 }
-_TIMESTAMP: Final = "google.protobuf.Timestamp"
+TIMESTAMP: Final = "google.protobuf.Timestamp"
 
 
 class Tables(NamedTuple):
@@ -196,7 +194,7 @@ class Messages:
             line[kernel.MESSAGE], fields = self._message(field.message_type, level, path, outer)
             column.children = list(fields.values())
             name = cast("Descriptor", field.message_type).full_name
-            if name == _TIMESTAMP:
+            if name == TIMESTAMP:
                 column.kind, column.type = "instant", pa.timestamp("us", "UTC")
             elif name in WRAPPERS:
                 column.kind, column.type = "wrapper", column.children[0].type

@@ -11,6 +11,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from ...errors import StrategyError
 from ..decoding.slot_decoding import Target, decode_slots
+from ..encoding import encode_each, fit_rows, plain_rows
 from ..registry.framing import (
     NO_SCHEMA_ID,
     NULL,
@@ -26,8 +27,9 @@ from ..registry.per_process import PerProcess
 from ..registry.registry import Reference, RegisteredSchema, Registry
 from ..value_format import Decoded, ValueFormat
 from . import kernel
+from .arguments import arguments
 from .message_source import WELL_KNOWN, GivenType, RegisteredType
-from .messages import WRAPPERS, Messages, Tables
+from .messages import Messages, Tables
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -125,10 +127,11 @@ class Protobuf(ValueFormat):
     def encode(self, rows: pa.Table, topic: str) -> pa.BinaryArray:
         """Encode rows; registers the file of the message at the first call for a topic.
 
-        Takes some microseconds a row.
+        A null leaves the field out. Takes some microseconds a row.
 
         Raises:
-            StrategyError: a value does not fit the message type.
+            StrategyError: the message type has no such fields.
+            RowsDoNotFit: the message type cannot hold a value.
             RegistryError: the registry refuses it, or does not answer.
         """
         type_ = self._type()
@@ -138,16 +141,13 @@ class Protobuf(ValueFormat):
             number = _register(self._registry, subject, type_.descriptor.file)
             first = prefix(number) + message_prefix(type_.path)
         make = GetMessageClass(type_.descriptor)
-        encoded = []
-        for number, row in enumerate(rows.to_pylist()):
-            try:
-                message = make(**_arguments(type_.descriptor, row))
-                encoded.append(first + message.SerializeToString())
-            except (TypeError, ValueError, AttributeError) as error:
-                raise StrategyError(
-                    f"Protobuf: row {number} does not fit {type_.descriptor.full_name}: {error}"
-                ) from error
-        return pa.array(encoded, pa.binary())
+
+        def encode(row: dict[str, Any]) -> bytes:
+            return first + make(**arguments(type_.descriptor, row)).SerializeToString()
+
+        schema = pa.schema([each.with_nullable(True) for each in type_.messages.schema])  # noqa: FBT003
+        fitted = fit_rows(rows, schema, f"Protobuf: {type_.descriptor.full_name}")
+        return encode_each(plain_rows(fitted), encode)
 
 
 _UNREADABLE: Final = {
@@ -222,35 +222,3 @@ def _schema(registry: Registry, file: FileDescriptor) -> RegisteredSchema:
             references.append(Reference(each.name, each.name, version))
     text = base64.b64encode(file.serialized_pb).decode()
     return RegisteredSchema(text, "PROTOBUF", tuple(references))
-
-
-def _arguments(descriptor: Descriptor, row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row as arguments of the message's class: without nulls, maps as dicts, messages as dicts."""
-    fields = descriptor.fields_by_name
-    unknown = row.keys() - fields.keys()
-    if unknown:
-        raise ValueError(f"{descriptor.full_name} has no field {', '.join(sorted(unknown))}")
-    arguments: dict[str, Any] = {}
-    for name, value in row.items():
-        if value is None:
-            continue
-        type_ = fields[name].message_type
-        if type_ is None:
-            arguments[name] = value
-        elif type_.GetOptions().map_entry:
-            of_value = type_.fields_by_name["value"].message_type
-            arguments[name] = {
-                key: each if of_value is None else _argument(of_value, each)
-                for key, each in dict(value).items()
-            }
-        elif fields[name].is_repeated:
-            arguments[name] = [_argument(type_, each) for each in value]
-        else:
-            arguments[name] = _argument(type_, value)
-    return arguments
-
-
-def _argument(type_: Descriptor, value: Any) -> Any:
-    if type_.full_name in WRAPPERS:
-        return {"value": value}
-    return _arguments(type_, value) if isinstance(value, dict) else value

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
+import pytest
 
 from kmr import Json, MessagePack
 from kmr.values.typed import TypedFormat
+from kmr.values.value_format import RowsDoNotFit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,3 +64,66 @@ def test_a_format_needs_only_to_decode_one_value() -> None:
         {"text": "a b", "count": 2},
         {"text": None, "count": None},
     ]
+
+
+class Part(msgspec.Struct, rename={"name": "n"}):
+    name: str
+    size: float | None = None
+
+
+class Whole(msgspec.Struct, rename="camel"):
+    first_part: Part
+    parts: list[Part] = []
+    by_name: dict[str, Part] = {}
+    at: dt.datetime | None = None
+    price: Decimal | None = None
+    data: bytes = b""
+
+
+@pytest.mark.parametrize("form", [Json(Whole), MessagePack(Whole)])
+def test_what_is_encoded_is_read_as_it_was(form: TypedFormat) -> None:
+    row = Whole(
+        Part("a", 1.5),
+        [Part("b")],
+        {"k": Part("c")},
+        dt.datetime(2026, 1, 2, tzinfo=dt.UTC),
+        Decimal("1.5"),
+        b"\xff",
+    )
+    columns, _ = form.rows.to_columns([row, row])
+    table = pa.Table.from_batches([columns])
+    encoded = form.encode(table, "t")
+    assert form.decode(encoded).columns.equals(columns)
+    assert form.decode_objects(encoded).objects == [row, row]
+
+
+@pytest.mark.parametrize("form", [Json(Whole), MessagePack(Whole)])
+@pytest.mark.parametrize(
+    ("column", "good", "bad"),
+    [
+        ("first_part", {"name": "a"}, {"name": None}),
+        ("by_name", [], [("a", {"name": "x"}), ("a", {"name": "y"})]),
+        ("at", 0, 2**60),
+        ("price", None, "x"),
+    ],
+)
+def test_a_row_that_cannot_be_read_again_is_refused_alone(
+    form: TypedFormat, column: str, good: Any, bad: Any
+) -> None:
+    kind: Any = form.schema.field(column).type
+    if column == "first_part":
+        kind = pa.struct([("name", pa.string())])
+    kind = pa.string() if column == "price" else kind
+    columns: dict[str, Any] = {"first_part": [{"name": "a"}] * 2} | {
+        column: pa.array([good, bad], kind)
+    }
+    with pytest.raises(RowsDoNotFit, match=column) as caught:
+        form.encode(pa.table(columns), "t")
+    assert [*caught.value.failures] == [1]
+
+
+def test_json_has_no_nan() -> None:
+    table = pa.table({"first_part": [{"name": "a", "size": float("nan")}]})
+    with pytest.raises(RowsDoNotFit, match=r"column first_part\.size: JSON has no nan"):
+        Json(Whole).encode(table, "t")
+    assert MessagePack(Whole).encode(table, "t")[0].is_valid

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import fastavro
 import msgspec
@@ -23,6 +24,7 @@ from kmr.mapping.results import Failure
 from kmr.testing import Journal, MemoryWriter, batch_of
 from kmr.values.registry.framing import prefix
 from kmr.values.registry.registry import RegisteredSchema
+from kmr.values.value_format import RowsDoNotFit
 
 if TYPE_CHECKING:
     from kmr.broker import Broker
@@ -144,7 +146,7 @@ async def test_what_a_writer_encodes_is_read_back(broker_with_registry: Broker) 
         format_ = Avro(registry=registry, subject="out-value")
         assert rows_of(format_, *written.to_pylist()) == (table.to_pylist(), {})
         strict = Avro({**HIT, "name": "Strict"}, registry=registry)
-        with pytest.raises(StrategyError, match="row 0 does not fit the schema of hits-value"):
+        with pytest.raises(RowsDoNotFit, match=r"column status \(int32\) cannot hold '\?'"):
             strict.encode(pa.table({"path": [1], "status": ["?"]}), "hits")
 
     await run_sync(work)
@@ -361,3 +363,81 @@ def test_maps_get_the_columns_or_the_objects_and_a_damaged_value_is_a_failed_rec
         assert result.table is not None
         rows = result.table.to_pylist()
         assert [(row["path"], row["offset"]) for row in rows] == expected
+
+
+_DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "type_"),
+    [
+        ("int", [1, 3_000_000_000], pa.int64()),
+        ("long", [1.0, 1.5], pa.float64()),
+        ("float", [0.1, 1e300], pa.float64()),
+        ("boolean", [1, 5], pa.int64()),
+        ("string", ["a", None], pa.string()),
+        (["null", "int"], [None, 2**40], pa.int64()),
+        (["int", "string"], [1, 2**40], pa.int64()),
+        (_DECIMAL, [Decimal("1.50"), Decimal("12.34")], pa.decimal128(10, 2)),
+        ({"type": "enum", "name": "E", "symbols": ["A"]}, ["A", "Z"], pa.string()),
+        ({"type": "fixed", "name": "F", "size": 2}, [b"ab", b"abc"], pa.binary()),
+        ({"type": "long", "logicalType": "timestamp-millis"}, [1000, 1], pa.timestamp("us", "UTC")),
+        ({"type": "string", "logicalType": "uuid"}, [str(UUID(int=1)), "x"], pa.string()),
+        ({"type": "array", "items": "int"}, [[1], [2**40]], pa.list_(pa.int64())),
+        ({"type": "array", "items": "int"}, [[1], [None]], pa.list_(pa.int64())),
+        (
+            {"type": "map", "values": "int"},
+            [[("a", 1)], [("b", 1), ("b", 2)]],
+            pa.map_(pa.string(), pa.int64()),
+        ),
+    ],
+)
+def test_a_row_that_does_not_fit_the_schema_is_refused_alone(
+    kind: Any, values: list[Any], type_: Any
+) -> None:
+    format_ = Avro({"type": "record", "name": "R", "fields": [{"name": "x", "type": kind}]})
+    table = pa.table({"x": pa.array(values, type_)})
+    with pytest.raises(RowsDoNotFit, match="x") as caught:
+        format_.encode(table, "t")
+    assert [*caught.value.failures] == [1]
+    again = format_.decode(format_.encode(table.slice(0, 1), "t"))
+    assert again.failures == {}
+
+
+def test_columns_that_the_schema_does_not_have_are_refused() -> None:
+    with pytest.raises(StrategyError, match=r"Hit has no field extra"):
+        Avro(HIT).encode(pa.table({"path": ["/a"], "status": [1], "extra": [1]}), "t")
+
+
+def test_times_that_python_does_not_have_are_written_and_read_as_columns_and_fail_as_objects() -> (
+    None
+):
+    kinds = {"at": "timestamp-micros", "day": "date"}
+    schema = {
+        "type": "record",
+        "name": "R",
+        "fields": [
+            {
+                "name": name,
+                "type": {"type": "int" if name == "day" else "long", "logicalType": kind},
+            }
+            for name, kind in kinds.items()
+        ],
+    }
+    table = pa.table(
+        {
+            "at": pa.array([9223372036825200000, 1], pa.timestamp("us", "UTC")),
+            "day": pa.array([1, 2_932_897], pa.date32()),
+        }
+    )
+    encoded_ = Avro(schema).encode(table, "t")
+    columns, failures = Avro(schema).decode(encoded_)
+    assert failures == {}
+    assert columns.column("at").cast(pa.int64()).to_pylist() == [9223372036825200000, 1]
+    assert columns.column("day").cast(pa.int32()).to_pylist() == [1, 2_932_897]
+    objects, failures = Avro(schema).decode_objects(encoded_)
+    assert objects == [None, None]
+    assert {row: reason.split(":")[0] for row, reason in failures.items()} == {
+        0: "field at",
+        1: "field day",
+    }

@@ -17,6 +17,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from kmr import Protobuf, Registry
 from kmr.errors import StrategyError
+from kmr.values.value_format import RowsDoNotFit
 
 from .types import POOL, All, Other, field
 
@@ -103,8 +104,34 @@ async def test_files_that_are_imported_are_registered_before(broker_with_registr
     await run_sync(work)
 
 
-def test_rows_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(StrategyError, match=r"row 0 does not fit t.All: .*no field nothing"):
+@pytest.mark.parametrize(
+    ("name", "column", "reason"),
+    [
+        ("f_int32", [1, 2**40], r"column f_int32 \(int32\) cannot hold 1099511627776"),
+        ("f_float", [1.5, 1e300], r"column f_float \(float\) cannot hold 1e\+300"),
+        ("color", ["RED", "GREEN"], r"field color \(enum t.Color\) cannot hold 'GREEN'"),
+        ("r_int32", [[1], [None]], "field r_int32: lists and maps cannot hold null"),
+        ("at", [None, dt.date(1, 1, 1)], None),
+    ],
+)
+def test_a_row_that_does_not_fit_is_refused_alone(name: str, column: Any, reason: Any) -> None:
+    table = pa.table({name: column})
+    if reason is None:
+        assert rows_of(Protobuf(All), *Protobuf(All).encode(table, "t").to_pylist())[1] == {}
+        return
+    with pytest.raises(RowsDoNotFit, match=reason) as caught:
+        Protobuf(All).encode(table, "t")
+    assert [*caught.value.failures] == [1]
+
+
+def test_what_protobuf_cannot_hold_is_refused() -> None:
+    with pytest.raises(StrategyError, match=r"t.All has no field nothing"):
         Protobuf(All).encode(pa.table({"nothing": [1]}), "t")
-    with pytest.raises(StrategyError, match=r"row 1 does not fit t.All"):
-        Protobuf(All).encode(pa.table({"f_int32": [1, 2**40]}), "t")
+    twice = pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64()))
+    with pytest.raises(RowsDoNotFit, match="field counts: its key 'a' is there twice"):
+        Protobuf(All).encode(pa.table({"counts": twice}), "t")
+    with pytest.raises(RowsDoNotFit, match="the oneof choice has values of a and b"):
+        Protobuf(All).encode(pa.table({"a": ["x"], "b": [1]}), "t")
+    late = pa.array([2**60], pa.timestamp("us", "UTC"))
+    with pytest.raises(RowsDoNotFit, match="of the years 1 to 9999"):
+        Protobuf(All).encode(pa.table({"at": late}), "t")

@@ -1,0 +1,117 @@
+"""Rows for encoders: cast to the columns of a format, and as Python values."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ..columns.fitted import Target, fit_columns
+from ..columns.fitting import fit
+from ..columns.kinds import either, is_list, rows_where
+from ..errors import StrategyError
+from .value_format import RowsDoNotFit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from ..columns.casting import Cast
+    from ..columns.kinds import Array
+
+_pa: Any = pa
+
+
+class DoesNotFit(ValueError):
+    """A value has no place in the format; the message names the field and the value."""
+
+
+def fit_rows(rows: pa.Table, schema: pa.Schema, what: str) -> pa.Table:
+    """Cast rows to the columns of a format; a column that they lack stays out.
+
+    Args:
+        what: the format, for messages.
+
+    Raises:
+        StrategyError: the format has no such column.
+        RowsDoNotFit: a value does not fit as it is, or is null where the format has no null.
+    """
+    unknown = [name for name in rows.column_names if name not in schema.names]
+    if unknown:
+        raise StrategyError(
+            f"{what} has no field {', '.join(unknown)}; add it there, or leave the column out of the rows"
+        )
+    targets = [
+        Target(field.name, str(field.type), partial(_cast, field))
+        for field in schema
+        if field.name in rows.column_names
+    ]
+    if not targets:
+        return rows
+    fitted = fit_columns(rows, targets)
+    refuse(fitted.refused)
+    return fitted.table
+
+
+def refuse(failures: Mapping[int, str]) -> None:
+    """Raise RowsDoNotFit if there are failures."""
+    if failures:
+        raise RowsDoNotFit(failures)
+
+
+def _cast(field: pa.Field[Any], array: Array) -> Cast:
+    made = fit(array, field.type)
+    bad = either(made.bad, made.cut)
+    if not field.nullable:
+        bad = either(bad, rows_where(array.is_null()))
+    return made._replace(bad=bad)
+
+
+def encode_each(rows: Iterable[Any], encode: Callable[[Any], bytes]) -> pa.BinaryArray:
+    """Encode rows one by one.
+
+    Raises:
+        RowsDoNotFit: the function raised an error for some rows.
+    """
+    encoded: list[bytes | None] = []
+    failures: dict[int, str] = {}
+    for number, row in enumerate(rows):
+        try:
+            encoded.append(encode(row))
+        except (ValueError, TypeError, KeyError, OverflowError, AttributeError) as error:
+            encoded.append(None)
+            failures[number] = str(error) if isinstance(error, DoesNotFit) else repr(error)
+    refuse(failures)
+    return pa.array(encoded, pa.binary())
+
+
+def plain_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Return rows as Python values; times are integers in their unit, maps are lists of pairs."""
+    schema = pa.schema([field.with_type(_without_times(field.type)) for field in table.schema])
+    return table.cast(schema).to_pylist()
+
+
+def _without_times(kind: Any) -> Any:
+    types = pa.types
+    if types.is_date32(kind) or types.is_time32(kind):
+        return pa.int32()
+    if types.is_temporal(kind):
+        return pa.int64()
+    if types.is_struct(kind):
+        return pa.struct([each.with_type(_without_times(each.type)) for each in kind])
+    if types.is_map(kind):
+        item = kind.item_field.with_type(_without_times(kind.item_type))
+        return _pa.map_(_without_times(kind.key_type), item)
+    if is_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_times(kind.value_type)))
+    return kind
+
+
+def dict_of(pairs: Iterable[tuple[Any, Any]], path: str) -> dict[Any, Any]:
+    """Return the pairs of a map as a dict. Raises DoesNotFit: a key is there twice."""
+    found: dict[Any, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise DoesNotFit(f"field {path}: its key {key!r} is there twice")
+        found[key] = value
+    return found
