@@ -1,4 +1,4 @@
-"""Values of many shapes: wide, nested, long, with nulls, numbers of all lengths. `bench.values` decodes them."""
+"""Values of many shapes: wide, nested, long, with nulls, numbers of all lengths; for `bench.values`."""
 
 from __future__ import annotations
 
@@ -108,6 +108,18 @@ def _value(make: Callable[[random.Random], Any]) -> Callable[[random.Random], di
     return lambda source: {"value": make(source)}
 
 
+def _list(size: int, make: Callable[[random.Random], Any]) -> Callable[[random.Random], Any]:
+    return _value(lambda source: [make(source) for _ in range(size)])
+
+
+def _map(source: random.Random) -> dict[str, int]:
+    return {f"key{at}": source.randrange(99) for at in range(30)}
+
+
+def _exponent(source: random.Random) -> float:
+    return float(source.random() * 10.0 ** source.randrange(-99, 99))
+
+
 def _text(size: int, piece: str) -> Callable[[random.Random], dict[str, Any]]:
     text = (piece * (size // len(piece) + 1))[:size]
     return _value(lambda source: f"{source.randrange(10)}{text}")
@@ -135,15 +147,21 @@ SHAPES: list[Shape] = [
     *(Shape(f"2 of {n} fields used", _flat(2), _record(n)) for n in (10, 200)),
     Shape("50 fields, half null", _flat(50), _some(50, lambda v, name: v.update({name: None}))),
     Shape("50 fields, half missing", _flat(50), _some(50, lambda v, name: v.pop(name))),
-    Shape("a list of 20 objects", _one(list[Point]), _value(lambda r: [_point(r) for _ in range(20)])),
-    Shape("a list of 100 integers", _one(list[int]), _value(lambda r: [r.randrange(10**6) for _ in range(100)])),
-    Shape("a list of 20 texts", _one(list[str]), _value(lambda r: [f"tag {r.randrange(99)}" for _ in range(20)])),
-    Shape("a map of 30 pairs", _one(dict[str, int]), _value(lambda r: {f"key{at}": r.randrange(99) for at in range(30)})),
-    Shape("lists in lists", _one(list[list[int]]), _value(lambda r: [[r.randrange(99) for _ in range(5)] for _ in range(10)])),
+    Shape("a list of 20 objects", _one(list[Point]), _list(20, _point)),
+    Shape("a list of 100 integers", _one(list[int]), _list(100, lambda r: r.randrange(10**6))),
+    Shape("a list of 20 texts", _one(list[str]), _list(20, lambda r: f"tag {r.randrange(99)}")),
+    Shape("a map of 30 pairs", _one(dict[str, int]), _value(_map)),
+    Shape("lists in lists", _one(list[list[int]]), _list(10, lambda r: [r.randrange(99)] * 5)),
     Shape("objects 8 deep", _deep(8), _nest(8)),
     *(Shape(f"10 integers of {n} digits", _ten(int), _tens(_integer(n))) for n in (1, 5, 10, 19)),
     Shape("10 floats of 17 digits", _ten(float), _tens(lambda r: r.random())),
-    Shape("10 floats with exponents", _ten(float), _tens(lambda r: r.random() * 10.0 ** r.randrange(-99, 99))),
-    *(Shape(f"a text of {n:,} bytes", _one(str), _text(n, _WORDS)) for n in (10, 1000, 100_000, 1_000_000)),
-    *(Shape(f"a text of {n:,} with escapes and umlauts", _one(str), _text(n, _ODD)) for n in (10, 1000, 150_000)),
-]  # fmt: skip
+    Shape("10 floats with exponents", _ten(float), _tens(_exponent)),
+    *(
+        Shape(f"a text of {n:,} bytes", _one(str), _text(n, _WORDS))
+        for n in (10, 1000, 100_000, 1_000_000)
+    ),
+    *(
+        Shape(f"a text of {n:,}, escapes and umlauts", _one(str), _text(n, _ODD))
+        for n in (10, 1000, 150_000)
+    ),
+]
