@@ -167,7 +167,9 @@ class Pipeline:
         Raises:
             StrategyError: the strategy does not fit its sinks, or its map cannot be loaded.
         """
-        context = self._context.with_sinks(generations=self.committer.generations)
+        context = self._context.with_sinks(
+            generations=self.committer.generations, count_left_out=self._metrics.count_left_out
+        )
         await self._executor.open(self._strategy)
         await self._lanes.open(context)
         if self._error_stage is not None:

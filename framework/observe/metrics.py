@@ -153,6 +153,12 @@ class Metrics:
             "rebalance_seconds", "How long a rebalance kept partitions from being processed."
         )
         self.failed = counter("failed_records", "Records that failed, by stage.", "stage")
+        self.left_out = counter(
+            "values_left_out",
+            "Values that a sink left out on purpose: `fields` that its table lacks, `digits` of times.",
+            "stage",
+            "what",
+        )
         self.dead_letters = counter(
             "dlq_records", "Failed records: sent to the error sink, or dropped.", "reason"
         )
@@ -198,6 +204,10 @@ class Metrics:
         self.failed.labels(stage).inc(records)
         self.done.failed += records
         self.failures.note("record failed", stage, reason, records)
+
+    def count_left_out(self, stage: str, what: str, values: int) -> None:
+        """Count values that a sink left out on purpose: `fields`, or `digits` of times."""
+        self.left_out.labels(stage, what).inc(values)
 
     def count_mapped(self, records: int, filtered: int) -> None:
         """Count the records of a batch that was mapped, and those that made no row and did not fail."""

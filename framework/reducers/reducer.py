@@ -55,6 +55,10 @@ def _unknown(_stage: str) -> None:
     """Return no columns."""
 
 
+def _uncounted(_stage: str, _what: str, _values: int) -> None:
+    """Count nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class SinkContext:
     """What the writers of `kmr.sinks` need beyond `Context`; it may change with every version.
@@ -72,6 +76,8 @@ class SinkContext:
         has_schema_ids: the records' values begin with the id of a schema, see `ValueFormat`.
         transactional_id: of this worker, for a sink whose transactions commit the input's offsets.
         session_timeout: seconds after which the group takes the worker's partitions away; None: unknown.
+        count_left_out: called with a stage, `fields` or `digits`, and the number of values that its sink left
+            out on purpose.
     """
 
     client: Mapping[str, object] = field(default_factory=dict)
@@ -83,6 +89,7 @@ class SinkContext:
     has_schema_ids: bool = False
     transactional_id: str = ""
     session_timeout: float | None = None
+    count_left_out: Callable[[str, str, int], None] = _uncounted
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,9 @@ class ModelConnection(Connection):
     place: Place = field(kw_only=True)
     writing: Callable[[], RangeRows | None] = field(kw_only=True)
 
-    async def rows(self, sql: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+    async def rows(
+        self, sql: str, parameters: Mapping[str, Any], settings: Mapping[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
         """See `Connection.rows`."""
         return await self.place.world.request(
             "", "ClickHouse", "query", lambda: self._answer(sql, parameters), OSError

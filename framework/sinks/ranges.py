@@ -19,6 +19,8 @@ from ..reducers.collect import Collecting
 from ..reducers.reducer import Retry
 from ..reducers.sink import NEW, Capabilities, RowsRefused, Sink
 from ..service.threads import run_in_thread
+from .answers import SetUp
+from .leaving_out import LeavingOut
 from .planning import RangeRows, plan_ranges
 
 if TYPE_CHECKING:
@@ -93,6 +95,8 @@ class RangeWriter(Collecting, Sink):
             errors_on_spark="exactly once",
         )
         self.concurrency = concurrency
+        self.set_up = SetUp()
+        self.leaving_out = LeavingOut()
         self._group = ""
         self._generations: Mapping[TopicPartition, int] = {}
         self._limiter: anyio.CapacityLimiter | None = None
@@ -121,10 +125,12 @@ class RangeWriter(Collecting, Sink):
         """See `Reducer.open`; call it first in a subclass."""
         for_sinks = context.for_sinks
         self._group, self._generations = context.group, for_sinks.generations
+        self.leaving_out = LeavingOut(context.stage, for_sinks.count_left_out)
         opened = for_sinks.opened
         if isinstance(opened, RangeWriter):
             self._limiter, self._proven = opened._limiter, opened._proven  # noqa: SLF001  of our class
-            self.capabilities = opened.capabilities
+            self.capabilities, self.leaving_out = opened.capabilities, opened.leaving_out
+            self.set_up = opened.set_up
         else:
             self._limiter = anyio.CapacityLimiter(self.concurrency)
 

@@ -11,19 +11,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import anyio
 import clickhouse_connect
-from aiohttp import ClientConnectorError
 from clickhouse_connect.driver.asyncclient import AsyncClient
-from clickhouse_connect.driver.exceptions import OperationalError, ProgrammingError
 
 from ..._extras import require_extra
 from ...config.secrets import read_secret
 from ...errors import SinkError, StrategyError
 from ...service.threads import run_in_thread
+from ..answers import of_clickhouse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,10 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "URL_VARIABLE",
-    "ClassifiedError",
     "Connection",
     "Target",
-    "classify",
     "connect",
     "connect_async",
     "directory_in_use",
@@ -128,9 +125,13 @@ class Connection:
     client: AsyncClient | Client
     timeout: float
 
-    async def rows(self, sql: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+    async def rows(
+        self, sql: str, parameters: Mapping[str, Any], settings: Mapping[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
         """Return the rows of a query."""
-        result = await self._call(self.client.query, sql, parameters=dict(parameters))
+        result = await self._call(
+            self.client.query, sql, parameters=dict(parameters), settings=dict(settings or {})
+        )
         return list(result.named_results())
 
     async def is_granted(self, privilege: str, table: str) -> bool | None:
@@ -241,7 +242,7 @@ def connect(target: Target, *, timeout: float = 30.0, create: bool = False) -> I
         yield client
     except clickhouse_connect.driver.exceptions.ClickHouseError as error:
         problem = "refused" if client is not None else "does not answer"
-        raise SinkError(f"{target} {problem}: {classify(error).reason}") from error
+        raise SinkError(f"{target} {problem}: {of_clickhouse(error).reason}") from error
     finally:
         log.removeHandler(silent)
         if client is not None:
@@ -324,135 +325,3 @@ def directory_in_use(path: Path) -> str | None:
 
 def _without_password(url: str) -> str:
     return re.sub(r"://[^@/]*@", "://", url)
-
-
-Kind = Literal["later", "schema", "data", "stop", "unknown"]
-
-_CODE = re.compile(r"Code: (\d+)\. DB::Exception: (.*)", re.DOTALL)
-_NOISE = re.compile(r"\s*(\(version [^()]*(?:\([^()]*\))?\)|\(for url [^)]*\))")
-_HTTP_STATUS = re.compile(r"HTTP status (\d{3})")
-_LONGEST_REASON = 300
-
-# The server is overloaded, or parts of it are unreachable: it will accept the same rows later.
-_LATER = {
-    159: "TIMEOUT_EXCEEDED", 160: "TOO_SLOW", 173: "CANNOT_ALLOCATE_MEMORY", 198: "DNS_ERROR",
-    201: "QUOTA_EXCEEDED", 202: "TOO_MANY_SIMULTANEOUS_QUERIES", 203: "NO_FREE_CONNECTION",
-    209: "SOCKET_TIMEOUT", 210: "NETWORK_ERROR", 225: "NO_ZOOKEEPER", 236: "ABORTED",
-    241: "MEMORY_LIMIT_EXCEEDED", 242: "TABLE_IS_READ_ONLY", 243: "NOT_ENOUGH_SPACE",
-    244: "UNEXPECTED_ZOOKEEPER_ERROR", 252: "TOO_MANY_PARTS", 279: "ALL_CONNECTION_TRIES_FAILED",
-    285: "TOO_FEW_LIVE_REPLICAS", 286: "UNSATISFIED_QUORUM_FOR_PREVIOUS_WRITE",
-    289: "REPLICA_IS_NOT_IN_QUORUM", 319: "UNKNOWN_STATUS_OF_INSERT", 341: "UNFINISHED",
-    373: "SESSION_IS_LOCKED",
-    394: "QUERY_WAS_CANCELLED", 425: "SYSTEM_ERROR", 439: "CANNOT_SCHEDULE_TASK",
-    473: "DEADLOCK_AVOIDED", 499: "S3_ERROR", 517: "CANNOT_ASSIGN_ALTER",
-    519: "NO_REMOTE_SHARD_AVAILABLE",
-    659: "UNKNOWN_STATUS_OF_TRANSACTION", 722: "ASYNC_LOAD_WAIT_FAILED", 745: "SERVER_OVERLOADED",
-    999: "KEEPER_EXCEPTION",
-}  # fmt: skip
-# Of these: the server refuses before it writes anything.
-_REFUSED = frozenset((201, 202, 203, 242, 252, 745))
-# The table does not, or no longer, fit the rows.
-_SCHEMA = {
-    8: "THERE_IS_NO_COLUMN", 10: "NOT_FOUND_COLUMN_IN_BLOCK", 15: "DUPLICATE_COLUMN",
-    16: "NO_SUCH_COLUMN_IN_TABLE", 20: "NUMBER_OF_COLUMNS_DOESNT_MATCH", 44: "ILLEGAL_COLUMN",
-    47: "UNKNOWN_IDENTIFIER", 50: "UNKNOWN_TYPE", 53: "TYPE_MISMATCH", 60: "UNKNOWN_TABLE",
-    70: "CANNOT_CONVERT_TYPE", 81: "UNKNOWN_DATABASE", 122: "INCOMPATIBLE_COLUMNS",
-}  # fmt: skip
-# Some rows cannot be stored; the others can.
-_DATA = {
-    6: "CANNOT_PARSE_TEXT", 26: "CANNOT_PARSE_QUOTED_STRING",
-    27: "CANNOT_PARSE_INPUT_ASSERTION_FAILED", 38: "CANNOT_PARSE_DATE",
-    41: "CANNOT_PARSE_DATETIME", 69: "ARGUMENT_OUT_OF_BOUND", 72: "CANNOT_PARSE_NUMBER",
-    117: "INCORRECT_DATA", 128: "TOO_LARGE_ARRAY_SIZE", 131: "TOO_LARGE_STRING_SIZE",
-    153: "ILLEGAL_DIVISION", 190: "SIZES_OF_ARRAYS_DONT_MATCH",
-    321: "VALUE_IS_OUT_OF_RANGE_OF_DATA_TYPE", 349: "CANNOT_INSERT_NULL_IN_ORDINARY_COLUMN",
-    376: "CANNOT_PARSE_UUID", 395: "FUNCTION_THROW_IF_VALUE_IS_NON_ZERO", 407: "DECIMAL_OVERFLOW",
-    467: "CANNOT_PARSE_BOOL", 469: "VIOLATED_CONSTRAINT", 675: "CANNOT_PARSE_IPV4",
-    676: "CANNOT_PARSE_IPV6", 691: "UNKNOWN_ELEMENT_OF_ENUM",
-}  # fmt: skip
-# Neither waiting nor leaving out rows helps.
-_STOP = {
-    48: "NOT_IMPLEMENTED", 62: "SYNTAX_ERROR", 73: "UNKNOWN_FORMAT", 115: "UNKNOWN_SETTING",
-    164: "READONLY", 192: "UNKNOWN_USER", 193: "WRONG_PASSWORD", 194: "REQUIRED_PASSWORD",
-    497: "ACCESS_DENIED", 516: "AUTHENTICATION_FAILED",
-}  # fmt: skip
-_KINDS: dict[int, Kind] = {
-    **dict.fromkeys(_LATER, "later"),
-    **dict.fromkeys(_SCHEMA, "schema"),
-    **dict.fromkeys(_DATA, "data"),
-    **dict.fromkeys(_STOP, "stop"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ClassifiedError:
-    """The meaning of an error for the rows.
-
-    Attributes:
-        kind: `later`: the same rows may be accepted later; `schema`: the table is not as expected;
-            `data`: one or more rows can never be stored; `stop`: the user must act; `unknown`.
-        reason: one line, without the server's address and version.
-        after: seconds to wait before the next attempt; None: the stage decides.
-        refused: the server has certainly not begun to process the request.
-    """
-
-    kind: Kind
-    reason: str
-    after: float | None = None
-    refused: bool = False
-
-
-def classify(error: Exception) -> ClassifiedError:
-    """Classify an error of a ClickHouse client, or of the network below it."""
-    text = str(error)
-    found = _CODE.search(text)
-    code = getattr(error, "code", None) or (int(found[1]) if found else None)
-    message = found[2] if found else _network_reason(error) or text or type(error).__name__
-    reason = " ".join(_NOISE.sub("", message).split())[:_LONGEST_REASON]
-    kind = _kind(error, code, text)
-    if code == 252 and "partitions for single INSERT block" in text:
-        kind = "stop"  # the same code as too many parts, but waiting does not help
-    if kind == "data" and "while pushing to view" in text:
-        # The table already has the rows; bisecting uses other tokens, which would double them.
-        kind = "stop"
-    refused = _is_unreachable(error) if code is None else code in _REFUSED and "view" not in text
-    return ClassifiedError(kind, reason, after=5.0 if code == 252 else None, refused=refused)
-
-
-def _kind(error: Exception, code: int | None, text: str) -> Kind:
-    if code is not None:
-        return _KINDS.get(code, "unknown")
-    if isinstance(error, OSError):  # of the network, or a timeout
-        return "later"
-    if isinstance(error, ProgrammingError):  # the client refuses an unknown setting
-        return "stop"
-    status = _HTTP_STATUS.search(text)
-    if status is not None:  # of a proxy in between
-        return "later" if status[1][0] == "5" or status[1] in ("408", "429") else "stop"
-    return "later" if isinstance(error, OperationalError) else "unknown"
-
-
-def _is_unreachable(error: BaseException) -> bool:
-    """Return whether no connection came about."""
-    return any(
-        isinstance(cause, ClientConnectorError | ConnectionRefusedError) for cause in _causes(error)
-    )
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Return an exception and those under it, of the client's layers."""
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__ or cause.__context__
-
-
-def _network_reason(error: BaseException) -> str | None:
-    """Return the operating system's message from under the exceptions of the client's layers."""
-    reason = None
-    for cause in _causes(error):
-        if isinstance(cause, OSError) and cause.errno is not None:
-            reason = os.strerror(cause.errno) if cause.errno > 0 else cause.strerror
-        elif isinstance(cause, TimeoutError):
-            reason = "no answer in time"
-    return reason

@@ -21,8 +21,6 @@ from .types import FLOATS, INTEGERS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["TYPE_KEY", "Layout", "add_columns", "column_type", "create_table", "one_line"]
-
 TYPE_KEY: Final = b"clickhouse"
 """The key in the metadata of an Arrow field whose value is its ClickHouse type, such as `Enum8('a', 'b')`."""
 
@@ -110,11 +108,6 @@ def create_table(database: str, name: str, schema: pa.Schema, layout: Layout) ->
             "SETTINGS " + ", ".join(f"{name} = {value}" for name, value in settings.items()),
         )
     )
-
-
-def one_line(statement: str) -> str:
-    """Return a statement as it is shown in logs and messages."""
-    return " ".join(statement.split())
 
 
 def add_columns(table: str, fields: Iterable[pa.Field[pa.DataType]], layout: Layout) -> str:

@@ -10,10 +10,11 @@ from clickhouse_connect.driver.binding import quote_identifier
 
 from ...record import filled
 from ...reducers.finding import Finding, compare_clocks
-from .ddl import one_line
+from ..answers import one_line
+from ..choosing import choose
 from .deduplication import read_memories
 from .inserts import advice_to_count, columns_to_count
-from .table import MissingTable, SchemaMismatch, read_table
+from .table import MissingTable, read_table
 
 if TYPE_CHECKING:
     from ...reducers.finding import Level
@@ -161,13 +162,16 @@ class Examination:
             self._note("ok", f"evolve will add the columns {', '.join(new)}")
             await self._require("ALTER ADD COLUMN", "the worker stops at the first new column")
             names = [name for name in names if name not in new]
-        try:
-            columns = table.choose(names, writer.columns, writer.extra_columns)
-            table.cast([declared.empty_table()], columns)
-        except SchemaMismatch as error:
-            self._note("problem", f"the declared columns do not fit: {error}")
+        choice = choose(table, table.columns, names, writer.columns, writer.extra_columns)
+        block = table.cast([declared.empty_table().select(names)], choice)
+        lacks = [each.name for each in choice.columns if each.name not in names]
+        problems = [*choice.problems.values(), *block.fitted.general]
+        if lacks:
+            problems.append(f"they lack {', '.join(lacks)}, which has no DEFAULT in {table}")
+        if problems:
+            self._note("problem", f"the declared columns do not fit: {problems[0]}")
         else:
-            self._note("ok", f"the {len(columns)} declared columns fit the table")
+            self._note("ok", f"the {len(choice.columns)} declared columns fit the table")
 
 
 def _halves(advice: str) -> tuple[str, str]:

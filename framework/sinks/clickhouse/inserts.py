@@ -19,22 +19,30 @@ import pyarrow as pa
 import structlog
 
 from ...column_types import choose_type
+from ...columns.kinds import has_values, whole
+from ...columns.reasons import count_values
 from ...errors import KmrError, SinkError, StrategyError
 from ...record import PLACED
 from ...reducers.reducer import Retry
 from ...service.threads import run_in_thread
-from .client import classify
+from ..answers import Answer, of_clickhouse
+from ..choosing import choose
+from ..parquet.columns import stored_type
 from .ddl import add_columns
 from .table import SchemaMismatch, read_table
 from .types import fields_left_out
+from .violations import violations
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from ..answers import SetUp
+    from ..choosing import ExtraColumns
+    from ..leaving_out import LeavingOut
     from ..planning import RangeRows, Section
     from .client import Connection
     from .ddl import Layout
-    from .table import Block, Column, Compression, ExtraColumns, Table
+    from .table import Block, Column, Compression, Table
 
 __all__ = ["Inserter", "columns_to_count", "fingerprint", "repeat", "was_counted"]
 
@@ -55,7 +63,7 @@ _log = structlog.get_logger(__name__)
 
 
 class _Outcome(Enum):
-    """The outcome of a section; for a single refused row it is the reason instead."""
+    """The outcome of a section; for a single refused row it is the answer instead."""
 
     WRITTEN = 1
     DIVIDED = 2
@@ -70,6 +78,7 @@ class Inserter:
 
     Attributes:
         deduplicates: the table recognises a repeated insert.
+        had: the columns that the table has had.
         evolve: columns that the table lacks are added to it, and rows that do not fit it are refused one
             by one; None: neither, both are errors.
     """
@@ -80,36 +89,38 @@ class Inserter:
     extra_columns: ExtraColumns
     compression: Compression
     deduplicates: bool
+    set_up: SetUp
+    leaving_out: LeavingOut
     evolve: Layout | None = None
-    _outcomes: dict[str, _Outcome | str] = field(default_factory=dict)
+    had: frozenset[str] = frozenset()
+    _outcomes: dict[str, _Outcome | Answer] = field(default_factory=dict)
     _warned: set[str] = field(default_factory=set)
 
     async def write(self, insert: RangeRows) -> Mapping[int, str]:
         """Write an insert; return the numbers of rows that the table cannot store, with the reasons.
 
         Raises:
+            Retry: the server will accept the rows later.
             StrategyError: rows and table do not fit, or the server refuses permanently.
-            Exception: the client's own, when `classify` does not know it.
+            Exception: the client's own, when `of_clickhouse` does not know it.
         """
-        table = self.table
         try:
             try:
                 return await self._attempt(insert)
             except SchemaMismatch:
-                if await self._reread() == table:
-                    raise
-            return await self._attempt(insert)
-        except KmrError:
+                await self._reread()
+            return await self._attempt(insert, last=True)
+        except (KmrError, Retry):
             raise
         except Exception as error:
-            failure = classify(error)
-            if failure.kind == "later":
-                doubles = not (failure.refused or self.deduplicates)
-                reason = f"{self.table}: {failure.reason}"
-                raise Retry(reason, after=failure.after, may_double=doubles) from error
-            if failure.kind == "unknown":
+            answer = of_clickhouse(error)
+            if answer.kind == "later":
+                doubles = not (answer.not_begun or self.deduplicates)
+                reason = f"{self.table}: {answer.reason}"
+                raise Retry(reason, after=answer.after, may_double=doubles) from error
+            if answer.kind == "unknown":
                 raise
-            raise StrategyError(f"{self.table} refuses the rows: {failure.reason}") from error
+            raise StrategyError(f"{self.table} refuses the rows: {answer.reason}") from error
 
     def forget(self) -> None:
         """Forget the outcomes of all sections."""
@@ -130,19 +141,31 @@ class Inserter:
             block = await run_in_thread(self._cast, insert, table)
         return block, table
 
-    async def _attempt(self, insert: RangeRows) -> Mapping[int, str]:
+    async def _attempt(self, insert: RangeRows, *, last: bool = False) -> Mapping[int, str]:
         block, table = await self._fit(insert)
-        refused = dict(block.refused)
+        refused, general = block.refused, set(block.fitted.general)
         todo = insert.sections()
         while todo:
             section = todo.pop()
             outcome = self._outcomes.get(section.token)
             if outcome is None:
-                outcome = self._outcomes[section.token] = await self._send(section, block, table)
+                outcome = await self._send(section, block, table, last=last)
+                if isinstance(outcome, Answer):
+                    if found := await self._violations(section, block, outcome):
+                        refused.update(found)
+                        todo.append(section)  # with the same token: nothing was written under it
+                        continue
+                    is_one = section.stop - section.start == 1
+                    outcome = outcome if is_one else _Outcome.DIVIDED
+                self._outcomes[section.token] = outcome
             if outcome is _Outcome.DIVIDED:
                 todo += section.halves()
-            elif isinstance(outcome, str):
-                refused[section.start] = outcome
+            elif isinstance(outcome, Answer):
+                refused[section.start] = outcome.reason
+                if not outcome.about_values:
+                    general.add(outcome.reason)
+        self.set_up.judge(table, len(insert), refused, general)
+        self.leaving_out.of(table, block.fitted)
         return refused
 
     def counts(self, insert: RangeRows) -> bool:
@@ -155,17 +178,17 @@ class Inserter:
             for rows in insert.parts
         )
 
+    async def _violations(self, section: Section, block: Block, answer: Answer) -> dict[int, str]:
+        """Return the rows of a section that violate the constraint which refused it."""
+        numbers = [row for row in range(section.start, section.stop) if row not in block.refused]
+        rows = block.table.take(numbers)
+        found = await violations(self.connection, block.columns, rows, answer.message)
+        return {numbers[row]: reason for row, reason in found.items()}
+
     def _cast(self, insert: RangeRows, table: Table) -> Block:
         coordinates = table.coordinates(self.columns)
         parts = [rows.with_coordinates(coordinates) for rows in insert.parts]
         names = list(dict.fromkeys(name for part in parts for name in part.column_names))
-        refuse = self.evolve is not None
-        if refuse and self.columns is None:  # a new column without a single value has no type yet
-            known = {column.name for column in table.columns}
-            known |= {field.name for field in _new_fields(parts, table, None)}
-            names = [name for name in names if name in known]
-        columns = table.choose(names, self.columns, self.extra_columns, refuse=refuse)
-        self._warn_of_fields(parts, table, columns)
         own = {
             name
             for rows in insert.parts
@@ -176,27 +199,29 @@ class Inserter:
         if advice and advice not in self._warned:
             self._warned.add(advice)
             _log.warning("a repeated range is not counted", table=str(table), reason=advice)
-        return table.cast(parts, columns, refuse=refuse)
+        choice = choose(table, table.columns, names, self.columns, self.extra_columns, had=self.had)
+        if self.evolve is not None:  # a new column without a single value has no type yet
+            typed = {each.name for part in parts for each in part.schema if has_values(each.type)}
+            new = [name for name in choice.problems if name is not None and name not in typed]
+            problems = {name: why for name, why in choice.problems.items() if name not in new}
+            choice = replace(choice, left_out=[*choice.left_out, *new], problems=problems)
+        block = table.cast(parts, choice)
+        left_out = Counter(block.fitted.left_out)
+        for path, count in self._fields_left_out(parts, choice.columns):
+            left_out[path] += count
+        return replace(block, fitted=block.fitted._replace(left_out=left_out))
 
-    def _warn_of_fields(
-        self, parts: Sequence[pa.Table], table: Table, columns: Sequence[Column]
-    ) -> None:
-        """Say once which fields of nested objects are not written: adding them would rewrite the column."""
+    def _fields_left_out(
+        self, parts: Sequence[pa.Table], columns: Sequence[Column]
+    ) -> Iterator[tuple[str, int]]:
+        """Yield the fields of nested objects that are not written: adding them would rewrite the column."""
         of_column = {column.name: column.type for column in columns}
-        left_out = {
-            path
-            for schema in {part.schema for part in parts}
-            for each in schema
-            if each.name in of_column
-            for path in fields_left_out(each.type, of_column[each.name], each.name)
-        }
-        if new := sorted(left_out - self._warned):
-            self._warned |= left_out
-            _log.warning(
-                "fields of nested objects are not written: the table's Tuple has no such elements",
-                table=str(table),
-                fields=new,
-            )
+        for part in parts:
+            for each in part.schema:
+                if each.name in of_column:
+                    for path in fields_left_out(each.type, of_column[each.name], each.name):
+                        values = whole(part.column(each.name))
+                        yield path, count_values(values, path.removeprefix(each.name))
 
     async def _add_columns(self, parts: Sequence[pa.Table], layout: Layout) -> None:
         """Add the columns that the table lacks. Another process may do the same at the same time."""
@@ -210,7 +235,9 @@ class Inserter:
         _log.info("columns added to the table", table=str(self.table), statement=statement)
         await self._reread()
 
-    async def _send(self, section: Section, block: Block, table: Table) -> _Outcome | str:
+    async def _send(
+        self, section: Section, block: Block, table: Table, *, last: bool
+    ) -> _Outcome | Answer:
         start, stop = section.start, section.stop
         body = await run_in_thread(block.encode, start, stop, self.compression)
         if body is None:
@@ -219,16 +246,17 @@ class Inserter:
         try:
             await self.connection.insert(table.identifier, block.table.column_names, body, settings)
         except Exception as error:
-            failure = classify(error)
-            if failure.kind == "data":
-                return failure.reason if stop - start == 1 else _Outcome.DIVIDED
-            if failure.kind == "schema":
-                raise SchemaMismatch(f"{table} refuses the rows: {failure.reason}") from error
+            answer = of_clickhouse(error)
+            if answer.kind == "schema" and not last:
+                raise SchemaMismatch(answer.reason) from error
+            if answer.kind in ("rows", "schema"):
+                return answer
             raise
         return _Outcome.WRITTEN
 
     async def _reread(self) -> Table:
         self.table = await read_table(self.connection, self.table.database, self.table.name)
+        self.had |= {column.name for column in self.table.columns}
         return self.table
 
 
@@ -242,7 +270,7 @@ def _new_fields(
     for part in parts:
         for each in part.schema:
             name, kind = each.name, each.type
-            if name in known or (only is not None and name not in only) or pa.types.is_null(kind):
+            if name in known or (only is not None and name not in only) or not has_values(kind):
                 continue
             found.setdefault(name, {}).setdefault(kind, each)
             column = part.column(name)
@@ -250,7 +278,7 @@ def _new_fields(
     new = []
     for name, kinds in found.items():
         chosen = choose_type({kind: values[name, kind] for kind in kinds}).type
-        new.append(kinds.get(chosen, pa.field(name, chosen)))
+        new.append(kinds.get(chosen, pa.field(name, chosen)).with_type(stored_type(chosen)))
     return new
 
 
@@ -414,7 +442,7 @@ async def _ask(inserter: Inserter, sql: str, parameters: Mapping[str, object], *
         statement = sql
         rows = await connection.rows(sql, parameters)
     except Exception as error:
-        failure = classify(error)
+        failure = of_clickhouse(error)
         if failure.kind == "later":
             reason = f"{table}: {failure.reason}"
             raise Retry(reason, after=failure.after, may_double=False) from error

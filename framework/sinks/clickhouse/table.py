@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,26 +12,22 @@ import numpy as np
 import pyarrow as pa
 from clickhouse_connect.driver.binding import quote_identifier
 
-from ...columns.casting import Misfit
-from ...columns.kinds import either
-from ...columns.reasons import reasons
+from ...columns.fitted import Fitted, Target
 from ...errors import StrategyError
 from ...record import COORDINATES
-from .ddl import Layout, create_table, one_line
+from ..answers import one_line
+from .ddl import Layout, create_table
 from .deduplication import REPLICATED
 from .types import cast_to, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...columns.kinds import Mask
+    from ..choosing import Choice
     from .client import Connection
     from .types import ColumnType
 
-__all__ = ["Block", "Column", "MissingTable", "SchemaMismatch", "Table", "read_table"]
-
 Compression = Literal["lz4", "zstd"] | None
-ExtraColumns = Literal["error", "ignore"]
 
 SCHEMA_ID = "schema_id"
 """A column of the rows with this name is quoted in the reasons of refused rows."""
@@ -51,8 +49,8 @@ class MissingTable(StrategyError):
     """There is no table of this name. The message has an example of CREATE TABLE."""
 
 
-class SchemaMismatch(StrategyError):
-    """Rows and table do not fit each other; the table may have been altered since it was read."""
+class SchemaMismatch(Exception):
+    """The server says that rows and table do not fit; the table may have been altered since it was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +62,33 @@ class Column:
     has_default: bool
     type: ColumnType = field(compare=False, repr=False)
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether every row must have a value."""
+        return not self.has_default and not self.type.nullable
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """Rows cast for a table.
 
     Attributes:
-        table: the columns to send; rows that do not fit have null or an arbitrary value.
-        refused: the row numbers that do not fit, each with the reason.
+        fitted: all rows; those that do not fit have null or anything.
+        columns: those of the table.
     """
 
-    table: pa.Table
-    refused: dict[int, str]
+    fitted: Fitted
+    columns: Sequence[Column]
+
+    @property
+    def table(self) -> pa.Table:
+        """The columns to send."""
+        return self.fitted.table
+
+    @property
+    def refused(self) -> dict[int, str]:
+        """The row numbers that do not fit, each with the reason."""
+        return self.fitted.refused
 
     def encode(self, start: int, stop: int, compression: Compression) -> pa.Buffer | None:
         """Encode the rows `[start, stop)` that fit as an Arrow stream of one batch; None if none fit."""
@@ -135,109 +148,37 @@ class Table:
             and _holds(column, COORDINATES.field(column.name))
         ]
 
-    def choose(
-        self,
-        names: Sequence[str],
-        only: Sequence[str] | None,
-        extra: ExtraColumns,
-        *,
-        refuse: bool = False,
-    ) -> list[Column]:
-        """Choose the columns to write, for rows with the columns `names`.
-
-        Args:
-            refuse: choose columns too that the rows lack and need, so that `cast` refuses these rows.
-
-        Raises:
-            SchemaMismatch: the table lacks a column of the rows, or the rows one without a default.
-        """
-        known = {column.name: column for column in self.columns}
-        wanted = names if only is None else only
-        if absent := [name for name in wanted if name not in names]:
-            raise SchemaMismatch(f"the rows for {self} have no column {_names(absent)}")
-        unknown = [name for name in wanted if name not in known]
-        if unknown and (extra == "error" or only is not None):
-            raise SchemaMismatch(
-                f"{self} has no column {_names(unknown)} to write to; its columns are "
-                f"{_names(list(known))}. Alter the table, return other columns, "
-                "or set extra_columns='ignore'"
-            )
-        chosen = [known[name] for name in wanted if name in known]
-        if only is None:
-            left = [
-                column
-                for column in self.columns
-                if column.name not in names and not column.has_default and not column.type.nullable
-            ]
-            if refuse:
-                chosen += left
-            elif left:
-                raise SchemaMismatch(
-                    f"the rows for {self} have no column {_names([column.name for column in left])}, "
-                    "which has no DEFAULT there: return it, give it a DEFAULT, or name the columns to "
-                    "write with columns=[...]"
-                )
-        if not chosen:
-            raise SchemaMismatch(f"the rows for {self} have none of its columns")
-        return chosen
-
-    def cast(
-        self, parts: Sequence[pa.Table], columns: Sequence[Column], *, refuse: bool = False
-    ) -> Block:
-        """Cast rows, part after part, to the types of the columns.
-
-        Args:
-            refuse: refuse the values of a type that cannot become that of the table.
-
-        Raises:
-            SchemaMismatch: the type of a column of the rows cannot become that of the table.
-        """
+    def cast(self, parts: Sequence[pa.Table], choice: Choice[Column]) -> Block:
+        """Cast rows, part after part, to the types of the columns."""
+        columns = choice.columns
         cast: list[pa.Table] = []
         refused: dict[int, str] = {}
-        row = 0
+        general: set[str] = set()
+        left_out: Counter[str] = Counter()
+        cut: Counter[str] = Counter()
+        targets = [
+            Target(
+                each.name,
+                each.type_name,
+                partial(cast_to, target=each.type, has_default=each.has_default),
+            )
+            for each in columns
+        ]
+        at = 0
         for _, alike in groupby(parts, key=lambda part: part.schema):
             rows = pa.concat_tables(alike).combine_chunks()
-            cast.append(self._cast(rows, columns, row, refused, refuse=refuse))
-            row += rows.num_rows
-        return Block(pa.concat_tables(cast, promote_options="permissive"), refused)
-
-    def _cast(
-        self,
-        rows: pa.Table,
-        columns: Sequence[Column],
-        at: int,
-        refused: dict[int, str],
-        *,
-        refuse: bool,
-    ) -> pa.Table:
-        arrays = []
-        bad: Mask = None
-        for column in columns:
-            array = _array(rows, column.name)
-            try:
-                cast = cast_to(array, column.type, has_default=column.has_default)
-            except Misfit as misfit:
-                reason = (
-                    f"column {column.name} of {self} is {column.type_name}, but the rows have "
-                    f"{array.type}: {misfit}"
-                )
-                if not refuse:
-                    raise SchemaMismatch(reason) from misfit
-                wrong = array.is_valid().to_numpy(zero_copy_only=False)
-                new = np.flatnonzero(wrong if bad is None else wrong & ~bad)
-                refused.update(dict.fromkeys((new + at).tolist(), reason))
-                bad = either(bad, wrong)
-                array = pa.nulls(rows.num_rows)
-                cast = cast_to(array, column.type, has_default=column.has_default)
-            found = reasons(column.name, column.type_name, array, cast, skip=bad)
-            refused.update((row + at, reason) for row, reason in found.items())
-            bad = either(bad, cast.bad)
-            arrays.append(cast.array)
-        if bad is not None and SCHEMA_ID in rows.column_names:
-            ids = rows.column(SCHEMA_ID)
-            for row in np.flatnonzero(bad).tolist():
-                refused[at + row] += f" (schema id {ids[row].as_py()})"
-        return pa.Table.from_arrays(arrays, names=[column.name for column in columns])
+            fitted = choice.fit(rows, targets)
+            ids = rows.column(SCHEMA_ID) if SCHEMA_ID in rows.column_names else None
+            for row, reason in fitted.refused.items():
+                more = "" if ids is None else f" (schema id {ids[row].as_py()})"
+                refused[at + row] = reason + more
+            general |= fitted.general
+            for counts, more_counts in ((left_out, fitted.left_out), (cut, fitted.cut)):
+                counts.update(more_counts)
+            cast.append(fitted.table)
+            at += rows.num_rows
+        table = pa.concat_tables(cast, promote_options="permissive")
+        return Block(Fitted(table, refused, frozenset(general), cut, left_out), columns)
 
 
 def _holds(column: Column, coordinate: pa.Field[Any]) -> bool:
@@ -248,17 +189,6 @@ def _holds(column: Column, coordinate: pa.Field[Any]) -> bool:
     if pa.types.is_timestamp(coordinate.type):
         return kind.startswith("DateTime")
     return kind.startswith(("Int", "UInt"))
-
-
-def _array(rows: pa.Table, name: str) -> Any:
-    if name not in rows.column_names:
-        return pa.nulls(rows.num_rows)
-    column = rows.column(name)
-    return column.chunk(0) if column.num_chunks == 1 else pa.array([], column.type)
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(names)
 
 
 async def read_table(connection: Connection, database: str, name: str) -> Table:

@@ -13,10 +13,11 @@ import structlog
 from ...errors import KmrError, SinkError, StrategyError
 from ...record import with_place
 from ...service.threads import run_in_thread
+from ..answers import of_clickhouse, one_line
 from ..planning import MAX_BLOCK_ROWS
 from ..ranges import RangeWriter
-from .client import Target, classify, connect_async
-from .ddl import Layout, create_table, one_line
+from .client import Target, connect_async
+from .ddl import Layout, create_table
 from .deduplication import read_memories
 from .examination import Examination
 from .inserts import Inserter, fingerprint, repeat, was_counted
@@ -27,11 +28,12 @@ if TYPE_CHECKING:
 
     from ...reducers.finding import Finding
     from ...reducers.reducer import Context, Limits
+    from ..choosing import ExtraColumns
     from ..planning import RangeRows
     from ..ranges import RangeDelivery
     from .client import Connection
     from .deduplication import InsertMemory
-    from .table import Compression, ExtraColumns, Table
+    from .table import Compression, Table
 
 __all__ = ["ClickHouseWriter"]
 
@@ -220,7 +222,7 @@ class ClickHouseWriter(RangeWriter):
             if isinstance(error, KmrError):
                 raise
             raise SinkError(
-                f"{target}: cannot read or create the table {self.table}: {classify(error).reason}"
+                f"{target}: cannot read or create the table {self.table}: {of_clickhouse(error).reason}"
             ) from error
         compression = self.compression
         if compression == "auto":
@@ -232,7 +234,10 @@ class ClickHouseWriter(RangeWriter):
             self.extra_columns,
             compression,
             memories[0].deduplicates,
+            self.set_up,
+            self.leaving_out,
             self.layout if self.evolve else None,
+            frozenset(column.name for column in table.columns),
         )
 
     async def examine(self, context: Context) -> Sequence[Finding]:
@@ -247,7 +252,7 @@ class ClickHouseWriter(RangeWriter):
             raise
         except Exception as error:
             raise SinkError(
-                f"{target}: cannot read the table {self.table}: {classify(error).reason}"
+                f"{target}: cannot read the table {self.table}: {of_clickhouse(error).reason}"
             ) from error
         finally:
             await connection.close()
@@ -341,7 +346,7 @@ class ClickHouseWriter(RangeWriter):
             except KmrError:
                 raise
             except Exception as error:
-                failure = classify(error)
+                failure = of_clickhouse(error)
                 if failure.kind != "later":
                     raise SinkError(f"{target} refuses the connection: {failure.reason}") from error
                 if anyio.current_time() >= deadline:

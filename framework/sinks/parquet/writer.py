@@ -171,6 +171,8 @@ class ParquetWriter(RangeWriter):
             StrategyError: rows and files do not fit, or a partition column is missing.
         """
         fitted = self._fit(rows)
+        self.set_up.judge(self, len(rows), fitted.refused, fitted.general)
+        self.leaving_out.of(self, fitted)
         metadata = {_REFUSED: msgspec.json.encode(fitted.refused)} if fitted.refused else None
         try:
             if (kept := fitted.kept()).num_rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
 import psycopg
@@ -13,31 +13,17 @@ from psycopg.conninfo import conninfo_to_dict
 
 from ...config.secrets import read_secret
 from ...errors import SinkError, StrategyError
+from ..answers import of_postgres
 from ..parquet.files import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-__all__ = ["URL_VARIABLE", "Connection", "Pool", "classify", "one_line"]
-
 URL_VARIABLE = "KMR_POSTGRES_URL"
 
 Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 
-Kind = Literal["later", "schema", "data", "stop", "unknown"]
-
 _RECONNECT = 0.5  # seconds between attempts to reach a server that is not there yet
-_LONGEST_REASON = 300
-# The server is overloaded, starts, ends, or gave up on a statement: it will accept the same rows later.
-_LATER = {
-    "25P03": "idle_in_transaction_session_timeout", "25P04": "transaction_timeout",
-    "25006": "read_only_sql_transaction", "40001": "serialization_failure", "40P01": "deadlock_detected",
-    "55P03": "lock_not_available", "57014": "query_canceled",
-}  # fmt: skip
-_LATER_CLASSES = ("08", "53", "57", "58")  # connections, resources, operators, the system
-_SCHEMA = ("42P01", "42703", "42804", "42846")  # no such table or column, and types that do not fit
-_DATA_CLASSES = ("22", "23")  # values that cannot be stored, and constraints
-_STOP_CLASSES = ("28", "3D", "3F", "42")  # login, database, schema, permission and syntax
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +89,13 @@ class Pool:
             try:
                 self._idle.append(await self.connect())
             except (psycopg.Error, OSError) as error:  # TimeoutError is an OSError
-                kind, reason = classify(error)
-                if kind != "later":
-                    raise SinkError(f"{self} refuses the connection: {reason}") from None
+                answer = of_postgres(error)
+                if answer.kind != "later":
+                    raise SinkError(f"{self} refuses the connection: {answer.reason}") from None
                 if anyio.current_time() >= deadline:
                     raise SinkError(
-                        f"{self} did not answer for {seconds:g} s: {reason}. Start it, or correct the URL"
+                        f"{self} did not answer for {seconds:g} s: {answer.reason}. Start it, or correct "
+                        "the URL"
                     ) from None
             else:
                 return
@@ -130,35 +117,3 @@ class Pool:
         """Close all connections that are idle."""
         while self._idle:
             await self._idle.pop().close()
-
-
-def classify(error: Exception) -> tuple[Kind, str]:
-    """Return the meaning of an error for the rows, and the reason in one line.
-
-    `later`: the same rows may be accepted later; `schema`: the table is not as expected; `data`: one or more
-    rows can never be stored; `stop`: the user must act.
-    """
-    if isinstance(error, TimeoutError):
-        return "later", "the server does not answer"
-    if isinstance(error, OSError):
-        return "later", one_line(str(error))
-    if not isinstance(error, psycopg.Error):
-        return "unknown", one_line(str(error))
-    state = error.sqlstate
-    reason = one_line(error.diag.message_primary or str(error))
-    if state is None:
-        lost = isinstance(error, psycopg.OperationalError)
-        refused = lost and ("authentication failed" in reason or "does not exist" in reason)
-        return ("stop" if refused else "later" if lost else "unknown"), reason
-    if state in _LATER or state[:2] in _LATER_CLASSES:
-        return "later", reason
-    if state in _SCHEMA:
-        return "schema", reason
-    if state[:2] in _DATA_CLASSES:
-        return "data", reason
-    return ("stop" if state[:2] in _STOP_CLASSES else "unknown"), reason
-
-
-def one_line(text: str) -> str:
-    """Return the beginning of a text in one line."""
-    return " ".join(text.split())[:_LONGEST_REASON]

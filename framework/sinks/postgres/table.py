@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from ...errors import StrategyError
 from .types import Column, column_type
@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from .connection import Connection
-
-__all__ = ["ExtraColumns", "Table", "TableName", "create_table", "quote", "read_table"]
-
-ExtraColumns = Literal["error", "ignore"]
 
 _COLUMNS: Final = """
 SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typname, a.atttypmod, NOT a.attnotnull,
@@ -83,42 +79,6 @@ class Table:
             if column.kind in _KINDS_OF.get(column.name, ())
             and (only is None or column.name in only)
         ]
-
-    def choose(
-        self, rows: Sequence[str], only: Sequence[str] | None, extra: ExtraColumns
-    ) -> list[Column]:
-        """Return the columns that rows with these columns are written to.
-
-        Args:
-            only: write these columns; None: all of the rows.
-            extra: what happens to columns of the rows that the table lacks.
-
-        Raises:
-            StrategyError: rows and table do not fit.
-        """
-        known = {column.name: column for column in self.columns}
-        names = list(rows if only is None else only)
-        if absent := [name for name in names if name not in rows]:
-            raise StrategyError(f"the rows for {self.name} have no column {', '.join(absent)}")
-        unknown = [name for name in names if name not in known]
-        if unknown and extra == "error":
-            raise StrategyError(
-                f"{self.name} has no column {', '.join(unknown)}; its columns are {', '.join(known)}. Add "
-                "it to the table, return other columns, or set extra_columns='ignore'"
-            )
-        chosen = [known[name] for name in names if name in known]
-        if not chosen:
-            raise StrategyError(f"the rows have no column of {self.name}")
-        missing = [
-            column.name
-            for column in self.columns
-            if column not in chosen and not column.nullable and not column.has_default
-        ]
-        if missing:
-            raise StrategyError(
-                f"the rows for {self.name} have no column {', '.join(missing)}, which cannot be null"
-            )
-        return chosen
 
 
 async def read_table(connection: Connection, name: TableName) -> Table | None:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from ...columns.casting import Cast, between
-from ...columns.fitted import Fitted, Target, fit_columns
+from ...columns.fitted import Target
 from ...columns.fitting import fit, json_cast, to_text
 from ...columns.kinds import (
     either,
@@ -92,6 +92,11 @@ class Column(NamedTuple):
     has_default: bool = False
 
     @property
+    def is_needed(self) -> bool:
+        """Whether every row must have a value."""
+        return not self.nullable and not self.has_default
+
+    @property
     def arrow(self) -> pa.DataType:
         """The Arrow type whose values are cast here; text for types that the server casts."""
         if self.kind == "numeric" and self.digits is not None and self.digits[0] <= 76:
@@ -129,11 +134,9 @@ _DAYS: Final = (-2_440_588, 2_145_042_905)
 _FIRST_SECOND: Final = -210_866_803_200
 
 
-def fit_rows(rows: pa.Table, columns: Sequence[Column]) -> Fitted:
-    """Cast rows to the columns of a table, as `kmr.columns` does. NUL is in no text of PostgreSQL."""
-    return fit_columns(
-        rows, [Target(each.name, each.type_name, partial(_cast, each)) for each in columns]
-    )
+def targets(columns: Sequence[Column]) -> list[Target]:
+    """Return how columns of rows are cast for those of a table. NUL is in no text of PostgreSQL."""
+    return [Target(each.name, each.type_name, partial(_cast, each)) for each in columns]
 
 
 def _cast(column: Column, array: Array) -> Cast:

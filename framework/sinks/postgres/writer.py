@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final, Unpack
 
 import anyio
@@ -16,11 +17,14 @@ from ...record import filled, with_place
 from ...reducers.finding import Finding, compare_clocks
 from ...reducers.reducer import Retry
 from ...service.threads import run_in_thread
+from ..answers import of_postgres, one_line
+from ..choosing import choose
 from ..ranges import RangeWriter
-from .connection import Pool, classify, one_line
+from .connection import Pool
+from .copying import Copying, ServerAnswer
 from .ranges import Entry, Ranges
 from .table import TableName, create_table, quote, read_table
-from .types import copy_columns, copy_text, fit_rows
+from .types import targets
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -28,10 +32,11 @@ if TYPE_CHECKING:
 
     from ...columns.fitted import Fitted
     from ...reducers.reducer import Context, Limits
+    from ..choosing import ExtraColumns
     from ..planning import RangeRows
     from ..ranges import RangeDelivery
     from .connection import Connection
-    from .table import ExtraColumns, Table
+    from .table import Table
     from .types import Column
 
     T = TypeVar("T")
@@ -39,7 +44,6 @@ if TYPE_CHECKING:
 __all__ = ["PostgresWriter"]
 
 _GRACE: Final = 5.0  # seconds that the server has to end a transaction itself
-_PIECE: Final = 1 << 20
 _RANGES_NEED: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _SERVER: Final = "SELECT current_setting('server_version'), extract(epoch FROM clock_timestamp())"
 _MAY_CREATE: Final = """
@@ -50,6 +54,10 @@ SELECT set_config('statement_timeout', %(ms)s, true),
        set_config('idle_in_transaction_session_timeout', %(ms)s, true)"""
 
 _log = structlog.get_logger(__name__)
+
+
+class _Altered(Exception):
+    """The definition of the table was outdated when rows were refused: they are tried again."""
 
 
 class PostgresWriter(RangeWriter):
@@ -126,6 +134,8 @@ class PostgresWriter(RangeWriter):
         self._pool: Pool | None = None
         self._shares = False
         self._found: Table | None = None
+        self._had: frozenset[str] = frozenset()  # the columns that the table has had
+        self._scopes: dict[str, anyio.CancelScope] = {}  # of the ranges that are being written
 
     def __str__(self) -> str:
         return f"PostgreSQL table {self.table}"
@@ -139,7 +149,7 @@ class PostgresWriter(RangeWriter):
         """
         await super().open(context)
         if isinstance(opened := context.for_sinks.opened, PostgresWriter):
-            self._pool, self._found = opened._pool, opened._found  # noqa: SLF001  of our own class
+            self._pool, self._found, self._had = opened._pool, opened._found, opened._had  # noqa: SLF001
             self._shares = True
             return
         pool = Pool.of(self.url, self.timeout)
@@ -158,9 +168,10 @@ class PostgresWriter(RangeWriter):
         except Exception as error:
             await pool.close()
             raise SinkError(
-                f"{pool}: cannot read or create {self}: {classify(error)[1]}"
+                f"{pool}: cannot read or create {self}: {of_postgres(error).reason}"
             ) from error
         self._pool = pool
+        self._had = frozenset(column.name for column in self._found.columns)
 
     async def examine(self, context: Context) -> Sequence[Finding]:
         """See `Sink.examine`: the server, the table, `kmr_ranges` and the privileges."""
@@ -172,7 +183,7 @@ class PostgresWriter(RangeWriter):
         except KmrError:
             raise
         except Exception as error:
-            raise SinkError(f"{pool}: cannot read {self}: {classify(error)[1]}") from error
+            raise SinkError(f"{pool}: cannot read {self}: {of_postgres(error).reason}") from error
         finally:
             await pool.close()
 
@@ -197,9 +208,7 @@ class PostgresWriter(RangeWriter):
             if declared is not None:
                 coordinates = filled(declared, table.coordinates(self.columns))
                 declared = pa.schema([*declared, *coordinates])
-                columns = table.choose(declared.names, self.columns, self.extra_columns)
-                fit_rows(declared.empty_table(), columns)
-                found.append(Finding("ok", stage, f"the {len(columns)} declared columns fit"))
+                found.append(self._examine_columns(table, declared, stage))
         ranges = self._ranges
         has_ranges = await read_table(connection, ranges.name) is not None
         if has_ranges:
@@ -209,6 +218,17 @@ class PostgresWriter(RangeWriter):
         state = "exists, and may be written to" if has_ranges else "will be created"
         found.append(Finding("ok", stage, f"{ranges.name} {state}"))
         return found
+
+    def _examine_columns(self, table: Table, declared: pa.Schema, stage: str) -> Finding:
+        choice = choose(self, table.columns, declared.names, self.columns, self.extra_columns)
+        fitted = choice.fit(declared.empty_table(), targets(choice.columns))
+        lacks = [each.name for each in choice.columns if each.name not in declared.names]
+        problems = [*choice.problems.values(), *fitted.general]
+        if lacks:
+            problems.append(f"they lack {', '.join(lacks)}, which cannot be null")
+        if problems:
+            return Finding("problem", stage, f"the declared columns do not fit: {problems[0]}")
+        return Finding("ok", stage, f"the {len(choice.columns)} declared columns fit")
 
     async def _require_create(self, connection: Connection) -> None:
         answer = await connection.execute(_MAY_CREATE, (self._name.schema,))
@@ -312,24 +332,34 @@ class PostgresWriter(RangeWriter):
         return await self._guard(self._write, rows)
 
     async def _guard(self, call: Callable[[RangeRows], Awaitable[T]], rows: RangeRows) -> T:
-        """Call and classify errors; call again if the definition of the table was outdated."""
-        for attempt in (1, 2):
+        """Call, and say what an error means for the rows; call again if the table was altered."""
+        for attempt in (1, 2, 3):
             try:
-                with anyio.fail_after(self.timeout + _GRACE):  # where the network is silent
+                with anyio.fail_after(
+                    self.timeout + _GRACE
+                ) as scope:  # where the network is silent
+                    self._scopes[rows.token] = scope
                     return await call(rows)
+            except _Altered:
+                continue
             except KmrError:
                 if attempt > 1 or not await self._is_altered():
                     raise
             except Exception as error:
-                kind, reason = classify(error)
-                if kind == "later":
-                    raise Retry(f"{self}: {reason}", may_double=False) from error
-                if kind == "schema" and attempt == 1 and await self._is_altered():
-                    continue
-                if kind == "unknown":
+                answer = error.answer if isinstance(error, ServerAnswer) else of_postgres(error)
+                if answer.kind == "later":
+                    raise Retry(f"{self}: {answer.reason}", may_double=False) from error
+                if answer.kind == "unknown":
                     raise
-                raise StrategyError(f"{self} refuses the rows: {reason}") from error
+                raise StrategyError(f"{self} refuses the rows: {answer.reason}") from error
+            finally:
+                self._scopes.pop(rows.token, None)
         raise AssertionError  # both attempts return or raise
+
+    def _progress(self, rows: RangeRows) -> None:
+        """Let the next step take as long as the timeout allows: rows that are bisected take many steps."""
+        if (scope := self._scopes.get(rows.token)) is not None:
+            scope.deadline = anyio.current_time() + self.timeout + _GRACE
 
     async def _is_altered(self) -> bool:
         """Read the table again; return whether its definition has changed."""
@@ -341,6 +371,7 @@ class PostgresWriter(RangeWriter):
         if found is None or found == self._found:
             return False
         self._found = found
+        self._had |= {column.name for column in found.columns}
         return True
 
     @property
@@ -359,54 +390,45 @@ class PostgresWriter(RangeWriter):
             return await self._ranges.find(connection, self._entry(rows))
 
     async def _write(self, rows: RangeRows) -> dict[int, str]:
-        fitted, columns = await run_in_thread(self._fit, rows)
         entry, ranges = self._entry(rows), self._ranges
         async with self._opened.connection() as connection, connection.transaction():
             await connection.execute(_LIMITS, {"ms": str(int(self.timeout * 1000))})
+            # A constraint that is checked at the commit only would refuse the whole transaction.
+            await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
             if not await ranges.claim(connection, entry):
                 return await ranges.find(connection, entry) or {}
-            refused = dict(fitted.refused)
-            numbers = np.delete(np.arange(len(rows)), list(refused))
-            for row, reason in (await self._copy(connection, fitted.kept(), columns)).items():
-                refused[int(numbers[row])] = reason
+            refused = await self._insert(connection, rows)
             if refused:
                 await ranges.refuse(connection, entry, refused)
             await ranges.prune(connection, entry)
         return refused
 
-    def _fit(self, rows: RangeRows) -> tuple[Fitted, list[Column]]:
+    async def _insert(self, connection: Connection, rows: RangeRows) -> dict[int, str]:
+        """Insert the rows that fit; return the others, with the reasons.
+
+        Raises:
+            StrategyError: the set-up is wrong.
+        """
+        fitted, columns = await run_in_thread(self._fit, rows)
+        copying = Copying(connection, self._name, columns, partial(self._progress, rows))
+        answers = await copying.write(fitted.kept())
+        refused, general = dict(fitted.refused), set(fitted.general)
+        numbers = np.delete(np.arange(len(rows)), list(refused))
+        for row, answer in answers.items():
+            refused[int(numbers[row])] = reason = f"{self} refuses it: {answer.reason}"
+            if not answer.about_values:
+                general.add(reason)
+        if refused and await self._is_altered():
+            raise _Altered
+        self.set_up.judge(self, len(rows), refused, general)
+        self.leaving_out.of(self, fitted)
+        return refused
+
+    def _fit(self, rows: RangeRows) -> tuple[Fitted, Sequence[Column]]:
         assert self._found is not None  # noqa: S101  open
         table = rows.table_with(self._found.coordinates(self.columns))
-        columns = self._found.choose(table.column_names, self.columns, self.extra_columns)
-        return fit_rows(table, columns), columns
-
-    async def _copy(
-        self, connection: Connection, table: pa.Table, columns: Sequence[Column]
-    ) -> dict[int, str]:
-        """Copy rows; bisect to find those that the server refuses, and return them with the reasons."""
-        names = ", ".join(quote(column.name) for column in columns)
-        statement = f"COPY {self._name} ({names}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')".encode()
-        copied = await run_in_thread(copy_columns, table)
-        refused: dict[int, str] = {}
-        todo = [(0, table.num_rows)] if table.num_rows else []
-        while todo:
-            start, stop = todo.pop()
-            text = await run_in_thread(copy_text, copied.slice(start, stop - start))
-            try:
-                async with (
-                    connection.transaction(),  # a savepoint
-                    connection.cursor() as cursor,
-                    cursor.copy(statement) as copy,
-                ):
-                    for at in range(0, len(text), _PIECE):
-                        await copy.write(text[at : at + _PIECE])
-            except psycopg.Error as error:
-                kind, reason = classify(error)
-                if kind != "data":
-                    raise
-                if stop - start == 1:
-                    refused[start] = f"{self} refuses it: {reason}"
-                else:
-                    middle = (start + stop) // 2
-                    todo += [(start, middle), (middle, stop)]
-        return refused
+        known = self._found.columns
+        choice = choose(
+            self, known, table.column_names, self.columns, self.extra_columns, had=self._had
+        )
+        return choice.fit(table, targets(choice.columns)), choice.columns

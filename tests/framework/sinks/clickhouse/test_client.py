@@ -8,8 +8,8 @@ import pytest
 from clickhouse_connect.driver.exceptions import DatabaseError, OperationalError, ProgrammingError
 
 from kmr.errors import SinkError
+from kmr.sinks.answers import of_clickhouse
 from kmr.sinks.clickhouse import client
-from kmr.sinks.clickhouse.client import classify
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,35 +27,37 @@ def server_error(code: int, message: str) -> DatabaseError:
 @pytest.mark.parametrize(
     ("code", "kind"),
     [(252, "later"), (241, "later"), (745, "later"), (60, "schema"), (16, "schema"), (53, "schema"),
-     (27, "data"), (469, "data"), (376, "data"), (516, "stop"), (115, "stop"), (49, "unknown")],
+     (27, "rows"), (469, "rows"), (376, "rows"), (516, "stop"), (115, "stop"), (49, "rows"), (130, "rows")],
 )  # fmt: skip
 def test_the_code_decides(code: int, kind: str) -> None:
-    assert classify(server_error(code, "something")).kind == kind
+    assert of_clickhouse(server_error(code, "something")).kind == kind
 
 
 def test_the_code_is_read_from_the_message_of_the_embedded_engine() -> None:
-    trouble = classify(DatabaseError("Code: 241. DB::Exception: Memory limit exceeded. (X)"))
+    trouble = of_clickhouse(DatabaseError("Code: 241. DB::Exception: Memory limit exceeded. (X)"))
     assert (trouble.kind, trouble.reason) == ("later", "Memory limit exceeded. (X)")
 
 
 def test_the_reason_is_one_line_without_address_and_version() -> None:
-    trouble = classify(server_error(27, "Cannot parse input:\n  expected digits: (at row 3)\n"))
+    trouble = of_clickhouse(
+        server_error(27, "Cannot parse input:\n  expected digits: (at row 3)\n")
+    )
     assert trouble.reason == "Cannot parse input: expected digits: (at row 3)"
-    assert len(classify(server_error(27, "x" * 10_000)).reason) <= 300
+    assert len(of_clickhouse(server_error(27, "x" * 10_000)).reason) <= 300
 
 
-def test_too_many_parts_waits_but_too_many_partitions_in_a_block_stops() -> None:
-    parts = classify(server_error(252, "Too many parts (300). Merges are slower than inserts"))
+def test_too_many_parts_waits_but_too_many_partitions_in_a_block_are_divided() -> None:
+    parts = of_clickhouse(server_error(252, "Too many parts (300). Merges are slower than inserts"))
     assert (parts.kind, parts.after) == ("later", 5.0)
-    block = classify(
+    block = of_clickhouse(
         server_error(252, "Too many partitions for single INSERT block (more than 100)")
     )
-    assert block.kind == "stop"
+    assert block.kind == "rows"
 
 
 def test_an_error_of_a_view_is_never_searched_for_poison() -> None:
     message = "Value passed to 'throwIf': while pushing to view default.mv"
-    assert classify(server_error(395, message)).kind == "stop"
+    assert of_clickhouse(server_error(395, message)).kind == "stop"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,7 @@ def test_an_error_of_a_view_is_never_searched_for_poison() -> None:
     ],
 )
 def test_without_a_code_the_type_of_the_error_decides(error: Exception, kind: str) -> None:
-    assert classify(error).kind == kind
+    assert of_clickhouse(error).kind == kind
 
 
 def test_only_a_server_that_never_got_the_request_has_refused_it() -> None:
@@ -84,17 +86,17 @@ def test_only_a_server_that_never_got_the_request_has_refused_it() -> None:
     lost = OperationalError("Network Error")
     lost.__cause__ = ConnectionResetError(104, "Connection reset by peer")
     view = "Code: 242. DB::Exception: Table is read only: while pushing to view v"
-    assert classify(unreachable).refused
-    assert not classify(lost).refused
-    assert classify(Exception("Code: 202. DB::Exception: too many queries")).refused
-    assert not classify(Exception(view)).refused
+    assert of_clickhouse(unreachable).not_begun
+    assert not of_clickhouse(lost).not_begun
+    assert of_clickhouse(Exception("Code: 202. DB::Exception: too many queries")).not_begun
+    assert not of_clickhouse(Exception(view)).not_begun
 
 
 def test_the_reason_of_a_network_error_is_that_of_the_operating_system() -> None:
     wrapped = OperationalError("Network Error: Cannot connect to host 127.0.0.1:1 ...")
     wrapped.__cause__ = ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 1)")
-    assert classify(wrapped).reason == "Connection refused"
-    assert classify(TimeoutError()).reason == "no answer in time"
+    assert of_clickhouse(wrapped).reason == "Connection refused"
+    assert of_clickhouse(TimeoutError()).reason == "no answer in time"
 
 
 async def test_a_directory_that_another_process_serves_is_reached_by_its_url(

@@ -82,7 +82,7 @@ async def test_a_table_that_cannot_be_exactly_once_is_refused_as_at_the_start(
 
 @pytest.mark.parametrize(
     ("columns", "reason"),
-    [("x Int64", "has no column n"), ("n Array(Int64)", "column n of")],
+    [("x Int64", "has no column n"), ("n Array(Int64)", "column n (Array(Int64)) cannot hold")],
 )
 async def test_declared_columns_that_do_not_fit_are_a_problem(
     clickhouse_url: str, create_table: CreateTable, declaring: Context, columns: str, reason: str

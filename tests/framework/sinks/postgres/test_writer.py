@@ -134,7 +134,7 @@ async def test_a_kill_at_any_step_loses_and_doubles_nothing(
         assert query(postgres_url, "SELECT last_offset FROM kmr_ranges") == [first + 2]
         if not killed:
             break
-    assert fatal > 25, "the writer has fewer exchanges than this test thinks"
+    assert fatal > 15, "the writer has fewer exchanges than this test thinks"
     assert query(postgres_url) == [base + n for base in range(0, first + 1, 100) for n in (0, 2)]
 
 
@@ -169,12 +169,13 @@ async def test_rows_that_do_not_fit_go_to_reduce_err_and_the_others_are_written(
         ),
     )
     refuses = "PostgreSQL table hits refuses it"
+    twice = "duplicate key value violates unique constraint"
     assert sorted(refused(result)) == [
         (1, "column n (smallint) cannot hold 70000"),
         (2, "column n (smallint) cannot be null"),
         (3, "column s (character varying(3)) cannot hold 'long'"),
         (4, "column s (character varying(3)) cannot hold 'a\\x00b'"),
-        (5, f'{refuses}: duplicate key value violates unique constraint "hits_offset_key"'),
+        (5, f'{refuses}: {twice} "hits_offset_key": Key ("offset")=(5) already exists.'),
         (7, "column at (timestamp with time zone) cannot hold 'soon'"),
     ]
     assert query(postgres_url) == [0, 5, 6]
@@ -184,11 +185,14 @@ async def test_a_column_that_is_added_while_the_worker_runs_is_written(
     postgres_url: str, context: Context
 ) -> None:
     writer = await opened(postgres_url, context)
-    with pytest.raises(StrategyError, match=r"has no column n; its columns are offset. Add it"):
-        await flush(writer, rows(0, 1, n=[1, 2]))
+    ((_, reason), *_) = refused(await flush(writer, rows(0, 1, n=[1, 2])))
+    assert "hits has no column n to write to; its columns are offset. Alter the table" in reason
     execute(postgres_url, "ALTER TABLE hits ADD n int")
-    assert await outcome(writer) == Flushed()
+    assert await flush(writer, rows(2, 3, n=[1, 2])) == Flushed()
     assert query(postgres_url, "SELECT n FROM hits ORDER BY 1") == [1, 2]
+    execute(postgres_url, "ALTER TABLE hits DROP n")
+    with pytest.raises(StrategyError, match="has no column n to write to"):
+        await flush(writer, rows(4, 5, n=[1, 2]))
 
 
 async def test_a_server_that_dies_is_waited_for_and_nothing_is_doubled(
@@ -301,8 +305,9 @@ async def test_doctor_finds_what_is_missing_and_creates_nothing(
         '"kmr_ranges" exists, and may be written to',
     ]
     wider = pa.schema([*OFFSETS, pa.field("more", pa.int64())])
-    with pytest.raises(StrategyError, match="more"):
-        await writer.examine(context.with_sinks(schema_of=lambda _: wider))
+    found = await writer.examine(context.with_sinks(schema_of=lambda _: wider))
+    (problem,) = [each.text for each in found if each.level == "problem"]
+    assert "hits has no column more to write to" in problem
 
 
 async def test_doctor_finds_privileges_that_are_missing(

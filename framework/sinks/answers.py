@@ -1,0 +1,270 @@
+"""What an error of a sink means: not now, or a definite answer about rows, the table, or the set-up.
+
+    later     the network, a lost connection, a server that is overloaded, read-only, starting or ending: the
+              same rows are written again later
+    schema    the table is not as expected: it is read again; if it is as before, the answer is about rows
+    rows      a definite answer. Rows are bisected: those that it is about go to `reduce_err`, the others are
+              written
+    stop      login, permissions, syntax, unknown settings: the worker ends
+    unknown   no answer of the server, such as an error of our own
+
+**The rule for the set-up**: if a flush of 100 rows or more is refused as a whole, in the same words, and
+these are not about a value (`Answer.about_values`), then the set-up is wrong, and the worker ends with them.
+Smaller flushes are counted together, until a row is written. What a constraint or a parser refuses is always
+about values: such rows go to `reduce_err`, however many they are (`err_limit` limits them).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from ..errors import StrategyError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+Kind = Literal["later", "schema", "rows", "stop", "unknown"]
+
+_LONGEST_REASON: Final = 300
+_LARGE: Final = 100  # rows
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The meaning of an error for the rows.
+
+    Attributes:
+        reason: one line, without the server's address and version.
+        about_values: the answer is about values of a row, never about the set-up.
+        after: seconds to wait before the next attempt; None: the stage decides.
+        not_begun: the server has certainly not begun to process the request.
+        message: the server's words, of any length.
+    """
+
+    kind: Kind
+    reason: str
+    about_values: bool = False
+    after: float | None = None
+    not_begun: bool = False
+    message: str = ""
+
+
+class SetUp:
+    """Applies the rule for the set-up to the flushes of one writer."""
+
+    def __init__(self) -> None:
+        self._reason = ""
+        self._rows = 0
+
+    def judge(
+        self, subject: object, rows: int, refused: Mapping[int, str], general: Collection[str]
+    ) -> None:
+        """Note which rows were refused.
+
+        Args:
+            rows: how many there are.
+            general: the reasons that are not about values.
+
+        Raises:
+            StrategyError: the set-up is wrong.
+        """
+        words = set(refused.values())
+        if len(refused) < rows or len(words) != 1 or not words <= set(general):
+            self._rows = 0
+            return
+        (reason,) = words
+        self._rows = rows + (self._rows if reason == self._reason else 0)
+        self._reason = reason
+        if self._rows >= _LARGE:
+            raise StrategyError(
+                f"{subject}: all of the last {self._rows} rows were refused for one reason: {reason}. Mend "
+                "the table or the strategy"
+            )
+
+
+def one_line(text: str) -> str:
+    """Return the beginning of a text in one line."""
+    return " ".join(text.split())[:_LONGEST_REASON]
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Return an exception and those under it, of a client's layers."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+# PostgreSQL: SQLSTATEs and their classes. Connections, resources, operators, the system; transactions.
+_POSTGRES_LATER: Final = (
+    "08",
+    "53",
+    "57",
+    "58",
+    "40001",
+    "40003",
+    "40P01",
+    "25006",
+    "25P03",
+    "25P04",
+    "55P03",
+)
+_POSTGRES_SCHEMA: Final = ("42P01", "42703", "42804", "42846")
+_POSTGRES_VALUES: Final = ("22", "23", "44")  # values that cannot be stored, and constraints
+_POSTGRES_STOP: Final = ("28", "3D", "3F", "42501", "42601")
+_ROW_SECURITY: Final = (
+    "ExecWithCheckOptions"  # the server's function; its message is in the server's language
+)
+
+
+def of_postgres(error: Exception) -> Answer:
+    """Return the meaning of an error of psycopg, or of the network below it."""
+    import psycopg
+
+    if isinstance(error, TimeoutError):
+        return Answer("later", "the server does not answer")
+    if isinstance(error, OSError):
+        return Answer("later", one_line(str(error)))
+    if not isinstance(error, psycopg.Error):
+        return Answer("unknown", one_line(str(error)))
+    diag = error.diag
+    text = diag.message_primary or str(error)
+    if error.sqlstate is None:
+        lost = isinstance(error, psycopg.OperationalError)
+        refused = lost and ("authentication failed" in text or "does not exist" in text)
+        return Answer("stop" if refused else "later" if lost else "unknown", one_line(text))
+    if diag.source_function == _ROW_SECURITY:
+        return Answer("rows", one_line(text))
+    return of_sqlstate(error.sqlstate, text, diag.message_detail)
+
+
+def of_sqlstate(state: str, text: str, detail: str | None = None) -> Answer:
+    """Return the meaning of an answer of PostgreSQL."""
+    reason = one_line(f"{text}: {detail}" if detail else text)
+    kinds: tuple[tuple[Kind, tuple[str, ...]], ...] = (
+        ("later", _POSTGRES_LATER),
+        ("schema", _POSTGRES_SCHEMA),
+        ("stop", _POSTGRES_STOP),
+    )
+    kind: Kind = next((kind for kind, states in kinds if state.startswith(states)), "rows")
+    return Answer(kind, reason, about_values=state.startswith(_POSTGRES_VALUES))
+
+
+_CODE: Final = re.compile(r"Code: (\d+)\. DB::Exception: (.*)", re.DOTALL)
+_NOISE: Final = re.compile(r"\s*(\(version [^()]*(?:\([^()]*\))?\)|\(for url [^)]*\))")
+_HTTP_STATUS: Final = re.compile(r"HTTP status (\d{3})")
+
+# ClickHouse.
+# The server is overloaded, or parts of it are unreachable: it will accept the same rows later.
+_CLICKHOUSE_LATER: Final = {
+    159: "TIMEOUT_EXCEEDED", 160: "TOO_SLOW", 173: "CANNOT_ALLOCATE_MEMORY", 198: "DNS_ERROR",
+    201: "QUOTA_EXCEEDED", 202: "TOO_MANY_SIMULTANEOUS_QUERIES", 203: "NO_FREE_CONNECTION",
+    209: "SOCKET_TIMEOUT", 210: "NETWORK_ERROR", 225: "NO_ZOOKEEPER", 236: "ABORTED",
+    241: "MEMORY_LIMIT_EXCEEDED", 242: "TABLE_IS_READ_ONLY", 243: "NOT_ENOUGH_SPACE",
+    244: "UNEXPECTED_ZOOKEEPER_ERROR", 252: "TOO_MANY_PARTS", 279: "ALL_CONNECTION_TRIES_FAILED",
+    285: "TOO_FEW_LIVE_REPLICAS", 286: "UNSATISFIED_QUORUM_FOR_PREVIOUS_WRITE",
+    289: "REPLICA_IS_NOT_IN_QUORUM", 319: "UNKNOWN_STATUS_OF_INSERT", 341: "UNFINISHED",
+    373: "SESSION_IS_LOCKED", 95: "CANNOT_READ_FROM_SOCKET", 96: "CANNOT_WRITE_TO_SOCKET",
+    40: "CHECKSUM_DOESNT_MATCH", 733: "TABLE_IS_BEING_RESTARTED",
+    394: "QUERY_WAS_CANCELLED", 425: "SYSTEM_ERROR", 439: "CANNOT_SCHEDULE_TASK",
+    473: "DEADLOCK_AVOIDED", 499: "S3_ERROR", 517: "CANNOT_ASSIGN_ALTER",
+    519: "NO_REMOTE_SHARD_AVAILABLE",
+    659: "UNKNOWN_STATUS_OF_TRANSACTION", 722: "ASYNC_LOAD_WAIT_FAILED", 745: "SERVER_OVERLOADED",
+    999: "KEEPER_EXCEPTION",
+}  # fmt: skip
+# Of these: the server refuses before it writes anything.
+_NOT_BEGUN: Final = frozenset((201, 202, 203, 242, 252, 745))
+# The table does not, or no longer, fit the rows.
+_CLICKHOUSE_SCHEMA: Final = {
+    8: "THERE_IS_NO_COLUMN", 10: "NOT_FOUND_COLUMN_IN_BLOCK", 15: "DUPLICATE_COLUMN",
+    16: "NO_SUCH_COLUMN_IN_TABLE", 20: "NUMBER_OF_COLUMNS_DOESNT_MATCH", 44: "ILLEGAL_COLUMN",
+    47: "UNKNOWN_IDENTIFIER", 50: "UNKNOWN_TYPE", 53: "TYPE_MISMATCH", 60: "UNKNOWN_TABLE",
+    70: "CANNOT_CONVERT_TYPE", 81: "UNKNOWN_DATABASE", 122: "INCOMPATIBLE_COLUMNS",
+}  # fmt: skip
+# Always about the values of a row.
+_CLICKHOUSE_VALUES: Final = {
+    6: "CANNOT_PARSE_TEXT", 26: "CANNOT_PARSE_QUOTED_STRING",
+    27: "CANNOT_PARSE_INPUT_ASSERTION_FAILED", 38: "CANNOT_PARSE_DATE",
+    41: "CANNOT_PARSE_DATETIME", 69: "ARGUMENT_OUT_OF_BOUND", 72: "CANNOT_PARSE_NUMBER",
+    117: "INCORRECT_DATA", 128: "TOO_LARGE_ARRAY_SIZE", 131: "TOO_LARGE_STRING_SIZE",
+    153: "ILLEGAL_DIVISION", 190: "SIZES_OF_ARRAYS_DONT_MATCH",
+    321: "VALUE_IS_OUT_OF_RANGE_OF_DATA_TYPE", 349: "CANNOT_INSERT_NULL_IN_ORDINARY_COLUMN",
+    376: "CANNOT_PARSE_UUID", 395: "FUNCTION_THROW_IF_VALUE_IS_NON_ZERO", 407: "DECIMAL_OVERFLOW",
+    467: "CANNOT_PARSE_BOOL", 469: "VIOLATED_CONSTRAINT", 675: "CANNOT_PARSE_IPV4",
+    676: "CANNOT_PARSE_IPV6", 691: "UNKNOWN_ELEMENT_OF_ENUM",
+}  # fmt: skip
+# Neither waiting nor leaving out rows helps.
+_CLICKHOUSE_STOP: Final = {
+    62: "SYNTAX_ERROR", 73: "UNKNOWN_FORMAT", 115: "UNKNOWN_SETTING",
+    164: "READONLY", 192: "UNKNOWN_USER", 193: "WRONG_PASSWORD", 194: "REQUIRED_PASSWORD",
+    497: "ACCESS_DENIED", 516: "AUTHENTICATION_FAILED",
+}  # fmt: skip
+_CLICKHOUSE: Final[dict[int, Kind]] = {
+    **dict.fromkeys(_CLICKHOUSE_LATER, "later"),
+    **dict.fromkeys(_CLICKHOUSE_SCHEMA, "schema"),
+    **dict.fromkeys(_CLICKHOUSE_STOP, "stop"),
+}
+
+
+def of_clickhouse(error: Exception) -> Answer:
+    """Return the meaning of an error of a ClickHouse client, or of the network below it."""
+    text = str(error)
+    found = _CODE.search(text)
+    code = getattr(error, "code", None) or (int(found[1]) if found else None)
+    message = found[2] if found else _network_reason(error) or text or type(error).__name__
+    kind = _clickhouse_kind(error, code, text)
+    if code == 252 and "partitions for single INSERT block" in text:
+        kind = (
+            "rows"  # the same code as too many parts, but waiting does not help: smaller blocks do
+        )
+    if kind == "rows" and "while pushing to view" in text:
+        # The table already has the rows; other tokens would double them.
+        kind = "stop"
+    begun = (
+        "view" in text or code not in _NOT_BEGUN if code is not None else not _unreachable(error)
+    )
+    return Answer(
+        kind,
+        one_line(_NOISE.sub("", message)),
+        about_values=code in _CLICKHOUSE_VALUES,
+        after=5.0 if code == 252 and kind == "later" else None,
+        not_begun=not begun,
+        message=message,
+    )
+
+
+def _clickhouse_kind(error: Exception, code: int | None, text: str) -> Kind:
+    from clickhouse_connect.driver.exceptions import OperationalError, ProgrammingError
+
+    if code is not None:
+        return _CLICKHOUSE.get(code, "rows")
+    if isinstance(error, OSError):  # of the network, or a timeout
+        return "later"
+    if isinstance(error, ProgrammingError):  # the client refuses an unknown setting
+        return "stop"
+    status = _HTTP_STATUS.search(text)
+    if status is not None:  # of a proxy in between
+        return "later" if status[1][0] == "5" or status[1] in ("408", "429") else "stop"
+    return "later" if isinstance(error, OperationalError) else "unknown"
+
+
+def _unreachable(error: BaseException) -> bool:
+    """Return whether no connection came about."""
+    from aiohttp import ClientConnectorError
+
+    refused: Any = (ClientConnectorError, ConnectionRefusedError)
+    return any(isinstance(cause, refused) for cause in _causes(error))
+
+
+def _network_reason(error: BaseException) -> str | None:
+    """Return the operating system's message from under the exceptions of the client's layers."""
+    reason = None
+    for cause in _causes(error):
+        if isinstance(cause, OSError) and cause.errno is not None:
+            reason = os.strerror(cause.errno) if cause.errno > 0 else cause.strerror
+        elif isinstance(cause, TimeoutError):
+            reason = "no answer in time"
+    return reason

@@ -1,0 +1,130 @@
+"""Which columns of a table rows are written to, and what becomes of the others: the same for every table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
+
+import numpy as np
+
+from ..columns.fitted import Fitted, fit_columns
+from ..columns.kinds import whole
+from ..errors import StrategyError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    import pyarrow as pa
+
+    from ..columns.fitted import Target
+
+ExtraColumns = Literal["error", "ignore"]
+
+
+class TableColumn(Protocol):
+    """A column of a table."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether every row must have a value."""
+
+
+C = TypeVar("C", bound=TableColumn)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[C]):
+    """The columns of a table that rows are written to.
+
+    Attributes:
+        columns: also those that the rows lack and need: there, null does not fit.
+        left_out: columns of the rows that the table lacks, and that are not written on purpose.
+        problems: why rows cannot be written, for each column of the rows: those that have a value there. The
+            key None: all rows.
+    """
+
+    columns: Sequence[C]
+    left_out: Sequence[str] = ()
+    problems: dict[str | None, str] = field(default_factory=dict)
+
+    def fit(self, rows: pa.Table, targets: Sequence[Target]) -> Fitted:
+        """Cast rows to the columns, and refuse those with a problem."""
+        fitted = fit_columns(rows, targets)
+        refused = dict(fitted.refused)
+        for name, reason in self.problems.items():
+            for row in self._rows_of(rows, name):
+                refused[row] = reason
+        left_out = dict(fitted.left_out)
+        for name in self.left_out:
+            if name in rows.column_names:
+                column = rows.column(name)
+                left_out[name] = len(column) - column.null_count
+        return fitted._replace(
+            table=fitted.table if targets else rows,
+            refused=refused,
+            general=fitted.general | set(self.problems.values()),
+            left_out={name: count for name, count in left_out.items() if count},
+        )
+
+    def _rows_of(self, rows: pa.Table, name: str | None) -> Iterator[int]:
+        if name is None:
+            yield from range(rows.num_rows)
+        elif name in rows.column_names:
+            there = whole(rows.column(name)).is_valid().to_numpy(zero_copy_only=False)
+            yield from np.flatnonzero(there).tolist()
+
+
+def choose(
+    table: object,
+    known: Sequence[C],
+    names: Sequence[str],
+    only: Sequence[str] | None,
+    extra: ExtraColumns,
+    had: Collection[str] = (),
+) -> Choice[C]:
+    """Choose the columns to write.
+
+    A column that the table never had is about the rows that have it; one that is gone is about the table.
+
+    Args:
+        table: its name, for messages.
+        known: the columns of the table.
+        names: the columns of the rows.
+        only: write these columns; None: all of the rows.
+        extra: what happens to columns of the rows that the table lacks.
+        had: the columns that the table has had.
+
+    Raises:
+        StrategyError: a column of the rows is gone.
+    """
+    of_table = {column.name: column for column in known}
+    wanted = list(dict.fromkeys(names if only is None else only))
+    problems: dict[str | None, str] = {}
+    if absent := [name for name in wanted if name not in names]:
+        problems[None] = f"the rows for {table} have no column {', '.join(absent)}"
+    unknown = [name for name in wanted if name not in of_table]
+    left_out = unknown if extra == "ignore" and only is None else []
+    if not left_out:
+        of_all = f"its columns are {', '.join(of_table)}"
+        for name in unknown:
+            problems[name] = (
+                f"{table} has no column {name} to write to; {of_all}. Alter the table, return other "
+                "columns, or set extra_columns='ignore'"
+            )
+    for name in unknown if not left_out else ():
+        if name in had:
+            raise StrategyError(problems[name])
+    if twice := [name for name in wanted if list(names).count(name) > 1]:
+        problems[None] = f"the rows for {table} have the column {', '.join(twice)} twice"
+        wanted = [name for name in wanted if name not in twice]
+    chosen = [of_table[name] for name in wanted if name in of_table]
+    if not chosen:
+        problems[None] = f"the rows for {table} have none of its columns"
+    needed = [each for each in known if each.is_needed and each.name not in wanted]
+    if only is not None:  # the user knows better
+        needed = []
+    return Choice([*chosen, *needed], left_out, problems)

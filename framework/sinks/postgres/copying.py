@@ -1,0 +1,164 @@
+"""Write rows into a table, and find those that the server refuses: the others are written.
+
+COPY is tried first; a part that is refused is halved. A small part is inserted row by row, by one statement
+that runs in the server: so 30,000 refused rows of 32,768 take seconds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import psycopg
+from psycopg import sql
+
+from ...columns.kinds import whole
+from ...columns.texts import POSTGRES, text_of
+from ...service.threads import run_in_thread
+from ..answers import Answer, of_postgres, of_sqlstate
+from .table import quote
+from .types import copy_columns, copy_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import pyarrow as pa
+
+    from .connection import Connection
+    from .table import TableName
+    from .types import Column
+
+_PIECE: Final = 1 << 20  # bytes
+_SMALL: Final = 256  # rows; fewer are inserted one by one
+_MOST_BYTES: Final = 16 << 20  # of a small part
+_SECURITY: Final = "SELECT row_security_active(to_regclass(%s))"
+
+# Its values are literals without a type, so that the server reads them as COPY does.
+_ONE_BY_ONE: Final = """
+DO $kmr$
+DECLARE
+    line record;
+    refused jsonb := '{}';
+    detail text;
+BEGIN
+    FOR line IN
+        SELECT number - 1 AS number, (
+            SELECT string_agg(quote_nullable(cell), ', ' ORDER BY at)
+            FROM json_array_elements_text(cells) WITH ORDINALITY AS each(cell, at)) AS cells
+        FROM json_array_elements(current_setting('kmr.rows')::json) WITH ORDINALITY AS rows(cells, number)
+    LOOP
+        BEGIN
+            EXECUTE current_setting('kmr.insert') || '(' || line.cells || ')';
+        EXCEPTION WHEN OTHERS THEN
+            GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
+            refused := refused
+                || jsonb_build_object(line.number, jsonb_build_array(SQLSTATE, SQLERRM, detail));
+        END;
+    END LOOP;
+    PERFORM set_config('kmr.refused', refused::text, true);
+END $kmr$"""
+_GIVE: Final = "SELECT set_config('kmr.insert', %s, true), set_config('kmr.rows', %s, true)"
+_TAKE: Final = "SELECT current_setting('kmr.refused')"
+
+
+class ServerAnswer(Exception):
+    """The server's answer is not about single rows."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.reason)
+        self.answer = answer
+
+
+class Copying:
+    """Writes rows into one table, in a transaction of the caller.
+
+    Args:
+        progress: called before each step; none takes longer than the caller's timeout for a statement.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        table: TableName,
+        columns: Sequence[Column],
+        progress: Callable[[], None],
+    ) -> None:
+        names = ", ".join(quote(column.name) for column in columns)
+        self._connection = connection
+        self._table = table
+        self._progress = progress
+        self._copy_statement = (
+            f"COPY {table} ({names}) FROM STDIN (FORMAT csv, ENCODING 'UTF8')".encode()
+        )
+        self._insert = f"INSERT INTO {table} ({names}) VALUES "  # noqa: S608  quoted
+
+    async def write(self, rows: pa.Table) -> dict[int, Answer]:
+        """Write rows; return the answers about those that the server refuses.
+
+        Raises:
+            ServerAnswer: another answer than about rows.
+            psycopg.Error: the connection is lost.
+        """
+        refused: dict[int, Answer] = {}
+        table = await run_in_thread(copy_columns, rows)
+        copies = not await self._has_row_security()
+        todo = [(0, table.num_rows)] if table.num_rows else []
+        while todo:
+            start, stop = todo.pop()
+            self._progress()
+            part = table.slice(start, stop - start)
+            if copies and await self._copied(part):
+                continue
+            if stop - start == 1 or (stop - start <= _SMALL and part.nbytes <= _MOST_BYTES):
+                for row, answer in (await self._one_by_one(part)).items():
+                    refused[start + row] = answer
+            else:
+                middle = (start + stop) // 2
+                todo += [(start, middle), (middle, stop)]
+        return refused
+
+    async def _has_row_security(self) -> bool:
+        """Return whether policies limit our rows: COPY does not work then."""
+        found = await (await self._connection.execute(_SECURITY, (str(self._table),))).fetchone()
+        return bool(found and found[0])
+
+    async def _copied(self, part: pa.Table) -> bool:
+        """Copy rows, behind a savepoint; return False if the server refuses some."""
+        text = await run_in_thread(copy_text, part)
+        try:
+            async with (
+                self._connection.transaction(),
+                self._connection.cursor() as cursor,
+                cursor.copy(self._copy_statement) as copy,
+            ):
+                for at in range(0, len(text), _PIECE):
+                    await copy.write(text[at : at + _PIECE])
+        except psycopg.Error as error:
+            if of_postgres(error).kind == "later":
+                raise
+            if of_postgres(error).kind == "stop":
+                raise ServerAnswer(of_postgres(error)) from error
+            return False
+        return True
+
+    async def _one_by_one(self, part: pa.Table) -> dict[int, Answer]:
+        rows = await run_in_thread(_cells, part)
+        execute: Any = self._connection.execute
+        await execute(_GIVE, (self._insert, rows))
+        await execute(sql.SQL(_ONE_BY_ONE))
+        (found,) = await (await execute(_TAKE)).fetchone()
+        refused = {}
+        for row, (state, text, detail) in msgspec.json.decode(found).items():
+            answer = of_sqlstate(state, text, detail)
+            if state == "42501" and "policy" in text:
+                answer = Answer("rows", answer.reason)
+            if answer.kind in ("later", "stop"):
+                raise ServerAnswer(answer)
+            refused[int(row)] = answer
+        return refused
+
+
+def _cells(part: pa.Table) -> str:
+    """Return the rows as a JSON array of arrays of texts, as `copy_text` writes them."""
+    columns = [text_of(whole(column), POSTGRES).to_pylist() for column in part.columns]
+    return msgspec.json.encode(list(zip(*columns, strict=True))).decode()

@@ -1,0 +1,155 @@
+"""Rows that the server refuses: they go to `reduce_err`, fast, and all others are written."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from kmr.errors import StrategyError
+from kmr.sinks.postgres.types import copy_columns
+
+from .writing import execute, flush, opened, query, refused, rows
+
+if TYPE_CHECKING:
+    from kmr.reducers.reducer import Context
+
+RAISES = (
+    """CREATE FUNCTION check_n() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF NEW.n < 0 THEN RAISE EXCEPTION 'negative % for %', NEW.n, NEW."offset"; END IF;
+    RETURN NEW; END $$""",
+    "CREATE TRIGGER t BEFORE INSERT ON hits FOR EACH ROW EXECUTE FUNCTION check_n()",
+)
+
+
+async def test_a_trigger_that_raises_refuses_its_row(postgres_url: str, context: Context) -> None:
+    execute(postgres_url, 'CREATE TABLE hits ("offset" bigint, n bigint)', *RAISES)
+    writer = await opened(postgres_url, context)
+    result = await flush(writer, rows(0, 3, n=[1, 2, -3, 4]))
+    assert refused(result) == [(2, "PostgreSQL table hits refuses it: negative -3 for 2")]
+    assert query(postgres_url) == [0, 1, 3]
+
+
+async def test_a_value_that_is_too_large_for_an_index_refuses_its_row(
+    postgres_url: str, context: Context
+) -> None:
+    execute(postgres_url, 'CREATE TABLE hits ("offset" bigint, s text)', "CREATE INDEX ON hits (s)")
+    execute(postgres_url, "ALTER TABLE hits ALTER COLUMN s SET STORAGE EXTERNAL")
+    writer = await opened(postgres_url, context)
+    ((row, reason),) = refused(await flush(writer, rows(0, 2, s=["a", "x" * 20_000, "b"])))
+    assert row == 1
+    assert "index row" in reason
+    assert query(postgres_url) == [0, 2]
+
+
+async def test_a_table_with_row_level_security_is_written_row_by_row(
+    postgres_url: str, context: Context
+) -> None:
+    execute(
+        postgres_url,
+        'CREATE TABLE hits ("offset" bigint, tenant text)',
+        "ALTER TABLE hits ENABLE ROW LEVEL SECURITY",
+        "ALTER TABLE hits FORCE ROW LEVEL SECURITY",
+        "CREATE POLICY p ON hits USING (true) WITH CHECK (tenant = 'a')",
+        "DO $$ BEGIN CREATE ROLE tenants; EXCEPTION WHEN duplicate_object THEN NULL; END $$",
+        "DO $$ BEGIN EXECUTE format('GRANT ALL ON SCHEMA %I TO tenants', current_schema()); END $$",
+        "GRANT ALL ON hits TO tenants",
+    )
+    url = f"{postgres_url}{'&' if '?' in postgres_url else '?'}options=-c%20role%3Dtenants"
+    if "options=" in postgres_url:
+        url = postgres_url.replace("options=", "options=-c%20role%3Dtenants%20")
+    writer = await opened(url, context)
+    result = await flush(writer, rows(0, 999, tenant=["b" if n == 5 else "a" for n in range(1000)]))
+    ((row, reason),) = refused(result)
+    assert (row, "row-level security" in reason) == (5, True)
+    assert query(postgres_url, "SELECT count(*) FROM hits") == [999]
+
+
+async def test_a_deferred_constraint_refuses_its_row_and_not_the_transaction(
+    postgres_url: str, context: Context
+) -> None:
+    execute(
+        postgres_url,
+        'CREATE TABLE hits ("offset" bigint, n bigint UNIQUE DEFERRABLE INITIALLY DEFERRED)',
+    )
+    writer = await opened(postgres_url, context)
+    result = await flush(writer, rows(0, 3, n=[1, 2, 2, 3]))
+    assert [row for row, _ in refused(result)] == [2]
+    assert query(postgres_url) == [0, 1, 3]
+
+
+async def test_thirty_thousand_refused_rows_of_a_flush_take_seconds(
+    postgres_url: str, context: Context
+) -> None:
+    execute(
+        postgres_url,
+        'CREATE TABLE hits ("offset" bigint, n bigint PRIMARY KEY)',
+        "INSERT INTO hits SELECT -1, n FROM generate_series(0, 29999) n",
+    )
+    writer = await opened(postgres_url, context)
+    order = [(n * 7919) % 32_768 for n in range(32_768)]
+    began = time.monotonic()
+    result = await flush(writer, rows(0, 32_767, n=order))
+    assert time.monotonic() - began < 20, "the aim is 10 s on a quiet machine"
+    assert [row for row, _ in refused(result)] == [row for row, n in enumerate(order) if n < 30_000]
+    assert query(postgres_url, 'SELECT count(*) FROM hits WHERE "offset" >= 0') == [2_768]
+
+
+async def test_a_set_up_that_refuses_every_row_ends_the_worker_and_writes_nothing(
+    postgres_url: str, context: Context
+) -> None:
+    execute(
+        postgres_url,
+        'CREATE TABLE hits ("offset" bigint)',
+        "CREATE FUNCTION closed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "RAISE EXCEPTION 'closed'; END $$",
+        "CREATE TRIGGER t BEFORE INSERT ON hits FOR EACH ROW EXECUTE FUNCTION closed()",
+    )
+    writer = await opened(postgres_url, context)
+    assert [row for row, _ in refused(await flush(writer, rows(0, 0)))] == [0], "one is a letter"
+    with pytest.raises(StrategyError, match=r"refused for one reason: .* closed"):
+        await flush(writer, rows(1, 500))
+    assert query(postgres_url, "SELECT last_offset FROM kmr_ranges") == [0]
+
+
+async def test_rows_of_one_by_one_are_written_as_copy_writes_them(
+    postgres_url: str, context: Context
+) -> None:
+    """Each value twice: by COPY, and beside a row that is refused."""
+    execute(
+        postgres_url,
+        'CREATE TABLE hits ("offset" bigint CHECK ("offset" <> 9), t text, b bytea, d numeric(10, 2), '
+        "at timestamptz, day date, f real, j jsonb, i interval, a int[])",
+    )
+    values: dict[str, Any] = {
+        "t": [r"\N", "", "a'b\"c\\", None],
+        "b": [b"\x00\xff", b"", b"\\x41", None],
+        "d": [1.5, -0.01, 0, None],
+        "at": pa.array([0, 2**63 - 1, -210_866_803_200_000_000, None]).cast(pa.timestamp("us")),
+        "day": pa.array([0, -2_440_588, 2_145_042_905, None], pa.int32()).cast(pa.date32()),
+        "f": [float("nan"), float("inf"), -0.0, None],
+        "j": [{"a": "\\"}, {"a": "'"}, {"a": "😀"}, None],
+        "i": pa.array([0, -1_500_000, 2**40, None]).cast(pa.duration("us")),
+        "a": ["{1,2}", "{}", "{NULL}", None],
+    }
+    writer = await opened(postgres_url, context)
+    assert refused(await flush(writer, rows(0, 3, **values))) == []
+    table = pa.table({name: pa.array(each) for name, each in values.items()})
+    table = pa.concat_tables([table, table.slice(3)])
+    result = await flush(writer, rows(5, 9, **{n: table.column(n) for n in table.column_names}))
+    assert [row for row, _ in refused(result)] == [9]
+    columns = "t, b, d, at::text, day::text, f::text, j, i, a"
+    first = query(postgres_url, f'SELECT {columns} FROM hits WHERE "offset" < 4 ORDER BY "offset"')
+    again = query(postgres_url, f'SELECT {columns} FROM hits WHERE "offset" > 4 ORDER BY "offset"')
+    assert first == again
+    assert first[1][3].startswith("294247-01-10")
+    assert first[2][3].startswith("4714-11-24")
+
+
+def test_bytes_and_far_times_are_text_for_copy() -> None:
+    table = pa.table({"at": pa.array([2**63 - 1]).cast(pa.timestamp("us", "UTC")), "b": [b"\1"]})
+    assert copy_columns(table).to_pylist() == [
+        {"at": "294247-01-10 04:00:54.775807+00", "b": "\\x01"}
+    ]
