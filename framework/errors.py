@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import contextmanager
 from functools import lru_cache
 from traceback import format_list, walk_tb
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = [
     "BrokerUnavailable",
@@ -13,6 +18,7 @@ __all__ = [
     "ConsumerError",
     "CorruptRecords",
     "DeadlineExceeded",
+    "Escaped",
     "KmrError",
     "MissingExtra",
     "OffsetOutOfRange",
@@ -100,6 +106,61 @@ class RecordFailed(KmrError):
     """A record failed and the strategy has no error sink, or too many records failed."""
 
 
+class Escaped(KmrError):
+    """The strategy's own code raised what is no `Exception`: SystemExit, or a CancelledError of its own.
+
+    Attributes:
+        error: what it raised.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+    def __str__(self) -> str:
+        return (
+            f"the strategy's code raised {reason_of(self.error)}; it ends no worker: raise an Exception, or "
+            "send SIGTERM"
+        )
+
+
+def as_exception(error: BaseException) -> Exception:
+    """Return what user code raised as an `Exception`.
+
+    Raises:
+        BaseException: `error`, if it is a cancellation of the running task, or closes a coroutine.
+    """
+    while isinstance(error, BaseExceptionGroup) and not isinstance(error, Exception):
+        error = error.exceptions[0]
+    if isinstance(error, Exception):
+        return error
+    if isinstance(error, GeneratorExit) or (
+        isinstance(error, asyncio.CancelledError) and _is_cancelled()
+    ):
+        raise error
+    return Escaped(error)
+
+
+def _is_cancelled() -> bool:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # in a thread, where nobody cancels
+        return False
+    return task is not None and task.cancelling() > 0
+
+
+@contextmanager
+def no_escape() -> Iterator[None]:
+    """Raise what user code raises in the block as an `Exception`: else its task ends silently."""
+    try:
+        yield
+    except BaseException as error:
+        failure = as_exception(error)
+        if failure is error:
+            raise
+        raise failure from error
+
+
 class DeadlineExceeded(KmrError):
     """The shutdown took longer than its deadline. The message names the offsets in flight."""
 
@@ -119,7 +180,7 @@ _TRACEBACK_CHARACTERS: Final = 2000
 
 def type_of(error: BaseException) -> str:
     """Return the class of an exception: `TimeoutError`, `json.decoder.JSONDecodeError`."""
-    kind = type(error)
+    kind = type(error.error if isinstance(error, Escaped) else error)
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return f"{module}{kind.__qualname__}"
 
@@ -131,7 +192,7 @@ def traceback_of(error: BaseException) -> str:
     than `traceback.format_exception`: a batch may have a failure for each record.
     """
     parts: list[str] = []
-    next_: BaseException | None = error
+    next_: BaseException | None = error.error if isinstance(error, Escaped) else error
     while next_ is not None and len(parts) < _CAUSES:
         parts.append(f"{_shown_frames(_frames_of(next_))}{reason_of(next_)}")
         implicit = None if next_.__suppress_context__ else next_.__context__
@@ -155,5 +216,7 @@ def _shown_frames(frames: tuple[tuple[str, int, str], ...]) -> str:
 
 def reason_of(error: BaseException) -> str:
     """Describe an exception in one line, for logs and the error sink."""
+    if isinstance(error, Escaped):
+        error = error.error
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from .commit import TransactionalCommitter
-from .errors import StrategyError
+from .errors import StrategyError, no_escape
 from .guarantees import AtLeastOnce, AtMostOnce, ExactlyOnce, Transactional
 from .record import ReplayEnd, Rows
 from .reduce import ReduceStage
@@ -106,7 +106,7 @@ class Lane:
             KmrError: the first error of a stage.
         """
         try:
-            with self._scope:
+            with self._scope, no_escape():
                 await self.open(contexts)
                 async with anyio.create_task_group() as tasks:
                     for stage in self.stages:

@@ -9,6 +9,7 @@ import anyio
 
 from .delivery.failures import failed_records
 from .delivery.ranges import subtract_ranges
+from .errors import no_escape
 from .mapping.executor import LONGEST, LONGEST_WINDOW
 from .mapping.results import bytes_made
 from .mapping.stop import Stop
@@ -101,7 +102,7 @@ class MapStage:
             CorruptRecords: a batch cannot be decoded.
         """
         try:
-            with self._scope:
+            with self._scope, no_escape():
                 async for batch in self._inbox:
                     self._busy_since = anyio.current_time()
                     self._on_taken()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 import structlog
 
-from .errors import SinkError, UnexpectedDuplicate
+from .errors import SinkError, UnexpectedDuplicate, no_escape
 from .observe.status import StageStatus
 from .observe.tracing import OFF
 from .record import ReplayEnd, Rows
@@ -144,6 +144,10 @@ class ReduceStage:
             raise
 
     async def _collect(self) -> None:
+        with no_escape():
+            await self._collect_rows()
+
+    async def _collect_rows(self) -> None:
         while True:
             event = await self.trigger.next(self._collecting)
             if isinstance(event, Rows):
@@ -178,6 +182,10 @@ class ReduceStage:
         self._collecting = await self._free.receive()
 
     async def _flush_frozen(self) -> None:
+        with no_escape():
+            await self._flush_buffers()
+
+    async def _flush_buffers(self) -> None:
         try:
             async for buffer, reason in self._frozen:
                 self._flushing_since = anyio.current_time()

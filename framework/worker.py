@@ -15,7 +15,7 @@ import anyio
 import structlog
 
 from ._extras import installed_version
-from .errors import BrokerUnavailable, DeadlineExceeded, KmrError, reason_of
+from .errors import BrokerUnavailable, DeadlineExceeded, Escaped, KmrError, no_escape, reason_of
 from .events import EventHandler, Failed, Shutdown
 from .kafka.connection import consumer_config
 from .kafka.kafka_consumer import KafkaConsumer
@@ -190,7 +190,7 @@ class Worker:
             if server is not None:
                 self.health_url = (await stack.enter_async_context(server)).url
             try:
-                with self._working:
+                with self._working, no_escape():
                     await self._work()
             except BaseException as error:  # noqa: BLE001  raised below
                 self._fail(error)
@@ -472,7 +472,12 @@ def run_worker(
     """
     keep_freed_memory(settings.worker_count)
     freeze_modules()
-    return anyio.run(partial(_run_process, strategy, settings, supervisor))
+    try:
+        return anyio.run(partial(_run_process, strategy, settings, supervisor))
+    except SystemExit as error:  # in a task or a callback of the user's: asyncio lets it through
+        failure = Escaped(error)
+        print(f"kmr: {failure}", file=sys.stderr)  # noqa: T201  the user's message
+        return ExitCode.FAILED
 
 
 async def _run_process(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from ..errors import StrategyError
+from ..errors import StrategyError, as_exception
 from .calls import rate_limit_of
 from .stop import Stop
 
@@ -47,14 +47,14 @@ class Outcome:
 
     attempts: int
     result: Any = None
-    error: BaseException | None = None
+    error: Exception | None = None
 
     def get(self) -> Any:
         """Return the result, or raise the error: as `Repeated` if there was more than one attempt."""
         error = self.error
         if error is None:
             return self.result
-        if self.attempts > 1 and isinstance(error, Exception) and type(error) is not StrategyError:
+        if self.attempts > 1 and type(error) is not StrategyError:
             raise Repeated(error, self.attempts) from error
         raise error
 
@@ -85,9 +85,8 @@ class _Window:
     def done(self, number: int, outcome: Outcome) -> float | None:
         """Keep the outcome of a call; return the seconds after which it is to be repeated, or None."""
         retry, error = self._options.retry, outcome.error
-        if retry is not None and isinstance(error, Exception):  # noqa: SIM102
-            if retry.repeats(error, outcome.attempts):
-                return retry.pause(outcome.attempts)
+        if retry is not None and error is not None and retry.repeats(error, outcome.attempts):
+            return retry.pause(outcome.attempts)
         self._outcomes[number] = outcome
         return None
 
@@ -129,7 +128,7 @@ def make_calls(
                 try:
                     outcome.result = _listed(function(argument))
                 except BaseException as error:  # noqa: BLE001  raised by `Outcome.get`
-                    outcome.error = error
+                    outcome.error = as_exception(error)
                 again = window.done(number, outcome)
                 if again is None:
                     break
@@ -176,8 +175,8 @@ async def make_calls_async(
                 outcome = Outcome(attempts)
                 try:
                     outcome.result = await call(argument)
-                except Exception as error:  # noqa: BLE001  raised by `Outcome.get`
-                    outcome.error = error
+                except BaseException as error:  # noqa: BLE001  raised by `Outcome.get`
+                    outcome.error = as_exception(error)
                 again = window.done(number, outcome)
                 if again is None:
                     break

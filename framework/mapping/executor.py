@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import anyio
 from anyio import to_process
 
-from ..errors import KmrError, StrategyError, reason_of
+from ..errors import KmrError, StrategyError, as_exception, reason_of
 from ..observe.logs import in_every_event, setup_logs
 from ..service.process import end_with_parent
 from ..service.threads import background_loop, run_in_thread
@@ -270,8 +270,8 @@ def _call_here(
     try:
         # Loaded only now: the import of the user's module may print and log too.
         result = pickle.loads(call)(*arguments)  # noqa: S301  our own bytes
-    except Exception as error:  # noqa: BLE001  raised by `Executor._in_process`
-        result = error
+    except BaseException as error:  # noqa: BLE001  raised by `Executor._in_process`
+        result = as_exception(error)
     return _Done(result, os.getpid(), stdout.take(), stderr.take())
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import pyarrow as pa
 
-from ..errors import StrategyError
+from ..errors import StrategyError, as_exception
 from ..frames import check_kind, frame_maker
 from ..record import RECORD_OFFSET, SCHEMA
 from ..service.threads import run_in_thread
@@ -293,8 +293,8 @@ def _run(calls: Calls, function: Callable[[Any], Any]) -> MapResult:
         while True:
             try:
                 result = function(argument)
-            except Exception as error:  # noqa: BLE001  the user's function may raise anything
-                argument = calls.throw(error)
+            except BaseException as error:  # noqa: BLE001  the user's function may raise anything
+                argument = calls.throw(as_exception(error))
             else:
                 argument = calls.send(result)
     except StopIteration as end:
@@ -341,8 +341,8 @@ async def apply_async(
         while True:
             try:
                 result = await call(argument)
-            except Exception as error:  # noqa: BLE001
-                argument = calls.throw(error)
+            except BaseException as error:  # noqa: BLE001
+                argument = calls.throw(as_exception(error))
             else:
                 argument = calls.send(result)
     except StopIteration as end:
@@ -405,8 +405,8 @@ def _record_calls(
                 offsets.extend([offset] * len(several))
         except StrategyError:
             raise
-        except Exception as error:  # noqa: BLE001
-            failures.append(_failure(offset, error))
+        except BaseException as error:  # noqa: BLE001  a generator of the user's may raise anything
+            failures.append(_failure(offset, as_exception(error)))
     rest = None
     if arguments.offsets and offset < arguments.offsets[-1]:  # the calls were stopped
         rest = arguments.offsets[0] if offset < 0 else offset + 1

@@ -18,6 +18,7 @@ again until `attempt_flush` succeeds. The worker's reduce stage (`kmr.reduce`) u
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 import random
@@ -32,7 +33,7 @@ import structlog
 from ..column_types import MixedTypes, join_tables
 from ..delivery.failures import original_records
 from ..delivery.ranges import merge_ranges, subtract_ranges
-from ..errors import KmrError, SinkError, UnexpectedDuplicate, reason_of
+from ..errors import Escaped, KmrError, SinkError, UnexpectedDuplicate, no_escape, reason_of
 from ..record import Rows
 from ..service.threads import run_in_thread
 from .reducer import Retry
@@ -396,27 +397,11 @@ async def attempt_flush(
     out, refusals = None, []
     records: list[Rows] = []
     try:
-        try:
-            out = await _flush(buffer, write)
-        except MixedTypes:
-            if not buffer.set_misfits_aside():
-                raise
-            out = await _flush(buffer, write)
+        out = await _flush(buffer, write)
     except RowsRefused as refused:
         refusals, records = list(refused.refusals), list(refused.records)
-    except UnexpectedDuplicate:
-        raise
-    except Retry as retry:
-        if may_repeat or not retry.may_double:
-            raise
-        refusals = _divert(buffer, f"these rows may have been written: {retry.reason}")
-    except Exception as error:
-        if reducer.on_error == "divert" or (reducer.on_error == "retry" and not may_repeat):
-            refusals = _divert(buffer, reason_of(error), error)
-        elif reducer.on_error == "stop" or isinstance(error, KmrError):
-            raise
-        else:
-            raise Retry(reason_of(error)) from error
+    except Exception as error:  # noqa: BLE001  raised again unless it diverts
+        refusals = _refused_by(buffer, error, may_repeat=may_repeat)
     if out is not None and not isinstance(out, pa.Table):
         raise SinkError(
             f"{stage}: {type(reducer).__name__}.flush returned {type(out).__name__}; "
@@ -442,17 +427,43 @@ def _made(table: pa.Table, ranges: tuple[Range, ...], buffer: Buffer) -> Rows:
     return replace(made, places=pa.concat_tables(places) if len(places) == len(held) else None)
 
 
+def _refused_by(buffer: Buffer, error: Exception, *, may_repeat: bool) -> list[Refusal]:
+    """Apply `on_error`: return all rows if it diverts them, else raise as `attempt_flush`."""
+    on_error = buffer.reducer.on_error
+    if isinstance(error, Escaped) and isinstance(error.error, asyncio.CancelledError):
+        error = Retry(reason_of(error))  # of a library that has given up
+    if isinstance(error, Retry):
+        if may_repeat or not error.may_double:
+            raise error
+        return _divert(buffer, f"these rows may have been written: {error.reason}")
+    if isinstance(error, UnexpectedDuplicate):
+        raise error
+    if on_error == "divert" or (on_error == "retry" and not may_repeat):
+        return _divert(buffer, reason_of(error), error)
+    if on_error == "stop" or isinstance(error, KmrError):
+        raise error
+    raise Retry(reason_of(error)) from error
+
+
 async def _flush(buffer: Buffer, write: Write) -> pa.Table | None:
-    if not buffer.rows:
-        return None  # all of them were set aside
-    return await call_flush(buffer.reducer, write)
+    """Flush the rows, if there are any; those whose types do not fit the others' are set aside."""
+    for _ in range(2):
+        if not buffer.rows:
+            break
+        try:
+            return await call_flush(buffer.reducer, write)
+        except MixedTypes:
+            if not buffer.set_misfits_aside():
+                raise
+    return None
 
 
 async def call_flush(reducer: Reducer, write: Write) -> pa.Table | None:
     """Call `flush` on the event loop if it is a coroutine function, else in a thread."""
     arguments = (write,) if isinstance(reducer, Sink) else ()
     if inspect.iscoroutinefunction(reducer.flush):
-        out: pa.Table | None = await reducer.flush(*arguments)
+        with no_escape():
+            out: pa.Table | None = await reducer.flush(*arguments)
         return out
     return await run_in_thread(cast("Callable[..., pa.Table | None]", reducer.flush), *arguments)
 

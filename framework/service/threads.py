@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 from anyio import to_thread
 from anyio.lowlevel import checkpoint_if_cancelled
 
+from ..errors import Escaped, no_escape
 from .deadline import shield
 
 try:  # where it is installed, anyio reads which event loop runs: none does in a new thread
@@ -78,10 +79,12 @@ async def run_in_thread(
 
     Raises:
         Exception: what the function raised.
+        Escaped: it raised what is no `Exception`, such as SystemExit.
     """
     await checkpoint_if_cancelled()
     if _without.get():
-        return function(*arguments)
+        with no_escape():
+            return function(*arguments)
     async with limiter or to_thread.current_default_thread_limiter():
         loop = asyncio.get_running_loop()
         future: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
@@ -95,8 +98,10 @@ async def run_in_thread(
         thread.calls.put((loop, future, partial(context.run, function, *arguments)))
         with nullcontext() if abandon_on_cancel else shield():
             result, error = await future
-    if error is not None:
+    if isinstance(error, Exception):
         raise error
+    if error is not None:
+        raise Escaped(error) from error
     return result  # type: ignore[return-value]  # None only if the function returned it
 
 

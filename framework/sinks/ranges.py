@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar, Unpack, get_args
 
 import anyio
 
-from ..errors import SinkError, StrategyError, UnexpectedDuplicate
+from ..errors import SinkError, StrategyError, UnexpectedDuplicate, as_exception
 from ..reducers.collect import Collecting
 from ..reducers.reducer import Retry
 from ..reducers.sink import NEW, Capabilities, RowsRefused, Sink
@@ -154,8 +154,8 @@ class RangeWriter(Collecting, Sink):
                     self._written[rows.token] = await self._deliver(rows)
                 except Retry as retry:  # the other ranges continue
                     retries.append(retry)
-                except Exception as error:  # noqa: BLE001
-                    errors.append(error)
+                except BaseException as error:  # noqa: BLE001
+                    errors.append(as_exception(error))
 
         planned = plan_ranges(self.rows, self._group, self._generations, write, repeated=tried)
         async with anyio.create_task_group() as tasks:
