@@ -51,7 +51,7 @@ def maps(raised: type[BaseException]) -> dict[str, Any]:
     def batch(records: pa.RecordBatch) -> pa.RecordBatch:
         if b"bad" in records.column("value").to_pylist():
             raise raised
-        return records.select(["offset"])
+        return records.select(["offset", "kmr_offset"])
 
     async def look_async(record: Record) -> dict[str, Any]:
         await anyio.lowlevel.checkpoint()
