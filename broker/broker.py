@@ -12,18 +12,19 @@ import anyio
 from kmr._extras import require_extra
 from kmr.errors import MissingExtra
 
-from .apis.api import Services
+from .apis.api import Node, Services
 from .apis.catalogue import SERVED, advertised_versions
+from .apis.meters import RequestMeters
 from .apis.records.fetch_sessions import FetchSessions
 from .authorization.rules import Authorizer
 from .authorization.users import Users
+from .buffer_pool import BufferPool
 from .coordinators.group_coordinator import GroupCoordinator
 from .coordinators.transaction_coordinator import TransactionCoordinator
 from .errors import BrokerError
 from .operations.health import BrokerState, Health
 from .operations.maintenance import Maintenance
-from .operations.metrics import BrokerCollector, Metrics, RequestMeters
-from .server.buffers import BufferPool
+from .operations.metrics import BrokerCollector, Metrics
 from .server.dispatch import Dispatcher
 from .server.faults import Faults, read_faults
 from .server.server import Endpoint, Server, bind
@@ -170,19 +171,14 @@ class Broker:
             )
             topics.after_deletion = lambda name: groups.remove_topics([name])
             services = Services(
-                settings=settings,
-                listeners=self._listeners,
-                cluster_id=data.cluster_id,
-                versions=advertised_versions(SERVED),
+                node=Node(settings, self._listeners, data.cluster_id, advertised_versions(SERVED)),
                 topics=topics,
                 group_commit=group_commit,
                 response_buffers=BufferPool(settings.response_memory_bytes),
                 computing=anyio.CapacityLimiter(1),
-                producer_ids=storage.producer_ids,
                 groups=groups,
                 transactions=transactions,
                 fetch_sessions=FetchSessions(),
-                metrics=self.metrics,
                 requests=RequestMeters({api.key: api.name for api in SERVED}),
                 users=users,
                 authorizer=authorizer,

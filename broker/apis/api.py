@@ -42,17 +42,16 @@ if TYPE_CHECKING:
     from ..authorization.rules import Authorizer, Operation, Resource
     from ..authorization.sasl import SaslExchange
     from ..authorization.users import Users
+    from ..buffer_pool import BufferPool
     from ..coordinators.group_coordinator import GroupCoordinator
     from ..coordinators.transaction_coordinator import TransactionCoordinator
     from ..listeners import Listener
-    from ..operations.metrics import Metrics, RequestMeters
-    from ..server.buffers import BufferPool
     from ..settings import BrokerSettings
-    from ..storage.data_directory import ProducerIds
     from ..storage.group_commit import Flush, GroupCommit
     from ..topics.topic import Partition
     from ..topics.topics import Topics
     from .access import AccessRule
+    from .meters import RequestMeters
     from .records.fetch_sessions import FetchSessions
     from .records.long_poll import LongPoll
 
@@ -69,6 +68,7 @@ __all__ = [
     "Buffered",
     "CloseConnection",
     "Deferred",
+    "Node",
     "Outcome",
     "RawApi",
     "RawResponse",
@@ -109,26 +109,30 @@ class AdvertisedVersions(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Services:
-    """The parts of a broker that handlers work with; built once by `kmr.broker.broker.Broker`.
-
-    `listeners`: with the ports that they are bound to. `computing`: the threads that compute at the same
-    time; they take turns with the event loop.
-    """
+class Node:
+    """What a broker says of itself; `listeners` have the ports that they are bound to."""
 
     settings: BrokerSettings
     listeners: Sequence[Listener]
     cluster_id: str
     versions: Sequence[AdvertisedVersions]
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts of a broker that handlers work with; built once by `kmr.broker.broker.Broker`.
+
+    `computing`: the threads that compute at the same time; they take turns with the event loop.
+    """
+
+    node: Node
     topics: Topics
     group_commit: GroupCommit
     response_buffers: BufferPool
     computing: CapacityLimiter
-    producer_ids: ProducerIds
     groups: GroupCoordinator
     transactions: TransactionCoordinator
     fetch_sessions: FetchSessions
-    metrics: Metrics
     requests: RequestMeters
     users: Users | None = None  # None: clients need not authenticate by SASL
     authorizer: Authorizer | None = None  # None: every operation is allowed
@@ -136,7 +140,7 @@ class Services:
     @property
     def max_elements(self) -> int:
         """Limit of the elements of one request: it may name all partitions, with their topics."""
-        return max(MAX_ELEMENTS, 3 * self.settings.max_partitions)
+        return max(MAX_ELEMENTS, 3 * self.node.settings.max_partitions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +171,7 @@ class RequestContext:
     @property
     def node_id(self) -> BrokerId:
         """The one node of this cluster: leader of every partition, coordinator of every group."""
-        return BrokerId(self.services.settings.node_id)
+        return BrokerId(self.services.node.settings.node_id)
 
     def allows(self, operation: Operation, resource: Resource, name: str = CLUSTER) -> bool:
         """Whether this client may perform the operation on the resource."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 import anyio
 import structlog
 
+from ..log.producers import ProducerIdentity
 from ..log.results import LogError
 from ..supervision import Supervisor
 from . import transaction_state
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from ..log.producers import ProducerIdentity
     from ..settings import BrokerSettings
     from ..storage.data_directory import ProducerIds
     from ..storage.group_commit import GroupCommit
@@ -97,6 +97,11 @@ class TransactionCoordinator:
                 await asyncio.wait(running)
 
     # -- requests ------------------------------------------------------------------------------
+
+    async def new_producer(self) -> ProducerIdentity:
+        """Return the identity of a producer without a transactional id. Raises LogError, OSError."""
+        await self._producer_ids.reserve()
+        return ProducerIdentity(self._producer_ids.next(), 0)
 
     async def initialise(
         self, transactional_id: str, timeout_ms: int, expected: ProducerIdentity | None = None

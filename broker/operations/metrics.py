@@ -1,6 +1,6 @@
 """The metrics of a broker: those that it counts as they happen, and those that are read at each scrape.
 
-Rare events have Prometheus' instruments (`Metrics`), requests have counters without locks (`RequestMeter`).
+Rare events have Prometheus' instruments (`Metrics`), requests have counters without locks (`apis/meters.py`).
 `BrokerCollector` reads values that the broker holds anyway, or counts too often for an instrument with a
 lock. The series of a topic or group therefore end when it is deleted.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import os
-from bisect import bisect_left
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
@@ -26,23 +25,22 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from ..apis.meters import LATENCY_BOUNDS
 from ..coordinators.transaction_state import TransactionState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
 
     from prometheus_client.metrics_core import Metric
 
-    from ..apis.api import Services
+    from ..apis.api import Node, Services
+    from ..apis.meters import RequestMeters
     from ..apis.records.fetch_sessions import FetchSessions
     from ..coordinators.group_coordinator import GroupCoordinator
     from ..coordinators.transaction_coordinator import TransactionCoordinator
     from ..server.server import Server
     from ..supervision import Supervisor
     from ..topics.topics import Topics
-
-__all__ = ["LATENCY_BOUNDS", "BrokerCollector", "Metrics", "RequestMeter", "RequestMeters"]
 
 
 class Metrics:
@@ -73,59 +71,6 @@ class Metrics:
         return Counter(f"kmr_broker_{name}", meaning, labels, registry=self.registry)
 
 
-LATENCY_BOUNDS: Final = (
-    *(0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
-    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
-)
-"""Upper bounds of the buckets, in seconds and inclusive; one more bucket counts slower requests."""
-
-
-class RequestMeter:
-    """Latencies and errors of one API's requests.
-
-    Plain numbers for one thread, the event loop's: Prometheus' own instruments take a lock for each
-    number, which small requests would notice.
-
-    Attributes:
-        api: name in Kafka's documentation, such as "Produce".
-        buckets: answered requests by latency; see `LATENCY_BOUNDS`.
-        seconds: sum of their latencies.
-        errors: count of each error code in responses, once for each partition, group or topic.
-    """
-
-    __slots__ = ("api", "buckets", "errors", "seconds")
-
-    def __init__(self, api: str) -> None:
-        self.api = api
-        self.buckets = [0] * (len(LATENCY_BOUNDS) + 1)
-        self.seconds = 0.0
-        self.errors = collections.Counter[int]()
-
-    def answered(self, seconds: float) -> None:
-        """Count a request that took this long."""
-        self.buckets[bisect_left(LATENCY_BOUNDS, seconds)] += 1
-        self.seconds += seconds
-
-
-class RequestMeters:
-    """The meters of all APIs; each is made at the API's first request."""
-
-    def __init__(self, names: Mapping[int, str]) -> None:
-        """`names`: the APIs' names by API key."""
-        self._names = names
-        self._meters: dict[int, RequestMeter] = {}
-
-    def __iter__(self) -> Iterator[RequestMeter]:
-        return iter(tuple(self._meters.values()))
-
-    def of(self, key: int) -> RequestMeter:
-        """Return the meter of an API."""
-        meter = self._meters.get(key)
-        if meter is None:
-            meter = self._meters[key] = RequestMeter(self._names[key])
-        return meter
-
-
 class BrokerCollector(Collector):
     """Collect the metrics of one broker; call it in the broker's event loop."""
 
@@ -138,7 +83,7 @@ class BrokerCollector(Collector):
         """Yield every metric, with the current values."""
         services, server = self._services, self._server
         topics = services.topics
-        yield from _broker(services.cluster_id, services.settings.data_dir)
+        yield from _broker(services.node)
         yield from _requests(services.requests, server, topics)
         yield from _fetch_sessions(services.fetch_sessions)
         yield from _connections(server)
@@ -183,12 +128,12 @@ def _gauges(
         yield family
 
 
-def _broker(cluster_id: str, data_dir: Path) -> Iterator[Metric]:
+def _broker(node: Node) -> Iterator[Metric]:
     about = InfoMetricFamily("kmr_broker", "Version of the program, and id of the cluster.")
-    about.add_metric((), {"version": _version(), "cluster_id": cluster_id})
+    about.add_metric((), {"version": _version(), "cluster_id": node.cluster_id})
     free = _gauge("disk_free_bytes", "Free space on the disk of the data directory.")
     with suppress(OSError):
-        disk = os.statvfs(data_dir)
+        disk = os.statvfs(node.settings.data_dir)
         free.add_metric((), disk.f_bavail * disk.f_frsize)
     yield from (about, free)
     yield _value("event_loop_tasks", "Tasks of the broker's event loop.", len(asyncio.all_tasks()))

@@ -1,108 +1,27 @@
-"""Reusable buffers under one limit in bytes.
+"""The memory of requests that are being received.
 
-A fresh allocation of megabytes costs more CPU than all other work on it, because the kernel clears each
-page. The limits bound what large requests and large responses take. Each connection may hold one small
-buffer beyond them, and so much of what it sends is always received.
+Its limits bound what large requests take. Each connection may hold one small buffer beyond them, and so much
+of what it sends is always received.
 """
 
 from __future__ import annotations
 
-from asyncio import CancelledError, Future, get_running_loop
-from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..buffer_pool import BufferPool
+
 if TYPE_CHECKING:
+    from asyncio import Future
+
     from ..storage.group_commit import GroupCommit
 
-_SMALLEST = 4 * 1024  # bytes
 _LARGE = 2 * 1024 * 1024  # bytes; a batch of the default size limit fits
 _SMALL_SHARE = 4  # a quarter
 _UNREAD_SHARE = 8  # an eighth
-_MAX_IDLE = 64 * 1024 * 1024  # bytes
 _CHUNK_BYTES = 512 * 1024  # many small requests, which share a file write and a send
 _LEAST_ROOM = 128 * 1024  # for one read
 _SCARCE_ROOM = 4 * 1024  # for one read while memory is scarce
-
-
-class BufferPool:
-    """Lends writable buffers, whose sizes are powers of two, within one event loop."""
-
-    def __init__(self, limit: int) -> None:
-        """`limit`: bytes that may be lent at the same time."""
-        self.limit = limit
-        self.used = 0
-        """Bytes that are lent."""
-        self._idle: dict[int, list[memoryview]] = {}
-        self.idle = 0
-        """Bytes that are kept for reuse."""
-        self._waiting: deque[tuple[int, int, Future[memoryview]]] = deque()
-
-    def take(self, size: int) -> memoryview | None:
-        """Lend a buffer of at least `size` bytes with arbitrary content; None if the limit is reached.
-
-        A buffer that is larger than the limit is lent while no other one is in use.
-        """
-        rounded = _rounded(size)
-        if self._waiting or not self._fits(rounded):
-            return None
-        return self._lend(rounded)
-
-    def take_beyond_limit(self, size: int) -> memoryview:
-        """Lend a buffer at once, even over the limit, against which it counts."""
-        return self._lend(_rounded(size))
-
-    def when_available(self, size: int, *, held: int = 0) -> Future[memoryview]:
-        """Return a future buffer, in the order of the calls; cancel it, or `put` its result back.
-
-        `held`: bytes that the caller puts back once it has the buffer. They do not count as in use: callers
-        that wait for each other's memory are served one after the other, beyond the limit.
-        """
-        future: Future[memoryview] = get_running_loop().create_future()
-        self._waiting.append((_rounded(size), held, future))
-        self._serve_waiting()
-        return future
-
-    async def wait(self, size: int) -> memoryview:
-        """Wait for a buffer of at least `size` bytes."""
-        future = self.when_available(size)
-        try:
-            return await future
-        except CancelledError:
-            if future.done() and not future.cancelled():
-                self.put(future.result())
-            raise
-
-    def put(self, buffer: memoryview) -> None:
-        """Take back a buffer, which must not be used any more."""
-        size = len(buffer)
-        self.used -= size
-        if self.idle + size <= _MAX_IDLE:
-            self._idle.setdefault(size, []).append(buffer)
-            self.idle += size
-        self._serve_waiting()
-
-    def _serve_waiting(self) -> None:
-        while self._waiting:
-            size, _, future = self._waiting[0]
-            if not future.done():
-                if not self._fits(size):
-                    return
-                future.set_result(self._lend(size))
-            self._waiting.popleft()
-
-    def _fits(self, size: int) -> bool:
-        if self.used + size <= self.limit or not self.used:
-            return True
-        return self.used <= sum(held for _, held, future in self._waiting if not future.done())
-
-    def _lend(self, size: int) -> memoryview:
-        self.used += size
-        idle = self._idle.get(size)
-        if idle:
-            self.idle -= size
-            return idle.pop()
-        return memoryview(bytearray(size))
 
 
 class RequestBuffers:
@@ -205,7 +124,3 @@ class Intake:
     def _reset(self) -> None:
         self._is_waiting = False
         self._used = 0
-
-
-def _rounded(size: int) -> int:
-    return max(_SMALLEST, 1 << (size - 1).bit_length())

@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 
     from ..apis.api import RawResponse
     from ..authorization.users import Users
+    from ..buffer_pool import BufferPool
     from ..listeners import Listener
     from ..storage.group_commit import Flush
-    from .buffers import BufferPool, RequestBuffers
+    from .buffers import RequestBuffers
     from .dispatch import Answer
     from .server import Server
 

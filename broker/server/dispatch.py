@@ -57,9 +57,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from ..apis.api import AnyApi, AnyResponse, Services
+    from ..apis.meters import RequestMeter
     from ..authorization.sasl import SaslExchange
     from ..listeners import Listener
-    from ..operations.metrics import RequestMeter
 
 __all__ = ["Answer", "Client", "Dispatcher"]
 
@@ -225,7 +225,7 @@ class Dispatcher:
         api = self._apis.get((key, version))
         if api is None:
             return None
-        settings = self._services.settings
+        settings = self._services.node.settings
         if key == produce.KEY and version < produce.FIRST_SERVED_VERSION:
             flexible_request = flexible_response = False
         else:

@@ -56,7 +56,7 @@ def _describe_cluster(
     return entities.DescribeClusterResponse(
         throttle_time=NO_THROTTLE,
         error_code=ErrorCode.none,
-        cluster_id=context.services.cluster_id,
+        cluster_id=context.services.node.cluster_id,
         controller_id=context.node_id,
         brokers=(
             entities.DescribeClusterBroker(
@@ -135,7 +135,7 @@ def _quorum(
 async def _describe_log_dirs(
     context: RequestContext, request: entities.DescribeLogDirsRequest
 ) -> entities.DescribeLogDirsResponse:
-    directory = context.services.settings.data_dir.absolute()
+    directory = context.services.node.settings.data_dir.absolute()
     volume = await to_thread.run_sync(os.statvfs, directory)
     return entities.DescribeLogDirsResponse(
         throttle_time=NO_THROTTLE,

@@ -89,7 +89,7 @@ def served_versions(services: Services, error: ErrorCode) -> entities.ApiVersion
                 min_version=i16(each.min_version),
                 max_version=i16(each.max_version),
             )
-            for each in services.versions
+            for each in services.node.versions
         ),
     )
 

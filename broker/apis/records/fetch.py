@@ -189,7 +189,7 @@ class Fetch:
         self._request = request
         self._registry = services.topics
         self.buffers = services.response_buffers
-        self._max_bytes = min(request.max_bytes, services.settings.fetch_max_bytes)
+        self._max_bytes = min(request.max_bytes, services.node.settings.fetch_max_bytes)
         self._read_committed = request.isolation_level == _READ_COMMITTED
         self._is_incremental = request.session_epoch not in FULL_FETCHES
         self._session: FetchSession | None = None

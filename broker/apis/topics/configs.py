@@ -110,7 +110,7 @@ def _entries(
         return describe_topic_config(topic.settings, topics.defaults)
     if int(resource.resource_type) == _ResourceType.BROKER:
         _check_broker(context, name)
-        found = [*_listener_settings(context), *_broker_settings(context.services.settings)]
+        found = [*_listener_settings(context), *_broker_settings(context.services.node.settings)]
         return sorted(found, key=lambda entry: entry.name)
     if int(resource.resource_type) == _ResourceType.GROUP:
         if not name:
@@ -219,7 +219,7 @@ _BROKER_SETTINGS: Final[Mapping[ConfigType, Mapping[str, str]]] = {
 
 def _listener_settings(context: RequestContext) -> Iterator[ConfigEntry]:
     """Return the settings that say where clients connect to; this client's listener as it was reached."""
-    listeners = context.services.listeners
+    listeners = context.services.node.listeners
     here = f"[{context.node_host}]" if ":" in context.node_host else context.node_host
     reached = {context.listener.name: f"{here}:{context.node_port}"}
     bound = [f"{each.name}://{each.bound}" for each in listeners]

@@ -67,7 +67,7 @@ async def _metadata(
                 node_id=context.node_id, host=context.node_host, port=i32(context.node_port)
             ),
         ),
-        cluster_id=context.services.cluster_id,
+        cluster_id=context.services.node.cluster_id,
         controller_id=context.node_id,
         topics=await _topics(context, request),
         error_code=ErrorCode.none,
@@ -121,7 +121,9 @@ async def _find(
 
 
 def _creates(context: RequestContext, request: Any) -> bool:
-    return bool(request.allow_auto_topic_creation and context.services.settings.auto_create_topics)
+    return bool(
+        request.allow_auto_topic_creation and context.services.node.settings.auto_create_topics
+    )
 
 
 def _why_missing(name: str) -> ErrorCode:

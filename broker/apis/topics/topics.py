@@ -119,7 +119,7 @@ def _partition_count(context: RequestContext, wanted: entities.CreatableTopic) -
                 ErrorCode.invalid_replication_factor,
                 f"replication factor {wanted.replication_factor}: must be 1, there is one node",
             )
-        default = context.services.settings.default_partitions
+        default = context.services.node.settings.default_partitions
         return default if wanted.num_partitions == _DEFAULT else wanted.num_partitions
     if wanted.num_partitions != _DEFAULT or wanted.replication_factor != _DEFAULT:
         raise RequestError(

@@ -95,13 +95,12 @@ async def _init_producer_id(
     if (expected.producer_id < 0) != (expected.epoch < 0):
         return _initialised(ErrorCode.invalid_request)
     if request.transactional_id is None:
-        producer_ids = context.services.producer_ids
         try:
-            await producer_ids.reserve()
+            producer = await context.services.transactions.new_producer()
         except (LogError, OSError) as failure:
             logger.error("no producer id could be reserved", error=str(failure))
             return _initialised(ErrorCode.kafka_storage_error)
-        return _initialised(ErrorCode.none, ProducerIdentity(producer_ids.next(), 0))
+        return _initialised(ErrorCode.none, producer)
     result = await context.services.transactions.initialise(
         request.transactional_id,
         round(request.transaction_timeout.total_seconds() * 1000),

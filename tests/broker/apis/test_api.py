@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from kio.schema.errors import ErrorCode
 from structlog.testing import capture_logs
 
+from kmr.broker import apis
 from kmr.broker.apis.api import Outcome, attempt, check_listed_once, result_or_refusal
 from kmr.broker.apis.catalogue import SERVED
 from kmr.broker.errors import RequestError
@@ -74,3 +77,16 @@ def test_request_and_response_of_an_api_have_the_same_key_and_version() -> None:
             response.__api_key__,
             response.__version__,
         )
+
+
+def test_the_apis_import_nothing_of_the_server_and_of_operations_not_even_types() -> None:
+    package = Path(apis.__file__ or "").parent
+    found = {
+        (path.name, node.module)
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        and node.level
+        and (node.module or "").split(".")[0] in ("server", "operations", "cli", "broker")
+    }
+    assert found == set()

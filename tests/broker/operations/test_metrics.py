@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
 
 from kmr.broker import Broker, BrokerSettings
+from kmr.broker.apis.meters import LATENCY_BOUNDS, RequestMeter, RequestMeters
 from kmr.broker.operations.maintenance import compact, retain
-from kmr.broker.operations.metrics import LATENCY_BOUNDS, RequestMeter, RequestMeters
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

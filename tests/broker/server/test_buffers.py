@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kmr.broker.buffer_pool import BufferPool
 from kmr.broker.log.log_config import LogConfig
 from kmr.broker.log.partition import PartitionLog
 from kmr.broker.log.records import split_batches
-from kmr.broker.server.buffers import BufferPool, Intake, RequestBuffers
+from kmr.broker.server.buffers import Intake, RequestBuffers
 from kmr.broker.storage.group_commit import GroupCommit
 from kmr.broker.topics.topic import Partition
 

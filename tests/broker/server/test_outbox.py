@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from kmr.broker.apis.api import Buffered
-from kmr.broker.operations.metrics import RequestMeters
+from kmr.broker.apis.meters import RequestMeters
 from kmr.broker.protocol.fetch_response import FETCH_HEADROOM
 from kmr.broker.server.dispatch import Answer
 from kmr.broker.server.outbox import Outbox

@@ -9,9 +9,9 @@ import pytest
 
 from kmr.broker.apis.api import Buffered
 from kmr.broker.apis.records.long_poll import Lacking, LongPoll
+from kmr.broker.buffer_pool import BufferPool
 from kmr.broker.log.log_config import LogConfig
 from kmr.broker.log.partition import PartitionLog
-from kmr.broker.server.buffers import BufferPool
 from kmr.broker.topics.topic import Partition
 
 KIB = 1024
