@@ -33,7 +33,7 @@ from .kinds import (
     without,
 )
 from .numbers import to_bool, to_decimal, to_float, to_integer
-from .texts import excerpt, json_texts, python_values, text_of
+from .texts import beyond_a_day, excerpt, json_texts, python_values, text_of
 from .times import to_date, to_duration, to_time, to_timestamp
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ def fit(array: Array, to: Any, *, zone: str | None = None) -> Cast:
     Raises:
         Misfit: no value of the column's type fits.
     """
-    if array.type == to and not (is_nested(to) or is_text(to) or pa.types.is_time(to)):
+    if array.type == to and not (
+        is_nested(to) or is_text(to) or pa.types.is_time(to) or pa.types.is_dictionary(to)
+    ):
         return Cast(array)
     if isinstance(to, pa.BaseExtensionType):
         storage = fit(_storage(array, to), to.storage_type, zone=zone)
@@ -61,8 +63,7 @@ def fit(array: Array, to: Any, *, zone: str | None = None) -> Cast:
     if pa.types.is_null(array.type):
         return Cast(pa.nulls(len(array), to))
     if pa.types.is_dictionary(to):
-        values = fit(array, to.value_type, zone=zone)
-        return values._replace(array=values.array.dictionary_encode().cast(to))
+        return _to_dictionary(array, to, zone)
     if is_text(to):
         return to_text(array, to)
     array = plain(array)
@@ -79,6 +80,16 @@ def fit(array: Array, to: Any, *, zone: str | None = None) -> Cast:
         if is_time(to):
             return cast_time(array, to, zone)
     return _nested(array, to, zone)
+
+
+def _to_dictionary(array: Array, to: Any, zone: str | None) -> Cast:
+    """Cast to a dictionary that has no null among its values: some writers take none."""
+    if array.type == to:
+        known = array.dictionary
+        if not known.null_count and fit(known, known.type).bad is None:
+            return Cast(array)
+    values = fit(array, to.value_type, zone=zone)
+    return values._replace(array=values.array.dictionary_encode().cast(to))
 
 
 def _storage(array: Array, to: Any) -> Array:
@@ -104,8 +115,9 @@ def to_text(array: Array, to: Any | None = None) -> Cast:
         return (
             parts(raw, lambda part: part.cast(to)) if _has_bad_text(raw) else Cast(inner.cast(to))
         )
+    beyond = beyond_a_day(inner) if pa.types.is_time(inner.type) else None
     try:
-        return Cast(text_of(array).cast(to))
+        return Cast(text_of(without(array, beyond)).cast(to), beyond)
     except pa.ArrowNotImplementedError as error:
         raise no_cast(array, to) from error
 

@@ -72,6 +72,8 @@ def has_values(kind: Any) -> bool:
 def plain(array: Array) -> Array:
     """Return the same values without extension types, dictionaries, run ends, views and halves of floats."""
     kind = array.type
+    if isinstance(kind, pa.Bool8Type):
+        return pc.not_equal(array.storage, pa.scalar(0, pa.int8()))
     if isinstance(kind, pa.BaseExtensionType):
         return plain(array.storage)
     if pa.types.is_dictionary(kind):

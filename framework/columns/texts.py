@@ -24,12 +24,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .kinds import Lists, is_bytes, is_list, is_text, plain, rows_where, twice, whole
+from .kinds import (
+    Lists,
+    is_bytes,
+    is_list,
+    is_nested,
+    is_text,
+    plain,
+    rows_where,
+    twice,
+    whole,
+    without,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from .kinds import Array
+    from .kinds import Array, Mask
 
 BASE64: Final = "base64:"
 """Prefix of bytes that are not UTF-8, before their base64."""
@@ -139,6 +150,14 @@ def _times(array: Array, style: TextStyle) -> Array:
     return pa.array(texts, pa.string())
 
 
+def beyond_a_day(times: Array) -> Mask:
+    """Return the times of day that are none: below 00:00, or 24:00 and later."""
+    kind: Any = times.type
+    ticks = times.cast(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.int64())
+    last = pa.scalar(_DAY * UNITS[kind.unit] - 1, pa.int64())
+    return rows_where(pc.or_(pc.less(ticks, pa.scalar(0, pa.int64())), pc.greater(ticks, last)))
+
+
 def _clock(ticks: int, unit: str) -> str:
     seconds, fraction = divmod(ticks, UNITS[unit])
     digits = len(str(UNITS[unit])) - 1
@@ -197,7 +216,8 @@ class Json(NamedTuple):
 def json_values(array: Array, *, nul: bool = True) -> Json:
     """Return values that JSON can hold.
 
-    NaN and infinity, text that is not UTF-8, and a key that is twice in an object do not fit.
+    NaN and infinity, times of day beyond 24:00, text that is not UTF-8, and a key that is twice in an object,
+    or an object itself, do not fit.
 
     Args:
         nul: whether text may have NUL, which PostgreSQL's jsonb has not. Bytes with it become base64 there.
@@ -234,6 +254,10 @@ def _json(array: Array, *, nul: bool) -> Json:
         return Json(python_values(array), {})
     if is_text(kind):
         return _valid_texts(array, nul=nul)
+    if pa.types.is_time(kind) and (beyond := beyond_a_day(array)) is not None:
+        array = without(array, beyond)
+        rows = np.flatnonzero(beyond).tolist()
+        return Json(text_of(array).to_pylist(), dict.fromkeys(rows, ": it is no time of a day"))
     if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)):
         array = text_of(array)
     return Json(array.to_pylist(), {})
@@ -304,6 +328,10 @@ def _of_lists(lists: Lists, bad: dict[int, str], path: str = "[]") -> dict[int, 
 
 def _objects_of_maps(array: Array, *, nul: bool) -> Json:
     lists = Lists(array)
+    if is_nested(plain(pc.struct_field(lists.items, [0])).type):
+        rows = np.flatnonzero(lists.lengths).tolist()
+        values = _with_nulls(lists.null, [{} for _ in range(len(array))])
+        return Json(values, dict.fromkeys(rows, ": JSON has no keys that are objects or lists"))
     keys, bad = _json(_keys(pc.struct_field(lists.items, [0])), nul=nul)
     items, bad_items = _json(pc.struct_field(lists.items, [1]), nul=nul)
     refused = _of_lists(lists, bad, " key") | _of_lists(lists, bad_items)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -18,11 +18,18 @@ from ...errors import StrategyError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+_DIGITS_OF_128_BITS: Final = 38
+_MOST_DIGITS: Final = 76
+
 
 def stored_type(kind: Any) -> Any:
     """Return the type that a file has for an Arrow type, without what has no type yet; None if nothing has.
 
-    Nulls, empty lists and empty objects show no type. Parquet has no run ends, views of lists and intervals.
+    Nulls, empty lists and empty objects show no type. Parquet has no run ends, views of lists, intervals,
+    seconds, bytes of length 0 and decimals that end before the point.
+
+    Raises:
+        StrategyError: Parquet has no unions, and no decimals of more than 76 digits.
     """
     if not has_values(kind):
         return None
@@ -36,7 +43,23 @@ def stored_type(kind: Any) -> Any:
         return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)
     if pa.types.is_interval(kind):
         return pa.string()
+    if pa.types.is_timestamp(kind) and kind.unit == "s":
+        return pa.timestamp("ms", kind.tz)
+    if pa.types.is_fixed_size_binary(kind) and not kind.byte_width:
+        return pa.binary()
+    if pa.types.is_decimal(kind) and kind.scale < 0:
+        return _whole_numbers(kind)
+    if pa.types.is_union(kind):
+        raise StrategyError(f"Parquet has no type for {kind}: return its values as columns or text")
     return stored_type(kind.value_type) if pa.types.is_run_end_encoded(kind) else kind
+
+
+def _whole_numbers(kind: Any) -> Any:
+    """Return decimals with all digits before the point for those that end before it."""
+    digits = kind.precision - kind.scale
+    if digits > _MOST_DIGITS:
+        raise StrategyError(f"Parquet has no type for {kind}: it has {digits} digits")
+    return pa.decimal128(digits, 0) if digits <= _DIGITS_OF_128_BITS else pa.decimal256(digits, 0)
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,3 +92,33 @@ def test_any_bytes_are_written_and_distinguished_from_text(
             assert shown.encode() == value
         else:
             assert base64.b64decode(shown.removeprefix(BASE64)) == value
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (
+            pa.array([5, 86_400_000_000, -1, None], pa.int64()).view(pa.time64("us")),
+            "it is no time of a day",
+        ),
+        (
+            pa.array(
+                [[], [({"a": 1}, 1)], [({"a": 2}, 2)], None],
+                pa.map_(pa.struct([pa.field("a", pa.int64())]), pa.int64()),
+            ),
+            "JSON has no keys that are objects or lists",
+        ),
+    ],
+)
+def test_what_json_has_no_text_for_is_refused_and_its_neighbours_are_written(
+    values: Any, reason: str
+) -> None:
+    rows = json_rows(pa.table({"v": values}))
+    assert rows.refused == dict.fromkeys((1, 2), f"column v: {reason}")
+    assert [bool(each) for each in rows.objects] == [True, False, False, True]
+
+
+def test_a_byte_that_is_a_boolean_is_written_as_one() -> None:
+    storage = pa.array([0, 7, None], pa.int8())
+    table = pa.table({"v": pa.ExtensionArray.from_storage(pa.bool8(), storage)})
+    assert [line["v"] for line in written(table)] == [False, True, None]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kmr.errors import StrategyError
 from kmr.sinks.parquet.columns import Columns
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_a_column_keeps_the_type_of_the_first_rows_and_new_ones_follow_it() -> None:
@@ -85,3 +91,34 @@ def test_exactly_the_rows_that_do_not_fit_are_refused(values: list[float | None]
         row for row in range(len(values)) if row not in bad
     ]
     assert all(repr(values[row]) in reason for row, reason in fitted.refused.items())
+
+
+@pytest.mark.parametrize(
+    ("array", "stored", "refused"),
+    [
+        (pa.array([0, 2**62], pa.timestamp("s", "UTC")), pa.timestamp("ms", "UTC"), [1]),
+        (pa.array([b"", b""], pa.binary(0)), pa.binary(), []),
+        (pa.array([Decimal("5e3"), None], pa.decimal128(5, -3)), pa.decimal128(8, 0), []),
+        (
+            pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array(["a", None])),
+            pa.dictionary(pa.int64(), pa.string()),
+            [],
+        ),
+    ],
+    ids=lambda each: str(each)[:20],
+)
+def test_what_parquet_lacks_is_stored_as_what_it_has(
+    array: Any, stored: Any, refused: list[int], tmp_path: Path
+) -> None:
+    fitted = Columns("/x").fit(pa.table({"v": array}))
+    assert fitted.table.schema.field("v").type == stored
+    assert list(fitted.refused) == refused
+    pq.write_table(fitted.kept(), tmp_path / "file")
+    kept = array.take(pa.array([row for row in range(len(array)) if row not in refused]))
+    assert pq.ParquetFile(tmp_path / "file").read()["v"].to_pylist() == kept.to_pylist()
+
+
+def test_a_column_of_a_type_that_parquet_lacks_is_named() -> None:
+    union = pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])])
+    with pytest.raises(StrategyError, match="column v of /x: Parquet has no type for sparse_union"):
+        Columns("/x").fit(pa.table({"v": union}))
