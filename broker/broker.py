@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import secrets
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import anyio
-
-from kmr._extras import require_extra
-from kmr.errors import MissingExtra
 
 from .apis.api import Node, Services
 from .apis.catalogue import SERVED, advertised_versions
 from .apis.meters import RequestMeters
 from .apis.records.fetch_sessions import FetchSessions
 from .authorization.rules import Authorizer
-from .authorization.users import Users
+from .authorization.users import OneUser, Users
 from .buffer_pool import BufferPool
 from .coordinators.group_coordinator import GroupCoordinator
 from .coordinators.transaction_coordinator import TransactionCoordinator
-from .errors import BrokerError
+from .listeners import Listener
 from .operations.health import BrokerState, Health
 from .operations.maintenance import Maintenance
 from .operations.metrics import BrokerCollector, Metrics
@@ -34,19 +32,25 @@ from .storage.group_commit import SYNC_THREADS, GroupCommit
 from .storage.storage import Storage
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from types import TracebackType
 
     from anyio.abc import TaskGroup
 
-    from .listeners import Listener
     from .settings import BrokerSettings
     from .topics.topics import Topics
 
 __all__ = ["Broker"]
 
 _ANY_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  not for binding
+
+
+class LocalClient(NamedTuple):
+    """The address, user and password of a client; it authenticates by SASL SCRAM."""
+
+    bootstrap_servers: str
+    user: str
+    password: str
 
 
 class Broker:
@@ -71,7 +75,8 @@ class Broker:
         self.faults = Faults()
         self._listeners: Sequence[Listener] = settings.addresses()
         self._http_url: str | None = None
-        self._registry_url: str | None = None
+        self._server: Server | None = None
+        self._authorizer: Authorizer | None = None
         self._topics: Topics | None = None
         self._stack = AsyncExitStack()
 
@@ -92,12 +97,6 @@ class Broker:
     def http_url(self) -> str | None:
         """Base URL of `/live`, `/ready` and `/metrics`, such as `http://127.0.0.1:8080`; None: not served."""
         return self._http_url
-
-    @property
-    def registry_url(self) -> str | None:
-        """Base URL of the schema registry, such as `http://127.0.0.1:8081`, with TLS `https`;
-        None: not served."""
-        return self._registry_url
 
     @property
     def topics(self) -> Topics:
@@ -196,14 +195,13 @@ class Broker:
             stack.callback(topics.stop)
             stack.callback(server.stop)
             stack.callback(self.faults.stop)
-            await self._serve_registry(stack, services, tls)
             for endpoint in endpoints:
                 server.listen(endpoint)
 
             tasks.start_soon(server.watch_connections, supervisor)
             Maintenance(topics, executor, supervisor).start(tasks, settings)
             self.health.watch(group_commit, topics)
-            self._topics = topics
+            self._topics, self._server, self._authorizer = topics, server, authorizer
             self._stack = stack.pop_all()
         return self
 
@@ -213,9 +211,25 @@ class Broker:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
-        self._topics = None
+        self._topics = self._server = None
         self.health.state = BrokerState.STOPPING
         return await self._stack.__aexit__(exc_type, exc, traceback)
+
+    def admit_client(self) -> LocalClient:
+        """Listen on one more port of this machine, for a client that this process trusts with everything.
+
+        It needs no certificate, and a password that nobody else knows. Raises RuntimeError if the broker does
+        not run.
+        """
+        if self._server is None:
+            raise RuntimeError("the broker is not running: use it with `async with`")
+        name, password = f"local-{secrets.token_hex(16)}", secrets.token_hex(32)
+        bound = bind("127.0.0.1", 0)
+        listener = Listener("LOCAL", "SASL_PLAINTEXT", *bound.getsockname()[:2])
+        self._server.listen(Endpoint(listener, bound, OneUser(name, password), None))
+        if self._authorizer is not None:
+            self._authorizer.trust(f"User:{name}")
+        return LocalClient(listener.address, name, password)
 
     async def _serve_http(self, stack: AsyncExitStack) -> None:
         """Serve HTTP from before the logs are opened, which may take long, until they are closed."""
@@ -229,24 +243,6 @@ class Broker:
         )
         await stack.enter_async_context(server)
         self._http_url = server.url
-
-    async def _serve_registry(
-        self, stack: AsyncExitStack, services: Services, tls: ssl.SSLContext | None
-    ) -> None:
-        settings = self.settings
-        if settings.registry_port is None:
-            return
-        try:
-            require_extra("registry", "The schema registry")
-        except MissingExtra as error:
-            raise BrokerError(str(error)) from error
-        from .registry.server import serve_registry  # starlette takes time to import
-
-        server = await serve_registry(settings.http_host, settings.registry_port, services, tls)
-        await stack.enter_async_context(server)
-        self.metrics.registry.register(server.metrics)
-        stack.callback(self.metrics.registry.unregister, server.metrics)
-        self._registry_url = server.url
 
 
 async def _cancel(tasks: TaskGroup) -> None:

@@ -99,16 +99,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Port | None,
         about("Port for /live, /ready and /metrics (Prometheus); 0 takes any free one."),
     ] = None
-    registry_port: Annotated[
-        Port | None,
-        about("Port of the schema registry (Confluent's REST API); 0 takes any free one."),
-    ] = None
     http_host: Annotated[
         str,
-        about(
-            "Address of the HTTP port and of the registry; any but loopback needs --insecure, the registry "
-            "alone TLS and users."
-        ),
+        about("Address of the HTTP port; any but loopback needs --insecure."),
     ] = "127.0.0.1"
 
     tls_certificate: Annotated[
@@ -403,22 +396,19 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def _check_openness(self) -> None:
         if self.insecure:
             return
-        if not is_loopback(self.http_host):
-            if self.http_port is not None:
-                raise Conflict(
-                    ("http_host",),
-                    f"http_host {self.http_host!r} lets other machines read the metrics, with the names "
-                    "of topics and groups, without encryption or authentication; set insecure "
-                    "(--insecure) to allow it",
-                )
-            if self.registry_port is not None:
-                self._check_open_to_others("http_host", "use the schema registry")
+        if not is_loopback(self.http_host) and self.http_port is not None:
+            raise Conflict(
+                ("http_host",),
+                f"http_host {self.http_host!r} lets other machines read the metrics, with the names "
+                "of topics and groups, without encryption or authentication; set insecure "
+                "(--insecure) to allow it",
+            )
         for each in self.addresses():
             if not is_loopback(each.host):
                 name = "listeners" if self.listeners else "host"
-                self._check_open_to_others(name, "connect", each)
+                self.check_open_to_others(name, "connect", each)
 
-    def _check_open_to_others(self, name: str, what: str, listener: Listener | None = None) -> None:
+    def check_open_to_others(self, name: str, what: str, listener: Listener | None = None) -> None:
         """Raise Conflict if other machines could do something without encryption or authentication."""
         missing = []
         is_encrypted = self.tls_certificate is not None

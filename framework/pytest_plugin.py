@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kmr.broker import Broker
+    from kmr.registry.server import SchemaRegistry
 
     from .testing import StartBroker, VirtualClock
 
@@ -51,9 +52,12 @@ async def kmr_broker(kmr_start_broker: StartBroker) -> Broker:
 
 
 @pytest.fixture
-async def kmr_broker_with_registry(kmr_start_broker: StartBroker) -> Broker:
-    """A broker with an empty schema registry on its `registry_url`.
+async def kmr_registry(kmr_broker: Broker) -> AsyncIterator[SchemaRegistry]:
+    """An empty schema registry over `kmr_broker`, on its `url`.
 
-    Both run in the test's event loop: call a blocking client of the registry in a thread.
+    It runs in the test's event loop: call a blocking client of it in a thread.
     """
-    return await kmr_start_broker(registry_port=0)
+    from kmr.registry.server import SchemaRegistry
+
+    async with SchemaRegistry(kmr_broker.bootstrap_servers) as registry:
+        yield registry

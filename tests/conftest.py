@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from kmr.broker import Broker
+    from kmr.registry.server import SchemaRegistry
     from kmr.testing import StartBroker, VirtualClock
 
 __all__ = ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]
@@ -90,8 +91,8 @@ def start_broker(kmr_start_broker: StartBroker) -> StartBroker:
 
 
 @pytest.fixture
-def broker_with_registry(kmr_broker_with_registry: Broker) -> Broker:
-    return kmr_broker_with_registry
+def registry_url(kmr_registry: SchemaRegistry) -> str:
+    return kmr_registry.url
 
 
 @pytest.fixture

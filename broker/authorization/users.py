@@ -139,3 +139,15 @@ class Users:
             password_matches(mechanism, self.credential(name, mechanism), password)
             for mechanism in _PLAIN_CHECKED_BY
         )
+
+
+class OneUser(Users):
+    """A user who is in no file."""
+
+    def __init__(self, name: str, password: str) -> None:
+        self._only = {name: make_user(password, iterations=MIN_ITERATIONS)}
+        self.secret = secrets.token_bytes(32)
+
+    @property
+    def by_name(self) -> Mapping[str, User]:
+        return self._only

@@ -23,6 +23,7 @@ from kmr.service.notify import ServiceState, notifying
 
 from ..broker import Broker
 from ..settings import BROKER, BrokerSettings
+from .registry import check_registry, registry_beside
 from .terminal import UsageError, runs, say
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ async def serve(
     given: Given[BrokerSettings],
     log_level: Annotated[LogLevel, Parameter(env_var="KMR_LOG__LEVEL")] = "info",
     log_format: Annotated[LogFormat, Parameter(env_var="KMR_LOG__FORMAT")] = "auto",
+    registry_port: Annotated[int | None, Parameter(env_var="KMR_BROKER__REGISTRY_PORT")] = None,
 ) -> None:
     """Run the bundled broker: Kafka's protocol in one process, records on the local disk.
 
@@ -103,10 +105,15 @@ async def serve(
         Lowest level that is logged to stderr.
     log_format
         console (text) or json; auto is console on a terminal, otherwise json.
+    registry_port
+        Serve a schema registry (Confluent's REST API) on this port too; 0 takes any free one. It has the
+        address of the HTTP port, and the broker's certificate, users and rules.
     """
-    log_to_stderr(log_level, log_format, quiet=("asyncio", "uvicorn"))
+    log_to_stderr(log_level, log_format, quiet=("aiokafka", "asyncio", "uvicorn"))
     try:
         settings = given.load()
+        if registry_port is not None:
+            check_registry(settings, registry_port)
     except SettingsError as error:
         raise UsageError(str(error)) from error
     stop = StopSignal()
@@ -118,8 +125,12 @@ async def serve(
 
     async with notifying(look), AsyncExitStack() as stack:
         broker = await stack.enter_async_context(Broker(settings))
+        registry = None
+        if registry_port is not None:
+            registry = await stack.enter_async_context(registry_beside(broker, registry_port))
+            broker.metrics.registry.register(registry.metrics)
         _spare_the_collector()
-        _announce(broker)
+        _announce(broker, None if registry is None else registry.url)
         phase = "serving"
         await stop.wait()
         phase = "stopping"
@@ -130,10 +141,10 @@ async def serve(
         logger.info("broker stopped", seconds=round(time.monotonic() - began, 3))
 
 
-def _announce(broker: Broker) -> None:
+def _announce(broker: Broker, registry_url: str | None) -> None:
     settings, http = broker.settings, broker.http_url
     metrics = "" if http is None else f", metrics on {http}/metrics"
-    registry = "" if broker.registry_url is None else f", schemas on {broker.registry_url}"
+    registry = "" if registry_url is None else f", schemas on {registry_url}"
     addresses = broker.bootstrap_servers
     if len(broker.listeners) > 1:
         addresses = ", ".join(f"{address} ({name})" for name, address in broker.listeners.items())
@@ -145,7 +156,7 @@ def _announce(broker: Broker) -> None:
         listeners={each.name: each.protocol for each in settings.addresses()},
         fsync=settings.fsync,
         http=http,
-        registry=broker.registry_url,
+        registry=registry_url,
         pid=os.getpid(),
     )
 

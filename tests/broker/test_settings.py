@@ -26,10 +26,6 @@ from kmr.errors import SettingsError
         ({"http_port": -1}, "http_port must be a whole number >= 0 and <= 65535"),
         ({"http_port": 0, "http_host": "0.0.0.0"}, "http_host '0.0.0.0' .* set insecure"),
         (
-            {"registry_port": 0, "http_host": "0.0.0.0"},
-            "use the schema registry, without encryption: .* without authentication",
-        ),
-        (
             {"shutdown_timeout": 60},
             "shutdown_timeout .* must not be greater than shutdown_deadline",
         ),

@@ -102,9 +102,9 @@ async def test_orders_are_enriched_by_a_service_that_drops_connections(
 
 
 async def test_avro_values_of_two_schemas_are_read(
-    example: Any, broker_with_registry: Broker, monkeypatch: pytest.MonkeyPatch
+    example: Any, broker: Broker, registry_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = broker_with_registry.registry_url
+    url = registry_url
     assert url is not None
     monkeypatch.setenv("REGISTRY_URL", url)
     fields = [{"name": "sensor", "type": "string"}, {"name": "celsius", "type": "double"}]

@@ -11,7 +11,17 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-_SOURCES = ("pyproject.toml", "README.md", "LICENSE", "kmr", "framework", "broker", "sql", "demo")
+_SOURCES = (
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "kmr",
+    "framework",
+    "broker",
+    "registry",
+    "sql",
+    "demo",
+)
 
 
 def build(kind: str, source: Path, output: Path) -> Path:

@@ -21,20 +21,20 @@ TABLE = "evolved_by_schema"
 
 
 async def test_a_field_of_a_new_version_of_the_schema_is_a_column_after_a_restart(
-    broker_with_registry: Broker, clickhouse_url: str
+    broker: Broker, registry_url: str, clickhouse_url: str
 ) -> None:
-    registry = str(broker_with_registry.registry_url)
+    registry = registry_url
     settings = Settings(
         topics=("hits",),
         group="g",
-        bootstrap_servers=broker_with_registry.bootstrap_servers,
+        bootstrap_servers=broker.bootstrap_servers,
         until_caught_up=True,
     )
 
     async def work(rows: pa.Table) -> None:
         """Produce rows, whose schema is registered, and run a new worker to their end."""
         values = await run_sync(Avro(registry=registry).encode, rows, "hits")
-        async with BatchProducer(broker_with_registry.bootstrap_servers, "hits") as producer:
+        async with BatchProducer(broker.bootstrap_servers, "hits") as producer:
             await producer.send(values.to_pylist())
         writer = ClickHouseWriter(
             TABLE, url=clickhouse_url, create=True, evolve="add", order_by=["path"]

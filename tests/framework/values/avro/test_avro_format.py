@@ -62,10 +62,11 @@ def rows_of(format_: Avro, *values: bytes | None) -> tuple[list[Any], dict[int, 
 
 
 async def test_values_of_several_schemas_in_one_batch_are_read_by_the_readers(
-    broker_with_registry: Broker,
+    broker: Broker,
+    registry_url: str,
 ) -> None:
     def work() -> None:
-        registry = Registry(str(broker_with_registry.registry_url))
+        registry = Registry(registry_url)
         old = registry.register("hits-value", RegisteredSchema(msgspec.json.encode(HIT).decode()))
         new = registry.register("hits-value", RegisteredSchema(msgspec.json.encode(WIDER).decode()))
         text = registry.register("text", RegisteredSchema('"string"'))
@@ -97,9 +98,9 @@ async def test_values_of_several_schemas_in_one_batch_are_read_by_the_readers(
     await run_sync(work)
 
 
-async def test_a_schema_may_refer_to_others(broker_with_registry: Broker) -> None:
+async def test_a_schema_may_refer_to_others(broker: Broker, registry_url: str) -> None:
     def work() -> None:
-        registry = Registry(str(broker_with_registry.registry_url))
+        registry = Registry(registry_url)
         money = {
             "type": "record",
             "name": "shop.Money",
@@ -123,7 +124,7 @@ async def test_a_schema_may_refer_to_others(broker_with_registry: Broker) -> Non
     await run_sync(work)
 
 
-async def test_what_a_writer_encodes_is_read_back(broker_with_registry: Broker) -> None:
+async def test_what_a_writer_encodes_is_read_back(broker: Broker, registry_url: str) -> None:
     table = pa.table(
         {
             "id": pa.array([1, 2], pa.int64()),
@@ -140,7 +141,7 @@ async def test_what_a_writer_encodes_is_read_back(broker_with_registry: Broker) 
     )
 
     def work() -> None:
-        registry = Registry(str(broker_with_registry.registry_url))
+        registry = Registry(registry_url)
         written = Avro(registry=registry).encode(table, "out")
         assert all(str(each).startswith(str(prefix(1))[:-1]) for each in written.to_pylist())
         format_ = Avro(registry=registry, subject="out-value")
@@ -180,10 +181,11 @@ def test_a_users_type_is_the_readers_schema_and_the_class_of_objects() -> None:
 
 
 async def test_fields_that_the_writer_lacks_have_the_defaults_of_the_type(
-    broker_with_registry: Broker,
+    broker: Broker,
+    registry_url: str,
 ) -> None:
     def work() -> None:
-        registry = Registry(str(broker_with_registry.registry_url))
+        registry = Registry(registry_url)
         number = registry.register("x", RegisteredSchema(msgspec.json.encode(HIT).decode()))
         value = encoded(HIT, {"path": "/a", "status": 200}, number)
         decoded = Avro(Hit, registry=registry).decode_objects(binary(value, None))

@@ -104,9 +104,11 @@ def test_a_format_says_its_name() -> None:
     assert str(Json(pa.schema([]))) == "Json(Schema)"
 
 
-async def test_with_a_registry_values_begin_with_a_schema_id(broker_with_registry: Broker) -> None:
+async def test_with_a_registry_values_begin_with_a_schema_id(
+    broker: Broker, registry_url: str
+) -> None:
     def work() -> None:
-        registry = Registry(str(broker_with_registry.registry_url))
+        registry = Registry(registry_url)
         format_ = Json(Point, registry=registry)
         table = pa.table({"x": [1, 2]})
         first, second = format_.encode(table, "points").to_pylist()

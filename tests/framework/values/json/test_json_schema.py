@@ -179,10 +179,11 @@ PLACE = {"title": "Place", "type": "object", "properties": {"zip": {"type": "str
 
 
 async def test_confluents_serializer_writes_what_the_columns_of_the_subject_read(
-    broker_with_registry: Broker,
+    broker: Broker,
+    registry_url: str,
 ) -> None:
     def work() -> None:
-        url = str(broker_with_registry.registry_url)
+        url = registry_url
         with SchemaRegistryClient({"url": url}) as client:
             client.register_schema("place", Schema(msgspec.json.encode(PLACE).decode(), "JSON"))
             reference = SchemaReference("place.json", "place", 1)

@@ -35,10 +35,11 @@ def test_a_module_with_one_message_stands_for_it() -> None:
 
 
 async def test_the_latest_schema_of_a_subject_has_the_message_type_and_the_files_that_it_imports(
-    broker_with_registry: Broker,
+    broker: Broker,
+    registry_url: str,
 ) -> None:
     def work() -> None:
-        url = str(broker_with_registry.registry_url)
+        url = registry_url
         context = SerializationContext("t", MessageField.VALUE)
         with SchemaRegistryClient({"url": url}) as client:
             value = ProtobufSerializer(All, client)(All(f_string="x", f_int32=7), context)
@@ -66,10 +67,11 @@ async def test_the_latest_schema_of_a_subject_has_the_message_type_and_the_files
 
 
 async def test_a_type_that_a_registry_does_not_have_is_refused(
-    broker_with_registry: Broker,
+    broker: Broker,
+    registry_url: str,
 ) -> None:
     def work() -> None:
-        url = str(broker_with_registry.registry_url)
+        url = registry_url
         with SchemaRegistryClient({"url": url}) as client:
             client.register_schema("a", Schema('syntax = "proto3"; message A {}', "PROTOBUF"))
             client.register_schema("b", Schema('"long"', "AVRO"))

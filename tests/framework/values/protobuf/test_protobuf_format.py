@@ -39,10 +39,11 @@ def test_a_copy_by_pickle_needs_no_generated_module() -> None:
 
 
 async def test_values_of_confluents_serializer_are_read_and_other_messages_fail(
-    broker_with_registry: Broker,
+    broker: Broker,
+    registry_url: str,
 ) -> None:
     def work() -> None:
-        url = str(broker_with_registry.registry_url)
+        url = registry_url
         context = SerializationContext("t", MessageField.VALUE)
         with SchemaRegistryClient({"url": url}) as client:
             values = [
@@ -59,7 +60,7 @@ async def test_values_of_confluents_serializer_are_read_and_other_messages_fail(
     await run_sync(work)
 
 
-async def test_what_a_writer_encodes_is_read_back(broker_with_registry: Broker) -> None:
+async def test_what_a_writer_encodes_is_read_back(broker: Broker, registry_url: str) -> None:
     table = pa.table(
         {
             "f_int64": [1, None],
@@ -75,7 +76,7 @@ async def test_what_a_writer_encodes_is_read_back(broker_with_registry: Broker) 
     )
 
     def work() -> None:
-        registry = Registry(str(broker_with_registry.registry_url))
+        registry = Registry(registry_url)
         format_ = Protobuf(All, registry=registry)
         rows, failures = rows_of(format_, *format_.encode(table, "out").to_pylist())
         assert failures == {}
@@ -88,7 +89,9 @@ async def test_what_a_writer_encodes_is_read_back(broker_with_registry: Broker) 
     await run_sync(work)
 
 
-async def test_files_that_are_imported_are_registered_before(broker_with_registry: Broker) -> None:
+async def test_files_that_are_imported_are_registered_before(
+    broker: Broker, registry_url: str
+) -> None:
     file = FileDescriptorProto(name="outer.proto", package="t", syntax="proto3")
     file.dependency.append("all.proto")
     field(file.message_type.add(name="Outer"), "inner", "message", 1, of=".t.Inner")
@@ -96,7 +99,7 @@ async def test_files_that_are_imported_are_registered_before(broker_with_registr
     outer = GetMessageClass(POOL.FindMessageTypeByName("t.Outer"))
 
     def work() -> None:
-        registry = Registry(str(broker_with_registry.registry_url))
+        registry = Registry(registry_url)
         Protobuf(outer, registry=registry).encode(pa.table({"inner": [{"n": 1}]}), "out")
         (reference,) = registry.by_version("out-value").references
         assert (reference.name, reference.subject, reference.version) == ("all.proto",) * 2 + (1,)

@@ -188,10 +188,11 @@ def test_no_answer_and_wrong_addresses_are_said_in_one_line() -> None:
 
 
 async def test_schemas_are_registered_once_and_found_by_version_with_their_references(
-    broker_with_registry: Broker,
+    broker: Broker,
+    registry_url: str,
 ) -> None:
     def work() -> None:
-        registry = Registry(str(broker_with_registry.registry_url))
+        registry = Registry(registry_url)
         inner = RegisteredSchema('{"type":"record","name":"a.In","fields":[]}')
         number = registry.register("in/side", inner)
         assert registry.register("in/side", inner) == number

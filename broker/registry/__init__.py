@@ -1,1 +1,0 @@
-"""A schema registry that speaks Confluent's REST API and keeps its schemas in the topic `_schemas`."""

@@ -1,0 +1,1 @@
+"""A schema registry for any Kafka cluster: Confluent's REST API over the topic `_schemas`."""
