@@ -72,13 +72,8 @@ async def test_a_format_with_a_registry_registers_the_schema_and_encodes_the_row
     writer = KafkaWriter(TOPIC, key="k", value=Avro(registry=registry))
     async with opened(broker, writer) as writer:
         writer.add(rows_of(k=["a", "b"], n=[1, None]))
-<<<<<<< HEAD
         assert await flushed(writer) == Flushed()
-    values = pa.array([each.value for each in await consumed(broker_with_registry)], pa.binary())
-=======
-        assert await flushed(writer) == Flushed(poisoned=[])
     values = pa.array([each.value for each in await consumed(broker)], pa.binary())
->>>>>>> 2a6dfcf (The schema registry is a client of any Kafka cluster, in a package of its own; what clients send it is answered with 4xx, and soon)
     decoded = await run_sync(Avro(registry=registry, subject=f"{TOPIC}-value").decode, values)
     assert decoded.failures == {}
     assert decoded.columns.to_pylist() == [{"k": "a", "n": 1}, {"k": "b", "n": None}]
