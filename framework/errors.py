@@ -29,6 +29,7 @@ __all__ = [
     "StrategyError",
     "UnexpectedDuplicate",
     "reason_of",
+    "storable",
     "traceback_of",
     "type_of",
 ]
@@ -182,7 +183,7 @@ def type_of(error: BaseException) -> str:
     """Return the class of an exception: `TimeoutError`, `json.decoder.JSONDecodeError`."""
     kind = type(error.error if isinstance(error, Escaped) else error)
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    return f"{module}{kind.__qualname__}"
+    return storable(f"{module}{kind.__qualname__}")
 
 
 def traceback_of(error: BaseException) -> str:
@@ -197,7 +198,7 @@ def traceback_of(error: BaseException) -> str:
         parts.append(f"{_shown_frames(_frames_of(next_))}{reason_of(next_)}")
         implicit = None if next_.__suppress_context__ else next_.__context__
         next_ = next_.__cause__ or implicit
-    return "\n\nthen:\n".join(reversed(parts))[-_TRACEBACK_CHARACTERS:]
+    return storable("\n\nthen:\n".join(reversed(parts)))[-_TRACEBACK_CHARACTERS:]
 
 
 def _frames_of(error: BaseException) -> tuple[tuple[str, int, str], ...]:
@@ -218,5 +219,14 @@ def reason_of(error: BaseException) -> str:
     """Describe an exception in one line, for logs and the error sink."""
     if isinstance(error, Escaped):
         error = error.error
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception as failure:  # noqa: BLE001  the user's class may do anything
+        return f"{name} (its __str__ raises {type(failure).__name__})"
+    return storable(f"{name}: {text}" if text else name)
+
+
+def storable(text: str) -> str:
+    """Return a text that has a UTF-8 form: lone surrogates are escaped."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -440,7 +440,7 @@ def _batch_calls(
         except Exception as error:  # noqa: BLE001
             if len(part) == 1:
                 offset = int(part.column(RECORD_OFFSET)[0].as_py())
-                parts.append(MapResult(None, NO_OFFSETS, (Failure.of(offset, error),)))
+                parts.append(MapResult(None, NO_OFFSETS, (_failure(offset, error),)))
             else:
                 middle = len(part) // 2
                 todo += [part.slice(middle), part.slice(0, middle)]

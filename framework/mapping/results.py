@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
@@ -15,14 +17,14 @@ import numpy as np
 import pyarrow as pa
 
 from ..column_types import choose_type, join_tables
-from ..errors import StrategyError, reason_of, traceback_of, type_of
+from ..errors import StrategyError, reason_of, storable, traceback_of, type_of
 from ..frames import as_table
 from ..record import RECORD_OFFSET
 from ..values.python_columns import convert
 from ..values.schemas import RowType, fields_of, is_row_class
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     from numpy.typing import NDArray
 
@@ -58,7 +60,7 @@ class Failure(NamedTuple):
     traceback: str | None = None
 
     @classmethod
-    def of(cls, offset: int, error: Exception, attempts: int = 1) -> Self:
+    def of(cls, offset: int, error: BaseException, attempts: int = 1) -> Self:
         """Describe an exception of the map function."""
         return cls(offset, reason_of(error), attempts, type_of(error), traceback_of(error))
 
@@ -106,7 +108,6 @@ def from_rows(
         rows: dicts, or objects whose attributes are the columns.
 
     Raises:
-        StrategyError: the rows have a column that the schema does not have, or a key that is not text.
     """
     if not rows:
         return MapResult(None, NO_OFFSETS, tuple(failures))
@@ -118,7 +119,7 @@ def from_rows(
     if schema is None and mapped.table is not None:
         failed = {failure.offset for failure in mapped.failures}
         kept = [row for row, offset in zip(rows, offsets, strict=True) if offset not in failed]
-        mapped = replace(mapped, table=mapped.table.select(_columns_of(_dicts(kept), None)))
+        mapped = replace(mapped, table=mapped.table.select(_columns_of(_dicts(kept), None, {})))
     return mapped
 
 
@@ -129,7 +130,7 @@ def _table(
     table: pa.Table
     if isinstance(schema, RowType) and set(map(type, rows)) == {schema.instances}:
         if schema.instances is dict:
-            _columns_of(rows, schema.schema)
+            _columns_of(rows, schema.schema, misfits)
         columns, refused = schema.to_columns(rows)
         misfits.update(refused)
         table = pa.Table.from_batches([columns])
@@ -140,7 +141,7 @@ def _table(
         table = pa.table(
             {
                 name: _column(values, name, kinds.get(name), misfits)
-                for name, values in _values_of(rows, schema).items()
+                for name, values in _values_of(rows, schema, misfits).items()
             },
             schema=schema,
         )
@@ -149,7 +150,9 @@ def _table(
     return table
 
 
-def _values_of(rows: list[Any], schema: pa.Schema | None) -> dict[str, list[Any]]:
+def _values_of(
+    rows: list[Any], schema: pa.Schema | None, misfits: dict[int, str]
+) -> dict[str, list[Any]]:
     """Return the values of each column; None where a row does not have the key."""
     if set(map(type, rows)) == {dict}:
         names = list(rows[0]) if schema is None else schema.names
@@ -157,7 +160,7 @@ def _values_of(rows: list[Any], schema: pa.Schema | None) -> dict[str, list[Any]
             with suppress(KeyError):  # else all rows have these keys
                 return {name: list(map(itemgetter(name), rows)) for name in names}
     dicts = _dicts(rows)
-    return {name: [row.get(name) for row in dicts] for name in _columns_of(dicts, schema)}
+    return {name: [row.get(name) for row in dicts] for name in _columns_of(dicts, schema, misfits)}
 
 
 def _dicts(rows: list[Any]) -> list[Mapping[str, Any]]:
@@ -172,19 +175,31 @@ def _refuse_nulls(table: pa.Table, misfits: dict[int, str]) -> None:
                 misfits.setdefault(row, f"column {field.name}: null, but it is not nullable")
 
 
-def _columns_of(rows: Iterable[Mapping[str, Any]], schema: pa.Schema | None) -> list[str]:
-    """Return the names of all columns."""
-    names: dict[object, None] = dict.fromkeys(chain.from_iterable(rows))
-    if schema is not None:
-        if unknown := [name for name in names if name not in schema.names]:
-            raise StrategyError(f"map returned columns {unknown} that its schema does not have")
-        return list(schema.names)
-    if wrong := [name for name in names if not isinstance(name, str)]:
-        raise StrategyError(
-            f"map returned a row with the key {wrong[0]!r} ({type(wrong[0]).__name__}); "
-            "keys are names of columns: make them text"
-        )
-    return [str(name) for name in names]
+def _columns_of(
+    rows: Sequence[Mapping[str, Any]], schema: pa.Schema | None, misfits: dict[int, str]
+) -> list[str]:
+    """Return the names of all columns; rows that have no columns, or others, get a reason in `misfits`."""
+    names: dict[Any, None] = dict.fromkeys(chain.from_iterable(rows))
+    known = None if schema is None else set(schema.names)
+    wrong = {name: reason for name in names if (reason := _no_column(name, known)) is not None}
+    if wrong or known is None:
+        for number, row in enumerate(rows):
+            reason = next((wrong[name] for name in row if name in wrong), None)
+            if reason is not None or (not row and known is None):
+                misfits[number] = reason or "the row has no columns"
+    return [name for name in names if name not in wrong] if schema is None else list(schema.names)
+
+
+def _no_column(name: Any, known: Container[str] | None) -> str | None:
+    """Return why a key of a row is not the name of a column; None if it is."""
+    if not isinstance(name, str):
+        kind = type(name).__name__
+        return f"the row has the key {name!r} ({kind}); keys are names of columns: make them text"
+    if storable(name) != name:
+        return f"the row has the key {storable(name)}, which has no UTF-8 form"
+    if known is not None and name not in known:
+        return f"the row has the column {name}, which the map does not declare"
+    return None
 
 
 def _column(
@@ -198,11 +213,23 @@ def _column(
             return column
     refused: dict[int, str] = {}
     if kind is None:
+        values = list(map(_plain, values))
         kind = _choose_type(values, refused)
     rows = [row for row in range(len(values)) if row not in refused]
     deque(convert(values, rows, kind, refused), maxlen=0)
     misfits.update({row: f"column {name}: {reason}" for row, reason in refused.items()})
     return pa.array([None if at in refused else each for at, each in enumerate(values)], kind)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that Arrow has a type for: Enums by their values, objects of row classes as dicts."""
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(each) for each in value]
+    return _plain(fields_of(value)) if is_row_class(type(value)) else value
 
 
 def _have_one_class(values: list[Any]) -> bool:
@@ -262,15 +289,26 @@ def rows_of(
     """
     is_row = _is_named_row if named else _is_row
     if is_row(result):
-        return [result]
+        return [_as_dict(result)]
     if isinstance(result, Iterable) and not isinstance(result, (str, bytes)):
         rows = list(result)
         if all(map(is_row, rows)):
-            return rows
+            return list(map(_as_dict, rows))
+    if inspect.iscoroutine(result):
+        result.close()
+        raise StrategyError(
+            f"map function {_name(function)} returned a coroutine for offset {offset}: await it, or make the "
+            "map `async def`"
+        )
     raise StrategyError(
         f"map function {_name(function)} returned {type(result).__name__} for offset {offset}; "
         "return a row (a dict, a Struct, a dataclass or a pydantic model), a list of rows, or None"
     )
+
+
+def _as_dict(row: Any) -> Any:
+    """Read the user's own kind of mapping here, where an exception fails its record alone."""
+    return dict(row) if isinstance(row, Mapping) and type(row) is not dict else row
 
 
 def _is_row(result: object) -> bool:

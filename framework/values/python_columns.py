@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _MOMENT: Final = pa.timestamp("us", tz="UTC")
+_INT: Final = pa.int64()
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -65,9 +67,24 @@ def convert(
             array = pa.array([values[row] for row in part], kind)
         except Exception as error:  # noqa: BLE001
             if len(part) == 1:
-                refused[part[0]] = reason_of(error)
+                refused[part[0]] = _reason(values[part[0]], kind, error)
             else:
                 middle = len(part) // 2
                 todo += [part[middle:], part[:middle]]
         else:
             yield part, array
+
+
+def _reason(value: Any, kind: pa.DataType | None, error: Exception) -> str:
+    """Say what to do about a value that Arrow refuses."""
+    if inspect.iscoroutine(value):
+        value.close()
+        return "a coroutine; await it, and make the map `async def`"
+    if isinstance(value, int) and not -(2**63) <= value < 2**63 and (kind is None or kind == _INT):
+        return f"the number {value} does not fit 64 bits; declare uint64 or a decimal"
+    if kind is None and type(value).__module__ != "builtins":
+        name = type(value).__name__
+        return (
+            f"{name} is no type of a column; return numbers, texts, times, lists or dicts of them"
+        )
+    return reason_of(error)

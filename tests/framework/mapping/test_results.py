@@ -158,15 +158,6 @@ def test_a_value_that_fits_no_column_fails_all_rows_of_its_record() -> None:
     assert [f.offset for f in mapped.failures] == [11]
 
 
-def test_a_key_that_is_no_text_is_a_mistake_of_the_strategy() -> None:
-    @map_record
-    def numbered(record: Record) -> dict[object, int]:
-        return {1: 2}
-
-    with pytest.raises(StrategyError, match=r"the key 1 \(int\); keys are names of columns"):
-        apply(numbered, records([b""]))
-
-
 def test_the_parts_of_a_bisected_batch_decide_their_types_together() -> None:
     @map_batch
     def strict(batch: pa.RecordBatch) -> pa.Table:
