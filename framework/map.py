@@ -218,6 +218,7 @@ class MapStage:
         self._metrics.map_seconds.observe(anyio.current_time() - started)
         self._metrics.map_retries.inc(mapped.retries)
         self._metrics.count_mapped(len(batch), mapped.filtered(len(batch)))
+        self._errors.count_mapped(len(batch))
         await self._send(batch, whole, mapped)
         return mapped.rest
 

@@ -403,12 +403,13 @@ class Rows:
         )
 
     def with_coordinates(self, names: Iterable[str]) -> pa.Table:
-        """Return the rows with those of the named columns of `COORDINATES` that they lack.
+        """Return the rows with those of the named columns that they lack and `COORDINATES` has.
 
         Without them, if the rows belong to no single record: a reducer made them.
         """
         table = self.table
-        lacking = [name for name in names if name not in table.column_names]
+        known = COORDINATES.names
+        lacking = [name for name in names if name in known and name not in table.column_names]
         for name in lacking if self.offsets is not None or self.places is not None else ():
             table = table.append_column(COORDINATES.field(name), self._coordinate(name))
         return table

@@ -32,6 +32,7 @@ __all__ = [
     "ERROR_DELIVERY",
     "ERROR_STAGE",
     "MAP_STAGE",
+    "MOSTLY_FAILED",
     "ErrorLimit",
     "OnLimit",
     "Strategy",
@@ -59,20 +60,32 @@ class ErrorLimit:
         ```
 
     Attributes:
-        records: the most failed records within `per` seconds.
+        records: the most failed records within `per` seconds; None: any number.
         per: the length of the window, in seconds.
         on_limit: `stop` the worker; `pause` until the window has room again; or `drop` the records above
             the limit: they count as settled and are lost, which is logged and counted.
+        share: the most failed records within `per` seconds as a part of those that were mapped, 0 to 1; it
+            counts from `at_least` failures on. None: any part. The worker alone knows it, not Spark.
+        at_least: see `share`.
     """
 
-    records: int
+    records: int | None = None
     per: float = 60.0
     on_limit: OnLimit = "stop"
+    share: float | None = None
+    at_least: int = 10_000
 
     def __post_init__(self) -> None:
-        if self.records < 0 or self.per <= 0:
+        if (self.records is not None and self.records < 0) or self.per <= 0:
             raise StrategyError(
                 f"err_limit: records must be at least 0 and per above 0, not {self.records} and {self.per}"
+            )
+        if self.records is None and self.share is None:
+            raise StrategyError("err_limit: set records, share or both; err_limit=None is no limit")
+        if (self.share is not None and not 0 < self.share < 1) or self.at_least < 1:
+            raise StrategyError(
+                "err_limit: share must be between 0 and 1 and at_least at least 1, not "
+                f"{self.share} and {self.at_least}"
             )
         if self.on_limit not in get_args(OnLimit):
             raise StrategyError(
@@ -82,6 +95,26 @@ class ErrorLimit:
             raise StrategyError(
                 "err_limit: on_limit='pause' needs records of at least 1: with 0 it would pause for ever"
             )
+
+    def allowed(self, mapped: int) -> int:
+        """Return how many of so many mapped records may fail."""
+        of_all = 2**63 if self.records is None else self.records
+        return (
+            of_all
+            if self.share is None
+            else min(of_all, max(self.at_least, int(self.share * mapped)))
+        )
+
+    def __str__(self) -> str:
+        """The limit in words."""
+        parts = [] if self.records is None else [f"{self.records:,} records"]
+        if self.share is not None:
+            parts.append(f"{self.share:.0%} of the records, and {self.at_least:,} of them")
+        return f"{' or '.join(parts)} in {self.per:g} s"
+
+
+MOSTLY_FAILED: Final = ErrorLimit(share=0.95)
+"""The default limit: if almost all records fail, the strategy is wrong, or the topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +174,9 @@ class Strategy:
             plus `reason`, `stage`, `exception`, `traceback` (strings; the last two may be null) and `attempt`
             (int32). Without it, the first record that fails stops the worker. The worker writes failed
             records at least once, whatever `delivery` is: after a crash they may be written there again.
-        err_limit: the acceptable number of failed records; None is any number.
+        err_limit: the acceptable number of failed records. The default stops the worker when 95 % of the
+            records of a minute failed, and at least 10,000: something else is wrong then than a few records.
+            None is any number.
         delivery: the guarantee for each record. None: that of the last reducer, which is `exactly-once`
             for sinks that know ranges (ClickHouse, PostgreSQL, Parquet files, a `RangeWriter` of your own)
             and `at-least-once` for the others. `at-most-once` commits before it writes:
@@ -172,7 +207,7 @@ class Strategy:
     map: Callable[..., Any] | None = None
     reduce: Reducer | Sequence[Reducer] | Mapped = ()
     reduce_err: Reducer | None = None
-    err_limit: ErrorLimit | None = None
+    err_limit: ErrorLimit | None = MOSTLY_FAILED
     delivery: Delivery | None = None
     value: ValueFormat | None = None
     key: ValueFormat | None = None
@@ -202,26 +237,32 @@ class Strategy:
                 "end the chain with a RangeWriter such as ClickHouseWriter, or with "
                 "KafkaWriter(delivery='exactly-once'), or use 'at-least-once'"
             )
-        if self.reduce_err is not None:
-            as_chain(self.reduce_err, "reduce_err")
-        if self.reduce_err is not None and self.reduce_err.on_error == "divert":
+        self._check_errors()
+
+    def _check_errors(self) -> None:
+        """Check what happens to records that fail."""
+        errors = self.reduce_err
+        if errors is None:
+            if self.err_limit not in (None, MOSTLY_FAILED):
+                raise StrategyError(
+                    "err_limit= needs reduce_err=: without it the first failure stops the worker"
+                )
+            for reducer in (each for chain in self.chains.values() for each in chain):
+                if reducer.on_error == "divert":
+                    raise StrategyError(
+                        f"{type(reducer).__name__}: on_error='divert' needs reduce_err="
+                    )
+            return
+        as_chain(errors, "reduce_err")
+        if errors.on_error == "divert":
             raise StrategyError(
                 "reduce_err cannot divert its own errors: use on_error='retry' or on_error='stop'"
             )
-        if self.reduce_err is not None and capabilities_of(self.reduce_err).commits_offsets:
+        if capabilities_of(errors).commits_offsets:
             raise StrategyError(
-                f"reduce_err: {type(self.reduce_err).__name__} cannot be exactly-once: failed records are "
+                f"reduce_err: {type(errors).__name__} cannot be exactly-once: failed records are "
                 "written at least once; remove delivery="
             )
-        if self.err_limit is not None and self.reduce_err is None:
-            raise StrategyError(
-                "err_limit= needs reduce_err=: without it the first failure stops the worker"
-            )
-        for reducer in (each for chain in self.chains.values() for each in chain):
-            if reducer.on_error == "divert" and self.reduce_err is None:
-                raise StrategyError(
-                    f"{type(reducer).__name__}: on_error='divert' needs reduce_err="
-                )
 
     def _chain(self) -> tuple[Reducer, ...]:
         if isinstance(self.reduce, Mapping | PerName):

@@ -47,6 +47,7 @@ __all__ = ["SupervisorLink", "Worker", "run_worker"]
 
 _ANSWER_TIMEOUT: Final = 0.2  # seconds
 _RETRY_AFTER: Final = 1.0  # seconds
+_MANY: Final = 0.1  # of all records; so many that failed are worth a warning
 
 _log = structlog.get_logger(__name__)
 
@@ -205,6 +206,9 @@ class Worker:
             failed=self.metrics.done.failed,
             seconds=took,
         )
+        done = self.metrics.done
+        report = _log.warning if done.failed > done.read * _MANY else _log.info
+        report(str(done))
 
     def _server(self) -> HealthServer | None:
         http = self._settings.http

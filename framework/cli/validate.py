@@ -257,9 +257,7 @@ def outline_of(path: str, strategy: Strategy) -> Outline:
         else _reducer(ERROR_STAGE, strategy.reduce_err),
         delivery=strategy.requested_delivery,
         err_delivery=None if strategy.reduce_err is None else ERROR_DELIVERY,
-        err_limit=None
-        if limit is None
-        else f"{limit.records:,} records in {limit.per:g} s, then {limit.on_limit}",
+        err_limit=None if limit is None else f"{limit}, then {limit.on_limit}",
         pickled_bytes=len(pickle.dumps(strategy)),
         transactions=strategy.is_transactional,
     )

@@ -138,33 +138,57 @@ def _rows(
     )
 
 
+class _Recent:
+    """A sum over the last `per` seconds."""
+
+    def __init__(self, per: float) -> None:
+        self._per = per
+        self._added: deque[tuple[float, int]] = deque()
+        self._sum = 0
+
+    def add(self, number: int) -> None:
+        self._added.append((anyio.current_time(), number))
+        self._sum += number
+
+    def sum(self) -> int:
+        now = anyio.current_time()
+        while self._added and self._added[0][0] <= now - self._per:
+            self._sum -= self._added.popleft()[1]
+        return self._sum
+
+    async def wait(self) -> None:
+        """Sleep until the oldest number leaves the sum."""
+        if self._added:
+            await anyio.sleep_until(self._added[0][0] + self._per)
+
+
 class LimitWindow:
     """The failures of all stages of a strategy in a sliding window."""
 
     def __init__(self, limit: ErrorLimit | None) -> None:
         self.limit = limit
-        self._seen: deque[tuple[float, int]] = deque()
-        self._count = 0
+        per = 0.0 if limit is None else limit.per
+        self._failed, self._mapped = _Recent(per), _Recent(per)
 
     def room(self) -> int:
         """Return how many more failures the limit allows now."""
         if self.limit is None:
             return 2**63
-        now = anyio.current_time()
-        while self._seen and self._seen[0][0] <= now - self.limit.per:
-            self._count -= self._seen.popleft()[1]
-        return max(0, self.limit.records - self._count)
+        return max(0, self.limit.allowed(self._mapped.sum()) - self._failed.sum())
 
     def count(self, failures: int) -> None:
         """Count failures that were sent to the error sink."""
         if self.limit is not None and failures:
-            self._seen.append((anyio.current_time(), failures))
-            self._count += failures
+            self._failed.add(failures)
+
+    def count_mapped(self, records: int) -> None:
+        """Count records that were mapped, whether they failed or not."""
+        if self.limit is not None and self.limit.share is not None:
+            self._mapped.add(records)
 
     async def wait(self) -> None:
         """Sleep until the oldest failure leaves the window."""
-        if self.limit is not None and self._seen:
-            await anyio.sleep_until(self._seen[0][0] + self.limit.per)
+        await self._failed.wait()
 
 
 class ErrorPort:
@@ -193,6 +217,10 @@ class ErrorPort:
         stream = self._stream.clone() if self._stream is not None else None
         return ErrorPort(stream, self._window, self._settle, self._metrics)
 
+    def count_mapped(self, records: int) -> None:
+        """Count records that were mapped, of which some may have failed."""
+        self._window.count_mapped(records)
+
     def close(self) -> None:
         """Close the port; the error stage ends when all ports are closed."""
         if self._stream is not None:
@@ -220,8 +248,8 @@ class ErrorPort:
                 part, rest = rest, None
             elif limit.on_limit == "stop":
                 raise RecordFailed(
-                    f"more than {limit.records} records failed within {limit.per:g} s, the last {first}; "
-                    "fix the cause, or raise err_limit"
+                    f"more than {limit} failed, the last {first}; fix the cause, or change err_limit= of the "
+                    "strategy (None: any number may fail)"
                 )
             elif room > 0:
                 part, rest = rest.cut(room)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, get_args
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from .collect import Collecting, one_table
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ..record import Rows
     from .reducer import Limits
 
 AggregateFunction = Literal[
@@ -70,10 +72,8 @@ class Aggregate(Collecting):
             )
 
     def flush(self) -> pa.Table:
-        table = one_table(self.rows)
-        self.require_columns(table)
         grouped = group(
-            table,
+            self.table_of(self.rows),
             self.by,
             [
                 ([], "count_all") if source == ALL else (source, function)
@@ -82,12 +82,25 @@ class Aggregate(Collecting):
         )
         return grouped.rename_columns([*self.by, *self.columns])
 
-    def require_columns(self, table: pa.Table) -> None:
-        """Raise StrategyError unless the rows have all columns that are grouped or aggregated."""
-        wanted = [*self.by, *(source for source, _ in self.columns.values() if source != ALL)]
-        if missing := [name for name in wanted if name not in table.column_names]:
+    def table_of(self, rows: Sequence[Rows]) -> pa.Table:
+        """Join rows, with the coordinates of their records where these are grouped or aggregated.
+
+        Raises:
+            StrategyError: they lack a column.
+        """
+        wanted = self._wanted()
+        table = one_table([replace(each, table=each.with_coordinates(wanted)) for each in rows])
+        self.require(table.column_names)
+        return table
+
+    def _wanted(self) -> list[str]:
+        return [*self.by, *(source for source, _ in self.columns.values() if source != ALL)]
+
+    def require(self, columns: Sequence[str]) -> None:
+        """Raise StrategyError unless all columns that are grouped or aggregated are there."""
+        if missing := [name for name in self._wanted() if name not in columns]:
             raise StrategyError(
-                f"Aggregate: the rows have no column {missing[0]!r}, only {table.column_names}"
+                f"Aggregate: the rows have no column {missing[0]!r}, only {columns}"
             )
 
 

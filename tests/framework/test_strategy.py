@@ -30,6 +30,10 @@ def writer(**limits: Any) -> MemoryWriter:
 @pytest.mark.parametrize(
     ("parts", "complaint"),
     [
+        (
+            {"reduce": [ClickHouseWriter("a"), ClickHouseWriter("b")]},
+            "has ClickHouseWriter before ClickHouseWriter: a writer",
+        ),
         ({"map": 3}, "map=3 is not a function"),
         ({"reduce": []}, "reduce= is empty"),
         ({"reduce": [print]}, "is not a reducer"),

@@ -43,8 +43,7 @@ class PartialAggregate(_Half):
     """The task's half: one row per group, with the partial results that `FinalAggregate` merges."""
 
     def flush(self) -> pa.Table:
-        table = one_table(self.rows)
-        self.aggregate.require_columns(table)
+        table = self.aggregate.table_of(self.rows)
         names: list[str] = []
         wanted: list[Any] = []
         for number, (source, function) in enumerate(self.aggregate.columns.values()):

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from kmr import Batcher, Json, Strategy
-from kmr.record import Record
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter
 
 from ..workers import P0, committed, put, running
 from . import readme_example
-from .readme_example import Order, Row, large
+from .readme_example import Order, large
 
 README = Path(__file__).parents[3] / "README.md"
 
@@ -30,9 +29,8 @@ def test_the_strategy_of_the_readme_is_checked_by_mypy() -> None:
 
 
 def test_the_map_of_the_readme_does_what_it_says() -> None:
-    record = Record("orders", 1, 7, None, b"", 0, 0)
-    assert large(Order("ada", 25.0), record) == Row("ada", 25.0, 1, 7)
-    assert large(Order("bob", 7.5), record) is None
+    assert large(Order("ada", 25.0)) == Order("ada", 25.0)
+    assert large(Order("bob", 7.5)) is None
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["in a batch of its own", "in one batch"])

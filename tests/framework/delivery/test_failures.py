@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
 from kmr.errors import RecordFailed
-from kmr.strategy import ErrorLimit, Strategy
+from kmr.strategy import MOSTLY_FAILED, ErrorLimit, Strategy
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
 
 from ..workers import P0, committed, locate, put, running, written
@@ -91,11 +92,42 @@ async def test_too_many_failures_stop_the_worker(
         assert committed(consumer) == {P0: 4}
         return
     with pytest.RaisesGroup(
-        pytest.RaisesExc(RecordFailed, match="more than 3 records failed within 60")
+        pytest.RaisesExc(RecordFailed, match="more than 3 records in 60 s failed")
     ):
         async with running(strategy, consumer):
             await consumer.rebalance([P0])
             await anyio.sleep_forever()
+
+
+@pytest.mark.parametrize(
+    ("bad", "good", "limit", "stops"),
+    [
+        (10_200, 0, MOSTLY_FAILED, True),
+        (9_999, 0, MOSTLY_FAILED, False),
+        (10_200, 700, MOSTLY_FAILED, False),
+        (10_200, 0, None, False),
+    ],
+)
+async def test_a_worker_stops_when_almost_all_records_fail_unless_the_limit_is_off(
+    clock: VirtualClock, bad: int, good: int, limit: ErrorLimit | None, *, stops: bool
+) -> None:
+    consumer = MemoryConsumer()
+    put(consumer, 0, 0, *([b"good"] * good), *([b"poison"] * bad))
+    strategy = Strategy(
+        locate,
+        [MemoryWriter(Journal())],
+        reduce_err=MemoryWriter(Journal(), max_rows=1),
+        err_limit=limit,
+    )
+    failure = pytest.RaisesExc(
+        RecordFailed, match=r"95% of the records, and 10,000 of them in 60 s"
+    )
+    with pytest.RaisesGroup(failure) if stops else nullcontext():
+        async with running(strategy, consumer):
+            await consumer.rebalance([P0])
+            if stops:
+                await anyio.sleep_forever()
+            await clock.settle()
 
 
 async def test_the_error_limit_can_pause_until_the_window_has_room(clock: VirtualClock) -> None:
