@@ -32,7 +32,7 @@ def writer(**limits: Any) -> MemoryWriter:
     [
         (
             {"reduce": [ClickHouseWriter("a"), ClickHouseWriter("b")]},
-            "has ClickHouseWriter before ClickHouseWriter: a writer",
+            "ClickHouseWriter writes, so it must be the last of its chain",
         ),
         ({"map": 3}, "map=3 is not a function"),
         ({"reduce": []}, "reduce= is empty"),
