@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 import structlog
 
+from .branches.branches import Branches
 from .errors import SinkError, UnexpectedDuplicate, no_escape
 from .observe.status import StageStatus
 from .observe.tracing import OFF
@@ -263,8 +264,13 @@ class ReduceStage:
         if self._out is None and self._errors is not None:
             metrics.done.written += buffer.rows - sum(map(len, outcome.failed))
         metrics.flushes.labels(self.name, reason).inc()
-        metrics.flush_records.labels(self.name).observe(buffer.rows)
-        metrics.flush_bytes.labels(self.name).observe(buffer.bytes)
+        sizes = {self.name: (buffer.rows, buffer.bytes)}
+        if isinstance(buffer.reducer, Branches):
+            counts = buffer.reducer.counts.items()
+            sizes |= {f"{self.name} {branch}": size for branch, size in counts}
+        for stage, (rows, nbytes) in sizes.items():
+            metrics.flush_records.labels(stage).observe(rows)
+            metrics.flush_bytes.labels(stage).observe(nbytes)
         if self._flushing_since is not None:
             metrics.flush_seconds.labels(self.name).observe(
                 anyio.current_time() - self._flushing_since

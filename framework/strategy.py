@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, get_args
 
 from .branches.branches import Branches, PerName, as_chain
 from .branches.declared import declared, with_chains
+from .columns.tagged_rows import schemas
 from .delivery.failures import FAILED_SCHEMA
 from .errors import StrategyError
 from .mapping.annotations import check_call, check_resources, parameters_of
@@ -393,22 +394,31 @@ class Strategy:
             f"reduce-{number}": reducer for number, reducer in enumerate(self.reducers, start=1)
         }
 
+    @property
+    def writers(self) -> dict[str, Reducer]:
+        """The last reducers of all chains by the names of their stages: `reduce-2`, `reduce-1 PageView`."""
+        stage = list(self.stages)[-1]
+        return {f"{stage} {name}".strip(): chain[-1] for name, chain in self.chains.items()}
+
     def schema_of(self, stage: str, mapped: pa.Schema | None = None) -> pa.Schema | None:
         """Return the columns of the rows that reach a stage; None if they are not known before it runs.
 
         Args:
+            stage: as in `stages` or `writers`, or `reduce-err`.
             mapped: the columns of the rows that the map makes, where it does not declare them.
         """
         if stage == ERROR_STAGE:
             return FAILED_SCHEMA
+        stage, _, branch = stage.partition(" ")
         schema = self.row_schema or mapped
+        if branch:
+            schema = schemas(schema).get(branch) if schema is not None else None
         if schema is not None:
             schema = of_records(schema)
-        for name, reducer in self.stages.items():
-            if schema is None or name == stage:
-                break
-            schema = schema if reducer.keeps_rows else None
-        return schema
+        before = self.reducers[: list(self.stages).index(stage)]
+        if branch:
+            before = tuple(self.chains[branch][:-1])
+        return schema if all(reducer.keeps_rows for reducer in before) else None
 
     @property
     def all_stages(self) -> dict[str, Reducer]:

@@ -120,6 +120,7 @@ class Branches(Collecting, Sink):
         self._making: anyio.Lock | None = None
         self._delivered: dict[str, list[Rows]] = {}
         self._failed: list[Rows] = []
+        self._sizes: dict[str, tuple[int, int]] = {}
 
     @property
     def chains(self) -> dict[str, Sequence[Reducer]]:
@@ -171,6 +172,7 @@ class Branches(Collecting, Sink):
                 branch = await self._branch(name)
                 self._failed += await branch.deliver(rows, write)
                 self._delivered.setdefault(name, []).extend(self.rows)
+                self._sizes[name] = _size(rows)
             except _NoBranch as unknown:
                 refusals.extend(Refusal(each, str(unknown)) for each in rows)
             except Exception as error:  # noqa: BLE001  the other branches continue
@@ -181,14 +183,13 @@ class Branches(Collecting, Sink):
                 tasks.start_soon(deliver, name, rows)
         if errors:
             raise min(errors, key=lambda error: isinstance(error, Retry))
-        failed = self._failed
+        failed, self.counts = self._failed, self._sizes
         self._forget()
-        self.counts = {name: _size(rows) for name, rows in parts.items()}
         if failed or refusals:
             raise RowsRefused(refusals, failed)
 
     def _forget(self) -> None:
-        self._failed, self._delivered = [], {}
+        self._failed, self._delivered, self._sizes = [], {}, {}
         for branch in self._branches.values():
             branch.reset()
 

@@ -143,7 +143,7 @@ def create_table(
     strategy
         The strategy: module:attribute. The current directory is searched first.
     stage
-        Only the table of this stage: reduce-1, reduce-2, ..., reduce-err.
+        Only the table of this stage: reduce-1, reduce-2, ..., reduce-err; of a branch: "reduce-1 NAME".
     run
         Also run it, at the server that the writer names, unless the table is there.
     sample
@@ -152,16 +152,17 @@ def create_table(
     """
     from ..loading import load_strategy
     from ..sinks.clickhouse.writer import ClickHouseWriter
+    from ..strategy import ERROR_STAGE
 
     loaded = load_strategy(strategy)
     writers = {
         name: reducer
-        for name, reducer in loaded.all_stages.items()
+        for name, reducer in {**loaded.writers, ERROR_STAGE: loaded.reduce_err}.items()
         if isinstance(reducer, ClickHouseWriter) and stage in (None, name)
     }
     if not writers:
-        where = "no stage" if stage is None else f"stage {stage}"
-        raise StrategyError(f"{strategy}: {where} of it is no ClickHouseWriter; see kmr validate")
+        where = "none of its stages is" if stage is None else f"stage {stage} is not"
+        raise StrategyError(f"{strategy}: {where} a ClickHouseWriter; see kmr validate")
     mapped = None if sample is None else _map_sample(loaded, sample)
     statements = {
         name: writer.create_statement(loaded.schema_of(name, mapped))

@@ -36,6 +36,7 @@ def draw(outline: Outline, form: Format) -> str:
         ("consumer", "polls, pauses, seeks"),
         (f"map {name}", ", ".join(filter(None, what))),
         *(_box(reducer) for reducer in outline.reduce),
+        *([("branches", branches)] if (branches := _branches(outline)) else []),
         ("commit", "the watermark of each partition"),
     ]
     err = None if outline.reduce_err is None else _box(outline.reduce_err)
@@ -46,6 +47,10 @@ def draw(outline: Outline, form: Format) -> str:
             return _mermaid(main, err)
         case "dot":
             return _dot(main, err)
+
+
+def _branches(outline: Outline) -> str:
+    return ", ".join(f"{each.name} to {each.reducers[-1]}" for each in outline.branches)
 
 
 def _box(reducer: ReducerOutline) -> Box:

@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from cyclopts import Parameter
 
+from ..columns.tagged_rows import schemas
 from ..config.schema import BYTES, show_quantity
 from ..loading import load_strategy
+from ..reducers.sink import capabilities_of
 from ..strategy import ERROR_DELIVERY, ERROR_STAGE
 from .output import plain_console, print_json
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from ..reducers.reducer import Reducer
     from ..spark.engine.placement import Finding
     from ..strategy import Strategy
@@ -121,6 +125,7 @@ def _lines(outline: Outline) -> list[str]:
         "",
         *(line for topic, mapped in maps.items() for line in _map_lines(topic, mapped)),
         *(line for reducer in outline.reduce for line in _stage(reducer)),
+        *(_branch(branch) for branch in outline.branches),
         *(
             [*_stage(outline.reduce_err), _ERRORS]
             if outline.reduce_err is not None
@@ -129,8 +134,23 @@ def _lines(outline: Outline) -> list[str]:
         *([f"            at most {outline.err_limit}"] if outline.err_limit is not None else []),
         "",
         *_DELIVERY["transactions" if outline.transactions else outline.delivery],
-        "",
-        f"Pickled: {outline.pickled_bytes:,} bytes.",
+        *_weakest(outline),
+        *(["", f"Pickled: {outline.pickled_bytes:,} bytes."] if outline.pickled_bytes else []),
+    ]
+
+
+def _branch(branch: BranchOutline) -> str:
+    return f"            {branch.name}: {', '.join(branch.reducers)}; {branch.delivery.replace('-', ' ')}"
+
+
+def _weakest(outline: Outline) -> list[str]:
+    """Say which branches are the reason for a weaker guarantee than others have."""
+    weak = [branch.name for branch in outline.branches if branch.delivery != "exactly-once"]
+    if not weak or len(weak) == len(outline.branches):
+        return []
+    return [
+        f"            The weakest branch counts: {', '.join(weak)}. In a strategy and a group of its own",
+        "            it leaves exactly once to the others.",
     ]
 
 
@@ -216,6 +236,14 @@ class ReducerOutline(msgspec.Struct, frozen=True):
         return " or ".join(limits)
 
 
+class BranchOutline(msgspec.Struct, frozen=True):
+    """One branch: the reducers of its chain, and what its sink guarantees."""
+
+    name: str
+    reducers: tuple[str, ...]
+    delivery: str
+
+
 class Outline(msgspec.Struct, frozen=True):
     """A whole strategy.
 
@@ -227,7 +255,8 @@ class Outline(msgspec.Struct, frozen=True):
         transactions: whether it is one of transactions, which commit the offsets with the rows.
         err_delivery: that of failed records in the worker; None without `reduce_err`.
         err_limit: the accepted number of failed records, in words; None: any number.
-        pickled_bytes: size of the strategy when it is sent to another process.
+        pickled_bytes: size of the strategy for another process; None if only Spark can send it.
+        branches: those of the last stage; empty without branches.
     """
 
     strategy: str
@@ -238,8 +267,9 @@ class Outline(msgspec.Struct, frozen=True):
     delivery: str
     err_delivery: str | None
     err_limit: str | None
-    pickled_bytes: int
+    pickled_bytes: int | None
     transactions: bool = False
+    branches: tuple[BranchOutline, ...] = ()
 
 
 def outline_of(path: str, strategy: Strategy) -> Outline:
@@ -258,23 +288,51 @@ def outline_of(path: str, strategy: Strategy) -> Outline:
         delivery=strategy.requested_delivery,
         err_delivery=None if strategy.reduce_err is None else ERROR_DELIVERY,
         err_limit=None if limit is None else f"{limit}, then {limit.on_limit}",
-        pickled_bytes=len(pickle.dumps(strategy)),
+        pickled_bytes=_pickled_bytes(strategy),
         transactions=strategy.is_transactional,
+        branches=tuple(
+            BranchOutline(
+                name,
+                tuple(type(reducer).__name__ for reducer in chain),
+                capabilities_of(chain[-1]).delivery,
+            )
+            for name, chain in strategy.chains.items()
+            if name
+        ),
     )
+
+
+def _columns(strategy: Strategy) -> tuple[str, ...] | None:
+    """Return the declared columns of a map; of each branch after its name."""
+    spec = strategy.map_spec
+    schema = spec.schema if spec.row_type is None else spec.row_type.schema
+    if spec.branching is not None and (tagged := spec.branching.schema) is not None:
+        return tuple(
+            f"{name} ({', '.join(_named(each))})" for name, each in schemas(tagged).items()
+        )
+    return None if schema is None else tuple(_named(schema))
+
+
+def _named(schema: pa.Schema) -> list[str]:
+    return [f"{field.name}: {field.type}" for field in schema]
+
+
+def _pickled_bytes(strategy: Strategy) -> int | None:
+    try:
+        return len(pickle.dumps(strategy))
+    except (pickle.PicklingError, AttributeError):  # branches that a nameless function makes
+        return None
 
 
 def _map(strategy: Strategy) -> MapOutline:
     spec = strategy.map_spec
-    schema = spec.schema if spec.row_type is None else spec.row_type.schema
     return MapOutline(
         function=None
         if (function := strategy.map) is None
         else f"{function.__module__}.{getattr(function, '__qualname__', type(function))}",
         per=spec.per,
         is_async=spec.is_async,
-        columns=None
-        if schema is None
-        else tuple(f"{field.name}: {field.type}" for field in schema),
+        columns=_columns(strategy),
         value=None if strategy.value is None else str(strategy.value),
         key=None if strategy.key is None else str(strategy.key),
         options="" if spec.calls is None else spec.calls.describe(),

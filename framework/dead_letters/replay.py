@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from ..mapping.branching import join
+from ..mapping.branching import join, only_branch
 from ..mapping.calls import rate_limit_of
 from ..mapping.functions import MARK, MapSpec, apply, apply_async
 from ..mapping.results import NO_OFFSETS, MapResult
@@ -21,7 +21,7 @@ from ..mapping.stop import Stop
 from ..record import COORDINATES
 from ..service.threads import run_in_thread
 from ..strategy import Strategy
-from .letters import original_records
+from .letters import STAGE, header_columns, original_records
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
@@ -63,11 +63,17 @@ def replay_of(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Records of one topic partition with ascending offsets, and the offsets of their letters."""
+    """Records of one topic partition with ascending offsets, and the offsets of their letters.
+
+    Attributes:
+        branch: the branch that refused rows of the records, which alone gets them again; empty if the map
+            failed, or there are no branches.
+    """
 
     records: pa.RecordBatch
     offsets: NDArray[np.int64]
     letters: NDArray[np.int64]
+    branch: str
 
     def of_letters(self, mapped: MapResult) -> MapResult:
         """Return a result that names letters instead of their records."""
@@ -77,6 +83,8 @@ class _Part:
         rest = None
         if mapped.rest is not None:
             rest = int(self.letters[self.offsets >= mapped.rest].min())
+        if self.branch:
+            mapped = only_branch(mapped, self.branch)
         rows = np.searchsorted(self.offsets, mapped.offsets)
         records = pa.Table.from_batches([self.records.select(COORDINATES.names)])
         return replace(
@@ -171,18 +179,24 @@ def _parts(letters: pa.RecordBatch) -> Iterator[_Part]:
     partitions = records.column("partition").to_numpy()
     offsets = records.column("offset").to_numpy()
     at = letters.column("offset").to_numpy()
+    names, branches = _branches(letters)
     left = np.arange(len(records))
     while len(left):
         # Of several letters of one record, each is a part of its own.
-        place = np.stack([topics[left], partitions[left], offsets[left]])
+        place = np.stack([topics[left], partitions[left], branches[left], offsets[left]])
         _, firsts = np.unique(place, axis=1, return_index=True)
         round_ = left[firsts]
-        borders = np.flatnonzero(
-            (np.diff(topics[round_]) != 0) | (np.diff(partitions[round_]) != 0)
-        )
-        for rows in np.split(round_, borders + 1):
-            yield _Part(records.take(rows), offsets[rows], at[rows])
+        changes = [np.diff(each[round_]) != 0 for each in (topics, partitions, branches)]
+        for rows in np.split(round_, np.flatnonzero(np.any(changes, axis=0)) + 1):
+            yield _Part(records.take(rows), offsets[rows], at[rows], names[branches[rows[0]]])
         left = np.setdiff1d(left, round_, assume_unique=True)
+
+
+def _branches(letters: pa.RecordBatch) -> tuple[list[str], NDArray[np.int64]]:
+    """Return names of branches, and for each letter the number of the one that refused its rows."""
+    stages = header_columns(letters, (STAGE,))[STAGE].cast(pa.string()).dictionary_encode()
+    names = ["", *(str(stage).partition(" ")[2] for stage in stages.dictionary.to_pylist())]
+    return names, stages.indices.fill_null(-1).to_numpy().astype(np.int64) + 1
 
 
 def _joined(parts: Sequence[MapResult]) -> MapResult:

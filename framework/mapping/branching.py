@@ -161,6 +161,16 @@ def join(parts: Sequence[MapResult]) -> MapResult:
     return replace(joined, places=pa.concat_tables(places).filter(pa.array(kept)))
 
 
+def only_branch(mapped: MapResult, branch: str) -> MapResult:
+    """Return a result with the rows of one branch only; the other records have no rows."""
+    if mapped.table is None or not is_tagged(mapped.table.schema):
+        return mapped
+    for name, _, at in branches(mapped.table):
+        if name == branch:
+            return replace(mapped, table=mapped.table.take(at), offsets=mapped.offsets[at])
+    return replace(mapped, table=None, offsets=NO_OFFSETS)
+
+
 def _tagged(parts: Sequence[_Part], failed: dict[int, Failure]) -> MapResult:
     """Tag rows with their branches, and leave out those of failed records."""
     of_branch: dict[str, list[_Part]] = {}

@@ -120,7 +120,7 @@ def test_kmr_clickhouse_create_table_prints_and_runs_the_statements_of_a_strateg
         kmr("create-table", "cli_tables:undeclared", "--sample", str(sample))
     with pytest.raises(SettingsError, match="--sample nowhere: No such file"):
         kmr("create-table", "cli_tables:undeclared", "--sample", "nowhere")
-    with pytest.raises(StrategyError, match="stage of it is no ClickHouseWriter"):
+    with pytest.raises(StrategyError, match="none of its stages is a ClickHouseWriter"):
         kmr("create-table", "cli_tables:elsewhere")
 
 

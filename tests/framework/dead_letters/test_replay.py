@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from kmr.columns.tagged_rows import branches
 from kmr.dead_letters.replay import replay_of
 from kmr.errors import StrategyError
 from kmr.mapping.functions import apply, apply_async, map_batch, map_record
@@ -243,3 +244,25 @@ async def test_a_rate_holds_for_letters(function: Any, monkeypatch: pytest.Monke
             apply(replay.map, letters, replay.map_spec)
     assert waited[0] == 0
     assert waited[1] == pytest.approx(10 / rate, rel=0.02)
+
+
+@map_record
+def to_both(record: Record) -> list[tuple[dict[str, Any], str]]:
+    return [({"offset": record.offset}, "a"), ({"twice": 2 * record.offset}, "b")]
+
+
+def test_a_letter_of_a_branch_is_replayed_to_that_branch_alone() -> None:
+    stages = ["reduce-1 b", "map", "reduce-1 a", "reduce-1 b", "reduce-1 gone"]
+    letters = written(*(FAILED | {"offset": at, "stage": stage} for at, stage in enumerate(stages)))
+    strategy = Strategy(map=to_both, reduce={"a": SINK, "b": SINK})
+    replay = replay_of(strategy, everything(letters))
+    assert replay.map is not None
+    mapped = apply(replay.map, letters, replay.map_spec)
+    assert mapped.table is not None
+    found = {
+        name: sorted(int(mapped.offsets[place]) for place in places)
+        for name, _, places in branches(mapped.table)
+    }
+    assert found == {"a": [1, 2], "b": [0, 1, 3]}
+    assert mapped.places is not None
+    assert mapped.places.column("offset").to_pylist() == mapped.offsets.tolist()
