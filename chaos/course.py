@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from random import Random
-from typing import TYPE_CHECKING, Any
-
-import anyio
+from typing import TYPE_CHECKING
 
 from chaos.checkers import check
 from chaos.growth import check_growth
@@ -16,6 +13,7 @@ from chaos.history import History, Recorder
 from chaos.shape import Outside
 from chaos.site import Site
 from chaos.tables import collect
+from kmr.chaos.course import Course
 from kmr.chaos.faults import Strike, plan
 from kmr.chaos.services import ServiceFailed
 
@@ -91,7 +89,13 @@ async def carry_out(
         setup["until"] = time.time_ns()
         promises = scenario.promises(site.groups, site.topic)
         try:
-            await _Course(scenario, site, recorder, say).run(seed, schedule)
+            course = Course(
+                *(site, site.load, scenario.fault, recorder, say),
+                between=scenario.between,
+                patience=scenario.patience,
+                lasts=scenario.lasts or math.inf,
+            )
+            await course.run(site.start_load(seed), schedule)
         except (TimeoutError, ServiceFailed) as error:
             recorder.event("given up", "course", str(error))
             say(f"given up: {error}")
@@ -108,62 +112,3 @@ async def carry_out(
     if scenario.lasts:
         results.append(check_growth(history))
     return Run(scenario, seed, schedule, skipped, time.monotonic() - started, history, results)
-
-
-class _Course:
-    """Load, faults, recovery."""
-
-    def __init__(
-        self,
-        scenario: Scenario,
-        site: Site,
-        recorder: Recorder,
-        say: Callable[[str], None],
-    ) -> None:
-        self._scenario = scenario
-        self._site = site
-        self._recorder = recorder
-        self._say = say
-
-    async def run(self, seed: int, schedule: list[Strike]) -> None:
-        """Raises TimeoutError that names what did not come about, and ServiceFailed."""
-        site, between = self._site, self._scenario.between
-        load = self._recorder.event("phase", "load")
-        finished = site.start_load(seed)
-        self._say("records flow")
-        await self._in_time("the first records", site.load.until(between))
-        await self._in_time("the first commits", site.until_settled())
-        until = anyio.current_time() + (self._scenario.lasts or math.inf)
-        for strike in schedule:
-            await self._strike(strike)
-            if anyio.current_time() > until:
-                break
-            await self._in_time("records after a fault", site.load.until_more(between))
-        site.load.stop()
-        await self._in_time("the end of the load", finished.wait())
-        load["until"] = time.time_ns()
-        self._say(f"{site.load.acknowledged:,} records are acknowledged")
-        await self._in_time("the last commits", site.until_settled())
-
-    async def _strike(self, strike: Strike) -> None:
-        fault = self._scenario.fault(strike.fault)
-        event = self._recorder.event("fault", fault.name)
-        random = Random(strike.seed)  # noqa: S311  no secrets
-        self._say(f"{fault.name}: {fault.__doc__ or ''}".splitlines()[0])
-        event["detail"] = await self._in_time(fault.name, fault.strike(self._site, random))
-        event["until"] = time.time_ns()
-        recovery = self._recorder.event("recovery", fault.name, event["detail"])
-        await self._in_time(f"recovery from {fault.name}", self._recovered())
-        recovery["until"] = time.time_ns()
-        seconds = (recovery["until"] - recovery["time"]) / 1e9
-        self._say(f"{fault.name}: {event['detail']}; recovered after {seconds:.1f} s")
-
-    async def _recovered(self) -> None:
-        await self._site.until_settled()
-        await self._site.until_shared()
-
-    async def _in_time(self, what: str, action: Any) -> Any:
-        seconds = self._scenario.patience
-        with anyio.move_on_after(seconds):
-            return await action
-        raise TimeoutError(f"{what}: not within {seconds:g} s")

@@ -64,6 +64,11 @@ class Load:
         self.acknowledged = 0
         """Records that the broker has acknowledged."""
 
+    @property
+    def count(self) -> int:
+        """How many records the broker has acknowledged."""
+        return self.acknowledged
+
     async def run(self, random: Random) -> None:
         """Send until `stop`; returns when every record was answered or given up."""
         async with anyio.create_task_group() as tasks:

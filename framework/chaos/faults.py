@@ -17,28 +17,6 @@ if TYPE_CHECKING:
     from .services import Service
     from .site import Worker
 
-__all__ = [
-    "PROCESS_FAULTS",
-    "Fault",
-    "FewerAndMore",
-    "KillBroker",
-    "KillClickHouse",
-    "KillEverything",
-    "KillWorker",
-    "Need",
-    "PauseWorker",
-    "RebalanceStorm",
-    "RestartWorker",
-    "ShortStorm",
-    "StopBroker",
-    "Strike",
-    "SuspendClickHouse",
-    "kill_and_start",
-    "kill_and_start_in_order",
-    "own",
-    "plan",
-]
-
 SiteT = TypeVar("SiteT", bound=Site, contravariant=True)
 Need = Literal["broker", "clickhouse", "postgres", "links", "peers"]
 """Of a site: a broker, a ClickHouse or a PostgreSQL of its own, proxies, two workers in a group."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from .records import Values
     from .services import Recorder
 
-__all__ = ["Load"]
-
 _BATCH: Final = 20
 _PAUSE: Final = 0.3
 _ANSWER: Final = 60_000

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ..mapping.results import MapResult
     from ..strategy import Strategy
 
-__all__ = ["Counts", "Values", "generate", "map_all", "read_lines", "usable"]
-
 _COUNT: Final = 256
 _BROKEN_EVERY: Final = 16
 _EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)

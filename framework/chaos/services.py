@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import Process, TaskGroup
 
-__all__ = ["START_TIMEOUT", "Recorder", "Service", "ServiceFailed", "Services", "free_port"]
-
 STOP_TIMEOUT: Final = 40.0
 START_TIMEOUT: Final = 90.0
 """Seconds for a service to be ready, on a machine that has much else to do."""

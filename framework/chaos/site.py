@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from .services import Service
     from .view import View
 
-__all__ = ["Site", "Worker"]
-
 
 @dataclass(eq=False)
 class Worker:

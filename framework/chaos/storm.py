@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import math
+import os
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from random import Random
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import for_code
+from anyio import to_thread
 
-from ..errors import KmrError
+from ..errors import KmrError, SettingsError, StrategyError
 from ..record import TopicPartition
+from .course import Course
+from .delivered import CLICKHOUSE_VARIABLE, delivered_by, needs_clickhouse, read_batches
 from .faults import PROCESS_FAULTS, Strike, plan
-from .journal import Journal
+from .hurried import STRATEGY_VARIABLE
 from .load import Load
+from .process_record import ProcessRecord
 from .services import START_TIMEOUT, ServiceFailed, Services, free_port
-from .sinks import read_batches, read_errors, read_sink
 from .site import Site, Worker
 from .verdict import Verdict, expect, judge
 from .view import View
@@ -30,15 +34,14 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from ..record import Batch
+    from ..reducers.reducer import Reducer
     from ..strategy import Strategy
+    from .delivered import Counts
     from .faults import Fault
     from .records import Values
-    from .redirect import Places, Redirected
-    from .verdict import Found
-
-__all__ = ["Outcome", "Storm", "carry_out", "possible_faults"]
 
 GROUP: Final = "chaos"
+_PASSED_ON: Final = (CLICKHOUSE_VARIABLE, "KMR_POSTGRES_URL")
 _SESSION_TIMEOUT: Final = "3"
 _WORKER_FLAGS: Final = (
     *("--session-timeout", _SESSION_TIMEOUT, "--heartbeat-interval", "0.3"),
@@ -61,7 +64,6 @@ class Storm:
     """
 
     strategy: str
-    redirected: Redirected
     values: Mapping[str, Values]
     seed: int = 1
     workers: int = 3
@@ -97,18 +99,22 @@ class Outcome:
         return not self.verdict.offences and not self.given_up and not self.died
 
 
-def possible_faults(storm: Storm) -> dict[str, Fault[Any]]:
+def possible_faults(storm: Storm, strategy: Strategy) -> dict[str, Fault[Any]]:
     """Return the faults that the storm's processes can have."""
     there = {"broker"}
-    if storm.redirected.sink == "clickhouse":
+    if needs_clickhouse(_sinks(strategy)):
         there.add("clickhouse")
     if storm.workers > 1:
         there.add("peers")
     return {fault.name: fault for fault in PROCESS_FAULTS if fault.needs <= there}
 
 
+def _sinks(strategy: Strategy) -> list[Reducer | None]:
+    return [*strategy.reducers, strategy.reduce_err]
+
+
 def carry_out(
-    storm: Storm, strategy: Strategy, places: Places, directory: Path, say: Callable[[str], None]
+    storm: Storm, strategy: Strategy, directory: Path, say: Callable[[str], None]
 ) -> Outcome:
     """Run a storm from its first process to its verdict. Call it where no event loop runs.
 
@@ -116,23 +122,24 @@ def carry_out(
         directory: takes data and logs; new or empty.
 
     Raises:
+        StrategyError: nothing can be read where the strategy writes.
+        SettingsError: there are rows of these topics already.
         ServiceFailed: the processes do not come up.
     """
     began = time.monotonic()
-    ended = anyio.run(_carry_out, storm, places, directory, say)
+    ended = anyio.run(_carry_out, storm, strategy, directory, say)
     verdict = judge(
         expect(strategy, ended.batches),
         ended.found,
         ended.errors,
         strategy.requested_delivery,
         ended.acknowledged,
-        chain=len(strategy.reducers) > 1,
     )
-    killed = sum(line["ending"] == "killed" for line in ended.journal.processes)
+    killed = sum(line["ending"] == "killed" for line in ended.record.processes)
     return Outcome(
         verdict,
         ended.given_up,
-        tuple(ended.journal.died()),
+        tuple(ended.record.died()),
         ended.struck,
         killed,
         ended.sent,
@@ -144,10 +151,10 @@ def carry_out(
 class _Ended:
     """What there is to count when all workers have stopped."""
 
-    journal: Journal
+    record: ProcessRecord
     batches: list[Batch]
-    found: Found
-    errors: Found
+    found: Counts
+    errors: Counts | None
     acknowledged: dict[TopicPartition, list[int]]
     given_up: str
     struck: int
@@ -155,16 +162,21 @@ class _Ended:
 
 
 async def _carry_out(
-    storm: Storm, places: Places, directory: Path, say: Callable[[str], None]
+    storm: Storm, strategy: Strategy, directory: Path, say: Callable[[str], None]
 ) -> _Ended:
-    journal = Journal(say)
-    async with _StrategySite(storm, places, directory, journal) as site:
+    record, faults = ProcessRecord(say), possible_faults(storm, strategy)
+    async with _StrategySite(storm, strategy, directory, record) as site:
         workers = "1 worker shares" if storm.workers == 1 else f"{storm.workers} workers share"
         say(f"{workers} {storm.partitions} partition{'' if storm.partitions == 1 else 's'}")
-        course = _Course(storm, site, say)
+        course = Course(
+            *(site, site.load, faults.__getitem__, record, say),
+            between=storm.between,
+            patience=storm.patience,
+            lasts=storm.seconds or math.inf,
+        )
         given_up = ""
         try:
-            await course.run()
+            await course.run(await site.start_load(), _schedule(storm, list(faults)))
         except (TimeoutError, ServiceFailed) as error:
             given_up = str(error)
             say(f"given up: {given_up}")
@@ -174,16 +186,22 @@ async def _carry_out(
         say("all workers have drained and ended; counting")
         try:
             batches = await read_batches(site.bootstrap_servers, storm.values)
-            found = await read_sink(storm.redirected.sink, places, site.bootstrap_servers)
-            errors = await read_errors(places, site.bootstrap_servers)
+            found = await site.sink.count(site.bootstrap_servers)
+            errors = await site.errors.count(site.bootstrap_servers) if site.errors else None
         except (KmrError, OSError) as error:
             raise ServiceFailed(f"what was written cannot be read: {error}") from error
     acknowledged = {
         TopicPartition(*at): sorted(values) for at, values in site.load.acknowledged.items()
     }
     return _Ended(
-        journal, batches, found, errors, acknowledged, given_up, course.struck, site.load.sent
+        record, batches, found, errors, acknowledged, given_up, course.struck, site.load.sent
     )
+
+
+def _schedule(storm: Storm, names: Sequence[str]) -> Sequence[Strike]:
+    """As many faults as wanted; each kind strikes before one strikes again."""
+    wanted = 100_000 if storm.seconds else storm.faults
+    return plan(storm.seed, names, -(-wanted // len(names)))[:wanted]
 
 
 class _StrategySite(Site):
@@ -191,23 +209,34 @@ class _StrategySite(Site):
 
     load: Load
 
-    def __init__(self, storm: Storm, places: Places, directory: Path, journal: Journal) -> None:
+    def __init__(
+        self, storm: Storm, strategy: Strategy, directory: Path, record: ProcessRecord
+    ) -> None:
+        topics = list(storm.values)
+        sink = delivered_by(strategy.reducers[-1], topics)
+        if sink is None:
+            raise StrategyError(
+                f"{type(strategy.reducers[-1]).__name__}: kmr chaos cannot read what it has written, so it "
+                "cannot count; it reads ClickHouse, PostgreSQL, Parquet files and topics. kmr simulate tries "
+                "any strategy"
+            )
+        self.sink, self.errors = sink, delivered_by(strategy.reduce_err, topics)
         self.bootstrap_servers = f"127.0.0.1:{free_port()}"
-        self.view = View(self.bootstrap_servers, [GROUP], journal)
-        self.load = Load(
-            self.bootstrap_servers, storm.values, storm.partitions, storm.rate, journal
-        )
+        self.view = View(self.bootstrap_servers, [GROUP], record)
+        self.load = Load(self.bootstrap_servers, storm.values, storm.partitions, storm.rate, record)
         self._storm = storm
-        self._places = places
+        self._strategy = strategy
+        self._clickhouse_url = (
+            f"http://127.0.0.1:{free_port()}" if needs_clickhouse(_sinks(strategy)) else ""
+        )
         self._directory = directory
-        self._services = Services(directory / "logs", journal)
+        self._services = Services(directory / "logs", record)
         self._stack = AsyncExitStack()
         self._supervision = anyio.CancelScope()
         self.workers = [self._declare(number) for number in range(1, storm.workers + 1)]
 
     @property
     def acknowledged(self) -> Mapping[tuple[str, int], int]:
-        """See `Site.acknowledged`."""
         return {at: max(values) + 1 for at, values in self.load.acknowledged.items() if values}
 
     async def __aenter__(self) -> Self:
@@ -238,19 +267,19 @@ class _StrategySite(Site):
             ],
             ready_line="listening on",
         )
-        if self._storm.redirected.sink == "clickhouse":
-            data, at = (
-                str(self._directory / "clickhouse"),
-                self._places.clickhouse.rpartition(":")[2],
-            )
+        if self._clickhouse_url:
+            data, at = str(self._directory / "clickhouse"), self._clickhouse_url.rpartition(":")[2]
             self.clickhouse = services.add(
                 "clickhouse",
                 lambda: ["clickhouse", "serve", "--data", data, "--port", at],
                 ready_line="answers on",
             )
             await self.clickhouse.start()
+            os.environ[CLICKHOUSE_VARIABLE] = self._clickhouse_url  # for what counts, too
+            stack.callback(os.environ.pop, CLICKHOUSE_VARIABLE)
         await self.broker.start()
         await self._create_topics()
+        await self._require_no_rows()
         self._tasks: TaskGroup = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(self._tasks.cancel_scope.cancel)
         self._tasks.start_soon(self.view.watch)
@@ -290,8 +319,9 @@ class _StrategySite(Site):
             await self.supervise()
 
     async def _create_topics(self) -> None:
-        partitions, places = self._storm.partitions, self._places
-        topics = [*self._storm.values, places.rows, places.errors]
+        partitions = self._storm.partitions
+        written = [each.topic for each in (self.sink, self.errors) if each and each.topic]
+        topics = [*self._storm.values, *written]
         admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
         await admin.start()
         try:
@@ -302,69 +332,31 @@ class _StrategySite(Site):
             if code:
                 raise ServiceFailed(f"topic {name}: {for_code(code).__name__}")
 
+    async def _require_no_rows(self) -> None:
+        """Make the table, if that is ours to do; rows of an earlier storm would count for this one."""
+        name = list(self._strategy.stages)[-1]
+        declared = await to_thread.run_sync(self._strategy.schema_of, name)
+        await to_thread.run_sync(self.sink.prepare, declared)
+        if rows := (await self.sink.count(self.bootstrap_servers)).total():
+            raise SettingsError(
+                f"{self.sink.place} has {rows:,} rows of {', '.join(self._storm.values)}: they "
+                "would count too; empty it, or choose another --topic"
+            )
+
     def _declare(self, number: int) -> Worker:
         storm, name = self._storm, f"worker-{number}"
         topics = [flag for topic in storm.values for flag in ("--topic", topic)]
         service = self._services.add(
             name,
             lambda: [
-                *("run", "kmr.chaos.redirect:strategy", *topics, "--group", GROUP),
+                *("run", "kmr.chaos.hurried:strategy", *topics, "--group", GROUP),
                 *("--bootstrap-servers", self.bootstrap_servers, *_WORKER_FLAGS),
                 *("--client-id", f"{name}.{service.starts}"),
             ],
             ready_line='"assigned"',
             waits=False,
-            **self._places.environment(storm.strategy),
+            **{name: value for name, value in os.environ.items() if name in _PASSED_ON},
+            **({CLICKHOUSE_VARIABLE: self._clickhouse_url} if self._clickhouse_url else {}),
+            **{STRATEGY_VARIABLE: storm.strategy},
         )
         return Worker(service, GROUP)
-
-
-class _Course:
-    """Load, faults, recovery."""
-
-    def __init__(self, storm: Storm, site: _StrategySite, say: Callable[[str], None]) -> None:
-        self.struck = 0
-        self._storm = storm
-        self._site = site
-        self._say = say
-
-    async def run(self) -> None:
-        """Raises TimeoutError that names what did not come about, and ServiceFailed."""
-        storm, site = self._storm, self._site
-        finished = await site.start_load()
-        await self._in_time("the first records", site.load.until_more(storm.between))
-        await self._in_time("the first commits", site.until_settled())
-        until = anyio.current_time() + storm.seconds
-        for strike in self._schedule():
-            if storm.seconds and anyio.current_time() > until:
-                break
-            await self._strike(strike)
-            await self._in_time("records after a fault", site.load.until_more(storm.between))
-        site.load.stop()
-        await self._in_time("the end of the load", finished.wait())
-        self._say(f"{site.load.count:,} records are acknowledged")
-        await self._in_time("the last commits", site.until_settled())
-
-    def _schedule(self) -> Sequence[Strike]:
-        """As many faults as wanted; each kind strikes before one strikes again."""
-        names = list(possible_faults(self._storm))
-        wanted = 100_000 if self._storm.seconds else self._storm.faults
-        return plan(self._storm.seed, names, -(-wanted // len(names)))[:wanted]
-
-    async def _strike(self, strike: Strike) -> None:
-        fault = possible_faults(self._storm)[strike.fault]
-        random = Random(strike.seed)  # noqa: S311  no secrets
-        detail = await self._in_time(fault.name, fault.strike(self._site, random))
-        self.struck += 1
-        began = anyio.current_time()
-        await self._in_time(f"recovery from {fault.name}", self._recovered())
-        self._say(f"{fault.name}: {detail}; recovered after {anyio.current_time() - began:.1f} s")
-
-    async def _recovered(self) -> None:
-        await self._site.until_settled()
-        await self._site.until_shared()
-
-    async def _in_time(self, what: str, action: Any) -> Any:
-        with anyio.move_on_after(self._storm.patience):
-            return await action
-        raise TimeoutError(f"{what}: not within {self._storm.patience:g} s")

@@ -1,14 +1,13 @@
-"""Counts what is in the sinks, and compares it with what the map makes of the records in the topic."""
+"""Compares what is in the sinks with what the map makes of the records in the topic."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ..record import TopicPartition
 from .records import map_all
 
 if TYPE_CHECKING:
@@ -16,11 +15,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..record import Batch
+    from ..record import Batch, TopicPartition
     from ..reducers.sink import Delivery
     from ..strategy import Strategy
-
-__all__ = ["Expected", "Found", "Offence", "Verdict", "expect", "judge", "read_sources"]
+    from .delivered import Counts
 
 _SHOWN: Final = 5
 
@@ -38,20 +36,6 @@ class Expected:
     offsets: NDArray[np.int64]
     rows: NDArray[np.int64]
     failed: NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What is in a sink.
-
-    Attributes:
-        single: by partition and offset: rows that were made of this record alone.
-        ranges: rows that reducers made: the ranges of their records, the number of the row in its flush, and
-            how often it is there.
-    """
-
-    single: Mapping[tuple[TopicPartition, int], int]
-    ranges: Mapping[tuple[tuple[TopicPartition, int, int], ...], Counter[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,66 +96,43 @@ def expect(strategy: Strategy, batches: Iterable[Batch]) -> dict[TopicPartition,
     }
 
 
-def read_sources(sources: Mapping[str, int]) -> Found:
-    """Parse what `source_of` has written: texts, and how many rows have each."""
-    single: Counter[tuple[TopicPartition, int]] = Counter()
-    ranges: dict[tuple[tuple[TopicPartition, int, int], ...], Counter[int]] = defaultdict(Counter)
-    for text, count in sources.items():
-        names, marked, number = text.rpartition("#")
-        if not marked:
-            topic, partition, offset = text.rsplit(":", 2)
-            single[TopicPartition(topic, int(partition)), int(offset)] += count
-            continue
-        key = []
-        for name in names.split(","):
-            topic, partition, offsets = name.rsplit(":", 2)
-            first, last = offsets.split("-")
-            key.append((TopicPartition(topic, int(partition)), int(first), int(last)))
-        ranges[tuple(key)][int(number)] += count
-    return Found(single, ranges)
-
-
 def judge(
     expected: Mapping[TopicPartition, Expected],
-    found: Found,
-    errors: Found,
+    found: Counts,
+    errors: Counts | None,
     delivery: Delivery,
     acknowledged: Mapping[TopicPartition, Iterable[int]],
-    *,
-    chain: bool,
 ) -> Verdict:
     """Compare.
 
     Args:
-        errors: the records in `reduce_err`.
+        found: the rows in the sink.
+        errors: the records in `reduce_err`; None: nothing can be read there, so each record that the map
+            fails on is taken for delivered there.
         acknowledged: the offsets that the broker has acknowledged.
-        chain: reducers make the rows. Then ranges are counted: a record is in the sink as often as ranges
-            with it are, whatever their rows say.
     """
     lost: list[str] = []
     often: list[str] = []
     odd: list[str] = []
     gone: list[str] = []
     delivered = filtered = failed = refused = 0
-    in_sink = _cover(found) if chain else dict(found.single)
+    in_sink = dict(found)
     for at, wanted in sorted(expected.items()):
         lines = zip(
             wanted.offsets.tolist(), wanted.rows.tolist(), wanted.failed.tolist(), strict=True
         )
         for offset, rows, fails in lines:
             name = _name(at, offset)
-            has, diverted = in_sink.pop((at, offset), 0), (at, offset) in errors.single
-            most = min(rows, 1) if chain else rows
+            has = in_sink.pop((at, offset), 0)
+            diverted = fails if errors is None else (at, offset) in errors
             failed += fails
             refused += diverted and not fails
-            delivered += not fails and not diverted and most > 0 and has >= most
-            filtered += not fails and not diverted and most == 0
-            if not diverted and (fails or has < most):
+            delivered += not fails and not diverted and rows > 0 and has >= rows
+            filtered += not fails and not diverted and rows == 0
+            if not diverted and (fails or has < rows):
                 lost.append(name)
-            if has > most and not chain and not most:
-                odd.append(name)
-            elif has > max(most, 1) and not (chain and diverted):
-                often.append(name)
+            if has > rows:
+                (often if rows else odd).append(name)
     odd += [_name(*each) for each in in_sink]
     for at, offsets in acknowledged.items():
         there = expected[at].offsets if at in expected else ()
@@ -191,25 +152,13 @@ def judge(
         refused=refused,
         lost=len(lost),
         doubled=len(often),
-        rows=sum(found.single.values()) + sum(each.total() for each in found.ranges.values()),
+        rows=found.total(),
         offences=tuple(
             Offence(what, len(names), tuple(names[:_SHOWN]))
             for what, names in offences
             if names and names is not allowed
         ),
     )
-
-
-def _cover(found: Found) -> dict[tuple[TopicPartition, int], int]:
-    """Return for each offset how many ranges with it are in the sink."""
-    covered: Counter[tuple[TopicPartition, int]] = Counter()
-    for ranges, rows in found.ranges.items():
-        times = max(rows.values())
-        for at, first, last in ranges:
-            for offset in range(first, last + 1):
-                covered[at, offset] += times
-    covered.update(found.single)
-    return covered
 
 
 def _name(at: TopicPartition, offset: int) -> str:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ..kafka.admin import Admin
     from .services import Recorder
 
-__all__ = ["View"]
-
 _INTERVAL: Final = 0.2
 _PATIENCE: Final = 20.0
 

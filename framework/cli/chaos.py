@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ..chaos.storm import Outcome, Storm
     from ..strategy import Strategy
 
-__all__ = ["chaos"]
-
 _GENERATED = "generated"
 
 
@@ -54,9 +52,10 @@ def chaos(
     records flow, it kills, stops, suspends and restarts them. At the end the workers drain, and each record
     is looked for: in the sink as often as the strategy promises, in reduce_err, or filtered by the map.
 
-    The brokers and sinks that the strategy names are not touched: its rows go to the processes of this run,
-    to a table, a topic or a directory of its own. The output says where. The exit code is 1 if a guarantee
-    was broken; data and logs are kept then.
+    The strategy writes to its own sinks, which must name the records of their rows (columns partition, offset
+    and topic): give it a table, topic or directory for tests. Only the processes of this run are harmed: the
+    broker, the workers, and the embedded ClickHouse where a ClickHouseWriter names no server. The exit code
+    is 1 if a guarantee was broken; data and logs are kept then.
 
     For example:
 
@@ -87,9 +86,9 @@ def chaos(
     directory
         Where data and logs are; by default a temporary one. It must be empty.
     """
+    from ..chaos.delivered import delivered_by, needs_clickhouse
     from ..chaos.records import usable
-    from ..chaos.redirect import Places, redirect
-    from ..chaos.services import ServiceFailed, free_port
+    from ..chaos.services import ServiceFailed
     from ..chaos.storm import Storm, carry_out
 
     if min(faults, workers, partitions) < 1 or rate <= 0:
@@ -103,18 +102,20 @@ def chaos(
     values = _values(loaded, records, topic, seed)
     console = plain_console()
     with _place(directory) as place:
-        files, url = str(place.path / "files"), f"http://127.0.0.1:{free_port()}"
-        places = Places(clickhouse=url, files=files)
-        redirected = redirect(loaded, places)
-        if redirected.sink == "clickhouse":
+        if needs_clickhouse([*loaded.reducers, loaded.reduce_err]):
             require_extra("embedded", "kmr chaos, for a strategy that writes to ClickHouse,")
         for name, each in values.items():
             console.print(f"{name}: {usable(loaded, name, each)}")
-        for note in redirected.notes:
-            console.print(note)
-        storm = Storm(
-            *(strategy, redirected, values, seed, workers, partitions, faults, seconds, rate)
+        sink, errors = (
+            delivered_by(each, list(values)) for each in (loaded.reducers[-1], loaded.reduce_err)
         )
+        if sink is not None:
+            console.print(f"rows: {sink.place}")
+        if loaded.reduce_err is not None:
+            console.print(
+                f"reduce_err: {errors.place if errors else 'not counted, it cannot be read'}"
+            )
+        storm = Storm(strategy, values, seed, workers, partitions, faults, seconds, rate)
         console.print(
             f"seed {seed}; {loaded.requested_delivery}; {workers} worker{'' if workers == 1 else 's'}"
         )
@@ -125,7 +126,7 @@ def chaos(
 
         try:
             with _quiet_and_interruptible():
-                outcome = carry_out(storm, loaded, places, place.path, say)
+                outcome = carry_out(storm, loaded, place.path, say)
         except ServiceFailed as error:
             place.kept = True
             raise KmrError(f"the storm ended: {error}\nLogs: {place.path / 'logs'}") from error

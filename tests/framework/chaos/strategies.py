@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from kmr import Batcher, Json, Record, Strategy, map_record
-from kmr.sinks import ClickHouseWriter, KafkaWriter, ParquetWriter, StreamWriter
+from kmr import Json, Record, Strategy, map_record
+from kmr.sinks import ClickHouseWriter, DeadLetterWriter, KafkaWriter, ParquetWriter, StreamWriter
 
 if TYPE_CHECKING:
     from kmr.types import Rows
@@ -34,6 +35,20 @@ def large(order: Order, record: Record) -> Row | None:
     return None if order.amount < 10 else Row(order.customer, order.amount)
 
 
+class Located(msgspec.Struct):
+    """A row that names its record."""
+
+    customer: str
+    partition: int
+    offset: int
+
+
+@map_record
+def located(order: Order, record: Record) -> Located:
+    """Keep every order."""
+    return Located(order.customer, record.partition, record.offset)
+
+
 class LosingWriter(ParquetWriter):
     """The guarantee is broken: of each range the row of every 50th offset is gone."""
 
@@ -48,13 +63,14 @@ class LosingWriter(ParquetWriter):
 ORDERS = Strategy(
     value=Json(Order),
     map=large,
-    reduce=[ClickHouseWriter("orders", create=True, url="http://nowhere.invalid:8123/shop")],
+    reduce=[ClickHouseWriter("orders", create=True)],
     reduce_err=StreamWriter("stderr"),
 )
-LOSING = replace(ORDERS, reduce=[LosingWriter("s3://nowhere.invalid/orders")])
-CHAIN = replace(ORDERS, reduce=[Batcher(max_rows=100), ClickHouseWriter("orders", create=True)])
-TOPIC = replace(
+LOSING = replace(
     ORDERS,
-    reduce=[KafkaWriter("results", bootstrap_servers="nowhere.invalid:9092", value="customer")],
+    map=located,
+    reduce=[LosingWriter(os.environ.get("CHAOS_TEST_FILES", "files"))],
+    reduce_err=DeadLetterWriter("orders-dead"),
 )
+TOPIC = replace(ORDERS, map=located, reduce=[KafkaWriter("results", value="json")])
 STREAM = replace(ORDERS, reduce=[StreamWriter("stdout", max_rows=7)], reduce_err=None)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from kmr.chaos.journal import Journal
+from kmr.chaos.delivered import read_batches
 from kmr.chaos.load import Load
-from kmr.chaos.sinks import read_batches
+from kmr.chaos.process_record import ProcessRecord
 
 if TYPE_CHECKING:
     from kmr.testing import StartBroker
@@ -19,7 +19,7 @@ async def test_what_is_acknowledged_is_in_the_topic_with_its_value(
 ) -> None:
     broker = await start_broker(default_partitions=2)
     values: list[bytes | None] = [b"a", None, b"c"]
-    journal = Journal(lambda text: None)
+    journal = ProcessRecord(lambda text: None)
     load = Load(broker.bootstrap_servers, {"t": values, "u": [b"x"]}, 2, 1e6, journal)
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -9,9 +10,9 @@ import pytest
 from anyio import to_thread
 
 from kmr.chaos.records import generate
-from kmr.chaos.redirect import Places, redirect
 from kmr.chaos.storm import Storm, carry_out, possible_faults
-from tests.framework.chaos.strategies import LOSING, ORDERS
+from kmr.errors import StrategyError
+from tests.framework.chaos.strategies import LOSING, ORDERS, STREAM, LosingWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,28 +22,38 @@ if TYPE_CHECKING:
 HERE = "tests.framework.chaos.strategies"
 
 
-def storm_of(strategy: Strategy, name: str, places: Places, **shape: int) -> Storm:
-    values = {"t": generate(strategy, "t", 1)}
-    return Storm(f"{HERE}:{name}", redirect(strategy, places), values, **shape)
+def storm_of(strategy: Strategy, name: str, **shape: int) -> Storm:
+    return Storm(f"{HERE}:{name}", {"t": generate(strategy, "t", 1)}, **shape)
 
 
-def test_only_faults_of_processes_that_are_there_strike() -> None:
-    everything = possible_faults(storm_of(ORDERS, "ORDERS", Places()))
+def test_only_faults_of_processes_that_are_there_strike(monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = possible_faults(storm_of(ORDERS, "ORDERS"), ORDERS)
     assert {"kill-clickhouse", "suspend-clickhouse", "pause-worker"} <= everything.keys()
-    alone = possible_faults(storm_of(LOSING, "LOSING", Places(), workers=1))
+    alone = possible_faults(storm_of(LOSING, "LOSING", workers=1), LOSING)
     assert not alone.keys() & {"kill-clickhouse", "pause-worker", "fewer-and-more"}
     assert {"kill-worker", "kill-broker"} <= alone.keys()
+    monkeypatch.setenv("KMR_CLICKHOUSE_URL", "http://there.already:8123")
+    assert "kill-clickhouse" not in possible_faults(storm_of(ORDERS, "ORDERS"), ORDERS)
+
+
+def test_a_sink_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        StrategyError, match="StreamWriter: kmr chaos cannot read what it has written"
+    ):
+        carry_out(storm_of(STREAM, "STREAM"), STREAM, tmp_path, print)
 
 
 @pytest.mark.slow
-async def test_a_sink_that_loses_rows_is_found_out(tmp_path: Path) -> None:
-    places = Places(files=str(tmp_path / "files"))
+async def test_a_sink_that_loses_rows_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = tmp_path / "files"
+    monkeypatch.setenv("CHAOS_TEST_FILES", str(files))
+    losing = replace(LOSING, reduce=[LosingWriter(files)])
     # seed 5: the broker is killed
-    storm = storm_of(LOSING, "LOSING", places, workers=1, partitions=2, faults=1, seed=5)
+    storm = storm_of(losing, "LOSING", workers=1, partitions=2, faults=1, seed=5)
     said: list[str] = []
-    outcome = await to_thread.run_sync(
-        partial(carry_out, storm, LOSING, places, tmp_path, said.append)
-    )
+    outcome = await to_thread.run_sync(partial(carry_out, storm, losing, tmp_path, said.append))
     assert not outcome.ok
     assert (outcome.given_up, outcome.died, outcome.struck) == ("", (), 1), said
     (offence,) = outcome.verdict.offences

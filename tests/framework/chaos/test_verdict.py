@@ -10,13 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kmr.chaos.verdict import Expected, Found, Verdict, expect, judge, read_sources
+from kmr.chaos.verdict import Expected, Verdict, expect, judge
 from kmr.record import Batch, TopicPartition, with_schema
 from tests.framework.chaos.strategies import ORDERS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from kmr.types import Delivery
 
 AT = TopicPartition("t", 0)
@@ -26,20 +24,26 @@ EXPECTED = {
         np.arange(5), np.array([0, 1, 2, 0, 1]), np.array([False, False, False, True, False])
     )
 }
-GOOD = {"t:0:1": 1, "t:0:2": 2, "t:0:4": 1}
-FAILED = {"t:0:3": 1}
+GOOD = {("t", 0, 1): 1, ("t", 0, 2): 2, ("t", 0, 4): 1}
+FAILED = {("t", 0, 3): 1}
+Rows = dict[tuple[str, int, int], int]
+
+
+def counts(rows: Rows) -> Counter[tuple[TopicPartition, int]]:
+    return Counter(
+        {(TopicPartition(topic, p), offset): n for (topic, p, offset), n in rows.items()}
+    )
 
 
 def verdict(
-    sources: Mapping[str, int],
-    errors: Mapping[str, int] = FAILED,
+    rows: Rows,
+    errors: Rows | None = FAILED,
     delivery: Delivery = "exactly-once",
     *,
     acknowledged: tuple[int, ...] = (0, 1, 2, 3, 4),
-    chain: bool = False,
 ) -> Verdict:
-    found, diverted = read_sources(sources), read_sources(errors)
-    return judge(EXPECTED, found, diverted, delivery, {AT: acknowledged}, chain=chain)
+    diverted = None if errors is None else counts(errors)
+    return judge(EXPECTED, counts(rows), diverted, delivery, {AT: acknowledged})
 
 
 def test_records_that_are_all_where_they_belong_are_counted() -> None:
@@ -52,17 +56,17 @@ def test_records_that_are_all_where_they_belong_are_counted() -> None:
 @pytest.mark.parametrize(
     ("changed", "what"),
     [
-        ({"t:0:1": 0}, "lost.* 1 .t.0. offset 1"),
-        ({"t:0:2": 1}, "lost.* 1 .t.0. offset 2"),
-        ({"t:0:2": 3}, "too often: 1 .t.0. offset 2"),
-        ({"t:0:0": 1}, "filters or fails on: 1 .t.0. offset 0"),
-        ({"t:0:3": 1}, "filters or fails on: 1 .t.0. offset 3"),
-        ({"t:0:9": 1}, "filters or fails on: 1 .t.0. offset 9"),
-        ({"t:7:1": 1}, "filters or fails on: 1 .t.7. offset 1"),
+        ({("t", 0, 1): 0}, "lost.* 1 .t.0. offset 1"),
+        ({("t", 0, 2): 1}, "lost.* 1 .t.0. offset 2"),
+        ({("t", 0, 2): 3}, "too often: 1 .t.0. offset 2"),
+        ({("t", 0, 0): 1}, "filters or fails on: 1 .t.0. offset 0"),
+        ({("t", 0, 3): 1}, "filters or fails on: 1 .t.0. offset 3"),
+        ({("t", 0, 9): 1}, "filters or fails on: 1 .t.0. offset 9"),
+        ({("t", 7, 1): 1}, "filters or fails on: 1 .t.7. offset 1"),
     ],
 )
-def test_a_row_too_few_or_too_many_is_found(changed: Mapping[str, int], what: str) -> None:
-    (offence,) = verdict({source: n for source, n in {**GOOD, **changed}.items() if n}).offences
+def test_a_row_too_few_or_too_many_is_found(changed: Rows, what: str) -> None:
+    (offence,) = verdict({at: n for at, n in {**GOOD, **changed}.items() if n}).offences
     assert re.search(what, str(offence))
 
 
@@ -72,7 +76,7 @@ def test_a_failed_record_that_is_not_in_reduce_err_is_lost() -> None:
 
 
 def test_a_record_that_the_sink_refuses_is_not_lost() -> None:
-    found = verdict({"t:0:2": 2, "t:0:4": 1}, FAILED | {"t:0:1": 1})
+    found = verdict({("t", 0, 2): 2, ("t", 0, 4): 1}, FAILED | {("t", 0, 1): 1})
     assert found.offences == ()
     assert (found.delivered, found.refused) == (2, 1)
 
@@ -83,8 +87,8 @@ def test_an_acknowledged_record_that_is_not_in_the_topic_is_found() -> None:
 
 
 def test_what_a_guarantee_allows_is_counted_and_is_no_offence() -> None:
-    doubled = GOOD | {"t:0:1": 2}
-    lost = {"t:0:2": 2, "t:0:4": 1}
+    doubled = GOOD | {("t", 0, 1): 2}
+    lost = {("t", 0, 2): 2, ("t", 0, 4): 1}
     assert verdict(doubled, delivery="at-least-once").offences == ()
     assert verdict(doubled, delivery="at-least-once").doubled == 1
     assert verdict(lost, delivery="at-most-once").offences == ()
@@ -93,20 +97,11 @@ def test_what_a_guarantee_allows_is_counted_and_is_no_offence() -> None:
     assert verdict(doubled, delivery="at-most-once").offences
 
 
-def test_rows_that_reducers_made_count_by_the_ranges_of_their_records() -> None:
-    def chain(*sources: str) -> Verdict:
-        return verdict(dict.fromkeys(sources, 1), chain=True)
-
-    assert chain("t:0:0-2#0", "t:0:0-2#1", "t:0:4-4#0").offences == ()
-    (lost,) = chain("t:0:0-2#0").offences
-    assert lost.examples == ("t[0] offset 4",)
-    (often,) = chain("t:0:0-2#0", "t:0:2-4#0").offences
-    assert often.examples == ("t[0] offset 2",)
-    twice = verdict({"t:0:0-4#0": 2}, chain=True).offences
-    assert [each.count for each in twice] == [4]  # offset 3 is in reduce_err
-    assert read_sources({"a:b:0:1-2,t:1:0-0#4": 1}) == Found(
-        {}, {((TopicPartition("a:b", 0), 1, 2), (TopicPartition("t", 1), 0, 0)): Counter({4: 1})}
-    )
+def test_where_reduce_err_cannot_be_read_records_that_fail_are_taken_for_delivered_there() -> None:
+    found = verdict(GOOD, None)
+    assert found.offences == ()
+    assert (found.failed, found.refused) == (1, 0)
+    assert verdict({("t", 0, 4): 1}, None).lost == 2
 
 
 def test_what_the_map_makes_of_each_record_is_expected() -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Journal"]
 
-
-class Journal:
+class ProcessRecord:
     """A `Recorder` that keeps processes and what was noticed, and forgets the rest.
 
     Attributes:
@@ -25,17 +24,15 @@ class Journal:
         self._say = say
 
     def line(self, table: str, **values: object) -> dict[str, Any]:
-        """See `Recorder.line`."""
         if table == "processes":
             self.processes.append(values)
         return values
 
     def event(self, kind: str, name: str, detail: str = "") -> dict[str, Any]:
-        """See `Recorder.event`."""
         if kind == "noticed":
             self.noticed.append(f"{name}: {detail}")
             self._say(f"noticed: {name} {detail.splitlines()[0] if detail else ''}")
-        return {"kind": kind, "name": name, "detail": detail}
+        return {"kind": kind, "name": name, "detail": detail, "time": time.time_ns()}
 
     def died(self) -> list[str]:
         """The processes that ended without a signal of ours, or did not end in time after one."""
