@@ -15,6 +15,7 @@ from .mapping.results import bytes_made
 from .mapping.stop import Stop
 from .observe.status import StageStatus
 from .observe.tracing import OFF
+from .observe.waits import REBALANCE, ROOM, Waiting
 from .record import Range, ReplayEnd, Rows
 from .strategy import MAP_STAGE
 
@@ -87,6 +88,7 @@ class MapStage:
         self._tracing = tracing
         self._scope = anyio.CancelScope()
         self._waiting = anyio.CancelScope()
+        self._waits = Waiting()
         self._stop = Stop()
         self._draining = False
         self._mapped_to = ledger.position
@@ -164,11 +166,12 @@ class MapStage:
         """Return True when the map of a part may begin, False when the drain has begun."""
         while not self._draining:
             if self._replay_to is None and not self._budget.allows(part):
-                with anyio.CancelScope() as self._waiting:
+                with self._waits.on(ROOM), anyio.CancelScope() as self._waiting:
                     await self._budget.wait_to_map(part)
             elif not self._gate.is_open:
-                async with self._gate:
-                    pass  # what has room may have changed meanwhile
+                with self._waits.on(REBALANCE):
+                    async with self._gate:
+                        pass  # what has room may have changed meanwhile
             else:
                 return True
         return False
@@ -181,7 +184,7 @@ class MapStage:
         longest = LONGEST if self._strategy.map_spec.calls is None else LONGEST_WINDOW
 
         def begin() -> None:
-            self._mapping_since = anyio.current_time()
+            self._mapping_since, self._waits.what = anyio.current_time(), None
             wait()
 
         def wait() -> None:
@@ -195,9 +198,10 @@ class MapStage:
         with self._budget.mapping(batch):
             try:
                 async with self._tracing.mapping(batch) as span:
-                    mapped = await self._executor.map(
-                        self._strategy.map, self._strategy.map_spec, batch, begin, self._stop
-                    )
+                    with self._waits.on("a thread or process for its map"):
+                        mapped = await self._executor.map(
+                            self._strategy.map, self._strategy.map_spec, batch, begin, self._stop
+                        )
                     if span is not None:
                         await span.mapped(mapped)
             finally:
@@ -233,9 +237,11 @@ class MapStage:
             self._ledgers.settle(ranges)
         else:
             rows = Rows(mapped.table, ranges, mapped.offsets, (batch,), mapped.places)
-            await self._out.send(rows)
+            with self._waits.on("reduce-1, whose queue is full"):
+                await self._out.send(rows)
         if failed is not None:
-            await self._errors.send(failed, MAP_STAGE)
+            with self._waits.on("reduce-err, or for err_limit"):
+                await self._errors.send(failed, MAP_STAGE)
 
     @property
     def is_idle(self) -> bool:
@@ -256,4 +262,6 @@ class MapStage:
             queued=self._inbox.statistics().current_buffer_used,
             seconds=seconds,
             working=seconds if activity == "mapping" else 0.0,
+            waits_for=self._waits.what,
+            waited=self._waits.seconds(now),
         )

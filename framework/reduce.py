@@ -9,7 +9,7 @@ import copy
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import anyio
 import structlog
@@ -18,6 +18,7 @@ from .branches.branches import Branches
 from .errors import SinkError, UnexpectedDuplicate, no_escape
 from .observe.status import StageStatus
 from .observe.tracing import OFF
+from .observe.waits import REBALANCE, Waiting
 from .record import ReplayEnd, Rows
 from .reducers.flushing import Buffer, FlushOutcome, FlushTrigger, attempt_flush, retry_flush
 from .reducers.sink import NEW
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from .reducers.sink import Write
 
 _log = structlog.get_logger(__name__)
+
+_NEXT: Final = "the next stage, whose queue is full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,7 @@ class ReduceStage:
         self._flushing_since: float | None = None
         self._attempt_since: float | None = None
         self._trouble: str | None = None
+        self._waits = Waiting()
         self.trigger = FlushTrigger(inbox, shared.budget, replaying=replaying)
 
     async def open(self, context: Context) -> None:
@@ -193,7 +197,8 @@ class ReduceStage:
                 if buffer.held:
                     await self._flush(buffer, reason)
                 if reason == "replay" and self._out is not None:
-                    await self._out.send(ReplayEnd())
+                    with self._waits.on(_NEXT):
+                        await self._out.send(ReplayEnd())
                 self._flushing_since = self._trouble = None
                 buffer.clear()
                 self._ledgers.hold(buffer, 0)
@@ -226,15 +231,19 @@ class ReduceStage:
             if outcome.ranges:  # the rows replace the collected ones
                 grown = max(0, outcome.forward.nbytes - buffer.bytes)
                 self._ledgers.charge(outcome.ranges, grown)
-            await self._out.send(outcome.forward)
+            with self._waits.on(_NEXT):
+                await self._out.send(outcome.forward)
         if self._errors is not None:
             for records in outcome.failed:
-                await self._errors.send(records, self.name)
+                with self._waits.on("reduce-err, or for err_limit"):
+                    await self._errors.send(records, self.name)
 
     async def _attempt(self, buffer: Buffer, number: int) -> FlushOutcome | None:
         """Flush once; None if all rows belong to lost partitions. Raises as `Guarantee.deliver`."""
         try:
-            return await self._guarantee.deliver(buffer, partial(self._write, buffer, number))
+            what = "failed records before its rows" if self._shared.gate.is_open else REBALANCE
+            with self._waits.on(what):
+                return await self._guarantee.deliver(buffer, partial(self._write, buffer, number))
         except UnexpectedDuplicate as error:
             self._metrics.unexpected_duplicates.labels(self.name).inc()
             _log.error("rows were dropped as a repetition", stage=self.name, reason=str(error))
@@ -243,7 +252,7 @@ class ReduceStage:
     async def _write(
         self, buffer: Buffer, number: int, write: Write = NEW, *, may_repeat: bool = True
     ) -> FlushOutcome:
-        self._attempt_since = anyio.current_time()
+        self._attempt_since, self._waits.what = anyio.current_time(), None
         try:
             outcome = await attempt_flush(buffer, self.name, number, write, may_repeat=may_repeat)
         finally:
@@ -298,4 +307,6 @@ class ReduceStage:
             seconds=0.0 if since is None else now - since,
             reason=self._trouble,
             working=0.0 if attempt is None else now - attempt,
+            waits_for=self._waits.what,
+            waited=self._waits.seconds(now),
         )

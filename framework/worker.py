@@ -26,6 +26,7 @@ from .observe.metrics import Metrics
 from .observe.progress import CatchUp, DrainTime, ProgressLog
 from .observe.status import PartitionStatus, WorkerStatus
 from .observe.tracing import OFF, telemetry
+from .observe.waits import WaitLog
 from .pipeline import Pipeline
 from .record import TopicPartition
 from .service.deadline import Deadline, end_shields
@@ -377,7 +378,7 @@ class Worker:
         progress = ProgressLog(
             self._settings.session_timeout, self._settings.rebalance_timeout, anyio.current_time()
         )
-        drain = DrainTime()
+        drain, waits = DrainTime(), WaitLog()
         catch_up = CatchUp() if self._settings.until_caught_up else None
         while True:
             await anyio.sleep(self._settings.commit_interval)
@@ -390,6 +391,7 @@ class Worker:
                 self.metrics.observe_lag(partition, self._oldest(partition))
             self.metrics.observe_retries(status.stages)
             progress.note(status, now)
+            waits.note(status.stages, self._pipeline.intake.waited)
             self.metrics.drain_seconds.set(drain.seconds(status, now))
             if catch_up is not None and catch_up.is_reached(status):
                 self.shutdown("caught up")

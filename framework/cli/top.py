@@ -219,7 +219,7 @@ def _stages_table(status: WorkerStatus) -> Table:
             f"{stage.queued:,}",
             f"{stage.rows:,}",
             f"{stage.bytes:,}",
-            Text(stage.reason or "", "yellow"),
+            Text(stage.why, "yellow"),
         )
     return table
 

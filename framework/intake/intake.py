@@ -11,6 +11,7 @@ import structlog
 from ..delivery.ledger import Ledgers
 from ..errors import OffsetOutOfRange
 from ..observe.metrics import BACKPRESSURE_OF_INTAKE
+from ..observe.waits import ROOM, Waiting
 from .backpressure import Budget, MapInboxes
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Intake:
         self.consumed = 0
         self.settled = 0
         self._waiting_since: float | None = None
+        self._waits = Waiting()
 
     async def run(self) -> None:
         """Take in batches until cancelled.
@@ -77,6 +79,11 @@ class Intake:
             for batch in batches:
                 self._take_in(batch)
 
+    @property
+    def waited(self) -> float:
+        """Seconds for which intake has waited for room; 0 if it does not."""
+        return self._waits.seconds(anyio.current_time())
+
     def count_waiting(self) -> None:
         """Count the time that intake has stood still until now: call it also while it does."""
         if self._waiting_since is not None:
@@ -94,7 +101,8 @@ class Intake:
     async def _wait_for_room(self) -> None:
         self._waiting_since = anyio.current_time()
         try:
-            await self.budget.wait()
+            with self._waits.on(ROOM):
+                await self.budget.wait()
         finally:
             self.count_waiting()
             self._waiting_since = None

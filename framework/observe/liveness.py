@@ -3,6 +3,7 @@
 A worker is not live if a restart may mend it:
 
 - a call of the map function, or an attempt to flush, has not ended for `stall_timeout`;
+- a map has waited that long for room, and no rows are left whose flush could make any;
 - a partition whose map has nothing to do has not been fetched for that long, though the broker has records
   of it, or is there and was not asked.
 
@@ -13,6 +14,8 @@ that wait for `max_age`, a stage that waits for the next one, a rebalance.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
+
+from .waits import ROOM
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -69,11 +72,16 @@ class Liveness:
 
     def problem(self, stages: Iterable[StageStatus], now: float) -> str | None:
         """Return why the worker is not live, naming the stage or the partition; None if it is."""
+        stages = tuple(stages)
         for stage in stages:
             if stage.working > self._stall_timeout:
                 call = "the map function" if stage.name.startswith("map ") else "flush"
                 reason = "" if stage.reason is None else f"; before: {stage.reason}"
                 return f"{stage.name}: {call} has not ended for {stage.working:.0f} s{reason}"
+        if not any(stage.rows or stage.queued or stage.working for stage in stages):
+            for stage in stages:
+                if stage.waits_for == ROOM and stage.waited > self._stall_timeout:
+                    return f"{stage.name}: waits for {ROOM} for {stage.waited:.0f} s, and no rows are left to flush"
         for since, idle in self._waits.values():
             if now - since > self._stall_timeout:
                 return (

@@ -27,6 +27,8 @@ class StageStatus(msgspec.Struct, frozen=True):
         seconds: how long `activity` has lasted.
         reason: why it retries; None if it does not.
         working: how long the present call of the map function, or attempt to flush, has lasted; 0 without.
+        waits_for: what it waits for, in words; None if it waits for nothing but more work.
+        waited: for how long.
     """
 
     name: str
@@ -37,6 +39,14 @@ class StageStatus(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     reason: str | None = None
     working: float = 0.0
+    waits_for: str | None = None
+    waited: float = 0.0
+
+    @property
+    def why(self) -> str:
+        """Why it retries, or what it waits for, in words; empty without either."""
+        waits = "" if self.waits_for is None else f"waits for {self.waits_for}"
+        return self.reason or waits
 
 
 class PartitionStatus(msgspec.Struct, frozen=True):

@@ -79,6 +79,9 @@ class Traced:
             self.consumer.put(batch)
         with anyio.fail_after(60):
             async with running(strategy, self.consumer, tracing=self.tracing, **settings) as worker:
+                # Else the first batch is mapped in parts: nothing is known yet of the size of its rows.
+                worker.pipeline.intake.budget.learn("t", 1, 0)
+                worker.pipeline.intake.budget.limit = 2**40
                 await self.consumer.rebalance([P0])
                 while worker.status().settled < sum(map(len, batches)):  # noqa: ASYNC110
                     await anyio.sleep(0.001)
