@@ -36,8 +36,8 @@ class _Committed:
         acknowledged: the last one that the broker confirmed.
         attempted: the last one that we sent. Without an answer, the broker may have either.
         announcement: the range that is announced with it.
-        is_found: whether the announcement was read and not yet committed by us. A member that the group
-            has put out meanwhile reads its successor's: only the group can tell them apart, by a commit.
+        is_found: whether the announcement must be committed (again) before it counts as ours: it was read, or
+            announced some time ago. The group may have put us out since: only a commit can tell.
     """
 
     acknowledged: CommitOffset | None
@@ -188,14 +188,20 @@ class Committer:
         entry = self._entry(partition)
         return entry.acknowledged == offset and not entry.is_found
 
-    async def announce(self, partition: TopicPartition, announcement: Announcement) -> bool:
+    async def announce(
+        self, partition: TopicPartition, announcement: Announcement, *, again: bool = False
+    ) -> bool:
         """Commit the announcement of a range that is about to be written; return whether it may be.
 
         The same commit acknowledges earlier writes of all partitions, and carries the announcements of
         others. An announcement that was found (`begin`) is committed too. False means that the group has
         a new generation or that no broker answers.
+
+        Args:
+            again: commit it also if it is committed already.
         """
-        self._entry(partition).announcement = announcement
+        entry = self._entry(partition)
+        entry.announcement, entry.is_found = announcement, entry.is_found or again
         await self.commit()
         announced = CommitOffset(announcement.first, announcement.metadata)
         return self._is_acknowledged(partition, announced)

@@ -150,7 +150,9 @@ class ExactlyOnce(_AfterErrors):
                 return None
             ranges = buffer.ranges()
             announcement = self._announcement(ranges, buffer)
-            if not await self.committer.announce(self.partition, announcement):
+            # An attempt may have lasted for long: then only the group knows whether the range is still ours.
+            again = self._announced is not None and self._announced[0] == announcement
+            if not await self.committer.announce(self.partition, announcement, again=again):
                 raise _refused(f"cannot announce {ranges[0]}: the commit was refused")
             try:
                 outcome = await write(Write(announcement, self._is_repeated(announcement)))

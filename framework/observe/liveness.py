@@ -81,8 +81,10 @@ class Liveness:
         if not any(stage.rows or stage.queued or stage.working for stage in stages):
             for stage in stages:
                 if stage.waits_for == ROOM and stage.waited > self._stall_timeout:
-                    return f"{stage.name}: waits for {ROOM} for {stage.waited:.0f} s, "
+                    return (
+                        f"{stage.name}: waits for {ROOM} for {stage.waited:.0f} s, "
                         "and no rows are left to flush"
+                    )
         for since, idle in self._waits.values():
             if now - since > self._stall_timeout:
                 return (

@@ -112,6 +112,27 @@ async def test_without_the_commit_nothing_may_be_written(clock: VirtualClock) ->
     assert bench.written == []
 
 
+async def test_a_range_that_is_tried_again_is_announced_again(clock: VirtualClock) -> None:
+    """The process may have been suspended meanwhile, and its offsets reset by somebody else."""
+    bench = Bench()
+    bench.collect(5)
+    guarantee = bench.exactly_once()
+    tried: list[Write] = []
+
+    async def fail(write: Write = NEW, *, may_repeat: bool = True) -> FlushOutcome:
+        tried.append(write)
+        raise Retry("busy")
+
+    for _ in range(2):
+        with pytest.raises(Retry, match="busy"):
+            await guarantee.deliver(bench.buffer, fail)
+    assert len(bench.consumer.commits) == 2
+    bench.consumer.fenced = True
+    with pytest.raises(Retry, match=r"cannot announce t-0\[0..4\]: the commit was refused"):
+        await guarantee.deliver(bench.buffer, fail)
+    assert len(tried) == 2, "nothing is written with an announcement that is not ours any more"
+
+
 async def test_a_replayed_range_keeps_its_announcement_and_the_next_gets_its_own(
     clock: VirtualClock,
 ) -> None:
