@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from chaos.course import Run
     from chaos.scenarios import Scenario
 
-__all__ = ["main"]
-
 _SHORTEST_SOAK: Final = 30  # seconds; shorter ones have too few samples for a verdict
 
 

@@ -34,22 +34,6 @@ if TYPE_CHECKING:
     from chaos.history import History
     from chaos.verdicts import Promise
 
-__all__ = [
-    "GROUP_CHECKERS",
-    "check",
-    "check_commits",
-    "check_course",
-    "check_dead_letters",
-    "check_duplicates",
-    "check_finished",
-    "check_lost",
-    "check_memory",
-    "check_order",
-    "check_phantoms",
-    "check_stopped",
-    "check_watermark",
-]
-
 
 def check(history: History, promises: Sequence[Promise], *, memory_limit: int) -> list[Result]:
     """Everything that can be said of a run.

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from chaos.scenarios import Scenario
     from chaos.verdicts import Result
 
-__all__ = ["Run", "carry_out"]
-
 
 @dataclass(frozen=True)
 class Run:

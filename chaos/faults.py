@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from chaos.postgres import PostgresServer
     from chaos.proxies import Link
 
-__all__ = ["FAULTS", "way"]
-
 T = TypeVar("T", bound="Link | PostgresServer")
 
 
@@ -43,7 +41,6 @@ class KillClickHouseWriting(Fault[Site]):
     latest: ClassVar[float] = 0.03
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
         links = [way(worker.clickhouse) for worker in site.workers]
         for link in links:
             link.hold_inserts()
@@ -84,7 +81,6 @@ class KillPostgres(Fault[Site]):
     needs = frozenset({"postgres"})
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
         server = way(site.postgres)
         await to_thread.run_sync(server.kill)
         await to_thread.run_sync(server.start)
@@ -97,7 +93,6 @@ class KillPostgresAndWorkers(KillPostgres):
     name = "kill-postgres-and-workers"
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
         async with anyio.create_task_group() as tasks:
             for worker in site.workers:
                 tasks.start_soon(worker.service.kill)
@@ -116,7 +111,6 @@ class LateInsert(Fault[Site]):
     needs = frozenset({"peers", "links"})
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
         worker = random.choice(site.workers)
         link = way(worker.clickhouse)
         await site.until_joined(worker)
@@ -141,7 +135,6 @@ class DropAnswers(Fault[Site]):
     count: ClassVar[int] = 3
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
         worker = random.choice(site.workers)
         link = way(worker.clickhouse)
         await site.until_joined(worker)
@@ -160,7 +153,6 @@ class DropAnswerAndKill(Fault[Site]):
     needs = frozenset({"links"})
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
         worker = random.choice(site.workers)
         link = way(worker.clickhouse)
         await site.until_joined(worker)
@@ -182,7 +174,6 @@ class SlowSink(Fault[Site]):
     records: ClassVar[int] = 5_000
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
         links = [way(worker.clickhouse) for worker in site.workers]
         for link in links:
             link.delay_answers(self.seconds)
@@ -203,7 +194,6 @@ class RebalanceBehind(SlowSink):
     records = 5_000
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
         links = [way(worker.clickhouse) for worker in site.workers]
         for link in links:
             link.delay_answers(self.seconds)
@@ -226,7 +216,6 @@ class HangingSink(Fault[Site]):
     patiences: ClassVar[float] = 1.5
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
         links = [way(worker.clickhouse) for worker in site.workers]
         seconds = self.patiences * max(group.workload.sink_timeout for group in site.groups)
         for link in links:
@@ -243,7 +232,6 @@ class _PartedWorker(Fault[Site]):
     needs = frozenset({"peers", "links"})
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
         worker = random.choice(site.workers)
         link = way(worker.kafka)
         await site.until_joined(worker)
@@ -287,7 +275,6 @@ class DiskFull(Fault[Site]):
     silence: ClassVar[float] = 1.5
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
         broker = own(site.broker)
         broker.limit_files(1)
         try:

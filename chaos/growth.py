@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from chaos.history import History
 
-__all__ = ["FIGURES", "Growth", "check_growth", "growth_of", "growths", "processes_of"]
-
 FIGURES: Final = ("rss", "descriptors", "threads", "tasks")
 """The columns of `resources` that must not grow; `pss` changes with the processes beside ours."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from chaos.site import Worker
 
-__all__ = ["DEADLINE", "HangingMap", "SinkPastDeadline"]
-
 DEADLINE: Final = 3.0  # seconds, `--shutdown-deadline` of the scenario
 _LEEWAY: Final = 7.0  # seconds, on a machine that has much else to do
 _INTERVAL: Final = 0.05
@@ -55,7 +53,6 @@ class HangingMap(_PastDeadline):
 
     @asynccontextmanager
     async def hanging(self, worker: Worker) -> AsyncIterator[None]:
-        """See `_PastDeadline.hanging`."""
         worker.hang.touch()
         while worker.hang.exists():  # noqa: ASYNC110  a file has no event
             await anyio.sleep(_INTERVAL)
@@ -70,7 +67,6 @@ class SinkPastDeadline(_PastDeadline):
 
     @asynccontextmanager
     async def hanging(self, worker: Worker) -> AsyncIterator[None]:
-        """See `_PastDeadline.hanging`."""
         link = way(worker.clickhouse)
         link.hold_inserts()
         try:

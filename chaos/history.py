@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["SCHEMAS", "Ending", "History", "Outcome", "Recorder", "where"]
-
 Outcome = Literal["acked", "aborted", "unknown"]
 """Of a record: acknowledged, aborted with its transaction, or unknown."""
 

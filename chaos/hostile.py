@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from anyio.abc import SocketStream
 
 
-__all__ = ["HostileClient"]
-
 _TOPIC: Final = "chaos-hostile"
 _PRODUCE, _FETCH, _METADATA = 0, 1, 3
 _ANSWER: Final = 5.0  # seconds to wait for an answer that may never come

@@ -20,8 +20,6 @@ from chaos.proxies import Link
 if TYPE_CHECKING:
     from anyio.abc import SocketStream
 
-__all__ = ["KafkaLink"]
-
 _METADATA: Final = 3
 _FIND_COORDINATOR: Final = 10
 _DESCRIBE_CLUSTER: Final = 60
@@ -50,7 +48,6 @@ class KafkaLink(Link):
         return ",".join(f"127.0.0.1:{port}" for port in ports)
 
     async def carry(self, client: SocketStream, server: SocketStream) -> None:
-        """See `Link.carry`."""
         asked: dict[int, tuple[int, int]] = {}
         async with anyio.create_task_group() as tasks:
 

@@ -27,8 +27,6 @@ from kmr.broker.client import BatchProducer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["KILLS", "LETTERS", "replay_under_kills"]
-
 LETTERS: Final = 1_000_000
 KILLS: Final = 10
 _PARTITIONS: Final = 4

@@ -17,8 +17,6 @@ from typing import Any, Final, Self
 
 import psycopg
 
-__all__ = ["PostgresServer"]
-
 _NOBODY: Final = 65534
 _PATIENCE: Final = 60.0
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from chaos.history import Outcome, Recorder
 
-__all__ = ["Load"]
-
 _PADDING: Final = b"." * 80
 _POISON: Final = b"poison".ljust(ID_BYTES, b"!")
 _PAUSE: Final = 0.2  # seconds, before a producer that failed is replaced

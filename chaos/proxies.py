@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import SocketStream
 
-__all__ = ["BROKEN", "HttpLink", "Link"]
-
 _CHUNK: Final = 65_536
 BROKEN: Final = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
 """The errors that mean that a connection has ended."""
@@ -175,7 +173,6 @@ class HttpLink(Link):
             await self._changed.wait()
 
     async def carry(self, client: SocketStream, server: SocketStream) -> None:
-        """See `Link.carry`."""
         exchange = _Exchange()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._requests, client, server, exchange, tasks.cancel_scope)

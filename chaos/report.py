@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from chaos.course import Run
 
-__all__ = ["report_of", "summary_of", "write_report"]
-
 _PACKAGES = ("kafka-map-reduce", "aiokafka", "clickhouse-connect", "chdb", "pyarrow")
 
 

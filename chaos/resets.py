@@ -17,16 +17,12 @@ if TYPE_CHECKING:
     from random import Random
 
 
-__all__ = ["ResetOffsets"]
-
-
 class ResetOffsets(Fault[Site]):
     """The rows are deleted, and the group's offsets reset: a second run writes every row again."""
 
     name = "reset-offsets"
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
         spec = random.choice(site.groups)
         workers = [worker for worker in site.workers if worker.group == spec.name]
         async with anyio.create_task_group() as tasks:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from chaos.history import Recorder
     from kmr.chaos.services import Service
 
-__all__ = ["Resources", "resources_of", "tasks_in", "watch_memory", "watch_resources"]
-
 _TASKS: Final = re.compile(r"^kmr_(?:broker_)?event_loop_tasks (\S+)$", re.MULTILINE)
 _MEMORY: Final = re.compile(r"^(Rss|Pss): +(\d+) kB$", re.MULTILINE)
 _THREADS: Final = re.compile(r"^Threads:\s+(\d+)$", re.MULTILINE)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from chaos.workload import Mode, Sink
     from kmr.chaos.faults import Fault, Need
 
-__all__ = ["EVERY_FAULT", "LONG", "MIB", "SCENARIOS", "SHORT", "SLOW", "Scenario"]
-
 MIB: Final = 1024 * 1024
 
 EVERY_FAULT: Final[dict[str, Fault[Site]]] = FAULTS | {

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from chaos.workload import Workload
 
-__all__ = ["GroupSpec", "Outside", "Shape"]
-
 
 @dataclass(frozen=True)
 class GroupSpec:

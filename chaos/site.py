@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from chaos.shape import GroupSpec, Outside, Shape
     from kmr.chaos.services import Service
 
-__all__ = ["Site", "Worker"]
-
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _SESSION_TIMEOUT: Final = 3.0
 """Seconds: after every kill of a worker, its group waits for so long."""
@@ -118,7 +116,6 @@ class Site(worker_site.Site):
 
     @property
     def acknowledged(self) -> Mapping[tuple[str, int], int]:
-        """See `Site.acknowledged`."""
         ends = self.recorder.acknowledged.get(self.topic, {})
         return {(self.topic, partition): end for partition, end in ends.items()}
 

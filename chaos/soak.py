@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from chaos.history import History
 
-__all__ = ["Visit", "plot", "soak"]
-
 _RATE: Final = 1_000.0  # records per second: every part works, and none is at its limit
 _VISIT_EVERY: Final = 60.0
 _VISITOR: Final = "visitor"
@@ -45,7 +43,6 @@ class Visit(Fault[Site]):
     name = "visit"
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
         for spec in site.groups:
             # aiokafka keeps an assignor's state in its class
             assignor: Any = type("Sticky", (StickyPartitionAssignor,), {})

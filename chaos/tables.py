@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from chaos.shape import GroupSpec
     from chaos.workload import Workload
 
-__all__ = ["Places", "collect", "create", "drop", "forget_rows"]
-
 _COLUMNS: Final = ("topic", "partition", "offset", "id", "time")
 _TIMEOUT: Final = 60.0
 _POLL: Final = 0.2

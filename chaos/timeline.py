@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from chaos.history import History
 
-__all__ = ["COLOURS", "Canvas", "Line", "timeline"]
-
 _WIDTH: Final = 1_000
 _LEFT: Final = 136
 _RIGHT: Final = 14

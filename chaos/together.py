@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from chaos.site import Worker
 
-__all__ = ["KillOneOfMany", "RollWorkers"]
-
 _INTERVAL: Final = 0.05  # seconds
 
 
@@ -29,7 +27,6 @@ class KillOneOfMany(Fault[Site]):
     name = "kill-one-of-many"
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
         command = random.choice(site.workers)
         await site.until_joined(command)
         victim = random.choice(sorted(_processes(command)))
@@ -46,7 +43,6 @@ class RollWorkers(Fault[Site]):
     name = "roll-workers"
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
         command = random.choice(site.workers)
         await site.until_joined(command)
         before = _processes(command)

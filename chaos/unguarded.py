@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from kmr.record import TopicPartition
     from kmr.types import Rows
 
-__all__ = ["CommitAfterInsert", "ResumeFromMax"]
-
 
 class CommitAfterInsert(Reducer):
     """Inserts the collected rows without a token; offsets are committed afterwards.

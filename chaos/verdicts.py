@@ -17,21 +17,6 @@ if TYPE_CHECKING:
 
     from chaos.history import History
 
-__all__ = [
-    "Case",
-    "Delivery",
-    "Offence",
-    "Promise",
-    "Result",
-    "Verdict",
-    "column",
-    "first_times",
-    "keys_of",
-    "offset_of",
-    "partition_of",
-    "same_id",
-]
-
 Verdict = Literal["ok", "violated", "unknown"]
 Delivery = Literal["exactly-once", "at-least-once", "at-most-once"]
 

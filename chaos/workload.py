@@ -28,18 +28,6 @@ if TYPE_CHECKING:
 
     from kmr import Reducer
 
-__all__ = [
-    "FILES",
-    "HANG",
-    "ID_BYTES",
-    "Mode",
-    "Sink",
-    "Workload",
-    "identify",
-    "identify_anew",
-    "strategy",
-]
-
 Mode = Literal[
     "exactly-once", "at-least-once", "at-most-once", "commit-after-insert", "resume-from-max"
 ]

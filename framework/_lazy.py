@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from importlib.abc import InspectLoader
 
-__all__ = ["lazy_exports"]
-
 
 def lazy_exports(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__getattr__` and `__dir__` (PEP 562) of a module, made from its `TYPE_CHECKING` block.

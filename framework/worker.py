@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from .settings import Settings
     from .strategy import Strategy
 
-__all__ = ["SupervisorLink", "Worker", "run_worker"]
-
 _ANSWER_TIMEOUT: Final = 0.2  # seconds
 _RETRY_AFTER: Final = 1.0  # seconds
 _MANY: Final = 0.1  # of all records; so many that failed are worth a warning

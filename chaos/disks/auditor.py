@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from chaos.disks.promises import History, Register, Sent
     from chaos.disks.wire import Found
 
-__all__ = ["Auditor"]
-
 
 class Auditor:
     """Compares a broker's state after a crash with the responses that clients had before."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import TracebackType
 
-__all__ = ["Cut", "Disk", "Inode", "Link", "Operation", "Sync", "Unlink", "Write"]
-
 
 @dataclass(eq=False, slots=True)
 class Inode:

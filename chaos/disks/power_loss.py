@@ -20,18 +20,6 @@ if TYPE_CHECKING:
 
     from chaos.disks.disk import Inode, Operation
 
-__all__ = [
-    "EVERYTHING",
-    "NAMES_ONLY",
-    "NOTHING",
-    "Chance",
-    "Luck",
-    "Tree",
-    "read_tree",
-    "survivors",
-    "write_tree",
-]
-
 SECTOR = 512
 
 Tree = dict[str, "Tree | bytes"]

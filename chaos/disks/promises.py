@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from chaos.disks.disk import Disk
 
-__all__ = ["Answer", "Change", "History", "Register", "Sent"]
-
 
 @dataclass
 class Change:

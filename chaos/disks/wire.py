@@ -22,18 +22,6 @@ if TYPE_CHECKING:
 
     from kmr.broker.log.records import StoredRecord
 
-__all__ = [
-    "DELETE_GROUPS",
-    "INIT",
-    "MINUTE",
-    "OFFSET_COMMIT",
-    "OFFSET_DELETE",
-    "OK",
-    "Found",
-    "look",
-    "produce",
-]
-
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, OFFSET_FETCH = 0, 1, 2, 3, 8, 9
 INIT, DESCRIBE_CONFIGS, DELETE_GROUPS, OFFSET_DELETE = 22, 32, 42, 47
 UNCOMMITTED, COMMITTED = 0, 1

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from chaos.disks.promises import History
     from kmr.broker import Broker
 
-__all__ = ["PARTS", "Workload"]
-
 SETTINGS: dict[str, dict[str, str]] = {
     "plain": {"internal.segment.bytes": "400"},
     "kept": {"internal.segment.bytes": "300", "retention.bytes": "600"},

@@ -58,7 +58,6 @@ class KillWorker(Fault[Site]):
     name = "kill-worker"
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
         worker = random.choice(site.workers)
         await worker.restart(kill=True)
         return worker.name
@@ -70,7 +69,6 @@ class RestartWorker(Fault[Site]):
     name = "restart-worker"
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
         worker = random.choice(site.workers)
         await worker.restart(kill=False)
         return worker.name
@@ -83,7 +81,6 @@ class KillBroker(Fault[Site]):
     needs = frozenset({"broker"})
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
         await kill_and_start(own(site.broker))
         return "broker"
 
@@ -95,7 +92,6 @@ class KillClickHouse(Fault[Site]):
     needs = frozenset({"clickhouse"})
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
         await kill_and_start(own(site.clickhouse))
         return "ClickHouse"
 
@@ -107,7 +103,6 @@ class StopBroker(Fault[Site]):
     needs = frozenset({"broker"})
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
         broker = own(site.broker)
         await broker.stop()
         await anyio.sleep(random.uniform(0, 2))
@@ -122,7 +117,6 @@ class SuspendClickHouse(Fault[Site]):
     needs = frozenset({"clickhouse"})
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
         server, seconds = own(site.clickhouse), random.uniform(2, 8)
         server.pause()
         try:
@@ -139,7 +133,6 @@ class KillEverything(Fault[Site]):
     needs = frozenset({"broker"})
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
         below = [own(site.broker), *([site.clickhouse] if site.clickhouse else [])]
         await kill_and_start_in_order(below, [worker.service for worker in site.workers])
         return f"{', '.join(service.name for service in below)} and every worker"
@@ -152,7 +145,6 @@ class PauseWorker(Fault[Site]):
     needs = frozenset({"peers"})
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
         worker = random.choice(site.workers)
         await site.until_joined(worker)
         worker.service.pause()
@@ -171,8 +163,6 @@ class RebalanceStorm(Fault[Site]):
     restarts: ClassVar[int] = 16
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
-
         async def restart(worker: Worker, own: Random) -> None:
             for _ in range(self.restarts):
                 await worker.restart(kill=own.random() < 0.5)
@@ -199,7 +189,6 @@ class FewerAndMore(Fault[Site]):
     needs = frozenset({"peers"})
 
     async def strike(self, site: Site, random: Random) -> str:
-        """See `Fault.strike`."""
         leaving = random.sample(site.workers, len(site.workers) - 1)
         for worker in leaving:
             await worker.service.stop()

@@ -29,17 +29,6 @@ if TYPE_CHECKING:
 
     from ..record import TopicPartition
 
-__all__ = [
-    "CheckResult",
-    "Columns",
-    "PartitionResult",
-    "app",
-    "check",
-    "check_spark",
-    "is_path",
-    "show",
-]
-
 app = App(name="check")
 
 _SQL = Path(__file__).parents[1] / "sql"

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ..embedded.server import EmbeddedClickHouse
     from ..strategy import Strategy
 
-__all__ = ["app"]
-
 app = App(
     name="clickhouse",
     help="The embedded ClickHouse: serve it over HTTP, query any ClickHouse, create a strategy's tables.",

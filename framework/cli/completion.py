@@ -11,8 +11,6 @@ from cyclopts import App, Parameter
 from .output import plain_console
 from .root import GROUP
 
-__all__ = ["completion", "whole_app"]
-
 
 def completion(
     shell: Literal["bash", "zsh", "fish"],

@@ -11,8 +11,6 @@ from ..config.schema import Setting, show_quantity
 from ..settings import WORKER, Settings
 from .output import plain_console, print_json
 
-__all__ = ["app"]
-
 app = App(name="config", help="Show the settings of a worker, with their origins.")
 
 

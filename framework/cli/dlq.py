@@ -37,8 +37,6 @@ from ..strategy import Strategy
 from .offsets import milliseconds
 from .output import plain_console, print_json
 
-__all__ = ["app"]
-
 app = App(name="dlq", help="List, show, replay and drop the dead letters of a topic.")
 
 _PLACE: Final = re.compile(r"(?:(?P<topic>[^:]+):)?(?P<partition>\d+):(?P<offset>\d+)", re.ASCII)

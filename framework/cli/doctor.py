@@ -18,8 +18,6 @@ from .output import plain_console, print_json
 if TYPE_CHECKING:
     from ..reducers.finding import Finding
 
-__all__ = ["doctor"]
-
 _WORDS: Final = {"ok": "ok", "warning": "WARNING", "problem": "PROBLEM"}
 
 

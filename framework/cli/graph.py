@@ -6,8 +6,6 @@ from typing import Literal
 from ..loading import load_strategy
 from .validate import Outline, ReducerOutline, outline_of
 
-__all__ = ["draw", "graph"]
-
 Format = Literal["text", "mermaid", "dot"]
 Box = tuple[str, ...]
 """The lines of text in one box."""

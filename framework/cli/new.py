@@ -9,8 +9,6 @@ from typing import Final
 from ..errors import SettingsError
 from .output import plain_console
 
-__all__ = ["new"]
-
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 

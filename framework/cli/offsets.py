@@ -30,8 +30,6 @@ from ..record import TopicPartition
 from ..settings import GROUP, GroupSettings, LogSettings
 from .output import plain_console, plain_table, print_json
 
-__all__ = ["app"]
-
 app = App(name="offsets", help="Show the committed offsets of a consumer group, or reset them.")
 
 _LEFT = ("Partition", "Member")

@@ -8,8 +8,6 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["plain_console", "plain_table", "print_json"]
-
 
 def plain_console(*, stderr: bool = False) -> Console:
     """Make a console that prints text as it is: no markup, no highlighting, no emoji, no wrapped lines."""

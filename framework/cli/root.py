@@ -28,8 +28,6 @@ from .output import plain_console
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["main", "run_command"]
-
 GROUP: Final = "kmr.commands"
 DISTRIBUTION: Final = "kafka-map-reduce"
 

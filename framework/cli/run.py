@@ -16,8 +16,6 @@ from ..observe.logs import setup_logs
 from ..settings import WORKER, Settings
 from ..spark.engine.engine_settings import EngineSettings
 
-__all__ = ["run"]
-
 
 @settings_flags(WORKER, positional="strategy")
 def run(

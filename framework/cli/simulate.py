@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ..simulation.schedule import Schedule
     from ..simulation.simulate import Simulated, Simulator
 
-__all__ = ["simulate"]
-
 _SHARE: Final = 250
 
 

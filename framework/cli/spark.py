@@ -13,8 +13,6 @@ from .output import plain_console
 if TYPE_CHECKING:
     from ..sinks.parquet.compact import Compacted
 
-__all__ = ["app"]
-
 app = App(name="spark", help="Run strategies by spark-submit; compact their files.")
 
 _EXAMPLE: Final = (

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ..spark.engine.placement import Finding
     from ..strategy import Strategy
 
-__all__ = ["MapOutline", "Outline", "ReducerOutline", "outline_of", "validate"]
-
 
 _DELIVERY = {
     "exactly-once": (

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from .layers import Found, Layers
     from .schema import Setting
 
-__all__ = ["Given", "settings_flags"]
-
 R = TypeVar("R")
 T = TypeVar("T", bound=msgspec.Struct)
 

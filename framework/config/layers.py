@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from .schema import Setting
 
-__all__ = ["Conflict", "Found", "Layers"]
-
 T = TypeVar("T", bound=msgspec.Struct)
 _Raw = dict[str, tuple[object, str]]
 """By dotted name: a value as it was written, and its origin."""

@@ -22,28 +22,6 @@ from ..errors import SettingsError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "ADDRESSES",
-    "BYTES",
-    "MASK",
-    "SECONDS",
-    "Addresses",
-    "Bytes",
-    "Count",
-    "NonNegative",
-    "Port",
-    "Seconds",
-    "Setting",
-    "Text",
-    "about",
-    "check_values",
-    "parse_quantity",
-    "read_quantity",
-    "settings_of",
-    "show_quantity",
-    "struct_of",
-]
-
 BYTES: Final = "bytes"
 SECONDS: Final = "seconds"
 

@@ -10,8 +10,6 @@ from ..errors import SettingsError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FILE_SUFFIX", "read_secret"]
-
 FILE_SUFFIX = "_FILE"
 
 

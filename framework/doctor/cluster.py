@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ..settings import Settings
     from ..strategy import Strategy
 
-__all__ = ["ClusterCheck"]
-
 _PROTOCOL: Final = "sticky"
 _ABSENT: Final = ("Dead", "Empty")
 _LARGEST: Final = "max.message.bytes"

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ..settings import Settings
     from ..strategy import Strategy
 
-__all__ = ["examine"]
-
 
 async def examine(strategy: Strategy, settings: Settings) -> list[Finding]:
     """Return all findings, part after part.

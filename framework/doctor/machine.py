@@ -17,8 +17,6 @@ from ..service.process import memory_limit, processor_limit
 if TYPE_CHECKING:
     from ..settings import Settings
 
-__all__ = ["check_machine"]
-
 _LIBRARIES: Final = 130 * 1024 * 1024
 """Bytes that a worker needs beside records and rows (docs/sizing.md)."""
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from ..record import TopicPartition
     from ..settings import Settings
 
-__all__ = ["check_offsets"]
-
 _NEARLY: Final = 0.75
 """The part of `retention.ms` after which a record that is not read yet is in danger."""
 

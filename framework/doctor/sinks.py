@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ..settings import Settings
     from ..strategy import Strategy
 
-__all__ = ["check_sinks"]
-
 
 async def check_sinks(strategy: Strategy, settings: Settings) -> list[Finding]:
     """Return what the stages find, in the order of the flow. Raises SettingsError."""

@@ -50,21 +50,6 @@ if TYPE_CHECKING:
         Settings,
     )
 
-__all__ = [
-    "ConnectionConfig",
-    "ConsumerConfig",
-    "connect",
-    "connection_config",
-    "consumer_config",
-    "disconnect",
-    "drop_producer",
-    "no_such_topic",
-    "oauth_config",
-    "reach_broker",
-    "require_topics",
-    "stop_producer",
-]
-
 _log = structlog.get_logger(__name__)
 
 _PROBE_TIMEOUT = 5.0  # seconds, for each address

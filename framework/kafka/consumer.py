@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from ..record import Batch, TopicPartition
     from .group_offsets import Membership
 
-__all__ = ["CommitOffset", "Consumer", "Listener"]
-
 
 class CommitOffset(NamedTuple):
     """A committed offset: the next offset to read, and the metadata committed with it."""

@@ -39,14 +39,6 @@ if TYPE_CHECKING:
     from ..record import Batch
     from ..settings import OffsetReset
 
-__all__ = [
-    "AIOKAFKA_VERSION",
-    "BatchFetcher",
-    "FetchedPartition",
-    "require_aiokafka",
-    "unpack_response",
-]
-
 _log = structlog.get_logger(__name__)
 
 # While some partitions are left out of a fetch, the broker must answer soon even when the others have no
@@ -190,7 +182,6 @@ class BatchFetcher(Fetcher):  # type: ignore[misc]
         return self._start_offsets.get(partition)
 
     def answered_at(self, partition: TopicPartition) -> float | None:
-        """See `Consumer.answered_at`."""
         leader = self._client.cluster.leader_for_partition(partition)
         if self._suspended or leader in (None, -1) or leader in self._unreachable:
             return None

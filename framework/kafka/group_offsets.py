@@ -34,18 +34,6 @@ from .consumer import CommitOffset
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = [
-    "COORDINATOR_GONE",
-    "FENCED",
-    "Membership",
-    "OffsetFetch",
-    "check_code",
-    "commit_offsets",
-    "committed_offsets",
-    "fenced",
-    "fetch_offsets",
-]
-
 T = TypeVar("T")
 
 _RETRY_AFTER = 0.1  # seconds

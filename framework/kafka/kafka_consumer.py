@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 _Callback: TypeAlias = "Callable[[frozenset[TopicPartition]], Coroutine[Any, Any, None]]"
 
-__all__ = ["KafkaConsumer"]
-
 _log = structlog.get_logger(__name__)
 
 _NEVER_MS = 10 * 365 * 24 * 3600 * 1000
@@ -95,7 +93,6 @@ class KafkaConsumer:
         return self._membership.member_id
 
     async def reach(self) -> None:
-        """See `Consumer.reach`."""
         await reach_broker(self._config)
 
     async def start(
@@ -248,7 +245,6 @@ class KafkaConsumer:
 
     @property
     def has_unanswered_commit(self) -> bool:
-        """See `Consumer.has_unanswered_commit`."""
         return self._unanswered
 
     async def join_anew(self) -> None:
@@ -283,7 +279,6 @@ class KafkaConsumer:
         return None
 
     async def look_up_ends(self) -> None:
-        """See `Consumer.look_up_ends`."""
         now = anyio.current_time()
         if self._fetcher is None or self._stopped or now - self._looked_up < _ENDS_AFTER:
             return

@@ -8,8 +8,6 @@ import time
 from .._extras import require_extra
 from ..errors import SettingsError
 
-__all__ = ["token"]
-
 
 def token() -> tuple[str, float]:
     """Return a token signed with the credentials of AWS's usual chain, and its lifetime in seconds.

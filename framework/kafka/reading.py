@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ..record import Batch
     from .connection import ConnectionConfig
 
-__all__ = ["read_topic"]
-
 _PARTITION_BYTES: Final = 4 * 1024 * 1024
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from .connection import ConsumerConfig
 
-__all__ = ["NO_POSITION", "StartPositions", "reset_position"]
-
 NO_POSITION = (OffsetOutOfRangeError, NoOffsetForPartitionError)
 """The errors of aiokafka that `reset_position` handles."""
 

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from ..record import TopicPartition
     from ..settings import GroupSettings, Settings
 
-__all__ = ["Subscription", "subscription_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Subscription:

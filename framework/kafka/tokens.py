@@ -26,8 +26,6 @@ from ..service.threads import run_in_thread
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["OAuthConfig", "TokenProvider"]
-
 _TIMEOUT: Final = 15.0  # seconds until there is a token
 _SHARE: Final = 0.8  # of a token's lifetime
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})

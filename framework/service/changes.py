@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import anyio
 
-__all__ = ["Changes"]
-
 
 class Changes:
     """Wakes the tasks that wait when something has changed; costs next to nothing while none does.

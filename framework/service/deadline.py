@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
     from collections.abc import Callable, Iterator
 
-__all__ = ["Deadline", "end_shields", "shield"]
-
 _RESERVE: Final = 5.0  # seconds, or a fifth of the deadline
 _LAST_PART: Final = 0.25
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from starlette.applications import Starlette
 
-__all__ = ["FRESH", "HttpServer", "verdict"]
-
 FRESH: Final = {"Cache-Control": "no-store"}
 """Headers of responses that must not be cached."""
 

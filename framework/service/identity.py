@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from random import Random
 
-__all__ = ["ids_from", "new_id"]
-
 _chance: ContextVar[Random | None] = ContextVar("where ids come from", default=None)
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from . import LogFormat, LogLevel
 
-__all__ = ["Repetition", "log_to_stderr"]
-
 _INTERVAL: Final = 10.0  # seconds
 
 

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
-__all__ = ["ServiceState", "notifying"]
-
 _LONGEST_PAUSE: Final = 5.0  # seconds between two messages
 _EXTENSION: Final = 60.0
 """Seconds that a start or a stop may take from now on, said again with each message while it goes on."""

@@ -14,14 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "end_with_parent",
-    "freeze_modules",
-    "keep_freed_memory",
-    "memory_limit",
-    "processor_limit",
-]
-
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc, malloc.h
 _MIB = 1024 * 1024

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from .deadline import Deadline
 
-__all__ = ["ExitCode", "ProcessEnd", "exit_now"]
-
 SAME_SIGNAL: Final = 0.5
 """Seconds in which a repeated signal counts as the same one: `timeout` and some init processes send each
 signal to the process and to its group."""

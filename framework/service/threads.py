@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from anyio import CapacityLimiter
 
-__all__ = ["background_loop", "run_in_thread", "without_threads"]
-
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 

@@ -10,8 +10,6 @@ import pyarrow.compute as pc
 from ...reducers.aggregate import ALL, Aggregate, group
 from ...reducers.collect import Collecting, one_table
 
-__all__ = ["FinalAggregate", "PartialAggregate"]
-
 _MERGE: Final = {
     "sum": "sum",
     "count": "sum",

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ...reducers.flushing import FlushOutcome, FlushReason
     from ...reducers.reducer import Context, Reducer
 
-__all__ = ["Chain", "ChainResult", "Flush"]
-
 
 @dataclass(frozen=True, slots=True)
 class Flush:

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from .chain import ChainResult
     from .report import TaskReport
 
-__all__ = ["DriverReducers"]
-
 _log = structlog.get_logger(__name__)
 
 

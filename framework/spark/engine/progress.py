@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from ...observe.metrics import Metrics
 
-__all__ = ["MicroBatchGate", "ProgressListener", "source_end"]
-
 _log = structlog.get_logger(__name__)
 
 

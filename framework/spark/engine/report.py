@@ -22,19 +22,6 @@ from .chain import Flush  # noqa: TC001  msgspec reads the annotations
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = [
-    "PIECE_BYTES",
-    "TaskReport",
-    "failure_rows",
-    "gathered_rows",
-    "pack_rows",
-    "read_failures",
-    "read_gathered",
-    "read_reports",
-    "report_row",
-    "unpack_rows",
-]
-
 PIECE_BYTES: Final = 4 * 1024 * 1024
 """Approximate size of one value of the column `rows`; the JVM copies each value several times."""
 

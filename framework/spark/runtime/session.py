@@ -22,20 +22,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "SETTINGS",
-    "QueryFailed",
-    "SharedSession",
-    "SparkUnavailable",
-    "explain_error",
-    "is_connect",
-    "is_local",
-    "is_slow_start",
-    "open_session",
-    "running_session",
-    "silence_spark",
-]
-
 _log = structlog.get_logger(__name__)
 
 SETTINGS: Final[dict[str, str]] = {

@@ -22,14 +22,6 @@ if TYPE_CHECKING:
 
     from ...strategy import Strategy
 
-__all__ = [
-    "Package",
-    "pack_modules",
-    "ship_modules",
-    "strategy_modules",
-    "write_package",
-]
-
 _log = structlog.get_logger(__name__)
 
 _INSTALLED: Final = tuple(sysconfig.get_paths()[n] for n in ("stdlib", "purelib", "platlib"))
