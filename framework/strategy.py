@@ -16,6 +16,7 @@ from .mapping.annotations import check_call, check_resources, parameters_of
 from .mapping.functions import VALUES, schema_of_batch_map, spec_of
 from .mapping.inputs import Inputs, Tombstones
 from .record import of_records
+from .reducers.reducer import ERROR_STAGE
 from .reducers.sink import Delivery, Sink, capabilities_of
 from .values.value_format import ValueFormat
 
@@ -41,7 +42,6 @@ __all__ = [
 ]
 
 MAP_STAGE: Final = "map"
-ERROR_STAGE: Final = "reduce-err"
 ERROR_DELIVERY: Final[Delivery] = "at-least-once"
 """The worker's guarantee for failed records. Those of several partitions are flushed together, as they come:
 there is no range to announce, so a crash before the commit writes them to `reduce_err` again."""

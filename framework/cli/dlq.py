@@ -6,7 +6,6 @@ import uuid
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -19,6 +18,7 @@ from cyclopts import App, Parameter
 from msgspec.structs import replace as changed
 from numpy.typing import NDArray
 
+from ..columns.texts import TextStyle, text_of
 from ..config.flags import Given, settings_flags
 from ..dead_letters.letters import CONTROL_HEADER, HEADERS, Letters, letters_among, original_records
 from ..dead_letters.passes import Filter, Pass, covered, group_of, passes_among
@@ -35,13 +35,14 @@ from ..settings import CLUSTER, WORKER, ClusterSettings, LogSettings, Settings
 from ..sinks.kafka.writer import RecordWriter
 from ..strategy import Strategy
 from .offsets import milliseconds
-from .output import plain_console, print_json
+from .output import plain_console, print_json, visible
 
 app = App(name="dlq", help="List, show, replay and drop the dead letters of a topic.")
 
 _PLACE: Final = re.compile(r"(?:(?P<topic>[^:]+):)?(?P<partition>\d+):(?P<offset>\d+)", re.ASCII)
 _MOST_ROWS: Final = 50
 _SHOWN_BYTES: Final = 4_000
+_SPACED: Final = TextStyle(" ")
 
 
 @Parameter(name="*", negative=())
@@ -126,7 +127,7 @@ class Summary(NamedTuple):
     last: int
 
     def __str__(self) -> str:
-        *others, last = (value or "-" for value in self.common.values())
+        *others, last = (visible(value) or "-" for value in self.common.values())
         return f"{' '.join(others)}: {last}" if others else last
 
     def as_json(self) -> dict[str, object]:
@@ -211,18 +212,17 @@ def show(topic: str, place: str, /, *, given: Given[ClusterSettings]) -> None:
     console = plain_console()
     for letter in found:
         at = letter.select(["partition", "offset", "timestamp", "key", "value", "headers"])
-        row = at.to_pylist()[0]
-        console.print(
-            f"letter {row['partition']}:{row['offset']}, written {row['timestamp']:%c} UTC"
-        )
+        (row,) = at.drop_columns(["timestamp"]).to_pylist()
+        written = _moment(at.column("timestamp").cast(pa.int64())[0].as_py() // 1000)
+        console.print(f"letter {row['partition']}:{row['offset']}, written {written} UTC")
         pairs = [(pair["key"], pair["value"]) for pair in row["headers"] or ()]
         for name, value in pairs:
             if name in HEADERS:
-                shown = _shown(value).replace("\n", "\n    ")  # a traceback has several lines
+                shown = _shown(value, lines=True).replace("\n", "\n    ")  # of a traceback
                 console.print(f"  {name.removeprefix('kmr.')}: {shown}")
         for name, value in pairs:
             if name not in HEADERS:
-                console.print(f"  header {name}: {_shown(value)}")
+                console.print(f"  header {visible(name)}: {_shown(value)}")
         console.print(f"  key: {_shown(row['key'])}")
         console.print(f"  value: {_shown(row['value'])}")
 
@@ -513,14 +513,14 @@ def _summaries(
 
 
 def _moment(milliseconds_: int) -> str:
-    return f"{datetime.fromtimestamp(milliseconds_ / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+    return text_of(pa.array([milliseconds_ // 1000]).cast(pa.timestamp("s")), _SPACED)[0].as_py()  # type: ignore[no-any-return]
 
 
-def _shown(value: bytes | None) -> str:
+def _shown(value: bytes | None, *, lines: bool = False) -> str:
     if value is None:
         return "null"
     try:
-        text = value.decode()
+        text = visible(value.decode(), lines=lines)
     except UnicodeDecodeError:
         text = repr(value)[2:-1]
     return text if len(text) <= _SHOWN_BYTES else f"{text[:_SHOWN_BYTES]}... ({len(value):,} bytes)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import msgspec
@@ -15,8 +16,28 @@ def plain_console(*, stderr: bool = False) -> Console:
 
 
 def print_json(value: object) -> None:
-    """Print a value as indented JSON."""
-    sys.stdout.write(f"{msgspec.json.format(msgspec.json.encode(value)).decode()}\n")
+    """Print a value as indented JSON; what a terminal would obey is escaped."""
+    text = msgspec.json.format(msgspec.json.encode(value)).decode()
+    escaped = (
+        each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text
+    )
+    sys.stdout.write(f"{text if text.isascii() else ''.join(escaped)}\n")
+
+
+def visible(text: str, *, lines: bool = False) -> str:
+    """Return a text from elsewhere as it may be printed: escapes of a terminal and the like become \\x1b.
+
+    Args:
+        lines: line feeds stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each
+        if each.isprintable() or (lines and each == "\n")
+        else each.encode("unicode_escape").decode()
+        for each in text
+    )
 
 
 def plain_table(*columns: str, left: tuple[str, ...]) -> Table:

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from .casting import Cast, Misfit
-from .kinds import Mask, either, whole
+from .kinds import Mask, either, is_text, plain, whole, without
 from .reasons import reasons
+from .texts import excerpt, python_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -64,22 +66,92 @@ def fit_columns(rows: pa.Table, targets: Sequence[Target]) -> Fitted:
     cut: dict[str, int] = {}
     bad: Mask = None
     for target in targets:
-        is_there = target.name in rows.column_names
-        array = whole(rows.column(target.name)) if is_there else pa.nulls(rows.num_rows)
-        try:
-            cast = target.cast(array)
-        except Misfit as misfit:
+        array = _column(rows, target.name)
+        cast, misfit = _cast(array, target)
+        if misfit is None:
+            refused |= reasons(target.name, target.type_name, array, cast, skip=bad)
+        elif cast.bad is not None:
             reason = f"column {target.name} ({target.type_name}) cannot hold {array.type}: {misfit}"
-            wrong = array.is_valid().to_numpy(zero_copy_only=False)
-            new = np.flatnonzero(wrong if bad is None else wrong & ~bad)
+            new = np.flatnonzero(cast.bad if bad is None else cast.bad & ~bad)
             refused.update(dict.fromkeys(new.tolist(), reason))
             general.add(reason)
-            bad = either(bad, wrong)
-            cast = target.cast(pa.nulls(len(array)))
-        refused |= reasons(target.name, target.type_name, array, cast, skip=bad)
         bad = either(bad, cast.bad)
         if cast.cut is not None:
             cut[target.name] = int(np.count_nonzero(cast.cut))
         arrays[target.name] = cast.array
-    table = pa.Table.from_arrays(list(arrays.values()), names=list(arrays))
-    return Fitted(table, refused, frozenset(general), cut)
+    return Fitted(_table(arrays), refused, frozenset(general), cut)
+
+
+def _column(rows: pa.Table, name: str) -> Array:
+    return whole(rows.column(name)) if name in rows.column_names else pa.nulls(rows.num_rows)
+
+
+def _table(arrays: Mapping[str, Array]) -> pa.Table:
+    return pa.Table.from_arrays(list(arrays.values()), names=list(arrays))
+
+
+def _cast(array: Array, target: Target) -> tuple[Cast, Misfit | None]:
+    """Cast a column; where no value of its type fits, all values are bad."""
+    try:
+        return target.cast(array), None
+    except Misfit as misfit:
+        nulls = target.cast(pa.nulls(len(array)))
+        wrong = array.is_valid().to_numpy(zero_copy_only=False)
+        return nulls._replace(bad=either(nulls.bad, wrong) if wrong.any() else nulls.bad), misfit
+
+
+def fit_letters(rows: pa.Table, targets: Sequence[Target]) -> Fitted:
+    """Cast failed records to the columns of an error sink, which must accept them all.
+
+    In text, NUL and what is not UTF-8 are escaped. Another value that does not fit becomes null, or
+    the beginning of 1970 in a time that cannot be null; the column `reason` then ends with it.
+    """
+    by_name = {target.name: target for target in targets}
+    arrays: dict[str, Any] = {target.name: None for target in targets}
+    refused: dict[int, str] = {}
+    lost: dict[int, list[str]] = {}
+    for name in sorted(arrays, key=lambda name: name == "reason"):  # it comes last
+        target, array = by_name[name], _column(rows, name)
+        if name == "reason" and lost and is_text(array.type):
+            array = _with_what_was_lost(array, lost)
+        cast, _ = _cast(array, target)
+        if cast.bad is not None and is_text(array.type):
+            array = pa.array(
+                [None if each is None else _escaped(each) for each in _raw(array)], pa.string()
+            )
+            cast, _ = _cast(array, target)
+        if cast.bad is not None:
+            bad = np.flatnonzero(cast.bad)
+            values = python_values(array.take(pa.array(bad)))
+            for row, value in zip(bad.tolist(), values, strict=True):
+                lost.setdefault(row, []).append(f"{name} {excerpt(value)}")
+            cast = _replaced(array, cast.bad, target)
+            refused |= reasons(name, target.type_name, array, cast)
+        arrays[name] = cast.array
+    return Fitted(_table(arrays), refused)
+
+
+def _replaced(array: Array, bad: Any, target: Target) -> Cast:
+    cast, _ = _cast(without(array, bad), target)
+    if cast.bad is not None and pa.types.is_timestamp(array.type):
+        begin = pa.scalar(0, pa.int64()).cast(array.type)
+        cast, _ = _cast(pc.if_else(pa.array(bad), begin, array), target)
+    return cast
+
+
+def _with_what_was_lost(reason: Array, lost: Mapping[int, Sequence[str]]) -> Array:
+    return pa.array(
+        [
+            f"{text or ''} (not stored: {', '.join(lost[row])})" if row in lost else text
+            for row, text in enumerate(python_values(reason))
+        ],
+        pa.string(),
+    )
+
+
+def _raw(texts: Array) -> list[bytes | None]:
+    return plain(texts).cast(pa.large_binary()).to_pylist()  # type: ignore[no-any-return]
+
+
+def _escaped(raw: bytes) -> str:
+    return raw.decode(errors="backslashreplace").replace("\0", "\\x00")

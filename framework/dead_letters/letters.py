@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..errors import storable
 from ..record import SCHEMA, TopicPartition
 from ..reducers.reducer import Context
 
@@ -140,16 +141,33 @@ def letter_headers(failed: pa.Table, context: Context | None = None) -> list[lis
         }
         if OFFSET in old:
             had = [pair for pair in had if pair[0] not in HEADERS]
-            past = Past(_text(old, STAGE), _text(old, REASON), int(old.get(ATTEMPT, 1)), time or 0)
-            history = msgspec.json.decode(old.get(HISTORY, b"[]"), type=list[Past])
+            past = Past(_text(old, STAGE), _text(old, REASON), _number(old, ATTEMPT, 1), time or 0)
+            history = _history(old)
             added |= {name: _text(old, name) or None for name in _ORIGIN}
-            added[REPLAYS] = int(old.get(REPLAYS, 0)) + 1
+            added[REPLAYS] = _number(old, REPLAYS, 0) + 1
             added[HISTORY] = msgspec.json.encode([*history, past][-_LONGEST_HISTORY:]).decode()
         headers = [
-            (name, str(value).encode()) for name, value in added.items() if value is not None
+            (name, storable(str(value)).encode())
+            for name, value in added.items()
+            if value is not None
         ]
         found.append([*had, *headers])
     return found
+
+
+def _number(headers: Mapping[str, bytes], name: str, otherwise: int) -> int:
+    """Return a number of ours; a producer may have sent anything under its name."""
+    try:
+        return int(headers.get(name, otherwise))
+    except ValueError:
+        return otherwise
+
+
+def _history(headers: Mapping[str, bytes]) -> list[Past]:
+    try:
+        return msgspec.json.decode(headers.get(HISTORY, b"[]"), type=list[Past])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return []
 
 
 def _schema_id(value: bytes | None) -> int | None:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import structlog
 
-from ..errors import RecordFailed, SinkError, traceback_of, type_of
+from ..errors import RecordFailed, SinkError, storable, traceback_of, type_of
 from ..record import PLACED, SCHEMA, Range, Rows
 from .ranges import ranges_of
 
@@ -123,11 +123,11 @@ def _rows(
     at = np.searchsorted(batch.offsets(), offsets)
     columns = [
         *batch.records.take(pa.array(at, pa.int64())).columns,
-        pa.array(reasons, pa.string()),
+        _texts(reasons),
         pa.array([stage] * len(reasons), pa.string()),
         pa.array(attempts, pa.int32()),
         pa.array(exceptions, pa.string()),
-        pa.array(tracebacks, pa.string()),
+        _texts(tracebacks),
     ]
     whole = Range(batch.topic, batch.partition, batch.first, batch.last, generation)
     return Rows(
@@ -160,6 +160,13 @@ class _Recent:
         """Sleep until the oldest number leaves the sum."""
         if self._added:
             await anyio.sleep_until(self._added[0][0] + self._per)
+
+
+def _texts(texts: Sequence[str | None]) -> pa.Array[Any]:
+    try:
+        return pa.array(texts, pa.string())
+    except UnicodeEncodeError:
+        return pa.array([None if each is None else storable(each) for each in texts], pa.string())
 
 
 class LimitWindow:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args
 
 from ..errors import StrategyError
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ..record import Rows, TopicPartition
+
+ERROR_STAGE: Final = "reduce-err"
+"""The name of the stage of `reduce_err`."""
 
 WhenFull = Literal["flush", "backpressure"]
 OnShutdown = Literal["flush", "drop"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from ..columns.fitted import Fitted, fit_columns
+from ..columns.fitted import Fitted, fit_columns, fit_letters
 from ..columns.kinds import whole
 from ..errors import StrategyError
 
@@ -51,9 +51,13 @@ class Choice(Generic[C]):
     left_out: Sequence[str] = ()
     problems: dict[str | None, str] = field(default_factory=dict)
 
-    def fit(self, rows: pa.Table, targets: Sequence[Target]) -> Fitted:
-        """Cast rows to the columns, and refuse those with a problem."""
-        fitted = fit_columns(rows, targets)
+    def fit(self, rows: pa.Table, targets: Sequence[Target], *, letters: bool = False) -> Fitted:
+        """Cast rows to the columns, and refuse those with a problem.
+
+        Args:
+            letters: they are failed records, for an error sink: whatever does not fit is replaced.
+        """
+        fitted = (fit_letters if letters else fit_columns)(rows, targets)
         refused = dict(fitted.refused)
         for name, reason in self.problems.items():
             for row in self._rows_of(rows, name):

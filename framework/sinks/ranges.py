@@ -16,7 +16,7 @@ import anyio
 
 from ..errors import SinkError, StrategyError, UnexpectedDuplicate, as_exception
 from ..reducers.collect import Collecting
-from ..reducers.reducer import Retry
+from ..reducers.reducer import ERROR_STAGE, Retry
 from ..reducers.sink import NEW, Capabilities, RowsRefused, Sink
 from ..service.threads import run_in_thread
 from .answers import SetUp
@@ -95,6 +95,7 @@ class RangeWriter(Collecting, Sink):
             errors_on_spark="exactly once",
         )
         self.concurrency = concurrency
+        self.takes_letters = False  # as the error sink it must accept whatever failed
         self.set_up = SetUp()
         self.leaving_out = LeavingOut()
         self._group = ""
@@ -126,6 +127,7 @@ class RangeWriter(Collecting, Sink):
         for_sinks = context.for_sinks
         self._group, self._generations = context.group, for_sinks.generations
         self.leaving_out = LeavingOut(context.stage, for_sinks.count_left_out)
+        self.takes_letters = context.stage == ERROR_STAGE
         opened = for_sinks.opened
         if isinstance(opened, RangeWriter):
             self._limiter, self._proven = opened._limiter, opened._proven  # noqa: SLF001  of our class

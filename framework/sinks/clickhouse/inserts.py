@@ -78,6 +78,7 @@ class Inserter:
 
     Attributes:
         deduplicates: the table recognises a repeated insert.
+        takes_letters: the rows are failed records, which must all be accepted.
         had: the columns that the table has had.
         evolve: columns that the table lacks are added to it, and rows that do not fit it are refused one
             by one; None: neither, both are errors.
@@ -93,6 +94,7 @@ class Inserter:
     leaving_out: LeavingOut
     evolve: Layout | None = None
     had: frozenset[str] = frozenset()
+    takes_letters: bool = False
     _outcomes: dict[str, _Outcome | Answer] = field(default_factory=dict)
     _warned: set[str] = field(default_factory=set)
 
@@ -205,7 +207,7 @@ class Inserter:
             new = [name for name in choice.problems if name is not None and name not in typed]
             problems = {name: why for name, why in choice.problems.items() if name not in new}
             choice = replace(choice, left_out=[*choice.left_out, *new], problems=problems)
-        block = table.cast(parts, choice)
+        block = table.cast(parts, choice, letters=self.takes_letters)
         left_out = Counter(block.fitted.left_out)
         for path, count in self._fields_left_out(parts, choice.columns):
             left_out[path] += count

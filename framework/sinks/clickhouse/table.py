@@ -148,8 +148,10 @@ class Table:
             and _holds(column, COORDINATES.field(column.name))
         ]
 
-    def cast(self, parts: Sequence[pa.Table], choice: Choice[Column]) -> Block:
-        """Cast rows, part after part, to the types of the columns."""
+    def cast(
+        self, parts: Sequence[pa.Table], choice: Choice[Column], *, letters: bool = False
+    ) -> Block:
+        """Cast rows, part after part, to the types of the columns; `letters` as in `Choice.fit`."""
         columns = choice.columns
         cast: list[pa.Table] = []
         refused: dict[int, str] = {}
@@ -167,7 +169,7 @@ class Table:
         at = 0
         for _, alike in groupby(parts, key=lambda part: part.schema):
             rows = pa.concat_tables(alike).combine_chunks()
-            fitted = choice.fit(rows, targets)
+            fitted = choice.fit(rows, targets, letters=letters)
             ids = rows.column(SCHEMA_ID) if SCHEMA_ID in rows.column_names else None
             for row, reason in fitted.refused.items():
                 more = "" if ids is None else f" (schema id {ids[row].as_py()})"

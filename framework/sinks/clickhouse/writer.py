@@ -238,6 +238,7 @@ class ClickHouseWriter(RangeWriter):
             self.leaving_out,
             self.layout if self.evolve else None,
             frozenset(column.name for column in table.columns),
+            self.takes_letters,
         )
 
     async def examine(self, context: Context) -> Sequence[Finding]:

@@ -431,4 +431,5 @@ class PostgresWriter(RangeWriter):
         choice = choose(
             self, known, table.column_names, self.columns, self.extra_columns, had=self._had
         )
-        return choice.fit(table, targets(choice.columns)), choice.columns
+        fitted = choice.fit(table, targets(choice.columns), letters=self.takes_letters)
+        return fitted, choice.columns
