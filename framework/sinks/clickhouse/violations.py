@@ -71,7 +71,7 @@ async def violations(
         bad += [start + row[_ROW] for row in answer]
     shown = _shown(rows.select([each.name for each in used]).take(bad))
     return {
-        row: f"constraint {name} ({expression}): {values}"
+        row: f"constraint {name} {expression}: {values}"
         for row, values in zip(bad, shown, strict=True)
     }
 
