@@ -63,7 +63,11 @@ def _one_at_a_time(
         task = asyncio.create_task(alone(self, *args, **kwargs))
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody asks
+            raise
 
     return run
 

@@ -93,7 +93,9 @@ async def _offset(
                 context, partition, wanted.timestamp, committed=committed
             )
         except (LogError, OSError) as problem:
-            error = read_error(partition, problem)
+            error = ErrorCode.unknown_topic_or_partition
+            if not partition.closed:
+                error = read_error(partition, problem)
     return entities.ListOffsetsPartitionResponse(
         partition_index=index,
         error_code=error,
@@ -114,8 +116,17 @@ async def _find(
         return partition.log.log_start_offset, -1
     if timestamp in {_LATEST_TIERED, _EARLIEST_PENDING_UPLOAD}:
         return _NOT_FOUND
-    search = partition.log.searching(None if timestamp == _MAX_TIMESTAMP else timestamp)
-    found = await do_in_thread(search, limiter=context.services.computing)
+    log = partition.log
+    while True:
+        start = log.log_start_offset
+        search = log.searching(None if timestamp == _MAX_TIMESTAMP else timestamp)
+        try:
+            found = await do_in_thread(search, limiter=context.services.computing)
+            break
+        except FileNotFoundError:
+            # Retention has deleted a segment meanwhile, or the topic was deleted.
+            if partition.closed or log.log_start_offset == start:
+                raise
     return found if found is not None and found[0] < end else _NOT_FOUND
 
 
