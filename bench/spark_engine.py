@@ -30,7 +30,7 @@ from rich.table import Table
 from bench.spark_runs import QUERIES, SMALL, SMALL_BATCHES
 from demo.processes import Children, free_port
 from kmr.broker.client import BatchProducer
-from kmr.spark.runtime.jvm import JvmNotFound, find_jvm
+from kmr.spark.jvm import JvmNotFound, find_jvm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

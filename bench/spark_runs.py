@@ -22,7 +22,7 @@ from kmr.settings import Settings
 from kmr.sinks import ClickHouseWriter
 from kmr.spark.engine.engine import SparkEngine
 from kmr.spark.engine.engine_settings import EngineSettings
-from kmr.spark.runtime.session import open_session
+from kmr.spark.session import open_session
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -35,8 +35,8 @@ from rich.table import Table
 from kmr.record import Range, Rows
 from kmr.reducers.reducer import Context
 from kmr.sinks.spark.writer import SparkWriter
-from kmr.spark.runtime.jvm import JvmNotFound, find_jvm
-from kmr.spark.runtime.session import is_connect, open_session
+from kmr.spark.jvm import JvmNotFound, find_jvm
+from kmr.spark.session import is_connect, open_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

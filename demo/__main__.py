@@ -22,7 +22,7 @@ from demo.services import Services
 from demo.spark import SPARK, SparkHalf
 from demo.workers import WORKERS, WorkerHalf
 from kmr.errors import KmrError
-from kmr.spark.runtime.jvm import JvmNotFound, find_jvm
+from kmr.spark.jvm import JvmNotFound, find_jvm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

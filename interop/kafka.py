@@ -35,7 +35,7 @@ from interop.lock import LOCK
 from interop.maven import FetchFailed, fetch, read_lock
 from interop.nodes import Cluster, NodeFailed
 from interop.pipeline import Pipeline
-from kmr.spark.runtime.jvm import JvmNotFound, cache_directory, find_jvm
+from kmr.spark.jvm import JvmNotFound, cache_directory, find_jvm
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -269,7 +269,7 @@ _QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:cds=off -Xlog:cds+d
 _LOAD_CLASSES = """
 import sys
 from pyspark import SparkContext
-from kmr.spark.runtime.session import open_session
+from kmr.spark.session import open_session
 
 def same(batches):
     yield from batches
@@ -300,7 +300,7 @@ def quick_jvms(
     without.
     """
     pyspark = pytest.importorskip("pyspark")
-    from kmr.spark.runtime.jvm import find_jvm
+    from kmr.spark.jvm import find_jvm
 
     place = zlib.crc32(str(Path(pyspark.__file__).resolve()).encode())
     name = f"spark-{pyspark.__version__}-java-{find_jvm().version}-{place:08x}.jsa"
@@ -329,7 +329,7 @@ def spark(quick_jvms: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """One `local[2]` session for all tests of a process."""
     from pyspark import SparkContext
 
-    from kmr.spark.runtime.session import open_session
+    from kmr.spark.session import open_session
 
     directory = tmp_path_factory.mktemp("spark")
     with pytest.MonkeyPatch.context() as patch:

@@ -21,8 +21,8 @@ _SPARK: Final = "Spark's session"
 
 _ON_SPARK: Final = (
     "tests/framework/spark/engine/test_engine.py",
-    "tests/framework/spark/source/test_stream.py",
-    "tests/framework/spark/runtime/test_session.py",
+    "tests/framework/spark/test_stream.py",
+    "tests/framework/spark/test_session.py",
     "tests/framework/sinks/spark/test_writer_on_spark.py",
     "tests/framework/spark/engine/test_checkpoint.py",
     "tests/framework/cli/test_check.py",

@@ -18,7 +18,7 @@ from demo.processes import Children, free_port
 from interop.lock import LOCK
 from interop.maven import FetchFailed, fetch, read_lock
 from interop.nodes import DISTRIBUTED_JVM, Cluster
-from kmr.spark.runtime.jvm import JvmNotFound, cache_directory, find_jvm
+from kmr.spark.jvm import JvmNotFound, cache_directory, find_jvm
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -19,7 +19,7 @@ from ..kafka.connection import connection_config
 from ..kafka.subscription import subscription_of
 from ..settings import GROUP, GroupSettings
 from ..sinks.clickhouse.client import Target, connect
-from ..spark.runtime.session import SharedSession
+from ..spark.session import SharedSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -47,7 +47,7 @@ def package(
         The cluster, for the printed command.
     """
     from ..spark.engine.placement import require_runnable
-    from ..spark.runtime.shipping import write_package
+    from ..spark.shipping import write_package
 
     loaded = load_strategy(strategy)
     loaded.validate()

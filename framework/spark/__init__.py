@@ -1,7 +1,7 @@
 """Spark: strategies as queries of Structured Streaming.
 
-Three rooms: `source/` (how Spark reads Kafka), `engine/` (how one micro-batch runs), `runtime/` (the JVM
-and the session). Importing this package loads neither PySpark nor a JVM.
+Here is how Spark reads Kafka (`reader.py`), and the session with its JVM (`session.py`); `engine/` is how one
+micro-batch runs. Importing this package loads neither PySpark nor a JVM.
 """
 
 from typing import TYPE_CHECKING, Any

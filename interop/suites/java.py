@@ -17,7 +17,7 @@ from interop.cached import FetchFailed
 from interop.lock import LOCK
 from interop.maven import fetch, read_lock
 from interop.suites.contract import Outcome, SuiteNotRun
-from kmr.spark.runtime.jvm import JvmNotFound, cache_directory, find_jvm
+from kmr.spark.jvm import JvmNotFound, cache_directory, find_jvm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,7 +19,7 @@ from interop.sdists import fetch_sdist, locked, unpack
 from interop.suites import kafka_python_fixture
 from interop.suites.contract import SuiteNotRun
 from interop.suites.running import merged, run_pytest
-from kmr.spark.runtime.jvm import cache_directory
+from kmr.spark.jvm import cache_directory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

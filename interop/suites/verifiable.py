@@ -19,7 +19,7 @@ from interop.checks import CheckFailed
 from interop.sdists import fetch_sdist, locked, unpack
 from interop.suites.contract import Outcome, SuiteNotRun
 from interop.suites.verifiable_process import start_consumer, start_producer
-from kmr.spark.runtime.jvm import cache_directory
+from kmr.spark.jvm import cache_directory
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

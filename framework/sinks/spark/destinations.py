@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from ...spark.runtime.session import SharedSession
+    from ...spark.session import SharedSession
     from ..parquet.files import Directory, PartitionValues
     from ..planning import RangeRows
 

@@ -12,7 +12,7 @@ from ...reducers.collect import Collecting
 from ...reducers.reducer import Retry
 from ...reducers.sink import AT_LEAST_ONCE_ON_SPARK, NEW, Capabilities, RowsRefused, Sink
 from ...service.threads import run_in_thread
-from ...spark.runtime.session import SharedSession
+from ...spark.session import SharedSession
 from ..planning import plan_ranges
 from .destinations import FILE_FORMATS, choose_path, choose_table
 from .types import to_spark

@@ -30,11 +30,11 @@ from ...record import SCHEMA
 from ...reducers.reducer import Context, SinkContext
 from ...service.deadline import Deadline
 from ...service.process_end import ExitCode, ProcessEnd, exit_now
-from ..runtime.session import explain_error, is_slow_start, silence_spark
-from ..runtime.shipping import ship_modules
-from ..source.blocking_client import shared_client
-from ..source.offsets import read_offsets
-from ..source.reader import read_range
+from ..blocking_client import shared_client
+from ..offsets import read_offsets
+from ..reader import read_range
+from ..session import explain_error, is_slow_start, silence_spark
+from ..shipping import ship_modules
 from .checkpoint import CheckpointGeneration, keep_group, newest_logged, read_generation
 from .driver import DriverReducers
 from .engine_settings import source_settings

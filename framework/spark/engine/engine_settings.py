@@ -13,8 +13,8 @@ from ...errors import SettingsError
 from ...kafka.connection import connection_config
 from ...kafka.subscription import Subscription
 from ...reducers.sink import capabilities_of
-from ..runtime.session import is_connect, open_session
-from ..source.source_settings import ClientConfig, SourceSettings
+from ..session import is_connect, open_session
+from ..source_settings import ClientConfig, SourceSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,7 +122,7 @@ class EngineSettings:
         return {"processingTime": f"{self._interval()} milliseconds"}
 
     def open_session(self, strategy: Strategy) -> SparkSession:
-        """Open the session for a strategy; for errors see `kmr.spark.runtime.session.open_session`."""
+        """Open the session for a strategy; for errors see `kmr.spark.session.open_session`."""
         # Only failures and reports go through the JVM, unless Spark writes.
         planning_only = not any(
             capabilities_of(reducer).needs_session for reducer in strategy.reducers

@@ -10,7 +10,7 @@ import msgspec
 import structlog
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from ..source.offsets import read_offsets
+from ..offsets import read_offsets
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import (

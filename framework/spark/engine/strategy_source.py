@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ...record import Batch, Range
     from ...reducers.reducer import Context
     from ...strategy import Strategy
-    from ..source.reader import KafkaStreamReader
-    from ..source.source_settings import SourceSettings
+    from ..reader import KafkaStreamReader
+    from ..source_settings import SourceSettings
 
 REPORT_SCHEMA = (
     "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, "
@@ -70,7 +70,7 @@ def strategy_source(name: str, plan: TaskPlan, settings: SourceSettings) -> type
         def streamReader(self, schema: StructType) -> KafkaStreamReader:  # noqa: N802
             from pyspark.sql.pandas.types import to_arrow_schema
 
-            from ..source.reader import KafkaStreamReader
+            from ..reader import KafkaStreamReader
             from .chunks import GRID
 
             # Spark expects exactly these types of batches, including nullability.

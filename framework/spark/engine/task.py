@@ -30,8 +30,8 @@ from ...record import Range, Rows
 from ...service.process import freeze_modules, keep_freed_memory
 from ...service.threads import background_loop
 from ...strategy import MAP_STAGE
-from ..runtime.session import is_local
-from ..source.blocking_client import shared_client
+from ..blocking_client import shared_client
+from ..session import is_local
 from .chain import Chain, ChainResult
 from .chunks import cut_chunks
 from .placement import place_reducers
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ...record import Batch
     from ...reducers.reducer import Context
     from ...strategy import Strategy
-    from ..source.source_settings import ClientConfig
+    from ..source_settings import ClientConfig
     from .chunks import Chunk
     from .strategy_source import TaskPlan
 

@@ -19,6 +19,8 @@ from kmr.broker.client import BatchProducer
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
 
+    from kmr.spark.blocking_client import BlockingClient
+
 
 @dataclass
 class Kafka:
@@ -125,6 +127,17 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
         finally:
             server.terminate()
             server.wait(30)
+
+
+@pytest.fixture
+def client(kafka: Kafka) -> Iterator[BlockingClient]:
+    """A blocking client of the broker."""
+    from kmr.spark.blocking_client import BlockingClient
+    from kmr.spark.source_settings import ClientConfig
+
+    made = BlockingClient(ClientConfig(bootstrap_servers=kafka.servers, fetch_max_wait=0.05))
+    yield made
+    made.close()
 
 
 @pytest.fixture

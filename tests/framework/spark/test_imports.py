@@ -28,8 +28,7 @@ def imported_by(statement: str) -> set[str]:
         pytest.param("import kmr, kmr.sinks", id="the package"),
         pytest.param("import kmr.spark.engine.strategy_source", id="a source is made"),
         pytest.param(
-            "import kmr.spark.source.reader, kmr.spark.engine.strategy_source, "
-            "kmr.spark.engine.chunks",
+            "import kmr.spark.reader, kmr.spark.engine.strategy_source, kmr.spark.engine.chunks",
             id="a query is planned",
         ),
     ],
@@ -42,7 +41,7 @@ WITHOUT_PYSPARK = """
 import sys
 sys.modules["pyspark"] = None
 import kmr.cli.check, kmr.cli.run, kmr.cli.spark, kmr.cli.validate
-import kmr.spark.engine.engine_settings, kmr.spark.engine.placement, kmr.spark.runtime.shipping
+import kmr.spark.engine.engine_settings, kmr.spark.engine.placement, kmr.spark.shipping
 from kmr.sinks import SparkWriter
 SparkWriter(table="t")
 try:

@@ -18,7 +18,7 @@ from kmr.sinks.spark.destinations import (
     CatalogTable,
     choose_path,
 )
-from kmr.spark.runtime.session import SharedSession
+from kmr.spark.session import SharedSession
 
 NO_OPTIONS: dict[str, Any] = {
     "format": "parquet",

@@ -15,7 +15,7 @@ from kmr.errors import StrategyError
 from kmr.record import Range, Rows
 from kmr.reducers.reducer import Context
 from kmr.sinks.spark.writer import SparkWriter
-from kmr.spark.runtime.session import SparkUnavailable
+from kmr.spark.session import SparkUnavailable
 
 from ...flushes import Flushed, outcome_now
 

@@ -18,7 +18,7 @@ import pytest
 from kmr.cli.check import check
 from kmr.cli.root import run_command
 from kmr.sinks.clickhouse.client import Target, connect
-from kmr.spark.runtime.jvm import find_jvm, lean_home
+from kmr.spark.jvm import find_jvm, lean_home
 
 pyspark = pytest.importorskip("pyspark")
 

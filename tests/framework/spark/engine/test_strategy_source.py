@@ -15,7 +15,7 @@ from kmr.kafka.subscription import Subscription
 from kmr.reducers.reducer import Context
 from kmr.sinks import StreamWriter
 from kmr.spark.engine.strategy_source import REPORT_SCHEMA, TaskPlan, strategy_source
-from kmr.spark.source.source_settings import ClientConfig, SourceSettings
+from kmr.spark.source_settings import ClientConfig, SourceSettings
 
 
 @map_record

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kmr.spark.runtime.jvm import find_jvm, lean_home
+from kmr.spark.jvm import find_jvm, lean_home
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import structlog
 
-from ...errors import ConsumerError, OffsetOutOfRange
-from ...kafka.connection import no_such_topic
-from ...record import Range, TopicPartition
+from ..errors import ConsumerError, OffsetOutOfRange
+from ..kafka.connection import no_such_topic
+from ..record import Range, TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.datasource import DataSource
 
 from kmr.kafka.subscription import Subscription
-from kmr.spark.source.source_settings import ClientConfig, SourceSettings
+from kmr.spark.source_settings import ClientConfig, SourceSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +41,7 @@ def records_source(settings: SourceSettings) -> type[DataSource]:
         def streamReader(self, schema: Any) -> Any:  # noqa: N802
             from pyspark.sql.pandas.types import to_arrow_schema
 
-            from kmr.spark.source.reader import KafkaStreamReader
+            from kmr.spark.reader import KafkaStreamReader
 
             def rows(_wanted: Any, batches: Any, expected: Any) -> Iterator[Any]:
                 for batch in batches:

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from ...strategy import Strategy
+    from ..strategy import Strategy
 
 _log = structlog.get_logger(__name__)
 
 _INSTALLED: Final = tuple(sysconfig.get_paths()[n] for n in ("stdlib", "purelib", "platlib"))
-_OWN: Final = Path(__file__).parents[2]
+_OWN: Final = Path(__file__).parents[1]
 _OWN_DIRECTORIES: Final = tuple(path.resolve() for path in (_OWN, _OWN / "broker", _OWN / "sql"))
 """Where our own code is: in a checkout, `kmr` and these two are links."""
 

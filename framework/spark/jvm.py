@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..._extras import install_command
-from ...errors import KmrError
+from .._extras import install_command
+from ..errors import KmrError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from ...errors import ConsumerError, OffsetOutOfRange
+from ..errors import ConsumerError, OffsetOutOfRange
 from .blocking_client import shared_client
 from .offsets import (
     DATA_LOSS_ADVICE,
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ...formats.batch_decoder import BatchDecoder
-    from ...kafka.fetching import FetchedPartition
-    from ...record import Batch, Range
+    from ..formats.batch_decoder import BatchDecoder
+    from ..kafka.fetching import FetchedPartition
+    from ..record import Batch, Range
     from .blocking_client import BlockingClient
     from .source_settings import ClientConfig, SourceSettings
 
@@ -115,7 +115,7 @@ def read_range(
 @lru_cache(maxsize=32)
 def _decoder(config: ClientConfig) -> BatchDecoder:
     """Return the decoder that tasks of this process share: it learns how far a topic's batches expand."""
-    from ...formats.batch_decoder import BatchDecoder
+    from ..formats.batch_decoder import BatchDecoder
 
     return BatchDecoder(read_committed=config.isolation_level == "read_committed")
 

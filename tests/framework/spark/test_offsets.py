@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kmr.errors import ConsumerError, OffsetOutOfRange
 from kmr.kafka.subscription import Subscription
 from kmr.record import Range, TopicPartition
-from kmr.spark.source.offsets import (
+from kmr.spark.offsets import (
     OffsetPlanner,
     divide_ranges,
     limit_offsets,
@@ -19,12 +19,12 @@ from kmr.spark.source.offsets import (
     read_offsets,
     show_offsets,
 )
-from kmr.spark.source.source_settings import ClientConfig, SourceSettings
+from kmr.spark.source_settings import ClientConfig, SourceSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from kmr.spark.source.blocking_client import BlockingClient
+    from kmr.spark.blocking_client import BlockingClient
 
 offsets = st.dictionaries(
     st.builds(TopicPartition, st.sampled_from("ab"), st.integers(0, 12)), st.integers(0, 10**12)

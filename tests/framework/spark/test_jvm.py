@@ -8,7 +8,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from kmr.spark.runtime.jvm import JvmNotFound, find_jvm, lean_home
+from kmr.spark.jvm import JvmNotFound, find_jvm, lean_home
 
 
 def java_of(home: Path, version: str, *, release: bool = True) -> Path:
@@ -27,7 +27,7 @@ def java_of(home: Path, version: str, *, release: bool = True) -> Path:
 
 
 def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kmr.spark.runtime.jvm.importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("kmr.spark.jvm.importlib.util.find_spec", lambda _: None)
 
 
 def test_java_home_goes_before_path(tmp_path: Path) -> None:

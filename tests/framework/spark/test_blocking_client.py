@@ -9,8 +9,8 @@ import pytest
 from kmr.errors import ConsumerError
 from kmr.record import TopicPartition
 from kmr.service.threads import background_loop
-from kmr.spark.source.blocking_client import BlockingClient, shared_client
-from kmr.spark.source.source_settings import ClientConfig
+from kmr.spark.blocking_client import BlockingClient, shared_client
+from kmr.spark.source_settings import ClientConfig
 
 if TYPE_CHECKING:
     from tests.framework.spark.conftest import Kafka

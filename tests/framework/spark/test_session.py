@@ -11,7 +11,7 @@ import pyspark
 import pytest
 
 from kmr.errors import KmrError, MissingExtra, SinkError
-from kmr.spark.runtime.session import (
+from kmr.spark.session import (
     QueryFailed,
     SparkUnavailable,
     explain_error,

@@ -8,11 +8,11 @@ import pytest
 
 from kmr.errors import ConsumerError, OffsetOutOfRange
 from kmr.record import Range
-from kmr.spark.source.reader import read_range
+from kmr.spark.reader import read_range
 
 if TYPE_CHECKING:
     from kmr.record import Batch
-    from kmr.spark.source.blocking_client import BlockingClient
+    from kmr.spark.blocking_client import BlockingClient
     from tests.framework.spark.conftest import Kafka
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ...kafka.connection import ConnectionConfig
+from ..kafka.connection import ConnectionConfig
 
 if TYPE_CHECKING:
-    from ...kafka.subscription import Subscription
-    from ...settings import IsolationLevel
+    from ..kafka.subscription import Subscription
+    from ..settings import IsolationLevel
 
 _MIB: Final = 1024 * 1024
 

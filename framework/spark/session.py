@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from ..._extras import require_extra
-from ...errors import KmrError, SinkError, StrategyError
+from .._extras import require_extra
+from ..errors import KmrError, SinkError, StrategyError
 from .jvm import find_jvm, lean_home
 
 if TYPE_CHECKING:

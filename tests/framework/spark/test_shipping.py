@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kmr.spark.runtime.shipping import pack_modules, strategy_modules, write_package
+from kmr.spark.shipping import pack_modules, strategy_modules, write_package
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,17 +18,17 @@ import aiokafka.errors
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.fetch import FetchRequest
 
-from ...kafka.admin import explain_refusal, log_offsets
-from ...kafka.connection import connect
-from ...kafka.fetching import unpack_response
-from ...service.threads import background_loop
+from ..kafka.admin import explain_refusal, log_offsets
+from ..kafka.connection import connect
+from ..kafka.fetching import unpack_response
+from ..service.threads import background_loop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
     from concurrent.futures import Future
 
-    from ...kafka.fetching import FetchedPartition
-    from ...record import TopicPartition
+    from ..kafka.fetching import FetchedPartition
+    from ..record import TopicPartition
     from .source_settings import ClientConfig
 
 T = TypeVar("T")

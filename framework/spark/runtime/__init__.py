@@ -1,1 +1,0 @@
-"""The JVM and the Spark session around a query, and the code that executors need."""

@@ -1,1 +1,0 @@
-"""The Kafka source: `spark.readStream.format("kmr-kafka")`. Start at `data_source.py`."""
