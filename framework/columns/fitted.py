@@ -70,11 +70,12 @@ def fit_columns(rows: pa.Table, targets: Sequence[Target]) -> Fitted:
         cast, misfit = _cast(array, target)
         if misfit is None:
             refused |= reasons(target.name, target.type_name, array, cast, skip=bad)
-        elif cast.bad is not None:
+        else:
             reason = f"column {target.name} ({target.type_name}) cannot hold {array.type}: {misfit}"
-            new = np.flatnonzero(cast.bad if bad is None else cast.bad & ~bad)
-            refused.update(dict.fromkeys(new.tolist(), reason))
             general.add(reason)
+            if cast.bad is not None:
+                new = np.flatnonzero(cast.bad if bad is None else cast.bad & ~bad)
+                refused.update(dict.fromkeys(new.tolist(), reason))
         bad = either(bad, cast.bad)
         if cast.cut is not None:
             cut[target.name] = int(np.count_nonzero(cast.cut))

@@ -94,7 +94,7 @@ class ModelConnection(Connection):
             ]
         if "FROM system.tables" in sql and "dependencies" not in sql:
             engine = f"MergeTree SETTINGS non_replicated_deduplication_window = {table.window}"
-            return [{"engine": "MergeTree", "engine_full": engine}]
+            return [{"engine": "MergeTree", "engine_full": engine, "sorting_key": ""}]
         if "FROM system.parts" in sql:
             return [{"found": table.blocks}]
         if sql.startswith("SELECT count() AS found"):

@@ -45,6 +45,7 @@ WHERE database = {database:String} AND name = {table:String}"""
 _DEFAULTS_SQL = """
 SELECT name, value FROM system.%s WHERE name IN ({inserts:String}, {seconds:String})"""
 _SETTING_SQL = "SELECT value FROM system.settings WHERE name = {name:String}"
+_DEDUPLICATION = {"insert_deduplicate": "1", "deduplicate_insert": "enable"}
 _VIEWS_SQL = """
 SELECT view.1 AS database, view.2 AS name FROM (
     SELECT arrayJoin(arrayZip(dependencies_database, dependencies_table)) AS view FROM system.tables
@@ -105,9 +106,13 @@ class InsertMemory:
 
     def advice(self) -> str | None:
         """Return how to make the table recognise repeated INSERTs; None if nothing need be done."""
-        if self.engine in ("Distributed", "Null"):
-            return None
         table = f"{self.database}.{self.name}"
+        if self.engine in ("Distributed", "Null"):
+            behind = "its views fill" if self.engine == "Null" else "it distributes to"
+            return (
+                f"the engine {self.engine} of {table} does not deduplicate: an INSERT that is repeated after "
+                f"a lost answer may double rows in the tables that {behind}; write to one of them"
+            )
         if self.engine == _HIDDEN:
             hidden = f"{quote_identifier(self.database)}.{quote_identifier(self.name)}"
             return (
@@ -129,6 +134,18 @@ class InsertMemory:
             f"{table} remembers the last {self.inserts} inserts only{limit}: an INSERT that is repeated "
             f"after a lost answer may double its rows; run {self.remedy} or start with --prepare-table"
         )
+
+
+async def read_deduplication(connection: Connection) -> dict[str, str]:
+    """Return the settings of an INSERT that let the server recognise a repetition, of those that it knows.
+
+    A profile or a URL may have turned them off.
+    """
+    return {
+        name: value
+        for name, value in _DEDUPLICATION.items()
+        if await connection.rows(_SETTING_SQL, {"name": name})
+    }
 
 
 async def read_memories(connection: Connection, database: str, table: str) -> list[InsertMemory]:

@@ -2,8 +2,8 @@
 
 - A server without replication that dies between storing a token and writing the part remembers an insert
   whose rows it does not have: `repeat` writes them again with another token.
-- A replicated table stores token and part together, but forgets tokens after a time: `repeat` counts
-  before it writes.
+- A table forgets tokens, by number, and a replicated one by time: `was_counted` counts before a range is
+  written that may be there.
 - A server answers alike whether it wrote the rows or dropped them as a repetition (`written_rows` counts
   both): `fingerprint` differs if rows were written in between.
 """
@@ -28,6 +28,7 @@ from ...service.threads import run_in_thread
 from ..answers import Answer, of_clickhouse
 from ..choosing import choose
 from ..parquet.columns import stored_type
+from .counting import PLACE
 from .ddl import add_columns
 from .table import SchemaMismatch, read_table
 from .types import fields_left_out
@@ -46,12 +47,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Inserter", "columns_to_count", "fingerprint", "repeat", "was_counted"]
 
-_SETTINGS: Mapping[str, int] = {
+_SETTINGS: Mapping[str, int | str] = {
     "async_insert": 0,  # the server answers when the rows are in the table, not before
     "input_format_null_as_default": 1,  # only where a column has a DEFAULT: else null is refused
 }
 _ALTER_SETTINGS: Mapping[str, int] = {"alter_sync": 2}  # wait for all replicas
-_PLACE = 3  # topic, partition and offset
 _VERIFICATIONS = 5
 _RANGES_AT_A_TIME = 200  # they are in the URL of the query
 _PARTS_SQL = """
@@ -78,6 +78,8 @@ class Inserter:
 
     Attributes:
         deduplicates: the table recognises a repeated insert.
+        deduplication: the settings that make the server recognise a repeated insert, whatever its profile or
+            the URL say.
         takes_letters: the rows are failed records, which must all be accepted.
         had: the columns that the table has had.
         evolve: columns that the table lacks are added to it, and rows that do not fit it are refused one
@@ -93,6 +95,7 @@ class Inserter:
     set_up: SetUp
     leaving_out: LeavingOut
     evolve: Layout | None = None
+    deduplication: Mapping[str, str] = field(default_factory=dict)
     had: frozenset[str] = frozenset()
     takes_letters: bool = False
     _outcomes: dict[str, _Outcome | Answer] = field(default_factory=dict)
@@ -244,7 +247,11 @@ class Inserter:
         body = await run_in_thread(block.encode, start, stop, self.compression)
         if body is None:
             return _Outcome.WRITTEN
-        settings = {**_SETTINGS, "insert_deduplication_token": section.token}
+        settings = {
+            **_SETTINGS,
+            **self.deduplication,
+            "insert_deduplication_token": section.token,
+        }
         try:
             await self.connection.insert(table.identifier, block.table.column_names, body, settings)
         except Exception as error:
@@ -285,17 +292,17 @@ def _new_fields(
 
 
 async def was_counted(inserter: Inserter, insert: RangeRows) -> bool:
-    """Count the rows of an insert that may have been written, in a replicated table: it forgets tokens.
+    """Count the rows of an insert that may have been written: a table forgets tokens, by time or by number.
 
     No other writer may write these offsets in other ranges: the rows found are those of this insert. After
     a reset of the offsets the table may have rows of an earlier generation: then the token decides.
     """
-    if not inserter.table.is_replicated or not inserter.counts(insert):
-        return False
-    if _is_reset(insert):
+    if not inserter.counts(insert) or _is_reset(insert):
         return False
     found = await _count(inserter, insert)
-    return found > 0 and found >= len(insert) - len(await inserter.refused(insert))
+    if not found or not inserter.table.counting.missing:
+        return found > 0  # the others have expired, or are merged
+    return found >= len(insert) - len(await inserter.refused(insert))
 
 
 def _is_reset(insert: RangeRows) -> bool:
@@ -318,22 +325,24 @@ async def repeat(inserter: Inserter, insert: RangeRows, *, alone: bool) -> Mappi
     """
     result = await inserter.write(insert)
     table = inserter.table
-    if not table.is_replicated and inserter.counts(insert):
+    if not table.is_replicated and table.counting.missing and inserter.counts(insert):
         await _verify(inserter, insert, result, alone=alone)
     return result
 
 
-async def fingerprint(inserter: Inserter, insert: RangeRows) -> int:
+async def fingerprint(inserter: Inserter, insert: RangeRows) -> int | None:
     """Return a number that an insert changes, unless the server drops its rows as a repetition.
 
-    The number of rows with its offsets, where the table has the columns and no engine that merges rows.
-    Else the newest block of the table: there, another writer's insert can hide that ours was dropped.
+    The number of rows with its offsets, where a count proves it. Else the newest block of the table: there,
+    another writer's insert can hide that ours was dropped. None where no insert shows (`Counting`).
 
     Raises:
         SinkError: the server refuses the query.
     """
     table = inserter.table
-    if inserter.counts(insert) and table.keeps_rows:
+    if not table.counting.shows_inserts:
+        return None
+    if inserter.counts(insert) and table.counting.missing:
         return await _count(inserter, insert)
     return await _ask(inserter, _PARTS_SQL, {"database": table.database, "table": table.name})
 
@@ -351,8 +360,8 @@ async def _verify(
         if found >= expected or (found and alone):
             if found != expected and alone and not _is_reset(insert):
                 _log.warning(
-                    "a range that was written before has another number of rows than now: "
-                    "the map must return the same rows for the same records",
+                    "a range that was written before has another number of rows than now: the map must "
+                    "return the same rows for the same records, and a compacted topic has fewer of them",
                     table=str(inserter.table),
                     token=token,
                     found=found,
@@ -376,13 +385,13 @@ def columns_to_count(table: Table, only: Sequence[str] | None = None) -> list[st
         only: the columns that are written; None: all.
     """
     place = [name for name in table.coordinates(only) if name != "timestamp"]
-    return place if table.engine.endswith("MergeTree") and len(place) == _PLACE else []
+    return place if table.counting.found and len(place) == len(PLACE) else []
 
 
 def advice_to_count(table: Table, only: Sequence[str] | None, rows: set[str]) -> str | None:
     """Say why rows with these columns cannot be counted in a table that has places of records; or None."""
     place = set(table.coordinates(only)) - {"timestamp"}
-    if not {"partition", "offset"} <= place or not table.engine.endswith("MergeTree"):
+    if not {"partition", "offset"} <= place or not table.counting.found:
         return None
     if "topic" not in place:
         return (

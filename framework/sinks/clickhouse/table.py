@@ -16,6 +16,7 @@ from ...columns.fitted import Fitted, Target
 from ...errors import StrategyError
 from ...record import COORDINATES
 from ..answers import one_line
+from .counting import Counting
 from .ddl import Layout, create_table
 from .deduplication import REPLICATED
 from .types import cast_to, type_of
@@ -36,7 +37,7 @@ _COLUMNS_SQL = """
 SELECT name, type, default_kind FROM system.columns
 WHERE database = {database:String} AND table = {table:String} ORDER BY position"""
 _TABLE_SQL = """
-SELECT engine FROM system.tables
+SELECT engine, engine_full, sorting_key FROM system.tables
 WHERE database = {database:String} AND name = {table:String}"""
 
 
@@ -115,6 +116,7 @@ class Table:
     name: str
     engine: str
     columns: tuple[Column, ...]
+    counting: Counting
 
     def __str__(self) -> str:
         return f"{self.database}.{self.name}"
@@ -128,11 +130,6 @@ class Table:
     def is_replicated(self) -> bool:
         """Whether replicas share its data and its memory of inserts."""
         return self.engine.startswith(REPLICATED)
-
-    @property
-    def keeps_rows(self) -> bool:
-        """Whether the engine keeps every row; others merge rows with the same sorting key."""
-        return self.engine in ("MergeTree", *(f"{each}MergeTree" for each in REPLICATED))
 
     def coordinates(self, only: Sequence[str] | None) -> list[str]:
         """Return the columns that can hold the coordinates of records (`kmr.record.COORDINATES`).
@@ -209,7 +206,8 @@ async def read_table(connection: Connection, database: str, name: str) -> Table:
             f"for example: {example}; kmr clickhouse create-table STRATEGY prints it for columns that are "
             "declared, or those of a --sample"
         )
-    engine = found[0]["engine"]
+    engine, key = found[0]["engine"], found[0]["sorting_key"]
+    counting = Counting.of(engine, found[0]["engine_full"], key)
     columns = tuple(
         Column(
             name=row["name"],
@@ -220,4 +218,4 @@ async def read_table(connection: Connection, database: str, name: str) -> Table:
         for row in await connection.rows(_COLUMNS_SQL, where)
         if row["default_kind"] not in ("MATERIALIZED", "ALIAS")
     )
-    return Table(database, name, engine, columns)
+    return Table(database, name, engine, columns, counting)

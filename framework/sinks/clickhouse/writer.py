@@ -18,7 +18,7 @@ from ..planning import MAX_BLOCK_ROWS
 from ..ranges import RangeWriter
 from .client import Target, connect_async
 from .ddl import Layout, create_table
-from .deduplication import read_memories
+from .deduplication import read_deduplication, read_memories
 from .examination import Examination
 from .inserts import Inserter, fingerprint, repeat, was_counted
 from .table import MissingTable, read_table
@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 __all__ = ["ClickHouseWriter"]
 
 _RECONNECT = 0.5  # seconds between attempts to reach a server that is not there yet
-_RESERVED = ("insert_deduplication_token", "async_insert")
+_RESERVED = (
+    *("insert_deduplication_token", "async_insert"),
+    *("insert_deduplicate", "deduplicate_insert"),
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -154,6 +157,11 @@ class ClickHouseWriter(RangeWriter):
             )
         if isinstance(order_by, str):
             raise StrategyError(f"ClickHouseWriter: order_by is a list: order_by=[{order_by!r}]")
+        if database is not None and "." in table:
+            raise StrategyError(
+                f"ClickHouseWriter: the table {table!r} names its database, and database={database!r} "
+                "another; give one of them"
+            )
         if taken := [name for name in _RESERVED if name in (settings or {})]:
             raise StrategyError(
                 f"ClickHouseWriter sets {' and '.join(taken)} itself: without it a repeated INSERT "
@@ -217,6 +225,7 @@ class ClickHouseWriter(RangeWriter):
                 memories = await read_memories(connection, target.database, name)
             self.choose_delivery(memories)
             self._warn(memories, context.stage)
+            deduplication = await read_deduplication(connection)
         except Exception as error:
             await connection.close()
             if isinstance(error, KmrError):
@@ -237,6 +246,7 @@ class ClickHouseWriter(RangeWriter):
             self.set_up,
             self.leaving_out,
             self.layout if self.evolve else None,
+            deduplication,
             frozenset(column.name for column in table.columns),
             self.takes_letters,
         )
@@ -381,9 +391,9 @@ class ClickHouseWriter(RangeWriter):
         return str(self._inserter.table) if self._inserter is not None else self.table
 
     async def has(self, rows: RangeRows) -> bool:
-        """Count the rows of a range that may have been written, in a table that may have forgotten its token.
+        """Count the rows of a range that may have been written: the table may have forgotten its token.
 
-        Elsewhere the token decides, or a count after the write.
+        Where that proves nothing the token decides.
         """
         if not rows.repeated or self.capabilities.delivery != "exactly-once":
             return False
@@ -418,6 +428,8 @@ class ClickHouseWriter(RangeWriter):
         """
         if self._before is None:
             self._before = await fingerprint(self._opened, rows)
+            if self._before is None:
+                return await self._write(rows)
         result = await self._write(rows)
         if len(result) == len(rows):
             return result
