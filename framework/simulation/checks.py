@@ -29,20 +29,21 @@ class Expected:
 
     Attributes:
         delivery: the guarantee of the strategy.
-        rows: how many rows each record becomes in the sink, by partition: one number for each offset. For
-            a chain of reducers 1, where the map makes any: the sink then counts ranges.
+        rows: how many rows each record becomes in the sink of each branch ("" without any), by partition:
+            one number for each offset. For a chain of reducers 1, where the map makes any: the sink then
+            counts ranges.
         failed: whether the map fails on it, by partition.
         exists: whether there is a record with this offset.
-        per_row: whether rows, or else ranges, are counted.
+        per_row: the branches whose rows are counted; of the others ranges are.
         refusable: records that the sink may refuse, by partition and offset.
         batch_bytes: bytes of the largest batch with its rows, for the check of the memory.
     """
 
     delivery: Delivery
-    rows: Mapping[TopicPartition, np.ndarray]
+    rows: Mapping[str, Mapping[TopicPartition, np.ndarray]]
     failed: Mapping[TopicPartition, np.ndarray]
     exists: Mapping[TopicPartition, np.ndarray]
-    per_row: bool
+    per_row: Container[str]
     diverts: bool
     batch_bytes: int
     refusable: set[tuple[TopicPartition, int]] = field(default_factory=set)
@@ -56,20 +57,31 @@ def offsets_of(rows: Rows, *, per_row: bool) -> Iterable[tuple[TopicPartition, i
     return [(r.topic_partition, at) for r in rows.ranges for at in range(r.first, r.last + 1)]
 
 
-class Checks:
-    """Counts what reaches the sinks in one simulation, and compares it with what is expected."""
+class SinkChecks:
+    """Counts what reaches the sink of one branch.
 
-    def __init__(self, world: World, expected: Expected, *, orderly: bool) -> None:
-        """`orderly`: nothing fails, so that at least once means once too."""
+    Args:
+        rows: as `Expected.rows`, of the branch.
+        per_row: whether rows, or else ranges, are counted.
+        once: whether no row may be there twice.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        rows: Mapping[TopicPartition, np.ndarray],
+        *,
+        per_row: bool,
+        once: bool,
+    ) -> None:
         self._world = world
-        self.expected = expected
-        self._once = orderly or expected.delivery != "at-least-once"
-        self.delivered = {p: np.zeros(len(n), dtype=np.int64) for p, n in expected.rows.items()}
-        self.diverted = {p: np.zeros(len(n), dtype=np.int64) for p, n in expected.rows.items()}
-        self.dropped = {p: np.zeros(len(n), dtype=np.bool_) for p, n in expected.rows.items()}
-        self.gone = {p: np.zeros(len(n), dtype=np.bool_) for p, n in expected.rows.items()}
-        self._skipped = False
-        self._contents: dict[str, bytes] = {}
+        self._shown = f"the sink of branch {name}" if name else "the sink"
+        self.expected = rows
+        self.per_row = per_row
+        self._once = once
+        self.delivered = {at: np.zeros(len(each), dtype=np.int64) for at, each in rows.items()}
+        self.dropped = {at: np.zeros(len(each), dtype=np.bool_) for at, each in rows.items()}
         self._last: dict[tuple[int, int, TopicPartition], int] = {}
 
     def wrote(
@@ -80,18 +92,17 @@ class Checks:
         Args:
             only: the offsets of the rows that it has taken; None: all.
         """
-        expected = self.expected
         for rows in parts:
-            for partition, offset in offsets_of(rows, per_row=expected.per_row):
+            for partition, offset in offsets_of(rows, per_row=self.per_row):
                 if only is not None and offset not in only:
                     continue
                 self.delivered[partition][offset] += 1
                 if self._once:
-                    most = expected.rows[partition][offset]
+                    most = self.expected[partition][offset]
                     if self.delivered[partition][offset] > most and most:
                         self._world.problem(
                             "a record is in the sink too often",
-                            f"{partition}[{offset}] became {most} rows, but the sink has "
+                            f"{partition}[{offset}] became {most} rows, but {self._shown} has "
                             f"{self.delivered[partition][offset]}, the last by {member.name}",
                         )
 
@@ -110,16 +121,62 @@ class Checks:
                 self._last[at] = r.first
             began[at] = r.last
 
+    def drops(self, rows: Rows) -> None:
+        """Note that a reducer has made no rows of these records."""
+        for r in rows.ranges:
+            self.dropped[r.topic_partition][r.first : r.last + 1] = True
+
+    def has(self, partition: TopicPartition) -> np.ndarray:
+        """Return for each offset whether the sink has all rows of its record that it shall have."""
+        rows = self.expected[partition]
+        found: np.ndarray = (
+            (rows == 0) | (self.delivered[partition] >= rows) | self.dropped[partition]
+        )
+        return found
+
+    def final(self, partition: TopicPartition) -> None:
+        """Check the number of rows at the end, when everything is committed."""
+        wanted, found = self.expected[partition], self.delivered[partition]
+        often = np.flatnonzero((found > wanted) & (wanted > 0))
+        if self._once and len(often):
+            self._world.problem(
+                "a record is in the sink too often", f"{partition}[{int(often[0])}]"
+            )
+        extra = np.flatnonzero((found > 0) & (wanted == 0))
+        if self.per_row and len(extra):
+            self._world.problem(
+                "a record is in the sink that the map filters or fails on",
+                f"{partition}[{int(extra[0])}]",
+            )
+
+
+class Checks:
+    """Counts what reaches the sinks in one simulation, and compares it with what is expected.
+
+    Attributes:
+        sinks: those of the branches, by name; "" without branches.
+    """
+
+    def __init__(self, world: World, expected: Expected, *, orderly: bool) -> None:
+        """`orderly`: nothing fails, so that at least once means once too."""
+        self._world = world
+        self.expected = expected
+        once = orderly or expected.delivery != "at-least-once"
+        self.sinks = {
+            name: SinkChecks(world, name, rows, per_row=name in expected.per_row, once=once)
+            for name, rows in expected.rows.items()
+        }
+        sizes = {at: len(each) for at, each in expected.exists.items()}
+        self.diverted = {at: np.zeros(size, dtype=np.int64) for at, size in sizes.items()}
+        self.gone = {at: np.zeros(size, dtype=np.bool_) for at, size in sizes.items()}
+        self._skipped = False
+        self._contents: dict[str, bytes] = {}
+
     def diverts(self, parts: Sequence[Rows]) -> None:
         """Count rows that the error sink has taken."""
         for rows in parts:
             for partition, offset in offsets_of(rows, per_row=True):
                 self.diverted[partition][offset] += 1
-
-    def drops(self, rows: Rows) -> None:
-        """Note that a reducer has made no rows of these records."""
-        for r in rows.ranges:
-            self.dropped[r.topic_partition][r.first : r.last + 1] = True
 
     def skips(self, partition: TopicPartition, position: int, start: int) -> None:
         """Note that a member that should read from a position finds the log's start behind it.
@@ -145,13 +202,11 @@ class Checks:
     def settled(self, partition: TopicPartition) -> np.ndarray:
         """Return for each offset whether nothing remains to be done for its record."""
         expected = self.expected
-        rows = expected.rows[partition]
-        wants_error = expected.failed[partition]
+        made = np.any([rows[partition] > 0 for rows in expected.rows.values()], axis=0)
+        done = np.all([sink.has(partition) for sink in self.sinks.values()], axis=0)
         settled: np.ndarray = (
-            ((rows == 0) & ~wants_error)
-            | ((rows > 0) & (self.delivered[partition] >= rows))
+            (done & (made | ~expected.failed[partition]))
             | (self.diverted[partition] > 0)
-            | self.dropped[partition]
             | self.gone[partition]
             | ~expected.exists[partition]
         )
@@ -229,7 +284,7 @@ class Checks:
         if worker is None:
             return
         budget = worker.pipeline.intake.budget
-        most = budget.limit + (1 + len(self.expected.rows)) * self.expected.batch_bytes
+        most = budget.limit + (1 + len(self.expected.exists)) * self.expected.batch_bytes
         if budget.used > most:
             self._world.problem(
                 "more bytes are in flight than the budget allows",
@@ -244,27 +299,15 @@ class Checks:
     def final(self, ends: Mapping[TopicPartition, int]) -> None:
         """Check every record below these offsets at the end, when everything is committed."""
         expected, delivery = self.expected, self.expected.delivery
-        for partition, wanted in expected.rows.items():
-            found, errors = self.delivered[partition], self.diverted[partition]
+        for partition, errors in self.diverted.items():
             if delivery != "at-most-once":
                 lost = np.flatnonzero(~self.settled(partition)[: ends[partition]])
                 if len(lost):
                     self._world.problem(
                         "a record is lost", f"{partition}[{int(lost[0])}] is in no sink"
                     )
-            if self._once:
-                often = np.flatnonzero((found > wanted) & (wanted > 0))
-                if len(often):
-                    self._world.problem(
-                        "a record is in the sink too often", f"{partition}[{int(often[0])}]"
-                    )
-            if expected.per_row:
-                extra = np.flatnonzero((found > 0) & (wanted == 0))
-                if len(extra):
-                    self._world.problem(
-                        "a record is in the sink that the map filters or fails on",
-                        f"{partition}[{int(extra[0])}]",
-                    )
+            for sink in self.sinks.values():
+                sink.final(partition)
             if not expected.diverts and delivery != "at-most-once":
                 found_odd = np.flatnonzero((errors > 0) & ~expected.failed[partition])
                 odd = [at for at in found_odd.tolist() if (partition, at) not in expected.refusable]

@@ -108,7 +108,7 @@ class ModelConnection(Connection):
         """See `Connection.insert`."""
         place, token = self.place, settings["insert_deduplication_token"]
         rows = self.writing()
-        checks, model = place.checks, place.table
+        checks, sink, model = place.checks, place.sink, place.table
         member = place.member()
 
         def effect() -> None:
@@ -116,11 +116,11 @@ class ModelConnection(Connection):
             checks.same(token.partition("/again-")[0], repr(sent.to_pydict()).encode())
             known = [name for name in _COORDINATES if name in sent.column_names]
             if model.insert(token, sent.select(known).to_pylist()) and rows is not None:
-                checks.wrote(member, rows.parts, only=_refused(rows, sent))
+                sink.wrote(member, rows.parts, only=_refused(rows, sent))
             checks.memory(member)
 
         if rows is not None:
-            checks.sends(member, rows.parts)
+            sink.sends(member, rows.parts)
         with anyio.fail_after(self.timeout):
             await place.world.request(
                 "sink",

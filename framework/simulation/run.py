@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .checks import Expected
     from .log import LogRecords
     from .schedule import Event, Schedule
-    from .sinks import Place
+    from .sinks import Places
     from .world import Problem, Step
 
 __all__ = ["Outcome", "run_schedule"]
@@ -91,7 +91,7 @@ class _Simulation:
         strategy: Strategy,
         log: Mapping[TopicPartition, LogRecords],
         schedule: Schedule,
-        place: Place,
+        places: Places,
         expected: Expected,
         metrics: Metrics,
     ) -> None:
@@ -100,12 +100,13 @@ class _Simulation:
         self.schedule = schedule
         self.world = world = World(loop, schedule)
         self.checks = Checks(world, expected, orderly=schedule.is_orderly)
-        place.begin()
-        place.world, place.checks = world, self.checks
+        places.begin()
+        places.world, places.checks = world, self.checks
         self.group = Group(world, log, self.checks)
-        place.coordinator = Coordinator(self.group.offsets, self.checks.wrote, self.group.check)
+        wrote = next(iter(self.checks.sinks.values())).wrote
+        places.coordinator = Coordinator(self.group.offsets, wrote, self.group.check)
         world.expel = self._expel
-        self.strategy = with_models(strategy, place, schedule.max_rows)
+        self.strategy = with_models(strategy, places, schedule.max_rows)
         self.metrics = metrics
         self.settings = _settings_of(
             tuple(sorted({at.topic for at in log})), schedule.budget or _ENOUGH
@@ -318,7 +319,7 @@ def run_schedule(
     strategy: Strategy,
     log: Mapping[TopicPartition, LogRecords],
     schedule: Schedule,
-    place: Place,
+    places: Places,
     expected: Expected,
     metrics: Metrics,
 ) -> Outcome:
@@ -335,7 +336,7 @@ def run_schedule(
     random.seed(schedule.seed)  # of the backoff of retries
     try:
         with without_threads(), ids_from(random.Random(schedule.seed)):  # noqa: S311  repeatable
-            simulation = _Simulation(loop, strategy, log, schedule, place, expected, metrics)
+            simulation = _Simulation(loop, strategy, log, schedule, places, expected, metrics)
 
             try:
                 loop.run_until_complete(simulation.run())
@@ -349,5 +350,5 @@ def run_schedule(
         )
     finally:
         random.setstate(chance)
-        place.end()
+        places.end()
         loop.close()

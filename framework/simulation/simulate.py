@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import structlog
 
+from ..columns.tagged_rows import branches, tagged_schema
 from ..errors import StrategyError
 from ..mapping.executor import Executor
 from ..record import COORDINATES, SCHEMA, Batch, Record, TopicPartition, filled, with_place
@@ -26,7 +27,7 @@ from .metrics import UnreadMetrics
 from .run import run_schedule
 from .schedule import Event, Schedule, generate
 from .shrink import shrink
-from .sinks import Place, table_columns
+from .sinks import Places, Table, table_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -101,7 +102,7 @@ class Simulator:
                 _require_same(strategy, at, self.log[at], mapped[at], again[at])
         self.expected = _expect(strategy, self.log, mapped)
         self._records = {at: LogRecords.of(part) for at, part in self.log.items()}
-        self.place = _place(strategy, mapped)
+        self.places = _places(strategy, mapped)
         calm = self.run(self._calm())
         if calm.problems:
             raise StrategyError(
@@ -143,7 +144,7 @@ class Simulator:
         """Run one schedule. Call it where no event loop runs."""
         with _quiet():
             outcome = run_schedule(
-                self.strategy, self._records, schedule, self.place, self.expected, self._metrics
+                self.strategy, self._records, schedule, self.places, self.expected, self._metrics
             )
         gc.collect(0)  # all that the schedule made, while it is in the processor's caches
         return outcome
@@ -350,8 +351,9 @@ def _expect(
     log: Mapping[TopicPartition, pa.RecordBatch],
     mapped: Mapping[TopicPartition, MapResult],
 ) -> Expected:
-    per_row = len(strategy.reducers) == 1
-    rows, failed, exists = {}, {}, {}
+    per_row = {name for name, chain in strategy.chains.items() if len(chain) == 1}
+    rows: dict[str, dict[TopicPartition, np.ndarray]] = {name: {} for name in strategy.chains}
+    failed, exists = {}, {}
     most = 0
     for at, records in log.items():
         offsets = records.column("offset").to_numpy()
@@ -359,9 +361,10 @@ def _expect(
         result = mapped[at]
         exists[at] = np.zeros(size, dtype=np.bool_)
         exists[at][offsets] = True
-        rows[at] = np.bincount(result.offsets, minlength=size)
-        if not per_row:
-            rows[at] = np.minimum(rows[at], 1)
+        for name in rows:
+            rows[name][at] = np.bincount(_offsets_in(result, name), minlength=size)
+            if name not in per_row:
+                rows[name][at] = np.minimum(rows[name][at], 1)
         failed[at] = np.zeros(size, dtype=np.bool_)
         failed[at][[failure.offset for failure in result.failures]] = True
         if result.failures and strategy.reduce_err is None:
@@ -378,24 +381,48 @@ def _expect(
         failed=failed,
         exists=exists,
         per_row=per_row,
-        diverts=any(reducer.on_error == "divert" for reducer in strategy.reducers),
+        diverts=any(r.on_error == "divert" for chain in strategy.chains.values() for r in chain),
         batch_bytes=most,
     )
 
 
-def _place(strategy: Strategy, mapped: Mapping[TopicPartition, MapResult]) -> Place:
-    """Return sinks with a ClickHouse table for the rows that reach the last reducer."""
-    if not isinstance(strategy.reducers[-1], ClickHouseWriter):
-        return Place({})
+def _offsets_in(result: MapResult, branch: str) -> np.ndarray:
+    """Return the offset of each row that goes to a branch; "" without branches."""
+    if not branch or result.table is None:
+        return result.offsets
+    found = {name: places for name, _, places in branches(result.table)}
+    return result.offsets[found.get(branch, np.empty(0, np.int64))]
+
+
+def _places(strategy: Strategy, mapped: Mapping[TopicPartition, MapResult]) -> Places:
+    """Return sinks with a ClickHouse table for the rows that reach each writer."""
     tables = [result.table for result in mapped.values() if result.table is not None]
-    made = (
-        pa.unify_schemas([t.schema for t in tables], promote_options="permissive")
-        if tables
-        else None
+    writers = zip(strategy.chains, strategy.writers.items(), strict=True)
+    return Places(
+        {
+            branch: _table(strategy, stage, [_rows_in(table, branch) for table in tables])
+            if isinstance(writer, ClickHouseWriter)
+            else Table({})
+            for branch, (stage, writer) in writers
+        }
     )
-    schema = strategy.schema_of(list(strategy.stages)[-1], made)
+
+
+def _rows_in(table: pa.Table, branch: str) -> pa.Table:
+    if not branch:
+        return table
+    return next((rows for name, rows, _ in branches(table) if name == branch), pa.table({}))
+
+
+def _table(strategy: Strategy, stage: str, tables: Sequence[pa.Table]) -> Table:
+    made = None
+    if tables:
+        made = pa.unify_schemas([each.schema for each in tables], promote_options="permissive")
+        branch = stage.partition(" ")[2]
+        made = tagged_schema({branch: made}) if branch else made
+    schema = strategy.schema_of(stage, made)
     if schema is None:
-        return Place({})
+        return Table({})
     place = COORDINATES.names[:3]
     countable = len(filled(schema, place)) == len(place)
-    return Place(table_columns(with_place(schema)), countable=countable)
+    return Table(table_columns(with_place(schema)), countable=countable)

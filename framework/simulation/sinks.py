@@ -14,8 +14,7 @@ from __future__ import annotations
 import copy
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import anyio
 
@@ -38,12 +37,10 @@ if TYPE_CHECKING:
     from ..reducers.reducer import Context
     from ..sinks.planning import RangeRows
     from ..strategy import Strategy
-    from .checks import Checks
+    from .checks import Checks, SinkChecks
     from .schedule import Target
     from .transactions import Coordinator
     from .world import Member, World
-
-__all__ = ["Place", "table_columns", "with_models"]
 
 _TIMEOUT = 6.0
 """Seconds after which a client of a sink gives up a request."""
@@ -51,14 +48,10 @@ _TIMEOUT = 6.0
 _writing: ContextVar[RangeRows | None] = ContextVar("the range that is written", default=None)
 
 
-class Place:
-    """What the models of one strategy share; the table and the ranges are new for each schedule.
+class Places:
+    """The sinks of one strategy, by the names of its branches, and what their models share.
 
     Attributes:
-        columns: of the ClickHouse table.
-        classes: of the models, by the class that they change and how: a class is costly to make, and each
-            new one empties the interpreter's caches.
-        countable: the rows of a range can be counted in the table.
         strategies: with models, by the most rows of a flush: members work with copies of their reducers.
     """
 
@@ -66,11 +59,46 @@ class Place:
     checks: Checks
     coordinator: Coordinator
 
-    def __init__(self, columns: Mapping[str, str], *, countable: bool = False) -> None:
-        self.columns = dict(columns)
-        self.countable = countable
-        self.classes: dict[tuple[type, type], type[Any]] = {}
+    def __init__(self, tables: Mapping[str, Table]) -> None:
         self.strategies: dict[int, Strategy] = {}
+        self._places = {name: Place(self, name, table) for name, table in tables.items()}
+
+    def of(self, branch: str) -> Place:
+        """Return the sink of a branch; "" without branches."""
+        return self._places.setdefault(branch, Place(self, branch, Table({})))
+
+    def begin(self) -> None:
+        """Empty all sinks."""
+        for place in self._places.values():
+            place.begin()
+
+    def end(self) -> None:
+        """Forget a simulation, so that nothing of it outlives it."""
+        del self.world, self.checks, self.coordinator
+
+
+class Table(NamedTuple):
+    """The columns of a ClickHouse table, and whether the rows of a range can be counted in it."""
+
+    columns: dict[str, str]
+    countable: bool = False
+
+
+class Place:
+    """What the models of one branch share; the table and the ranges are new for each schedule.
+
+    Attributes:
+        columns: of the ClickHouse table.
+        classes: of the models, by the class that they change and how: a class is costly to make, and each
+            new one empties the interpreter's caches.
+        countable: the rows of a range can be counted in the table.
+    """
+
+    def __init__(self, places: Places, branch: str, table: Table) -> None:
+        self._places = places
+        self._branch = branch
+        self.columns, self.countable = table
+        self.classes: dict[tuple[type, type], type[Any]] = {}
         self.begin()
 
     def learn(self, schema: pa.Schema) -> None:
@@ -79,13 +107,29 @@ class Place:
             self.columns.update(table_columns(schema))
 
     def begin(self) -> None:
-        """Empty all sinks."""
+        """Empty the sink."""
         self.table = ModelTable(self.columns)
         self.ranges: set[str] = set()
 
-    def end(self) -> None:
-        """Forget a simulation, so that nothing of it outlives it."""
-        del self.world, self.checks, self.coordinator
+    @property
+    def world(self) -> World:
+        """The world of the present simulation."""
+        return self._places.world
+
+    @property
+    def checks(self) -> Checks:
+        """The rules of the present simulation."""
+        return self._places.checks
+
+    @property
+    def sink(self) -> SinkChecks:
+        """The rules for the sink of this branch."""
+        return self._places.checks.sinks[self._branch]
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The coordinator of transactions of the present simulation."""
+        return self._places.coordinator
 
     def member(self) -> Member:
         """Return the member whose code runs."""
@@ -101,18 +145,22 @@ def table_columns(schema: pa.Schema) -> dict[str, str]:
     }
 
 
-def with_models(strategy: Strategy, place: Place, max_rows: int) -> Strategy:
+def with_models(strategy: Strategy, places: Places, max_rows: int) -> Strategy:
     """Return a strategy with models instead of its sinks, and with lower limits."""
-    if (made := place.strategies.get(max_rows)) is not None:
+    if (made := places.strategies.get(max_rows)) is not None:
         return made
-    *before, last = strategy.reducers
-    reduce = [_lower(_Watched(reducer, place), max_rows) for reducer in before]
-    reduce.append(_lower(_modelled(last, place), max_rows))
+
+    def modelled(branch: str, chain: Sequence[Reducer]) -> list[Reducer]:
+        *before, last = chain
+        place = places.of(branch)
+        reduce: list[Reducer] = [_Watched(reducer, place) for reducer in before]
+        return [_lower(each, max_rows) for each in (*reduce, _modelled(last, place))]
+
     errors = strategy.reduce_err
     if errors is not None:
-        errors = _lower(ModelWriter(errors, place, "errors"), max_rows)
-    made = replace(strategy, reduce=reduce, reduce_err=errors, err_limit=None)
-    place.strategies[max_rows] = made
+        errors = _lower(ModelWriter(errors, places.of(""), "errors"), max_rows)
+    made = strategy.with_chains(modelled, reduce_err=errors, err_limit=None)
+    places.strategies[max_rows] = made
     return made
 
 
@@ -166,7 +214,7 @@ class _Watched(Wrapping):
             self._place.learn(out.schema)
         if out is None or not out.num_rows:
             for rows in self._seen:
-                self._place.checks.drops(rows)
+                self._place.sink.drops(rows)
         return out
 
 
@@ -222,10 +270,10 @@ class _ModelRanges(RangeWriter):
             place.checks.same(rows.token, content)
             if rows.token not in place.ranges:
                 place.ranges.add(rows.token)
-                place.checks.wrote(member, rows.parts)
+                place.sink.wrote(member, rows.parts)
             place.checks.memory(member)
 
-        place.checks.sends(member, rows.parts)
+        place.sink.sends(member, rows.parts)
         shown = ", ".join(map(str, rows.ranges))
         with anyio.fail_after(_TIMEOUT):
             await place.world.request("sink", "sink", f"writes {shown}", effect, OSError)
@@ -264,11 +312,11 @@ class ModelWriter(Sink):
             if self._target == "errors":
                 place.checks.diverts(rows)
             else:
-                place.checks.wrote(member, rows)
+                place.sink.wrote(member, rows)
             place.checks.memory(member)
 
         if self._target == "sink":
-            place.checks.sends(member, rows)
+            place.sink.sends(member, rows)
         shown = ", ".join(str(r) for each in rows for r in each.ranges)
         with anyio.fail_after(_TIMEOUT):
             await place.world.request(self._target, name, f"writes {shown}", effect, OSError)

@@ -250,7 +250,7 @@ class ModelTransactionalWriter(Sink):
 
     async def flush(self, write: Write = NEW) -> None:
         assert write.transaction is not None  # noqa: S101  the guarantee enters one
-        self._place.checks.sends(current_member(), self._rows)
+        self._place.sink.sends(current_member(), self._rows)
         producer = await write.transaction.begin()
         try:
             with anyio.fail_after(_TIMEOUT):

@@ -38,6 +38,7 @@ class Mutation(NamedTuple):
 _ANNOUNCED: Final = ("clickhouse", "batched into clickhouse", "chain of ranges")
 _AT_MOST_ONCE: Final = ("at most once",)
 _TRANSACTIONS: Final = ("transactions",)
+_BRANCHES: Final = ("branches", "branches at least once")
 _ORDERED: Final = (*_ANNOUNCED, *_AT_MOST_ONCE)
 
 MUTATIONS: Final[dict[str, Mutation]] = {
@@ -343,6 +344,24 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "batches are taken in during a rebalance": Mutation(
         "intake/intake.py", "ledger is None or not self.is_open:", "ledger is None:"
+    ),
+    "a range is acknowledged though a branch has not written its part": Mutation(
+        "branches/branches.py",
+        "        if errors:\n            raise min(",
+        "        if len(errors) > 1:\n            raise min(",
+        of=_BRANCHES,
+    ),
+    "branches write under the token of the range, without their names": Mutation(
+        "branches/branch.py",
+        'token = f"{announced.token}+{self.name}"',
+        "token = announced.token",
+        of=_BRANCHES,
+    ),
+    "a branch forgets that its range may be there": Mutation(
+        "branches/branch.py",
+        "return replace(write, announcement=msgspec",
+        "return replace(write, repeated=False, announcement=msgspec",
+        of=_BRANCHES,
     ),
 }
 

@@ -30,6 +30,14 @@ def locate(record: Record) -> list[dict[str, int]] | None:
     return [{"n": n} for n in range(rows)]
 
 
+@map_record
+def divide(record: Record) -> list[tuple[dict[str, int], str]] | None:
+    """Map a record to the rows of `locate`, the first in one branch and the second in another."""
+    rows = locate(record)
+    names = ("first", "second")
+    return None if rows is None else [(row, name) for row in rows for name in names]
+
+
 def mislead(record: Record) -> dict[str, object]:
     """Map a record to a row whose own columns say that it is of another record."""
     return {"topic": record.topic, "partition": 0, "offset": 7, "n": record.offset}
@@ -71,4 +79,17 @@ STRATEGIES: Final[Mapping[str, Callable[[], Strategy]]] = {
         locate, [KafkaWriter("out", delivery="exactly-once")], reduce_err=_errors()
     ),
     "chain at least once": lambda: _chain(MemoryWriter(Journal())),
+    "branches": lambda: Strategy(
+        divide,
+        {
+            "first": ClickHouseWriter("hits", url="http://localhost:1"),
+            "second": [Batcher(), Ranges()],
+        },
+        reduce_err=_errors(),
+    ),
+    "branches at least once": lambda: Strategy(
+        divide,
+        {"first": MemoryWriter(Journal()), "second": Ranges()},
+        reduce_err=_errors(),
+    ),
 }
