@@ -18,7 +18,7 @@ import anyio
 import structlog
 
 from .delivery.announcement import read_announcement
-from .errors import ConsumerError
+from .errors import ConsumerError, OffsetOutOfRange
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -171,13 +171,16 @@ class EventHandler:
         for partition, entry in committed.items():
             self._require_committed(partition, entry)
         starts = await self._start_positions([p for p, entry in committed.items() if entry is None])
+        announced = {p: a for p, entry in committed.items() if (a := read_announcement(p, entry))}
+        if pipeline.replays:
+            await self._require_records(announced)
         kept = self._keep(committed)
         for ledger in pipeline.ledgers:
             if ledger.position is not None:
                 self._consumer.seek(ledger.partition, ledger.position)
         for partition in sorted(partitions - kept):
             entry = committed.get(partition)
-            announcement = self._announced(partition, entry)
+            announcement = self._replayed(partition, announced.get(partition))
             committer.begin(partition, entry, announcement)
             start = entry.offset if entry is not None else starts.get(partition)
             pipeline.start_partition(partition, start, announcement)
@@ -239,11 +242,29 @@ class EventHandler:
         )
         return starts
 
-    def _announced(
-        self, partition: TopicPartition, committed: CommitOffset | None
+    async def _require_records(self, announced: Mapping[TopicPartition, Announcement]) -> None:
+        """Raise OffsetOutOfRange if a log ends before an announced range does.
+
+        Other records would get the missing offsets, and the sink would take them for those of the range.
+        """
+        ends = await self._consumer.log_ends(sorted(announced)) if announced else {}
+        for partition, end in ends.items():
+            announcement = announced[partition]
+            if announcement.last >= end:
+                raise OffsetOutOfRange(
+                    f"{partition}: the log ends at offset {end}, inside or before the range "
+                    f"{announcement.first}..{announcement.last}, which was announced: the broker "
+                    "has lost records (unclean election, power failure), and new ones get their offsets. "
+                    "Restore the log; or look for these offsets in the sink, and begin new tokens: "
+                    f"kmr offsets reset --to-offset {end} if they are there, else "
+                    f"--to-offset {min(end, announcement.first)}",
+                    partition,
+                )
+
+    def _replayed(
+        self, partition: TopicPartition, announcement: Announcement | None
     ) -> Announcement | None:
-        """Return the announced range if this strategy can write it again as it was announced."""
-        announcement = read_announcement(partition, committed)
+        """Return an announced range if this strategy can write it again as it was announced."""
         if announcement is not None and not self._pipeline.replays:
             _log.warning(
                 "a range that was announced with exactly-once may be delivered twice: "

@@ -229,6 +229,10 @@ class MemoryConsumer:
         """See `Consumer.start_positions`: the first offset of each log."""
         return {partition: self.start_offset(partition) or 0 for partition in partitions}
 
+    async def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """See `Consumer.log_ends`."""
+        return {partition: self.end_offset(partition) or 0 for partition in partitions}
+
     async def commit(self, offsets: Mapping[TopicPartition, CommitOffset]) -> None:
         if self.fenced:
             raise CommitFenced("the group has a new generation")

@@ -117,7 +117,7 @@ class Worker:
         )
         self._consumer: Consumer = consumer or KafkaConsumer(
             consumer_config(settings),
-            on_skip=lambda partition: self.metrics.offset_resets.labels(partition.topic).inc(),
+            on_skip=self._skip,
         )
         self._pipeline = Pipeline(
             strategy,
@@ -229,6 +229,10 @@ class Worker:
                 await self._pipeline.run()
                 await self._committer.commit()
             tasks.cancel_scope.cancel()
+
+    def _skip(self, partition: TopicPartition, offset: int) -> None:
+        self.metrics.offset_resets.labels(partition.topic).inc()
+        self._pipeline.intake.skip(partition, offset)
 
     async def _report_joined(self, supervisor: SupervisorLink) -> None:
         await self.ready()

@@ -6,12 +6,14 @@ import time
 from typing import TYPE_CHECKING
 
 import anyio
+import pyarrow as pa
 import structlog
 
 from ..delivery.ledger import Ledgers
 from ..errors import OffsetOutOfRange
 from ..observe.metrics import BACKPRESSURE_OF_INTAKE
 from ..observe.waits import ROOM, Waiting
+from ..record import SCHEMA, Batch
 from .backpressure import Budget, MapInboxes
 
 if TYPE_CHECKING:
@@ -20,11 +22,15 @@ if TYPE_CHECKING:
     from ..delivery.ledger import InflightBatch
     from ..kafka.consumer import Consumer
     from ..observe.metrics import Metrics
-    from ..record import Batch, TopicPartition
+    from ..record import TopicPartition
 
 __all__ = ["Intake"]
 
 _log = structlog.get_logger(__name__)
+
+
+def _no_records() -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], schema=SCHEMA)
 
 
 class Intake:
@@ -118,6 +124,17 @@ class Intake:
                     error.partition,
                 )
         return error
+
+    def skip(self, partition: TopicPartition, offset: int) -> None:
+        """Note that a partition goes on at an offset: nothing can be read of those before it.
+
+        They go through the map as a batch without records, so that they are settled, and an announced range
+        ends, without waiting for a new record.
+        """
+        ledger = self.ledgers.get(partition)
+        if ledger is not None and ledger.position is not None and ledger.position < offset:
+            first = ledger.position
+            self._take_in(Batch(*partition, first, offset - 1, nbytes=0, load=_no_records))
 
     def _take_in(self, batch: Batch) -> None:
         partition = batch.topic_partition

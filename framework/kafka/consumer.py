@@ -120,6 +120,12 @@ class Consumer(Protocol):
         Raises `OffsetOutOfRange` where `auto_offset_reset` is `error`.
         """
 
+    async def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Ask the broker for the offset after the last readable record of each partition.
+
+        Raises `ConsumerError` when it does not answer.
+        """
+
     async def commit(self, offsets: Mapping[TopicPartition, CommitOffset]) -> None:
         """Commit in one request; return when the broker has acknowledged it.
 

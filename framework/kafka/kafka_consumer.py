@@ -58,14 +58,15 @@ class KafkaConsumer:
     commits. Slow processing never costs the membership, because a task of its own sends heartbeats.
 
     Args:
-        on_skip: called with a partition in which records were skipped (`on_out_of_range`).
+        on_skip: called with a partition in which records were skipped (`on_out_of_range`), and the offset
+            where it goes on.
     """
 
     def __init__(
         self,
         config: ConsumerConfig,
         *,
-        on_skip: Callable[[TopicPartition], None] = lambda _: None,
+        on_skip: Callable[[TopicPartition, int], None] = lambda _partition, _offset: None,
     ) -> None:
         self._config = config
         self._on_skip = on_skip
@@ -228,6 +229,20 @@ class KafkaConsumer:
     ) -> dict[TopicPartition, int]:
         self._started()
         return await self._start_positions.find(self._consumer, self._config, partitions)
+
+    async def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """See `Consumer.log_ends`."""
+        self._started()
+        wanted = [aiokafka.TopicPartition(*partition) for partition in partitions]
+        try:
+            with anyio.fail_after(self._config.request_timeout):
+                found = await self._consumer.end_offsets(wanted)
+        except (KafkaError, TimeoutError) as error:
+            raise ConsumerError(
+                f"group {self._config.group}: the brokers do not say where the logs of "
+                f"{', '.join(map(str, partitions))} end: {error}"
+            ) from error
+        return {TopicPartition(*partition): end for partition, end in found.items()}
 
     async def commit(self, offsets: Mapping[TopicPartition, CommitOffset]) -> None:
         self._started()

@@ -96,13 +96,13 @@ async def reset_position(
     error: KafkaError,
     config: ConsumerConfig,
     starts: StartPositions,
-    on_skip: Callable[[TopicPartition], None] = lambda _: None,
+    on_skip: Callable[[TopicPartition, int], None] = lambda _partition, _offset: None,
 ) -> None:
     """Seek a partition as `auto_offset_reset` or `on_out_of_range` says.
 
     Args:
         error: one of `NO_POSITION`; names the partition.
-        on_skip: called when the seek skips records that the group has not read.
+        on_skip: called when the seek skips records that the group has not read, with the offset after them.
 
     Raises:
         OffsetOutOfRange: the policy is `error`, or the offset is beyond the log's end: then this is not
@@ -143,7 +143,7 @@ async def reset_position(
     if out_of_range:
         if log is None:
             return  # keep the position: the next fetch asks again
-        on_skip(partition)
+        to = log[0] if policy == "earliest" else log[1]
         _log.error(
             "going on at another offset: records in between are not read",
             partition=str(partition),
@@ -151,8 +151,12 @@ async def reset_position(
             log=described,
             on_out_of_range=policy,
         )
+        with suppress(IllegalStateError):  # no longer assigned
+            consumer.seek(where, to)
+            on_skip(partition, to)
+        return
     with suppress(IllegalStateError):  # no longer assigned
-        if policy == "earliest" or (not out_of_range and starts.is_new(partition)):
+        if policy == "earliest" or starts.is_new(partition):
             await consumer.seek_to_beginning(where)
         else:
             await consumer.seek_to_end(where)

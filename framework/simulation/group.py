@@ -459,6 +459,10 @@ class GroupConsumer:
             self.notice()
             self._world.later(SESSION, self._group.leave, self.member_id)
 
+    async def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """See `Consumer.log_ends`."""
+        return {partition: self._group.ranges[partition].end for partition in partitions}
+
     def membership(self, partitions: Iterable[TopicPartition]) -> Membership:
         """See `Consumer.membership`."""
         for partition in partitions:

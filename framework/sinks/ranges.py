@@ -134,7 +134,7 @@ class RangeWriter(Collecting, Sink):
             self.capabilities, self.leaving_out = opened.capabilities, opened.leaving_out
             self.set_up = opened.set_up
         else:
-            self._limiter = anyio.CapacityLimiter(self.concurrency)
+            self._limiter, self._proven = anyio.CapacityLimiter(self.concurrency), set()
 
     async def flush(self, write: Write = NEW) -> None:
         """Write the added rows, except ranges that are there.

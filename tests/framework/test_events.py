@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from kmr.errors import ConsumerError
+from kmr.delivery.announcement import Announcement
+from kmr.errors import ConsumerError, OffsetOutOfRange
 from kmr.kafka.consumer import CommitOffset
 from kmr.record import TopicPartition
+from kmr.reducers.sink import Capabilities
 from kmr.strategy import Strategy
 from kmr.testing import Journal, MemoryConsumer, MemoryWriter, VirtualTimeLoop
 
@@ -296,3 +298,61 @@ async def test_a_drain_commits_nothing_between_a_revocation_and_the_assignment(
         await consumer.assign([P0])
     assert written(journal, 0) == [0]
     assert (await consumer.committed([P0]))[P0] == CommitOffset(7)
+
+
+class Announced(MemoryWriter):
+    """Claims exactly once by ranges."""
+
+    capabilities = Capabilities(delivery="exactly-once")
+
+
+def announce(consumer: MemoryConsumer, first: int, last: int) -> None:
+    """Announce a range as a worker that died before it acknowledged it."""
+    range_ = Announcement(first, last, f"g:t:0:{first}-{last}", "dead")
+    consumer._committed[P0] = CommitOffset(first, range_.metadata)
+
+
+async def test_a_log_that_ends_before_an_announced_range_ends_the_worker(
+    clock: VirtualClock,
+) -> None:
+    """New records would get the offsets of the lost ones, and the token of the range would drop them."""
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b", b"c")
+    announce(consumer, 1, 5)
+    message = (
+        r"t-0: the log ends at offset 3, inside .*1\.\.5.*reset --to-offset 3 if.*--to-offset 1"
+    )
+    async with running(Strategy(locate, [Announced(journal)]), consumer):
+        with pytest.raises(OffsetOutOfRange, match=message):
+            await consumer.rebalance([P0])
+        put(consumer, 0, 3, b"new", b"new", b"new")
+        await clock.advance(10.0)
+    assert journal.written == []
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+async def test_records_that_are_skipped_inside_an_announced_range_wait_for_no_new_record(
+    clock: VirtualClock, delivery: Any
+) -> None:
+    """As with on_out_of_range="latest", when retention has removed the end of the range."""
+    journal, consumer = Journal(), MemoryConsumer()
+    put(consumer, 0, 0, b"a", b"b", b"c", b"d", b"e", b"f")
+    announce(consumer, 0, 5)
+    log = consumer.log[P0]
+    consumer.log[P0] = [log[0].slice(0, 2)]
+    ends = {P0: 6}
+
+    async def log_ends(_: object) -> dict[TopicPartition, int]:
+        return ends
+
+    consumer.log_ends = log_ends  # type: ignore[method-assign,assignment]
+    strategy = Strategy(locate, [Announced(journal)], delivery=delivery)
+    async with running(strategy, consumer) as worker:
+        await consumer.rebalance([P0])
+        await clock.settle()
+        worker._skip(P0, 9)
+        for _ in range(10):
+            await clock.advance(1.0)
+        assert written(journal, 0) == [0, 1, 2]
+        assert committed(consumer) == {P0: 9}
+        assert worker.status().partitions[0].position == 9
